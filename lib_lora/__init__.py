@@ -1,0 +1,43 @@
+"""LoRA adapters applied live in the forward of any torch model; base weights are never written."""
+
+from .engine import Engine
+from .errors import (
+    ActivationError,
+    ComponentError,
+    FileError,
+    LoraError,
+    NoMatchError,
+    PickleError,
+    StackError,
+    UnknownAdapterError,
+    UnknownFormatError,
+)
+from .file import AdapterFile
+from .network import Network, load_network
+from .patch import install, uninstall
+from .report import ActivationReport, NetworkReport, Unused
+from .stack import Entry, Multiplier, Stack
+
+__all__ = [
+    "ActivationError",
+    "ActivationReport",
+    "AdapterFile",
+    "ComponentError",
+    "Engine",
+    "Entry",
+    "FileError",
+    "LoraError",
+    "Multiplier",
+    "Network",
+    "NetworkReport",
+    "NoMatchError",
+    "PickleError",
+    "Stack",
+    "StackError",
+    "UnknownAdapterError",
+    "UnknownFormatError",
+    "Unused",
+    "install",
+    "load_network",
+    "uninstall",
+]

@@ -1,0 +1,82 @@
+"""`python -m lib_lora inspect FILE [--model PATH] [--json]`: what is in an adapter file, and what of it would act."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .errors import LoraError
+from .file import AdapterFile
+from .layer import LayerIndex
+from .network import Network, ParsedFile, alias_table
+from .report import NetworkReport
+from .skeleton import model_skeleton
+
+_KEYS_SHOWN = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 0, or 1 when the file or model cannot be used (the reason goes to stderr)."""
+    options = _parser().parse_args(arguments)
+    try:
+        report = inspect(options.file, options.model)
+    except LoraError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report.to_json(), indent=2, ensure_ascii=False) if options.json else _text(report))
+    return 0
+
+
+def inspect(file: Path, model: Path | None) -> NetworkReport:
+    """Report on a file, alone or against a model on disk.
+
+    Raises:
+        LoraError: the file or the model cannot be read.
+    """
+    parsed = ParsedFile(AdapterFile.open(file))
+    if model is None:
+        return parsed.report(None, ())
+    components = model_skeleton(model)
+    return Network(parsed, [LayerIndex(name, module, alias_table()) for name, module in components.items()]).report
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lib_lora")
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("inspect", help="show what is in an adapter file")
+    command.add_argument("file", type=Path, metavar="FILE", help="a .safetensors adapter")
+    command.add_argument(
+        "--model",
+        type=Path,
+        metavar="PATH",
+        help="a diffusers folder or a checkpoint: also show which layers would be hit",
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _text(report: NetworkReport) -> str:
+    ranks = "none" if report.ranks is None else " to ".join(map(str, dict.fromkeys(report.ranks)))
+    rows = [
+        ("file", str(report.path)),
+        ("format", report.format),
+        ("architecture", report.architecture or "unknown"),
+        ("kinds", ", ".join(f"{kind} x {count}" for kind, count in report.kinds.items())),
+        ("rank", ranks),
+        ("layers", f"{report.hit} hit of {report.layers}" if report.resolved else str(report.layers)),
+        ("size", f"{report.nbytes:,} bytes of tensors in use"),
+        ("unused keys", str(len(report.unused))),
+    ]
+    lines = [f"{name:<13} {value}" for name, value in rows]
+    for reason, keys in report.reasons().items():
+        more = f", and {len(keys) - _KEYS_SHOWN} more" if len(keys) > _KEYS_SHOWN else ""
+        lines.append(f"  {len(keys)} {reason}: {', '.join(keys[:_KEYS_SHOWN])}{more}")
+    lines += [f"metadata      {key} = {value[:200]}" for key, value in sorted(report.metadata.items())]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""Stable Diffusion 1.x: UNet with 768-wide cross attention, CLIP ViT-L/14."""
+
+from __future__ import annotations
+
+from ._clip import clip_aliases
+from ._ldm_unet import UNET_ALIASES
+from .base import Architecture, Sign
+
+SD1 = Architecture(
+    name="sd1",
+    title="Stable Diffusion 1.x",
+    signs=(
+        Sign(r"^(unet|\?):.*attn2_to_[kv]:768$"),
+        Sign(
+            r"^(text_encoder|\?):(text_model_)?encoder_layers_\d+_.*(q_proj|fc1):768$", weight=1
+        ),  # SDXL has it as well
+        Sign(r"^(unet|\?):(down_blocks_0|input_blocks_1)_.*transformer_blocks_0_attn", weight=1),
+        Sign(r"^meta:(ss_base_model_version:sd_v1|modelspec_architecture:stable-diffusion-v1)", weight=2),
+    ),
+    aliases=(*UNET_ALIASES, *clip_aliases("text_encoder")),
+)

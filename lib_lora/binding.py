@@ -1,0 +1,23 @@
+"""One adapter on one layer, as one entry of the stack wants it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .adapters.base import Adapter
+from .file import AdapterFile
+from .layer import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """An adapter, where it acts, and which strength it obeys."""
+
+    adapter: Adapter
+    target: Target
+    file: AdapterFile
+    """Checked before each placement: the adapter's tensors are views of it."""
+    cell: int
+    """Which number of the plan's `Strengths` multiplies it."""
+    rank: int | None = None
+    """Use only the first so many rank components."""

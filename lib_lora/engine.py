@@ -1,0 +1,288 @@
+"""From a stack to slots on layers: everything is built aside, then published; a failure leaves what was."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+from torch import nn
+
+from . import patch
+from .binding import Binding
+from .errors import ActivationError, ComponentError, FileError, LoraError, NoMatchError, StackError
+from .factored import Factored
+from .file import AdapterFile, Stamp
+from .layer import LayerIndex
+from .network import Network, ParsedFile, alias_table
+from .report import ActivationReport
+from .slot import Slot, Way
+from .stack import Entry, Multiplier, Stack
+from .strength import Strengths
+from .transient import Transient, free_scratch
+
+logger = logging.getLogger(__name__)
+
+_KNOWN_COMPONENTS = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is in force: which way serves which layer, and the numbers they obey."""
+
+    networks: tuple[Network, ...]
+    ranks: tuple[int | None, ...]
+    layers: tuple[tuple[weakref.ref[nn.Module], Way], ...]
+    cells: tuple[tuple[int, str], ...]  # (entry, component) of each strength
+    strengths: Strengths
+    report: ActivationReport
+
+    def values(self, stack: Stack) -> list[float]:
+        """The stack's strengths in the order of the cells."""
+        return [stack.entries[entry].strength(component) for entry, component in self.cells]
+
+
+class Engine:
+    """Applies stacks of adapters to the components of one model.
+
+    Components are held weakly: an engine never keeps a model alive, and dropping the engine takes its adapters away.
+    Calls may come from any thread; they are serialised. Activating while the model runs in another thread is as
+    safe as the model itself is.
+
+    Args:
+        components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
+        cache_size: how many files are kept open and resolved after use. A file that is kept costs address space, and
+            memory only as far as the system likes to cache it.
+    """
+
+    def __init__(self, components: Mapping[str, nn.Module], *, cache_size: int = 32) -> None:
+        patch.install()
+        self._lock = threading.RLock()
+        self._token = object()
+        self._cache_size = cache_size
+        self._parsed: OrderedDict[tuple[Path, Stamp], ParsedFile] = OrderedDict()
+        self._networks: OrderedDict[tuple[Path, Stamp, tuple[tuple[str, int], ...]], Network] = OrderedDict()
+        self._carriers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._components: dict[str, weakref.ref[nn.Module]] = {}
+        self._stack = Stack()
+        self._plan: Plan | None = None
+        self._finalizer = weakref.finalize(self, _detach_all, self._carriers)
+        self.components = dict(components)
+
+    @property
+    def components(self) -> dict[str, nn.Module]:
+        """The components that are still alive."""
+        return {name: module for name, ref in self._components.items() if (module := ref()) is not None}
+
+    @components.setter
+    def components(self, components: Mapping[str, nn.Module]) -> None:
+        """Serve another model; what was active is taken off the old one."""
+        with self._lock:
+            self.deactivate()
+            self._components = {name: weakref.ref(module) for name, module in components.items()}
+
+    @property
+    def stack(self) -> Stack:
+        """What is in force."""
+        return self._stack
+
+    def activate(self, stack: Stack) -> ActivationReport:
+        """Make `stack` be in force, and only it. An empty one takes everything off.
+
+        Raises:
+            ActivationError: an entry's file cannot be used; its cause says why. What was in force stays so.
+            StackError: a multiplier names no component.
+            ComponentError: a component was unloaded, or another engine serves one of its layers.
+        """
+        with self._lock:
+            if not stack.entries:
+                self.deactivate()
+                return ActivationReport(())
+            self._check_names(stack)
+            repatched = patch.ensure_in_force()
+            indexes = self._indexes()
+            networks = tuple(self._network(i, entry, indexes) for i, entry in enumerate(stack))
+            if not repatched and self._serves(networks, stack, indexes):
+                assert self._plan is not None
+                self._plan.strengths.write(self._plan.values(stack))
+            else:
+                self._publish(_plan(stack, networks, indexes))
+            self._stack = stack
+            assert self._plan is not None
+            return self._plan.report
+
+    def set_multiplier(self, index: int, multiplier: Multiplier) -> None:
+        """Change the strength of one entry of the active stack; writes numbers and touches no layer.
+
+        Raises:
+            StackError: no such entry, or no finite number.
+        """
+        with self._lock:
+            if self._plan is None or not 0 <= index < len(self._stack):
+                raise StackError(f"no entry {index}; the active stack has {len(self._stack)}", index)
+            entries = list(self._stack)
+            entries[index] = replace(entries[index], multiplier=multiplier)
+            stack = Stack(entries)
+            self._check_names(stack)
+            self._plan.strengths.write(self._plan.values(stack))
+            self._stack = stack
+
+    def deactivate(self) -> None:
+        """Take everything off: the model is as if nothing had ever been applied."""
+        with self._lock:
+            self._stack, self._plan = Stack(), None
+            _detach_all(self._carriers)
+            free_scratch()
+
+    def close(self) -> None:
+        """Deactivate and forget all files."""
+        with self._lock:
+            self.deactivate()
+            self._networks.clear()
+            self._parsed.clear()
+
+    def _check_names(self, stack: Stack) -> None:
+        for i, entry in enumerate(stack):
+            names = entry.multiplier if isinstance(entry.multiplier, Mapping) else ()
+            for name in names:
+                known = {*self._components, *_KNOWN_COMPONENTS}
+                if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
+                    raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._components)}", i)
+
+    def _indexes(self) -> list[LayerIndex]:
+        indexes = []
+        for name, ref in self._components.items():
+            module = ref()
+            if module is None:
+                raise ComponentError(f"component {name} was unloaded; give the engine the model that is loaded now")
+            indexes.append(LayerIndex(name, module, alias_table()))
+        return indexes
+
+    def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex]) -> Network:
+        try:
+            network = self._resolved(Path(entry.path), indexes)
+        except LoraError as error:
+            raise ActivationError(i, entry.name, error) from error
+        if not network.bound:
+            reasons = "; ".join(network.report.reasons())
+            misfit = NoMatchError(network.file.path, f"fits no layer of the loaded model: {reasons}")
+            raise ActivationError(i, entry.name, misfit) from misfit
+        return network
+
+    def _resolved(self, path: Path, indexes: Sequence[LayerIndex]) -> Network:
+        try:
+            stamp = Stamp.of(path.stat())
+        except OSError as error:
+            raise FileError(path, f"cannot be read: {error.strerror or error}") from error
+        key = (path, stamp, tuple(index.signature for index in indexes))
+        network = self._networks.get(key)
+        if network is None:
+            parsed = self._parsed.get((path, stamp))
+            if parsed is None:
+                parsed = ParsedFile(AdapterFile.open(path))
+                _remember(self._parsed, (path, stamp), parsed, self._cache_size)
+            network = Network(parsed, indexes)
+        _remember(self._networks, key, network, self._cache_size)
+        return network
+
+    def _serves(self, networks: tuple[Network, ...], stack: Stack, indexes: Sequence[LayerIndex]) -> bool:
+        """Whether the plan in force is the one this stack needs, but for its strengths."""
+        plan = self._plan
+        if plan is None or plan.ranks != tuple(entry.rank for entry in stack):
+            return False
+        if len(plan.networks) != len(networks) or any(a is not b for a, b in zip(plan.networks, networks, strict=True)):
+            return False
+        by_component = {index.component: index for index in indexes}
+        wanted = {by_component[one.component].module(one.target.path) for net in networks for one in net.bound}
+        return wanted == {layer for ref, way in plan.layers if (layer := ref()) is not None and _carries(layer, way)}
+
+    def _publish(self, plan: Plan) -> None:
+        """Put the plan in force, or leave all as it was."""
+        before = {layer: slot.way for layer in self._carriers if (slot := patch.slot_of(layer)) is not None}
+        after = {layer: way for ref, way in plan.layers if (layer := ref()) is not None}
+        try:
+            slots = {layer: self._slot(layer) for layer in after}
+            for layer in before.keys() - after.keys():
+                patch.detach(layer)
+                self._carriers.discard(layer)
+            for way in before.values():
+                if way is not None:
+                    way.release()  # before the new ones are placed: never both on the device
+            for layer, way in after.items():
+                slots[layer].way = way
+            for layer, way in after.items():
+                way.prefetch(layer)
+        except BaseException:
+            self._restore(before)
+            raise
+        self._plan = plan
+
+    def _restore(self, ways: Mapping[nn.Module, Way | None]) -> None:
+        for layer in list(self._carriers):
+            if layer not in ways:
+                patch.detach(layer)
+                self._carriers.discard(layer)
+        for layer, way in ways.items():
+            self._slot(layer).way = way
+
+    def _slot(self, layer: nn.Module) -> Slot:
+        slot = patch.slot_of(layer)
+        if slot is None or slot.owner is not self._token:
+            if slot is not None and slot.way is not None:
+                raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
+            slot = Slot(self._token)
+        patch.attach(layer, slot)
+        self._carriers.add(layer)
+        return slot
+
+
+def _plan(stack: Stack, networks: tuple[Network, ...], indexes: Sequence[LayerIndex]) -> Plan:
+    by_component = {index.component: index for index in indexes}
+    cells = tuple((i, index.component) for i in range(len(stack)) for index in indexes)
+    cell_of = {cell: number for number, cell in enumerate(cells)}
+    bindings: dict[nn.Module, list[Binding]] = {}  # by module: one that has two names still is one layer
+    for i, (entry, network) in enumerate(zip(stack, networks, strict=True)):
+        for one in network.bound:
+            layer = by_component[one.component].module(one.target.path)
+            binding = Binding(one.adapter, one.target, network.file, cell_of[i, one.component], entry.rank)
+            bindings.setdefault(layer, []).append(binding)
+    strengths = Strengths([stack.entries[i].strength(component) for i, component in cells])
+    layers = tuple((weakref.ref(layer), _way(bound, strengths)) for layer, bound in bindings.items())
+    strengths.seal()
+    report = ActivationReport(tuple(network.report for network in networks))
+    return Plan(networks, tuple(entry.rank for entry in stack), layers, cells, strengths, report)
+
+
+def _way(bindings: Sequence[Binding], strengths: Strengths) -> Way:
+    separate = all(b.target.kind != "attention" and b.target.groups == 1 and b.target.rows is None for b in bindings)
+    if separate and all(b.adapter.pair(b.rank) is not None for b in bindings):
+        return Factored(bindings, strengths)
+    return Transient(bindings, strengths)
+
+
+def _carries(layer: nn.Module, way: Way) -> bool:
+    slot = patch.slot_of(layer)
+    return slot is not None and slot.way is way
+
+
+def _detach_all(layers: Iterable[nn.Module]) -> None:
+    for layer in list(layers):
+        patch.detach(layer)
+    if isinstance(layers, weakref.WeakSet):
+        layers.clear()
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _remember(cache: OrderedDict[K, V], key: K, value: V, size: int) -> None:
+    cache[key] = value
+    cache.move_to_end(key)
+    while len(cache) > size:
+        cache.popitem(last=False)

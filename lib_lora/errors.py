@@ -1,0 +1,95 @@
+"""The errors of lib_lora.
+
+LoraError
+├── FileError(path)                     unreadable, not safetensors, damaged, or changed on disk
+│   └── PickleError(path)               a pickle: refused unread, with the way to convert it
+├── UnknownFormatError(path, keys)      no key format claims the keys: not an adapter, or not one known here
+├── UnknownAdapterError(path, params)   keys are understood, but no adapter kind claims their parameters
+├── NoMatchError(path)                  a good adapter file that fits nothing in the given model
+├── StackError(index)                   a wish that cannot be: strength not finite, rank below 1, no such entry
+├── ActivationError(index, name)        one entry of a stack failed; the cause is chained
+├── ComponentError                      a component or layer that is not there, gone, or served by another engine
+└── RegistryError                       a plug-in folder is inconsistent (programmer error)
+
+The text of each is one sentence for the user: what, where, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class LoraError(Exception):
+    """Base of everything raised on purpose by lib_lora."""
+
+
+class FileError(LoraError, ValueError):
+    """An adapter file cannot be read.
+
+    Attributes:
+        path: the file.
+        reason: what is wrong with it, without the file's name.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path.name}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class PickleError(FileError):
+    """The file is a pickle; loading one can run any code its author put in."""
+
+
+class UnknownFormatError(FileError):
+    """No key format claims any key of the file.
+
+    Attributes:
+        keys: the first few keys seen.
+    """
+
+    def __init__(self, path: Path, reason: str, keys: Sequence[str]) -> None:
+        super().__init__(path, reason)
+        self.keys = tuple(keys)
+
+
+class UnknownAdapterError(UnknownFormatError):
+    """The keys are understood, but no adapter kind claims their parameters."""
+
+
+class NoMatchError(FileError):
+    """Nothing in the file fits a layer of the given components."""
+
+
+class StackError(LoraError, ValueError):
+    """A wish that cannot be fulfilled as written."""
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index
+
+
+class ActivationError(LoraError):
+    """One entry of a stack failed, so the whole activation did; the previous plan stays in force.
+
+    Attributes:
+        index: position of the entry in the stack, from 0.
+        name: the entry's name.
+    """
+
+    def __init__(self, index: int, name: str, cause: BaseException) -> None:
+        super().__init__(f"entry {index + 1} ({name}) was not applied: {cause}")
+        self.index = index
+        self.name = name
+
+
+class ComponentError(LoraError, KeyError):
+    """A component or layer that is not there, is gone, or is served by another engine."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # KeyError would show the repr
+
+
+class RegistryError(LoraError):
+    """A plug-in folder is inconsistent: duplicate name, unknown or circular `before`."""

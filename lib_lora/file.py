@@ -1,0 +1,273 @@
+"""Adapter files: the header is read and checked first, tensors are mapped and touched only when asked for.
+
+The layout is safetensors': 8 bytes of little-endian header length N, N bytes of JSON, then the tensors' bytes
+(https://github.com/huggingface/safetensors#format). The header is parsed here and not by that library because
+a file from the internet deserves one exact sentence about what is wrong with it, and the library's JSON reader
+silently keeps the last of two equal keys.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from .errors import FileError, PickleError
+
+MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
+
+_DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+for _code, _name in (("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")):
+    if hasattr(torch, _name):  # torch 2.1 and later
+        _DTYPES[_code] = getattr(torch, _name)
+
+_PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".pkl"})
+
+_CONVERT = (
+    "a pickle, which can run any code when loaded, so it is refused; convert it once with "
+    'python -c "import sys, torch; from safetensors.torch import save_file; '
+    "d = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
+    'save_file({k: v.contiguous() for k, v in d.items()}, sys.argv[2])" IN.pt OUT.safetensors'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """Where one tensor lies in the file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int  # bytes from the beginning of the file
+    end: int
+
+
+class AdapterFile:
+    """An open safetensors file.
+
+    Tensors are private (copy-on-write) views into the mapped file: nothing is copied until somebody places them,
+    and nothing written to them ever reaches the disk. Use `verify()` before touching them: reading a map of a
+    file that was truncated meanwhile kills the process.
+    """
+
+    def __init__(
+        self, path: Path, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str], stamp: Stamp
+    ) -> None:
+        self.path = path
+        self.infos: Mapping[str, TensorInfo] = MappingProxyType(dict(tensors))
+        self.metadata: Mapping[str, str] = MappingProxyType(dict(metadata))
+        self.stamp = stamp
+        self._map: mmap.mmap | None = None
+
+    @classmethod
+    def open(cls, path: str | Path) -> AdapterFile:
+        """Read and check the header of `path`; no tensor is read.
+
+        Raises:
+            PickleError: it is a pickle, by name or by content.
+            FileError: it does not exist, is empty, truncated, damaged, or no safetensors file at all.
+        """
+        path = Path(path)
+        try:
+            with path.open("rb") as stream:
+                stamp = Stamp.of(os.fstat(stream.fileno()))
+                head = stream.read(8)
+                length = _header_length(path, head, stamp.size)
+                raw = stream.read(length)
+        except OSError as error:
+            raise FileError(path, f"cannot be read: {error.strerror or error}") from error
+        tensors, metadata = _parse_header(path, raw, 8 + length, stamp.size)
+        return cls(path, tensors, metadata, stamp)
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """Tensor names in the order of the header."""
+        return tuple(self.infos)
+
+    def tensor(self, key: str) -> Tensor:
+        """Map one tensor, on the CPU, in the file's dtype.
+
+        Raises:
+            KeyError: no such key.
+            FileError: the file changed on disk since it was opened.
+        """
+        info = self.infos[key]
+        if info.start == info.end:
+            return torch.empty(info.shape, dtype=info.dtype)
+        return _view(self._mapped(), info)
+
+    def verify(self) -> None:
+        """Check that the file on disk is still the one that was opened.
+
+        Raises:
+            FileError: it was changed, truncated or removed.
+        """
+        try:
+            now = Stamp.of(self.path.stat())
+        except OSError as error:
+            raise FileError(self.path, f"vanished from disk while in use: {error.strerror or error}") from error
+        if now != self.stamp:
+            raise FileError(self.path, "changed on disk while in use; activate it again to use the new content")
+
+    def _mapped(self) -> mmap.mmap:
+        if self._map is None:
+            self.verify()
+            try:
+                with self.path.open("rb") as stream:
+                    self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+            except (OSError, ValueError) as error:
+                raise FileError(self.path, f"cannot be mapped: {error}") from error
+        return self._map
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What tells two states of a file apart without reading it."""
+
+    size: int  # bytes
+    mtime: int  # nanoseconds
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> Stamp:
+        return cls(stat.st_size, stat.st_mtime_ns)
+
+
+def adapter_config(path: Path) -> dict[str, object] | None:
+    """Read PEFT's `adapter_config.json` beside an adapter file; None where there is none.
+
+    Raises:
+        FileError: it is there but is no JSON object.
+    """
+    config = path.parent / "adapter_config.json"
+    if not config.is_file():
+        return None
+    try:
+        loaded = json.loads(config.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileError(config, f"beside {path.name} cannot be read as JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise FileError(config, f"beside {path.name} is no JSON object")
+    return loaded
+
+
+def _view(buffer: mmap.mmap, info: TensorInfo) -> Tensor:
+    count = (info.end - info.start) // info.dtype.itemsize
+    if info.start % info.dtype.itemsize:  # allowed by the format where small dtypes come first; torch wants alignment
+        return torch.frombuffer(bytearray(buffer[info.start : info.end]), dtype=info.dtype).view(info.shape)
+    return torch.frombuffer(buffer, dtype=info.dtype, count=count, offset=info.start).view(info.shape)
+
+
+def _header_length(path: Path, head: bytes, size: int) -> int:
+    if path.suffix.lower() in _PICKLE_SUFFIXES or head[:2] in (
+        b"PK",
+        b"\x80\x02",
+        b"\x80\x03",
+        b"\x80\x04",
+        b"\x80\x05",
+    ):
+        raise PickleError(path, _CONVERT)
+    if size == 0:
+        raise FileError(path, "is empty (0 bytes); download it again")
+    for start, what in _MISTAKEN.items():
+        if head.lstrip().lower().startswith(start):
+            raise FileError(path, what)
+    if size < 8:
+        raise FileError(path, f"is only {size} bytes long, too short for a safetensors file; download it again")
+    length = int.from_bytes(head, "little")
+    if length > size - 8:
+        raise FileError(
+            path, f"header claims {length} bytes but the file has only {size}: truncated, or no safetensors file"
+        )
+    if length > MAX_HEADER:
+        raise FileError(path, f"header claims {length} bytes, more than the {MAX_HEADER} a safetensors file may have")
+    return length
+
+
+_MISTAKEN: dict[bytes, str] = {
+    b"<!doct": "is a web page, not an adapter: the site answered with HTML (a log-in page?); download it again",
+    b"<html": "is a web page, not an adapter: the site answered with HTML (a log-in page?); download it again",
+    b"version ": "is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
+    b"gguf": "is a GGUF file; only safetensors adapters can be read",
+}
+
+
+def _parse_header(path: Path, raw: bytes, base: int, size: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=lambda pairs: _unique(path, pairs))
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(path, f"header is no JSON: {error}") from error
+    if not isinstance(header, dict):
+        raise FileError(path, "header is no JSON object")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FileError(path, "header's __metadata__ is no object of strings")
+    tensors = {key: _tensor_info(path, key, value, base) for key, value in header.items()}
+    _check_layout(path, tensors, base, size)
+    return tensors, metadata
+
+
+def _unique(path: Path, pairs: list[tuple[str, object]]) -> dict[str, object]:
+    unique = dict(pairs)
+    if len(unique) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise FileError(path, f"header has the key {twice!r} twice")
+    return unique
+
+
+def _tensor_info(path: Path, key: str, value: object, base: int) -> TensorInfo:
+    match value:
+        case {"dtype": str(code), "shape": [*shape], "data_offsets": [start, end]}:
+            pass
+        case _:
+            raise FileError(path, f"header entry {key!r} lacks dtype, shape or data_offsets")
+    if code not in _DTYPES:
+        raise FileError(path, f"tensor {key!r} has the unknown dtype {code!r}")
+    numbers = [*shape, start, end]
+    if not all(type(number) is int and 0 <= number < 1 << 48 for number in numbers):
+        raise FileError(path, f"header entry {key!r} has a shape or an offset that is no natural number")
+    count = 1
+    for length in shape:
+        count *= length
+    dtype = _DTYPES[code]
+    if end - start != count * dtype.itemsize:
+        raise FileError(path, f"tensor {key!r} of shape {shape} and dtype {code} cannot have {end - start} bytes")
+    return TensorInfo(dtype, tuple(shape), base + start, base + end)
+
+
+def _check_layout(path: Path, tensors: Mapping[str, TensorInfo], base: int, size: int) -> None:
+    """Every byte belongs to exactly one tensor, as the format demands: no overlap, no gap, nothing behind."""
+    position, previous = base, "the header"
+    for key, info in _by_offset(tensors):
+        if info.end > size:
+            raise FileError(path, f"tensor {key!r} ends at byte {info.end} but the file has {size}: truncated")
+        if info.start < position:
+            raise FileError(path, f"tensor {key!r} overlaps {previous!r}")
+        if info.start > position:
+            raise FileError(path, f"{info.start - position} bytes before tensor {key!r} belong to no tensor")
+        position, previous = info.end, key
+    if position != size:
+        raise FileError(path, f"{size - position} bytes at the end belong to no tensor")
+
+
+def _by_offset(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorInfo]]:
+    return iter(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))

@@ -1,0 +1,176 @@
+"""Layers as adapters see them: what kind, what logical shape, and which window of which parameter.
+
+Shapes are worked out from a layer's declared sizes, never from `.weight.shape`: a quantized layer's weight is packed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, Protocol, TypeGuard
+
+from torch import Tensor, nn
+
+from . import base_weights
+from .architectures.base import AliasTable
+from .base_weights.base import WeightReader
+from .errors import ComponentError
+from .registry import discover_classes
+
+Kind = Literal["linear", "conv", "attention"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A weight that an adapter can change: a layer's own, or a window of a fused one."""
+
+    path: str
+    """Dotted path of the module whose forward is patched."""
+    name: str
+    """Dotted name adapters use; differs from `path` for the parts of an nn.MultiheadAttention."""
+    kind: Kind
+    param: str
+    """Parameter below the module, `weight` or for example `in_proj_weight`."""
+    shape: tuple[int, ...]
+    """Logical shape of the window: (out, in) or (out, in / groups, *kernel)."""
+    rows: tuple[int, int] | None = None
+    """Window of output rows inside `param`; None for all of it."""
+    groups: int = 1
+
+
+class _Linear(Protocol):
+    in_features: int
+    out_features: int
+
+
+class _Conv(Protocol):
+    in_channels: int
+    out_channels: int
+    groups: int
+    kernel_size: tuple[int, ...]
+
+
+def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
+    """The adaptable weights of one module; empty when it has none of its own."""
+    if isinstance(module, nn.MultiheadAttention):
+        return _attention_targets(path, module)
+    if _is_linear(module):
+        return (Target(path, path, "linear", "weight", (module.out_features, module.in_features)),)
+    if _is_conv(module):
+        shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
+        return (Target(path, path, "conv", "weight", shape, groups=module.groups),)
+    return ()
+
+
+def _is_linear(module: object) -> TypeGuard[_Linear]:
+    # by what it has, not by class: Forge's Linear is no nn.Linear
+    return isinstance(getattr(module, "out_features", None), int) and isinstance(
+        getattr(module, "in_features", None), int
+    )
+
+
+def _is_conv(module: object) -> TypeGuard[_Conv]:
+    return hasattr(module, "_conv_forward") and not getattr(module, "transposed", False)
+
+
+def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target, ...]:
+    """torch's attention multiplies by its parameters itself and never calls `out_proj`, so it is one layer."""
+    width = module.embed_dim
+    dot = f"{path}." if path else ""
+    targets = [Target(path, f"{dot}out_proj", "attention", "out_proj.weight", (width, width))]
+    if module.in_proj_weight is None:
+        sizes = {"q_proj": width, "k_proj": module.kdim, "v_proj": module.vdim}
+        targets += [
+            Target(path, dot + name, "attention", f"{name}_weight", (width, size)) for name, size in sizes.items()
+        ]
+        return tuple(targets)
+    targets.append(Target(path, f"{dot}in_proj", "attention", "in_proj_weight", (3 * width, width)))
+    for i, name in enumerate(("q_proj", "k_proj", "v_proj")):
+        rows = (i * width, (i + 1) * width)
+        targets.append(Target(path, dot + name, "attention", "in_proj_weight", (width, width), rows))
+    return tuple(targets)
+
+
+def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, ...]]]:
+    """Yield (path, module, targets) of every adaptable layer; a shared module once under each of its names."""
+    inside_attention: set[int] = set()
+    for path, module in component.named_modules(remove_duplicate=False):
+        if id(module) in inside_attention:
+            continue
+        if isinstance(module, nn.MultiheadAttention):
+            inside_attention.update(id(child) for child in module.children())
+        targets = targets_of(path, module)
+        if targets:
+            yield path, module, targets
+
+
+class LayerIndex:
+    """The layers of one component, found by any of their names.
+
+    Holds the modules weakly, so an index never keeps a model alive.
+    """
+
+    def __init__(self, component: str, module: nn.Module, aliases: AliasTable) -> None:
+        self.component = component
+        self._modules: dict[str, weakref.ref[nn.Module]] = {}
+        targets: list[Target] = []
+        for path, layer, own in walk(module):
+            self._modules[path] = weakref.ref(layer)
+            targets.extend(own)
+        self.targets = tuple(targets)
+        self._dotted, self._flat = _name_tables(self.targets, aliases)
+
+    @property
+    def signature(self) -> tuple[str, int]:
+        """Equal for components with the same layers, shapes and names."""
+        return self.component, hash(self.targets)
+
+    def module(self, path: str) -> nn.Module:
+        """The layer at `path`.
+
+        Raises:
+            ComponentError: it is gone.
+        """
+        module = self._modules[path]()
+        if module is None:
+            raise ComponentError(f"{self.component}.{path} is gone; the model was unloaded")
+        return module
+
+    def find(self, name: str, *, flattened: bool = False) -> Target | None:
+        """The weight that `name` means, in any spelling the architecture knows."""
+        return (self._flat if flattened else self._dotted).get(name)
+
+
+@lru_cache(maxsize=32)
+def _name_tables(targets: tuple[Target, ...], aliases: AliasTable) -> tuple[Mapping[str, Target], Mapping[str, Target]]:
+    dotted: dict[str, Target] = {}
+    for target in targets:
+        dotted.setdefault(_host_free(target.name), target)
+    for own, target in list(dotted.items()):
+        for name in aliases.names(own):
+            dotted.setdefault(name, target)  # a layer's own name beats another's alias
+    return dotted, {name.replace(".", "_"): target for name, target in reversed(dotted.items())}
+
+
+def _host_free(name: str) -> str:
+    """A path without what torch.compile and PEFT put into it."""
+    return name.replace("_orig_mod.", "").replace(".base_layer", "")
+
+
+def read_base_weight(layer: nn.Module, param: str) -> Tensor:
+    """Read a base weight in full precision through the first reader that knows its storage.
+
+    Raises:
+        ComponentError: no reader knows it.
+    """
+    for reader in _readers():
+        if reader.matches(layer, param):
+            return reader.read(layer, param)
+    raise ComponentError(f"the weight of a {type(layer).__name__} cannot be read: unknown quantization")
+
+
+@lru_cache(maxsize=1)
+def _readers() -> Iterable[type[WeightReader]]:
+    return discover_classes(base_weights, WeightReader)  # type: ignore[type-abstract]

@@ -1,0 +1,298 @@
+"""One file, resolved against a model: which adapter acts on which layer, and what became of every key."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from . import adapters, architectures, formats
+from .adapters.base import Adapter, Alpha
+from .architectures.base import AliasTable, Architecture, fact, recognise
+from .errors import ComponentError, UnknownAdapterError, UnknownFormatError
+from .file import AdapterFile
+from .formats.base import KeyFormat, ParsedKey
+from .layer import LayerIndex, Target
+from .peft_config import PeftConfig
+from .registry import discover, discover_classes
+from .report import NetworkReport, Unused
+
+
+@dataclass(slots=True)
+class Group:
+    """The parameters of one layer in a file."""
+
+    component: str | None
+    module: str
+    flattened: bool
+    format: str
+    keys: dict[str, str] = field(default_factory=dict)
+    """Canonical parameter -> key in the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """An adapter and where it acts."""
+
+    component: str
+    target: Target
+    adapter: Adapter
+
+
+class ParsedFile:
+    """A file taken apart by its keys, without a model.
+
+    Raises:
+        FileError: the file or its configuration cannot be read.
+        UnknownFormatError: no format knows any of its keys.
+        UnknownAdapterError: keys are known but no adapter kind reads any of their parameters.
+    """
+
+    def __init__(self, file: AdapterFile) -> None:
+        self.file = file
+        self.unused: list[Unused] = []
+        self.groups = self._grouped()
+        self.kinds = {id(group): kind for group in self.groups if (kind := _kind_of(group)) is not None}
+        self._refuse_strangers()
+        self.config = PeftConfig.of(file) if any(group.format == "peft" for group in self.groups) else PeftConfig({})
+
+    @property
+    def format(self) -> str:
+        """Names of the formats seen, the most frequent first."""
+        return "+".join(name for name, _ in Counter(group.format for group in self.groups).most_common())
+
+    def kind(self, group: Group) -> type[Adapter] | None:
+        """The algorithm that reads this group."""
+        return self.kinds.get(id(group))
+
+    def architecture(self) -> Architecture | None:
+        """The model family the file was made for."""
+        facts = [
+            f"meta:{key.replace('.', '_')}:{value}" for key, value in self.file.metadata.items() if len(value) < 200
+        ]
+        facts += [fact(group.component, group.module, self._width(group)) for group in self.groups]
+        return recognise(known_architectures(), facts)
+
+    def alpha(self, group: Group) -> Alpha:
+        """The group's own alpha, else the one its configuration gives."""
+        key = group.keys.get("alpha")
+        if key is None:
+            return self.config.alpha(group.component, group.module)
+        tensor = self.file.tensor(key)
+        if tensor.numel() != 1:
+            raise ValueError(f"want one number as alpha, got {tuple(tensor.shape)}")
+        return Alpha(float(tensor.item()))
+
+    def report(self, bound: Sequence[Bound] | None, unused: Iterable[Unused]) -> NetworkReport:
+        """Sum up; `bound` is None where no model was given."""
+        kinds = Counter(kind.name for group in self.groups if (kind := self.kind(group)) is not None)
+        found = bound if bound is not None else self._unbound()
+        ranks = [one.adapter.rank for one in found if one.adapter.rank is not None]
+        architecture = self.architecture()
+        return NetworkReport(
+            path=self.file.path,
+            format=self.format,
+            architecture=None if architecture is None else architecture.name,
+            kinds=MappingProxyType(dict(kinds)),
+            ranks=(min(ranks), max(ranks)) if ranks else None,
+            hit=0 if bound is None else len(bound),
+            layers=len(self.groups),
+            nbytes=sum(one.adapter.nbytes for one in found),
+            unused=(*self.unused, *unused),
+            metadata=self.file.metadata,
+            resolved=bound is not None,
+        )
+
+    def _unbound(self) -> list[Bound]:
+        """The adapters with the shapes they claim for themselves, for a report without a model."""
+        found = []
+        for group in self.groups:
+            kind = self.kind(group)
+            shape = (
+                None if kind is None else kind.own_shape({p: self.file.infos[k].shape for p, k in group.keys.items()})
+            )
+            if kind is None or shape is None:
+                continue
+            target = Target(group.module, group.module, "linear" if len(shape) == 2 else "conv", "weight", shape)
+            params = {param: self.file.tensor(key) for param, key in group.keys.items()}
+            found.append(Bound(group.component or "?", target, kind.from_params(params, shape, self.alpha(group))))
+        return found
+
+    def _grouped(self) -> list[Group]:
+        parsed = [(key, *_parse(key)) for key in self.file.infos]
+        names = [one.adapter for _, _, one in parsed if one is not None and one.adapter is not None]
+        wanted = "default" if "default" in names else next(iter(names), None)
+        groups: dict[tuple[str | None, str], Group] = {}
+        for key, name, one in parsed:
+            if one is None:
+                self.unused.append(Unused(key, "not understood by any key format"))
+            elif one.adapter is not None and one.adapter != wanted:
+                self.unused.append(Unused(key, f"of a second adapter {one.adapter!r}; only {wanted!r} is used"))
+            else:
+                group = groups.setdefault(
+                    (one.component, one.module), Group(one.component, one.module, one.flattened, name)
+                )
+                if one.param in group.keys:
+                    self.unused.append(Unused(key, f"says the same as {group.keys[one.param]}"))
+                else:
+                    group.keys[one.param] = key
+        return list(groups.values())
+
+    def _refuse_strangers(self) -> None:
+        keys = self.file.keys
+        seen = ", ".join(keys[:4]) or "none"
+        if not self.groups:
+            text = f"is no adapter known here: no key format reads any of its {len(keys)} keys ({seen}, …){_hint(keys)}"
+            raise UnknownFormatError(self.file.path, text, keys[:4])
+        if not self.kinds:
+            params = sorted({param for group in self.groups for param in group.keys})
+            text = (
+                f"holds adapters of a kind not supported here, with the parameters {', '.join(params)} (keys {seen}, …)"
+            )
+            raise UnknownAdapterError(self.file.path, text, keys[:4])
+
+    def _width(self, group: Group) -> int | None:
+        key = group.keys.get("lora_down.weight")
+        shape = () if key is None else self.file.infos[key].shape
+        return shape[1] if len(shape) > 1 else None
+
+
+class Network:
+    """One file, resolved against the layers of a model; attached to nothing."""
+
+    def __init__(self, parsed: ParsedFile, indexes: Sequence[LayerIndex]) -> None:
+        self.file = parsed.file
+        self._indexes = {index.component: index for index in indexes}
+        self._unused: list[Unused] = []
+        bound: dict[tuple[str, str], Bound] = {}
+        for group in parsed.groups:
+            one = self._bind(parsed, group)
+            if one is None:
+                continue
+            if bound.setdefault((one.component, one.target.name), one) is not one:
+                self._leave(group, f"a second adapter for {one.component}.{one.target.name}")
+        self.bound: tuple[Bound, ...] = tuple(bound.values())
+        self._by_name = bound
+        self.report = parsed.report(self.bound, self._unused)
+
+    @property
+    def adapters(self) -> dict[str, dict[str, Adapter]]:
+        """{component: {layer name in the model: adapter}}."""
+        found: dict[str, dict[str, Adapter]] = {}
+        for one in self.bound:
+            found.setdefault(one.component, {})[one.target.name] = one.adapter
+        return found
+
+    def delta_weight(self, component: str, path: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The dense change of one layer's weight at multiplier 1, on the CPU.
+
+        Args:
+            component: diffusers' name of the component.
+            path: the layer, in any spelling the architecture knows.
+            dtype: in which it is computed.
+
+        Raises:
+            ComponentError: the file does not change that layer.
+            FileError: the file changed on disk.
+        """
+        index = self._indexes.get(component)
+        target = None if index is None else index.find(path)
+        one = None if target is None else self._by_name.get((component, target.name))
+        if one is None:
+            raise ComponentError(f"{self.file.path.name} does not change {component}.{path}")
+        self.file.verify()
+        return one.adapter.delta_weight(dtype, torch.device("cpu"))
+
+    def _bind(self, parsed: ParsedFile, group: Group) -> Bound | None:
+        kind = parsed.kind(group)
+        if kind is None:
+            self._leave(group, f"no adapter kind reads {', '.join(sorted(group.keys))} together")
+            return None
+        wanted = self._indexes if group.component is None else {group.component: self._indexes.get(group.component)}
+        reason = f"no module of that name in {', '.join(wanted)}"
+        for component, index in wanted.items():
+            if index is None:
+                reason = f"component {component} is absent in this model"
+                continue
+            target = index.find(group.module, flattened=group.flattened)
+            if target is None:
+                continue
+            params = {param: self.file.tensor(key) for param, key in group.keys.items()}
+            try:
+                return Bound(component, target, kind.from_params(params, target.shape, parsed.alpha(group)))
+            except ValueError as error:
+                reason = f"shape differs at {component}.{target.name}: {error}"
+        self._leave(group, reason)
+        return None
+
+    def _leave(self, group: Group, reason: str) -> None:
+        self._unused.extend(Unused(key, reason) for key in group.keys.values())
+
+
+def load_network(path: str | Path, components: Mapping[str, nn.Module]) -> Network:
+    """Read a file and resolve it against `components`; attaches nothing, and works on modules on meta.
+
+    Args:
+        path: a safetensors file.
+        components: diffusers' component name -> module.
+
+    Raises:
+        FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
+    """
+    indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
+    return Network(ParsedFile(AdapterFile.open(path)), indexes)
+
+
+@lru_cache(maxsize=1)
+def alias_table() -> AliasTable:
+    """Every name every known family has for its modules."""
+    return AliasTable(alias for architecture in known_architectures() for alias in architecture.aliases)
+
+
+@lru_cache(maxsize=1)
+def known_architectures() -> tuple[Architecture, ...]:
+    """All families, in the order in which they are asked."""
+    return tuple(discover(architectures, Architecture).values())
+
+
+@lru_cache(maxsize=1)
+def _formats() -> tuple[KeyFormat, ...]:
+    return tuple(discover(formats, KeyFormat).values())
+
+
+@lru_cache(maxsize=1)
+def _kinds() -> Sequence[type[Adapter]]:
+    return discover_classes(adapters, Adapter)  # type: ignore[type-abstract]
+
+
+def _parse(key: str) -> tuple[str, ParsedKey | None]:
+    for one in _formats():
+        parsed = one.parse(key)
+        if parsed is not None:
+            return one.name, parsed
+    return "", None
+
+
+def _kind_of(group: Group) -> type[Adapter] | None:
+    return next((kind for kind in _kinds() if kind.params.claim(group.keys)), None)
+
+
+def _hint(keys: Sequence[str]) -> str:
+    """What a file that is no adapter probably is."""
+    looks = {
+        "model.diffusion_model.": "a whole checkpoint: load it as the model",
+        "emb_params": "a textual inversion embedding: it belongs in the embeddings folder",
+        "control_model.": "a ControlNet: load it with ControlNet",
+        "first_stage_model.": "a VAE: load it as the VAE",
+        "decoder.conv_in.": "a VAE: load it as the VAE",
+    }
+    for start, what in looks.items():
+        if any(key.startswith(start) for key in keys):
+            return f"; it looks like {what}"
+    return ""

@@ -1,0 +1,199 @@
+"""`forward` and `_apply` of the layer classes, replaced once per class, undone exactly.
+
+Class-level and not per layer, because instance attributes are what accelerate and diffusers fight over: a hook that is
+removed puts back what it once saw. A layer without a slot pays one attribute look-up.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import residency
+from .slot import Slot
+
+logger = logging.getLogger(__name__)
+
+BaseForward = Callable[..., Any]
+
+SLOT = "_remora_slot"
+
+CLASSES: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
+"""Patched at installation, before any model exists; other classes when one of their layers first gets a slot."""
+
+
+class ClassPatch:
+    """The patch of one class.
+
+    The replaced functions stay reachable through bound methods captured meanwhile. They are inert for a layer whose
+    slot names another patch, so no chain of wrappers, whatever its order, can add a delta twice.
+    """
+
+    def __init__(self, cls: type[nn.Module]) -> None:
+        self.cls = cls
+        self._owned = {name: cls.__dict__[name] for name in ("forward", "_apply", SLOT) if name in cls.__dict__}
+        self.base_forward: BaseForward = cls.forward
+        self.forward = _patched_forward(self, self.base_forward)
+        self.apply = _patched_apply(self, cls._apply)
+        # read as a plain attribute with a class-level default: dynamo guards that, but not a missing dict key
+        setattr(cls, SLOT, None)
+        cls.forward = self.forward
+        cls._apply = self.apply  # type: ignore[method-assign]
+
+    def in_force(self) -> bool:
+        """Whether calling a layer of the class still comes here, directly or through a patch put on top."""
+        return self.cls.__dict__.get("forward") is self.forward or _reaches(self)
+
+    def undo(self) -> None:
+        """Put the class back as it was found; what others put on top meanwhile is theirs and stays."""
+        for name, ours in (("forward", self.forward), ("_apply", self.apply), (SLOT, None)):
+            if self.cls.__dict__.get(name, self) is not ours:
+                continue
+            if name in self._owned:
+                setattr(self.cls, name, self._owned[name])
+            else:
+                delattr(self.cls, name)
+
+
+_patches: dict[type[nn.Module], ClassPatch] = {}
+_carriers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+_adopted: weakref.WeakKeyDictionary[nn.Module, list[tuple[object, str, object]]] = weakref.WeakKeyDictionary()
+
+
+def install() -> None:
+    """Patch torch's layer classes. Harmless when done already; best done before any model is loaded or compiled."""
+    for cls in CLASSES:
+        _ensure(cls)
+
+
+def uninstall() -> None:
+    """Take every slot away and put every class back as it was found."""
+    for layer in list(_carriers):
+        detach(layer)
+    for layer, captures in list(_adopted.items()):
+        for holder, attribute, original in captures:
+            setattr(holder, attribute, original)
+        del _adopted[layer]
+    for cls in list(_patches):
+        _patches.pop(cls).undo()
+
+
+def ensure_in_force() -> bool:
+    """Install again what another extension undid (A1111's `patches.undo` puts back what it once saw).
+
+    Returns:
+        Whether anything had to be installed again; slots must then be attached anew.
+    """
+    again = False
+    for cls, patch in list(_patches.items()):
+        if not patch.in_force():
+            logger.warning("%s.forward was put back by another extension; patched again", cls.__name__)
+            _patches[cls] = ClassPatch(cls)
+            again = True
+    return again
+
+
+def attach(layer: nn.Module, slot: Slot) -> None:
+    """Give `layer` its slot, and make sure that calls of the layer reach it."""
+    patch = _ensure(_owner(type(layer)))
+    slot.patch = patch
+    setattr(layer, SLOT, slot)
+    _carriers.add(layer)
+    _adopt(layer, patch)
+
+
+def detach(layer: nn.Module) -> None:
+    """Take the slot away; the layer is as it was."""
+    slot = layer.__dict__.pop(SLOT, None)
+    if slot is not None:
+        slot.way = None
+    _carriers.discard(layer)
+
+
+def slot_of(layer: nn.Module) -> Slot | None:
+    """The slot `layer` carries, if any."""
+    slot: Slot | None = getattr(layer, SLOT, None)
+    return slot
+
+
+def _ensure(cls: type[nn.Module]) -> ClassPatch:
+    patch = _patches.get(cls)
+    if patch is None:
+        patch = _patches[cls] = ClassPatch(cls)
+    return patch
+
+
+def _owner(cls: type[nn.Module]) -> type[nn.Module]:
+    """The class whose `forward` a layer of class `cls` runs."""
+    return next(base for base in cls.__mro__ if "forward" in base.__dict__)
+
+
+def _adopt(layer: nn.Module, patch: ClassPatch) -> None:
+    """Reach a layer whose hooks captured the class's forward before the patch was there."""
+    for holder, attribute in residency.captured(layer):
+        captured = getattr(holder, attribute)
+        if isinstance(captured, MethodType) and captured.__func__ is patch.base_forward:
+            _adopted.setdefault(layer, []).append((holder, attribute, captured))
+            setattr(holder, attribute, MethodType(patch.forward, layer))
+
+
+def _patched_forward(patch: ClassPatch, base_forward: BaseForward) -> BaseForward:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
+        if slot is None or slot.patch is not patch or slot.way is None:
+            return base_forward(self, *args, **kwargs)
+        return slot.way.run(self, base_forward, args, kwargs)
+
+    forward.__wrapped__ = base_forward  # type: ignore[attr-defined]  # inspect.signature() looks here
+    return forward
+
+
+def _patched_apply(patch: ClassPatch, base_apply: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        moved = base_apply(self, *args, **kwargs)
+        slot: Slot | None = getattr(self, "_remora_slot", None)
+        if slot is not None and slot.patch is patch and slot.way is not None:
+            device = _device_of(self)
+            if device is not None:
+                slot.way.follow(self, device)
+        return moved
+
+    return _apply
+
+
+def _device_of(layer: nn.Module) -> torch.device | None:
+    """Where the layer's own parameters are; never its dtype, which adapters do not follow."""
+    for tensor in (*layer._parameters.values(), *layer._buffers.values()):
+        if isinstance(tensor, Tensor):
+            return tensor.device
+    return None
+
+
+class _Probe:
+    """A way that only notes that it was reached."""
+
+    reached = False
+
+    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.reached = True
+        return args[0]
+
+
+def _reaches(patch: ClassPatch) -> bool:
+    """Call the class's present forward on an empty layer and see whether it comes down to the patch."""
+    layer: nn.Module = object.__new__(patch.cls)
+    nn.Module.__init__(layer)
+    probe, slot = _Probe(), Slot(patch)
+    slot.patch, slot.way = patch, probe  # type: ignore[assignment]  # a probe is never moved
+    setattr(layer, SLOT, slot)
+    try:
+        patch.cls.forward(layer, torch.empty(0, device="cpu"))
+    except Exception:  # a foreign wrapper may fail on the empty layer; then it did not reach us
+        logger.debug("probing %s.forward failed", patch.cls.__name__, exc_info=True)
+    return probe.reached

@@ -1,0 +1,94 @@
+"""What became of a file: what was used, what was not, and why. Data only; hosts decide how to show it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """A key that has no effect."""
+
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkReport:
+    """One file against one model."""
+
+    path: Path
+    format: str
+    """Spelling of the keys; several, joined by `+`, where a file mixes them."""
+    architecture: str | None
+    """Name of the model family the file was made for; None where nothing tells."""
+    kinds: Mapping[str, int]
+    """Adapter algorithm -> number of layers in the file."""
+    ranks: tuple[int, int] | None
+    """Smallest and largest rank; None where no adapter has one."""
+    hit: int
+    """Layers of the model that the file changes."""
+    layers: int
+    """Layers the file has adapters for."""
+    nbytes: int
+    """Bytes of all tensors that are used."""
+    unused: tuple[Unused, ...]
+    metadata: Mapping[str, str]
+    resolved: bool = True
+    """False where the file was read without a model, so that `hit` says nothing."""
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return self.path.stem
+
+    def reasons(self) -> dict[str, list[str]]:
+        """Reason -> the keys that go unused for it."""
+        grouped: dict[str, list[str]] = {}
+        for item in self.unused:
+            grouped.setdefault(item.reason, []).append(item.key)
+        return grouped
+
+    def summary(self) -> str:
+        """One line for a log or under a row of the stack."""
+        kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
+        rank = "" if self.ranks is None else f", rank {_range(*self.ranks)}"
+        hit = f"{self.hit} of {self.layers} layers" if self.resolved else f"{self.layers} layers"
+        line = f"{self.name}: {hit} ({kinds}{rank}; {self.format}, {self.architecture or 'unknown architecture'})"
+        if self.unused:
+            causes = "; ".join(f"{len(keys)} {reason}" for reason, keys in self.reasons().items())
+            line += f"; {len(self.unused)} keys unused: {causes}"
+        return line
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data for `json.dumps`."""
+        return {
+            "file": str(self.path),
+            "name": self.name,
+            "format": self.format,
+            "architecture": self.architecture,
+            "kinds": dict(self.kinds),
+            "ranks": None if self.ranks is None else list(self.ranks),
+            "hit": self.hit if self.resolved else None,
+            "layers": self.layers,
+            "bytes": self.nbytes,
+            "unused": self.reasons(),
+            "metadata": dict(self.metadata),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationReport:
+    """One stack against one model, entry by entry."""
+
+    entries: tuple[NetworkReport, ...]
+
+    def summary(self) -> str:
+        """One line per entry."""
+        return "\n".join(entry.summary() for entry in self.entries)
+
+
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"

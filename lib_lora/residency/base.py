@@ -1,0 +1,26 @@
+"""What an offload scheme is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+from torch import nn
+
+
+class Scheme(ABC):
+    """One way in which hosts move layers about. Schemes have no state and import no host: they look at attributes."""
+
+    name: ClassVar[str]
+    before: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    @abstractmethod
+    def captured(cls, layer: nn.Module) -> Iterator[tuple[object, str]]:
+        """Yield (object, attribute) of every place where this scheme keeps the forward of `layer`."""
+
+    @classmethod
+    @abstractmethod
+    def stays(cls, layer: nn.Module) -> bool:
+        """False where the scheme takes the layer's weights off the device after every call."""

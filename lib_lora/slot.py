@@ -1,0 +1,52 @@
+"""The holder beside one layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from .patch import BaseForward, ClassPatch
+
+
+class Way(Protocol):
+    """How the bindings of one layer are computed: `factored.py` or `transient.py`."""
+
+    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward of the layer with its adapters."""
+        ...
+
+    def follow(self, layer: nn.Module, device: torch.device) -> None:
+        """The layer moved: go there now, or drop what was placed where it no longer is."""
+        ...
+
+    def prefetch(self, layer: nn.Module) -> None:
+        """Place beside the layer before the first call, where layer and dtype are known already."""
+        ...
+
+    def release(self) -> None:
+        """Drop what was placed; the home copy stays."""
+        ...
+
+
+class Slot:
+    """What a layer carries: which way its adapters are computed, and which class patch may call it.
+
+    A plain attribute of the layer, never a Module, Parameter or buffer, so that no host finds it in a state dict, an
+    fp8 cast or an offload map. Copies of the layer start without one.
+    """
+
+    __slots__ = ("__weakref__", "owner", "patch", "way")
+
+    def __init__(self, owner: object) -> None:
+        self.owner = owner
+        self.patch: ClassPatch | None = None
+        self.way: Way | None = None
+
+    def __deepcopy__(self, memo: dict[int, object]) -> None:
+        return None
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()  # a pickled layer comes back without adapters

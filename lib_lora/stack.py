@@ -1,0 +1,90 @@
+"""What the user asked for: an ordered stack of entries. Values only; nothing here touches a file or a model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from .errors import StackError
+
+Multiplier = float | Mapping[str, float]
+"""One strength for everything, or one per component; a component that is not named is left alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file at one strength.
+
+    A mapping may name a component exactly (`text_encoder_2`) or a family by its first member (`text_encoder` then
+    covers every numbered one that is not named itself).
+
+    Raises:
+        StackError: the multiplier is no finite number, or the rank is below 1.
+    """
+
+    path: str | Path
+    multiplier: Multiplier = 1.0
+    rank: int | None = None
+    """Use only the first so many rank components (`dyn` in prompts)."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+        object.__setattr__(self, "multiplier", checked(self.multiplier, self.name))
+        if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
+            raise StackError(f"{self.name}: rank {self.rank!r} must be a whole number from 1 up")
+
+    @property
+    def name(self) -> str:
+        """The file's name without its ending."""
+        return Path(self.path).stem
+
+    def strength(self, component: str) -> float:
+        """The multiplier for one component."""
+        return strength(self.multiplier, component)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Entries in order. Two entries of one file both act."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+        object.__setattr__(self, "entries", tuple(entries))
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+
+def checked(multiplier: Multiplier, name: str) -> Multiplier:
+    """The multiplier, frozen, with every number finite.
+
+    Raises:
+        StackError: some number is not.
+    """
+    if isinstance(multiplier, Mapping):
+        return MappingProxyType(
+            {part: _number(value, f"{name}: multiplier of {part}") for part, value in multiplier.items()}
+        )
+    return _number(multiplier, f"{name}: multiplier")
+
+
+def strength(multiplier: Multiplier, component: str) -> float:
+    """What a multiplier means for one component."""
+    if not isinstance(multiplier, Mapping):
+        return multiplier
+    family = re.sub(r"_\d+$", "", component)
+    return multiplier.get(component, multiplier.get(family, 0.0))
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise StackError(f"{what} must be a finite number, not {value!r}")
+    return float(value)
