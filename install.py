@@ -1,0 +1,258 @@
+"""Check the versions a web UI has installed; make a private environment for the demo, tests and benchmarks.
+
+usage: python install.py [COMMAND [ARGUMENTS]]
+
+  (none)   what a web UI calls at every start: name what is missing, change nothing
+  demo     open the embedded web UI on a small model made on the spot; ARGUMENTS go to it
+  test     run the tests; ARGUMENTS go to pytest
+  bench    run every program in benchmarks/; ARGUMENTS go to each
+  check    run ruff and mypy
+
+Every command makes .venv beside this file, or completes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+PYTHON_FLOOR = (3, 10)
+HOST_FLOORS = {"torch": (2, 1), "safetensors": (0, 0)}  # what a web UI must bring
+GROUPS = {"run": ("torch", "run", "data"), "test": ("test",), "bench": ("bench",)}  # files in requirements/, in order
+EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
+THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+class InstallError(Exception):
+    """Something the user has to put right; the message says what."""
+
+
+def say(text: str) -> None:
+    print(f"Remora: {text}", flush=True)
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def host_problems() -> Iterator[str]:
+    """Yield one line for each thing this interpreter lacks; imports nothing, torch alone would take seconds."""
+    if sys.version_info < PYTHON_FLOOR:
+        yield f"needs Python {'.'.join(map(str, PYTHON_FLOOR))} or newer, this is {platform.python_version()}"
+    for name, floor in HOST_FLOORS.items():
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield f"needs {name}, which is not installed"
+            continue
+        if numbers(found) < floor:
+            yield f"needs {name} {'.'.join(map(str, floor))} or newer, found {found}"
+
+
+def child_environment() -> dict[str, str]:
+    """Return the user's environment, with nothing on Python's path but this project."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
+    return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+def run_quietly(command: list[str], advice: str) -> None:
+    """Run to the end; only when it fails, show the last lines of its output and give `advice`."""
+    done = subprocess.run(
+        command,
+        env=child_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if done.returncode != 0:
+        print(*done.stdout.splitlines()[-15:], sep="\n", file=sys.stderr)
+        raise InstallError(advice)
+
+
+def pins(file: Path) -> list[str]:
+    """Return the requirements in `file`, without its comments."""
+    lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The virtual environment in `folder`, filled from the files in `requirements`."""
+
+    folder: Path
+    requirements: Path
+
+    @property
+    def python(self) -> Path:
+        return self.folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+
+    @property
+    def marker(self) -> Path:
+        """Says that this program made the folder, and may delete it; empty until the folder is complete."""
+        return self.folder / "made-by-remora"
+
+    @property
+    def stamp(self) -> Path:
+        """Holds what is installed: {group: digest}."""
+        return self.folder / "remora-installed.json"
+
+    def ensure(self, *groups: str) -> None:
+        """Install what is missing of `groups`."""
+        version = self._prepare()
+        for group in groups:
+            installed, wanted = self._installed(), self._digest(group, version)
+            if installed.pop(group, None) == wanted:
+                continue
+            self._record(installed)  # interrupted half-way, the group counts as not installed
+            for name in GROUPS[group]:
+                self._install(name)
+            self._record({**installed, group: wanted})
+
+    def _prepare(self) -> str:
+        """Return the version of a Python that runs in the folder; make it unless it is there."""
+        version, is_venv = self._version(), (self.folder / "pyvenv.cfg").is_file()
+        made_here = self.marker.is_file() and not self.folder.is_symlink()
+        if made_here:
+            if version == THIS_PYTHON == self.marker.read_text():
+                return version
+            if is_venv:
+                say(f"{self.folder.name} is unfinished or made for another Python: making it again")
+                shutil.rmtree(self.folder)
+        elif is_venv:
+            if version is None:
+                raise InstallError(f"{self.folder} does not run, and is not mine to delete: repair it or move it away")
+            return version
+        elif self.folder.exists() and any(self.folder.iterdir()):
+            raise InstallError(f"{self.folder} is not a virtual environment: move it away and try again")
+        return self._make()
+
+    def _make(self) -> str:
+        say(f"making {self.folder.name} with Python {THIS_PYTHON}")
+        self.folder.mkdir(exist_ok=True)
+        self.marker.write_text("")
+        advice = "Python could not make a virtual environment (on Debian and Ubuntu, install python3-venv first)"
+        run_quietly([sys.executable, "-m", "venv", str(self.folder)], advice)
+        self.marker.write_text(THIS_PYTHON)
+        return THIS_PYTHON
+
+    def _version(self) -> str | None:
+        """Return the folder's Python version, or None where that does not run."""
+        command = [str(self.python), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        try:
+            return subprocess.run(command, capture_output=True, check=True, text=True).stdout.strip()
+        except (OSError, subprocess.CalledProcessError):
+            return None
+
+    def _install(self, name: str) -> None:
+        wanted = pins(self.requirements / f"{name}.txt")
+        say("installing " + ", ".join(dict.fromkeys(pin.partition("==")[0] for pin in wanted)))
+        flags = (
+            "--disable-pip-version-check",
+            "--no-input",
+            "--constraint",
+            str(self.requirements / "constraints.txt"),
+        )
+        command = [str(self.python), "-m", "pip", "install", *wanted, *flags, *EXTRA_FLAGS.get(name, ())]
+        run_quietly(
+            command, f"pip could not install {name}.txt: mend what it says above, then run the same command again"
+        )
+
+    def _digest(self, group: str, version: str) -> str:
+        digest = hashlib.sha256(version.encode())
+        for name in (*GROUPS[group], "constraints"):
+            digest.update("\n".join(pins(self.requirements / f"{name}.txt")).encode())
+        return digest.hexdigest()
+
+    def _installed(self) -> dict[str, str]:
+        try:
+            return dict(json.loads(self.stamp.read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def _record(self, installed: dict[str, str]) -> None:
+        self.stamp.write_text(json.dumps(installed))
+
+
+def call(command: list[str]) -> int:
+    return subprocess.call(command, cwd=ROOT, env=child_environment())
+
+
+def become(command: list[str]) -> int:
+    """Run `command` in place of this program: its signals and its exit code are ours."""
+    if os.name == "nt":
+        return call(command)
+    os.chdir(ROOT)
+    return os.execve(command[0], command, child_environment())
+
+
+def demo(environment: Environment, arguments: list[str]) -> int:
+    environment.ensure("run")
+    return become([str(environment.python), "-m", "extension.standalone", "--demo", *arguments])
+
+
+def test(environment: Environment, arguments: list[str]) -> int:
+    environment.ensure("run", "test")
+    return become([str(environment.python), "-m", "pytest", *arguments])
+
+
+def bench(environment: Environment, arguments: list[str]) -> int:
+    environment.ensure("run", "bench")
+    failed = []
+    for program in sorted((ROOT / "benchmarks").glob("[!_]*.py")):
+        say(f"benchmarks/{program.name}")
+        if call([str(environment.python), str(program), *arguments]) != 0:
+            failed.append(program.name)
+    if failed:
+        raise InstallError(f"failed: {', '.join(failed)}")
+    return 0
+
+
+def check(environment: Environment, arguments: list[str]) -> int:
+    if arguments:
+        raise InstallError("check takes no arguments")
+    environment.ensure("run", "test")
+    tools = (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"])
+    return max([abs(call([str(environment.python), "-m", *tool])) for tool in tools])
+
+
+COMMANDS = {"demo": demo, "test": test, "bench": bench, "check": check}
+
+
+def main(arguments: list[str]) -> int:
+    problems = list(host_problems())
+    if not arguments:
+        for problem in problems:
+            say(problem)
+        return 0  # a web UI starts all the same, and says the rest itself
+    if arguments[0] in ("-h", "--help"):
+        print(__doc__.strip() if __doc__ else "")
+        return 0
+    if arguments[0] not in COMMANDS:
+        print(f"unknown command {arguments[0]!r}\n\n{(__doc__ or '').strip()}", file=sys.stderr)
+        return 2
+    try:
+        if sys.version_info < PYTHON_FLOOR:
+            raise InstallError(problems[0])
+        return COMMANDS[arguments[0]](Environment(ROOT / ".venv", ROOT / "requirements"), arguments[1:])
+    except (InstallError, OSError) as error:
+        print(f"Remora: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,72 @@
+"""Fixtures and skips that every test shares."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+# Before anything imports these libraries: no network, no telemetry.
+os.environ.update(
+    HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    TRANSFORMERS_OFFLINE="1",
+    GRADIO_ANALYTICS_ENABLED="False",
+    DO_NOT_TRACK="1",
+)
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def find_chromium() -> str | None:
+    return os.environ.get("REMORA_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = {}
+    if not torch.cuda.is_available():
+        missing["gpu"] = pytest.mark.skip(reason="no CUDA device")
+    if find_chromium() is None:
+        missing["browser"] = pytest.mark.skip(reason="no Chromium found; REMORA_CHROMIUM may name one")
+    for item in items:
+        for marker, skip in missing.items():
+            if marker in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def chromium() -> str:
+    """Return the path of a Chromium; for tests marked `browser`."""
+    found = find_chromium()
+    assert found is not None, "mark this test `browser`"
+    return found
+
+
+def shared_folder(name: str) -> Path:
+    """Return a folder of real files, or skip: they are too large, and not ours, to be part of the repository."""
+    loras = Path(os.environ.get("REMORA_REAL_LORAS") or ROOT.parent / "shared" / "real-loras")
+    folder = loras if name == "real-loras" else loras.with_name(name)
+    if not folder.is_dir():
+        pytest.skip(f"no folder {name}; REMORA_REAL_LORAS may name real-loras, with real-keys beside it")
+    return folder
+
+
+@pytest.fixture
+def real_loras() -> Path:
+    """Return the folder of real LoRA files."""
+    return shared_folder("real-loras")
+
+
+@pytest.fixture
+def real_keys() -> Path:
+    """Return the folder of key lists of real files and models."""
+    return shared_folder("real-keys")

@@ -1,0 +1,336 @@
+"""install.py with every child process replaced: no network, nothing installed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import install
+from install import Environment, InstallError
+
+INSTALL = Path(install.__file__)
+REQUIREMENTS = INSTALL.parent / "requirements"
+
+
+class Processes:
+    """Stands in for subprocess.run: makes virtual environments, records what pip is told, fails where asked to."""
+
+    def __init__(self) -> None:
+        self.pip: list[list[str]] = []
+        self.made = 0
+        self.failing = ""
+        self.python_version: str | None = install.THIS_PYTHON
+
+    def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        if self.failing and self.failing in command:
+            return subprocess.CompletedProcess(command, 1, stdout="first line\nno space left on device\n")
+        if "venv" in command:
+            self.made += 1
+            self.python_version = install.THIS_PYTHON
+            (Path(command[-1]) / "pyvenv.cfg").write_text("")
+        elif "pip" in command:
+            self.pip.append(list(command))
+        elif self.python_version is None:
+            raise FileNotFoundError(command[0])
+        return subprocess.CompletedProcess(command, 0, stdout=f"{self.python_version}\n")
+
+    def packages(self) -> list[str]:
+        """Return what pip was told to install since the last call."""
+        told, self.pip = self.pip, []
+        return [word.partition("==")[0] for command in told for word in command if "==" in word]
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> Processes:
+    fake = Processes()
+    monkeypatch.setattr(subprocess, "run", fake.run)
+    return fake
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Environment:
+    files = {
+        "torch": "torch==2",
+        "run": "# why\ngradio==1",
+        "data": "words==3",
+        "test": "pytest==4",
+        "bench": "peft==5",
+    }
+    requirements = tmp_path / "requirements"
+    requirements.mkdir()
+    for name, text in {**files, "constraints": "six==1"}.items():
+        (requirements / f"{name}.txt").write_text(text)
+    return Environment(tmp_path / ".venv", requirements)
+
+
+class TestEnsure:
+    def test_installs_torch_first_in_a_call_of_its_own(self, environment: Environment, processes: Processes) -> None:
+        environment.ensure("run", "test")
+        installed = [[word for word in command if "==" in word] for command in processes.pip]
+        assert installed == [["torch==2"], ["gradio==1"], ["words==3"], ["pytest==4"]]
+        assert all("--constraint" in command for command in processes.pip)
+        assert ["--no-deps" in command for command in processes.pip] == [False, False, True, False]
+
+    def test_does_nothing_the_second_time(self, environment: Environment, processes: Processes) -> None:
+        environment.ensure("run")
+        environment.ensure("run")
+        assert processes.packages() == ["torch", "gradio", "words"]
+        assert processes.made == 1
+
+    def test_adds_only_the_missing_group(self, environment: Environment, processes: Processes) -> None:
+        environment.ensure("run")
+        processes.packages()
+        environment.ensure("run", "bench")
+        assert processes.packages() == ["peft"]
+
+    @pytest.mark.parametrize(
+        ("name", "redone"), [("test", ["pytest"]), ("constraints", ["torch", "gradio", "words", "pytest"])]
+    )
+    def test_follows_a_changed_pin(
+        self, environment: Environment, processes: Processes, name: str, redone: list[str]
+    ) -> None:
+        environment.ensure("run", "test")
+        processes.packages()
+        (environment.requirements / f"{name}.txt").write_text("pytest==4.1" if name == "test" else "six==2")
+        environment.ensure("run", "test")
+        assert processes.packages() == redone
+
+    def test_completes_an_interrupted_install(
+        self, environment: Environment, processes: Processes, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        processes.failing = "gradio==1"
+        with pytest.raises(InstallError, match="run the same command again"):
+            environment.ensure("run")
+        assert capsys.readouterr().err.endswith("no space left on device\n")
+        processes.failing = ""
+        processes.packages()
+        environment.ensure("run")
+        assert processes.packages() == ["torch", "gradio", "words"]
+        assert processes.made == 1
+
+    def test_counts_a_failed_update_as_not_installed(self, environment: Environment, processes: Processes) -> None:
+        environment.ensure("run")
+        (environment.requirements / "run.txt").write_text("gradio==2")
+        processes.failing = "gradio==2"
+        with pytest.raises(InstallError):
+            environment.ensure("run")
+        (environment.requirements / "run.txt").write_text("gradio==1")
+        processes.packages()
+        environment.ensure("run")
+        assert processes.packages() == ["torch", "gradio", "words"]
+
+    def test_survives_a_damaged_stamp(self, environment: Environment, processes: Processes) -> None:
+        environment.ensure("run")
+        environment.stamp.write_text("{")
+        processes.packages()
+        environment.ensure("run")
+        assert processes.packages() == ["torch", "gradio", "words"]
+
+
+class TestFolder:
+    def test_is_made_again_for_another_python(self, environment: Environment, processes: Processes) -> None:
+        environment.ensure("run")
+        environment.marker.write_text("3.1")
+        self.assert_made_again(environment, processes)
+
+    def test_is_made_again_when_its_python_is_gone(self, environment: Environment, processes: Processes) -> None:
+        environment.ensure("run")
+        processes.python_version = None
+        self.assert_made_again(environment, processes)
+
+    def test_is_made_again_when_half_made(self, environment: Environment, processes: Processes) -> None:
+        environment.folder.mkdir()
+        environment.marker.touch()
+        (environment.folder / "pyvenv.cfg").touch()
+        self.assert_made_again(environment, processes)
+
+    def assert_made_again(self, environment: Environment, processes: Processes) -> None:
+        (environment.folder / "old").touch()
+        made = processes.made
+        processes.packages()
+        environment.ensure("run")
+        assert processes.made == made + 1
+        assert processes.packages() == ["torch", "gradio", "words"]
+        assert not (environment.folder / "old").exists()
+
+    def test_without_a_config_is_never_deleted(self, environment: Environment, processes: Processes) -> None:
+        environment.folder.mkdir()
+        environment.marker.touch()
+        (environment.folder / "kept").touch()
+        environment.ensure("run")
+        assert (environment.folder / "kept").exists()
+
+    def test_of_the_user_is_completed_in_place(self, environment: Environment, processes: Processes) -> None:
+        self.make_users_own(environment)
+        processes.python_version = "3.99"
+        environment.ensure("run")
+        environment.ensure("run")
+        assert processes.packages() == ["torch", "gradio", "words"]
+        assert processes.made == 0
+        assert not environment.marker.exists()
+
+    def test_of_the_user_that_is_broken_is_refused(self, environment: Environment, processes: Processes) -> None:
+        self.make_users_own(environment)
+        processes.python_version = None
+        with pytest.raises(InstallError, match="not mine to delete"):
+            environment.ensure("run")
+        assert (environment.folder / "pyvenv.cfg").exists()
+
+    def test_with_other_things_in_it_is_refused(self, environment: Environment, processes: Processes) -> None:
+        environment.folder.mkdir()
+        (environment.folder / "thesis.txt").touch()
+        processes.python_version = None
+        with pytest.raises(InstallError, match="not a virtual environment"):
+            environment.ensure("run")
+        assert (environment.folder / "thesis.txt").exists()
+
+    @pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
+    def test_behind_a_link_is_never_deleted(self, environment: Environment, processes: Processes) -> None:
+        environment.ensure("run")
+        real = environment.folder.rename(environment.folder.with_name("real"))
+        environment.folder.symlink_to(real)
+        processes.python_version = "3.99"
+        environment.ensure("run")
+        assert environment.marker.exists()
+        assert processes.made == 1
+
+    def make_users_own(self, environment: Environment) -> None:
+        environment.folder.mkdir()
+        (environment.folder / "pyvenv.cfg").touch()
+
+
+class TestCalledByAWebUI:
+    """Plainly, at every start."""
+
+    def test_is_silent_when_all_is_well(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert install.main([]) == 0
+        assert capsys.readouterr().out == ""
+
+    def test_names_each_problem_and_lets_the_host_start(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def version(name: str) -> str:
+            if name == "torch":
+                return "2.0.1+cu118"
+            raise metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(metadata, "version", version)
+        monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+        assert install.main([]) == 0
+        python, torch, safetensors = capsys.readouterr().out.splitlines()
+        assert "needs Python 3.10 or newer" in python
+        assert torch == "Remora: needs torch 2.1 or newer, found 2.0.1+cu118"
+        assert safetensors == "Remora: needs safetensors, which is not installed"
+
+    def test_imports_no_torch_and_changes_nothing(self, tmp_path: Path) -> None:
+        program = (
+            "import runpy, sys\n"
+            "try: runpy.run_path(sys.argv.pop(), run_name='__main__')\n"
+            "except SystemExit as exit: assert not exit.code\n"
+            "assert 'torch' not in sys.modules\n"
+        )
+        copy = tmp_path / INSTALL.name
+        copy.write_bytes(INSTALL.read_bytes())
+        command = [sys.executable, "-c", program, str(copy)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert list(tmp_path.iterdir()) == [copy]
+
+
+class TestCommands:
+    @pytest.fixture(autouse=True)
+    def quiet(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ensured: list[str] = []
+        self.calls: list[list[str]] = []
+        self.codes: dict[str, int] = {}
+        monkeypatch.setattr(Environment, "ensure", lambda _, *groups: self.ensured.extend(groups))
+        monkeypatch.setattr(install, "become", self.call)
+        monkeypatch.setattr(install, "call", self.call)
+
+    def call(self, command: list[str]) -> int:
+        self.calls.append(command[1:])
+        return next((code for word, code in self.codes.items() if any(word in part for part in command)), 0)
+
+    def test_demo(self) -> None:
+        self.codes = {"extension.standalone": 7}
+        assert install.main(["demo", "--port", "1"]) == 7
+        assert self.ensured == ["run"]
+        assert self.calls == [["-m", "extension.standalone", "--demo", "--port", "1"]]
+
+    def test_test(self) -> None:
+        assert install.main(["test", "-k", "entry"]) == 0
+        assert self.ensured == ["run", "test"]
+        assert self.calls == [["-m", "pytest", "-k", "entry"]]
+
+    def test_bench_runs_every_program_and_fails_with_any(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "benchmarks").mkdir()
+        for name in ("a.py", "b.py", "_common.py"):
+            (tmp_path / "benchmarks" / name).touch()
+        monkeypatch.setattr(install, "ROOT", tmp_path)
+        self.codes = {"a.py": 1}
+        assert install.main(["bench", "--json", "x"]) == 1
+        assert self.ensured == ["run", "bench"]
+        assert [[Path(call[0]).name, *call[1:]] for call in self.calls] == [
+            ["a.py", "--json", "x"],
+            ["b.py", "--json", "x"],
+        ]
+        assert capsys.readouterr().err == "Remora: failed: a.py\n"
+
+    @pytest.mark.parametrize(("codes", "code"), [({}, 0), ({"format": 1}, 1), ({"mypy": -9}, 9)])
+    def test_check_runs_every_tool(self, codes: dict[str, int], code: int) -> None:
+        self.codes = codes
+        assert install.main(["check"]) == code
+        assert [call[1] for call in self.calls] == ["ruff", "ruff", "mypy"]
+
+    def test_unknown_shows_the_usage(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert install.main(["upgrade"]) == 2
+        assert "usage: python install.py" in capsys.readouterr().err
+        assert not self.ensured
+
+    def test_help(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert install.main(["--help"]) == 0
+        assert "usage: python install.py" in capsys.readouterr().out
+
+    def test_old_python_is_refused(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+        assert install.main(["demo"]) == 1
+        assert "needs Python 3.10" in capsys.readouterr().err
+        assert not self.ensured
+
+    def test_interrupt_has_no_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(Environment, "ensure", interrupt)
+        assert install.main(["demo"]) == 130
+
+
+class TestPins:
+    def pins(self) -> dict[str, list[str]]:
+        return {file.stem: install.pins(file) for file in REQUIREMENTS.glob("*.txt")}
+
+    def test_every_file_is_used(self) -> None:
+        assert set(self.pins()) == {"constraints", *(name for names in install.GROUPS.values() for name in names)}
+
+    def test_every_line_is_one_exact_public_version(self) -> None:
+        line = re.compile(r"[a-z0-9.-]+==[0-9.]+(; (python_version|sys_platform) [<>=]+ \"[\w.]+\")?")
+        assert [pin for pins in self.pins().values() for pin in pins if not line.fullmatch(pin)] == []
+
+    def test_no_package_has_two_versions(self) -> None:
+        found: dict[tuple[str, str], set[str]] = {}
+        for pin in {pin for pins in self.pins().values() for pin in pins}:
+            name, _, version = pin.partition("==")
+            found.setdefault((name, version.partition(";")[2]), set()).add(version)
+        assert [name for name, versions in found.items() if len(versions) > 1] == []
+        conditional = {name for name, condition in found if condition}
+        assert [name for name, condition in found if not condition and name in conditional] == []

@@ -1,0 +1,235 @@
+"""Who may import whom. Every exception to the design is one visible line of the tables below."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# What a module or plug-in folder of lib_lora may import of lib_lora, beside its own folder and BASICS.
+# "slot?" is for type checking only, "*" is anything.
+BASICS = "errors registry tensors"
+LIB_LORA = {
+    "__init__": "engine file network patch report stack",
+    "__main__": "*",
+    "engine": "binding factored file layer network patch report slot stack strength transient",
+    "network": "adapters architectures file formats layer peft_config report",
+    "peft_config": "adapters.base file",
+    "skeleton": "file",
+    "factored": "binding patch? residency strength",
+    "transient": "binding layer patch? strength",
+    "binding": "adapters.base file layer",
+    "patch": "residency slot",
+    "slot": "patch?",
+    "layer": "architectures.base base_weights",
+    "file": "",
+    "report": "",
+    "stack": "",
+    "strength": "",
+    # plug-in folders and basics: each by itself
+    "adapters": "",
+    "architectures": "",
+    "base_weights": "",
+    "formats": "",
+    "residency": "",
+    "errors": "",
+    "registry": "",
+    "tensors": "",
+}
+
+# The same for extension, which has no BASICS.
+EXTENSION = {
+    "__init__": "api hosts infotext options prompt session ui xyz",
+    "standalone": "*",
+    "ui": "catalog generation hosts infotext options prompt session",
+    "api": "catalog generation hosts infotext options prompt session",
+    "xyz": "hosts session",
+    "options": "hosts session",
+    "infotext": "prompt",
+    "session": "catalog hosts",
+    "catalog": "",
+    "generation": "",
+    "hosts": "",
+    "prompt": "",
+}
+
+# Where a package from outside may be imported; the standard library may everywhere.
+TORCH_FREE = ("lib_lora/formats/", "lib_lora/architectures/")
+PIPELINE = ("extension/standalone/", "extension/hosts/standalone.py")
+OUTSIDE = {
+    "PIL": ("extension/",),
+    "accelerate": PIPELINE,
+    "diffusers": PIPELINE,
+    "fastapi": ("extension/api.py", "extension/standalone/"),
+    "gradio": ("extension/ui/",),
+    "huggingface_hub": PIPELINE,
+    "lib_lora": ("extension/",),  # its public names: a module of it is refused
+    "modules": ("extension/hosts/",),
+    "numpy": PIPELINE,
+    "safetensors": ("lib_lora/", *PIPELINE),
+    "tokenizers": PIPELINE,
+    "torch": ("lib_lora/", "extension/"),
+    "transformers": PIPELINE,
+    "typing_extensions": ("lib_lora/", "extension/"),
+    "uvicorn": ("extension/standalone/",),
+}
+TABLES = {"lib_lora": LIB_LORA, "extension": EXTENSION}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module."""
+
+    target: str  # dotted; starts with the importing package's name when relative
+    line: int
+    relative: bool
+    for_types: bool
+
+
+def imports_of(path: str, source: str, modules: set[str]) -> Iterator[Import]:
+    """Yield what `source`, the text of `path`, imports; `modules` tells a sub-module from a name in its parent."""
+    tree = ast.parse(source, path)
+    blocks = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
+    for_types = {id(inner) for block in blocks for statement in block.body for inner in ast.walk(statement)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                yield Import(name.name, node.lineno, False, id(node) in for_types)
+        elif isinstance(node, ast.ImportFrom):
+            package = path.split("/")[: -node.level] if node.level else []
+            base = ".".join([*package, *filter(None, [node.module])])
+            for name in node.names:
+                full = f"{base}.{name.name}"
+                yield Import(full if full in modules else base, node.lineno, bool(node.level), id(node) in for_types)
+
+
+def violations(path: str, source: str, modules: set[str]) -> list[str]:
+    """Return one line for each import that the tables do not allow."""
+    package, unit = unit_of(path)
+    table = TABLES.get(package, {})
+    if package in TABLES and unit not in table:
+        return [f"{path}: {unit} is not in the table of {package}: say what it may import"]
+    refused = []
+    for found in dict.fromkeys(imports_of(path, source, modules)):
+        if found.target.partition(".")[0] == package and package in TABLES:
+            reason = inside_reason(package, unit, table[unit], found)
+        else:
+            reason = outside_reason(path, found.target)
+        if reason:
+            refused.append(f"{path}:{found.line}: imports {found.target}: {reason}")
+    return refused
+
+
+def unit_of(path: str) -> tuple[str, str]:
+    package, _, rest = path.partition("/")
+    return package, rest.partition("/")[0].removesuffix(".py")
+
+
+def inside_reason(package: str, unit: str, row: str, found: Import) -> str:
+    """Say why a module may not import this one of its own package, or nothing."""
+    if not found.relative:
+        return "inside a package imports are relative"
+    if row == "*":
+        return ""
+    target = found.target.removeprefix(package).removeprefix(".")
+    if not target:
+        return "the package's own public names are for those outside"
+    allowed = {unit, *row.split()}
+    if package == "lib_lora":
+        allowed |= set(BASICS.split())
+    if f"{package}/{unit}/" in TORCH_FREE:
+        allowed -= {"tensors"}  # it imports torch
+    if found.for_types:
+        allowed |= {name.removesuffix("?") for name in allowed}
+    if {target, target.partition(".")[0]} & allowed:
+        return ""
+    return f"{unit} may import only: {' '.join(sorted(allowed - {unit})) or 'nothing'}"
+
+
+def outside_reason(path: str, target: str) -> str:
+    """Say why a file may not import this package from outside, or nothing."""
+    top = target.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return ""
+    if top not in OUTSIDE:
+        return "not in the table of outside packages"
+    if not path.startswith(OUTSIDE[top]):
+        return f"allowed only in {', '.join(OUTSIDE[top])}"
+    if top in {"torch", "safetensors"} and path.startswith(TORCH_FREE):
+        return "this folder is a table of names, and free of torch"
+    return "only its public names" if top == "lib_lora" and target != top else ""
+
+
+def sources() -> dict[str, str]:
+    files = [ROOT / "install.py", *(ROOT / "scripts").glob("*.py")]
+    files += [file for package in TABLES for file in (ROOT / package).rglob("*.py")]
+    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
+
+
+def modules_of(paths: dict[str, str]) -> set[str]:
+    return {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in paths}
+
+
+def test_every_import_is_allowed() -> None:
+    texts = sources()
+    modules = modules_of(texts)
+    refused = [line for path, source in sorted(texts.items()) for line in violations(path, source, modules)]
+    assert not refused, "\n".join(["", *refused])
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("lib_lora/slot.py", "from .engine import Engine"),
+        ("lib_lora/slot.py", "from . import engine"),
+        ("lib_lora/slot.py", "from .patch import ClassPatch"),
+        ("lib_lora/slot.py", "from . import Engine"),
+        ("lib_lora/slot.py", "from .adapters.lora import LoRA"),
+        ("lib_lora/slot.py", "from lib_lora.errors import LoraError"),
+        ("lib_lora/slot.py", "def late():\n    from .network import load_network"),
+        ("lib_lora/slot.py", "import diffusers"),
+        ("lib_lora/slot.py", "from einops import rearrange"),
+        ("lib_lora/adapters/lora.py", "from ..slot import Slot"),
+        ("lib_lora/formats/kohya.py", "import torch"),
+        ("lib_lora/formats/kohya.py", "from ..tensors import TensorFields"),
+        ("lib_lora/architectures/sd1.py", "from torch import nn"),
+        ("lib_lora/novel.py", ""),
+        ("extension/session.py", "from .ui import tab"),
+        ("extension/session.py", "from extension.catalog import Catalog"),
+        ("extension/session.py", "from modules import shared"),
+        ("extension/session.py", "import gradio as gr"),
+        ("extension/session.py", "from lib_lora.engine import Engine"),
+        ("extension/prompt.py", "from fastapi import FastAPI"),
+        ("extension/ui/tab.py", "import diffusers"),
+        ("extension/hosts/a1111.py", "import diffusers"),
+        ("scripts/remora.py", "import torch"),
+    ],
+)
+def test_violation_is_found(path: str, source: str) -> None:
+    modules = {f"{package}.{unit}" for package, table in TABLES.items() for unit in table}
+    assert violations(path, source, modules)
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (
+            "lib_lora/slot.py",
+            "import torch\nfrom .errors import LoraError\nif TYPE_CHECKING:\n    from .patch import ClassPatch",
+        ),
+        ("lib_lora/adapters/lora.py", "from .base import Adapter\nfrom ..tensors import TensorFields"),
+        ("lib_lora/formats/kohya.py", "from .base import KeyFormat\nfrom .. import errors"),
+        ("lib_lora/__main__.py", "from . import load_network"),
+        ("extension/session.py", "from lib_lora import Engine\nfrom . import catalog"),
+        ("extension/hosts/a1111.py", "def components():\n    from modules import shared"),
+    ],
+)
+def test_allowed_import_passes(path: str, source: str) -> None:
+    modules = {f"{package}.{unit}" for package, table in TABLES.items() for unit in table}
+    assert violations(path, source, modules) == []
