@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import nn
 
 from . import patch
@@ -24,10 +25,12 @@ from .report import ActivationReport
 from .slot import Slot, Way
 from .stack import Entry, Multiplier, Stack
 from .strength import Strengths
+from .tensors import plain_mode
 from .transient import Transient, free_scratch
 
 logger = logging.getLogger(__name__)
 
+_CPU = torch.device("cpu")
 _KNOWN_COMPONENTS = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
 
 
@@ -99,7 +102,7 @@ class Engine:
             StackError: a multiplier names no component.
             ComponentError: a component was unloaded, or another engine serves one of its layers.
         """
-        with self._lock:
+        with self._lock, plain_mode(_CPU):
             if not stack.entries:
                 self.deactivate()
                 return ActivationReport(())
@@ -122,7 +125,7 @@ class Engine:
         Raises:
             StackError: no such entry, or no finite number.
         """
-        with self._lock:
+        with self._lock, plain_mode(_CPU):
             if self._plan is None or not 0 <= index < len(self._stack):
                 raise StackError(f"no entry {index}; the active stack has {len(self._stack)}", index)
             entries = list(self._stack)

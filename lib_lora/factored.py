@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from .binding import Binding
 from .residency import stays
 from .strength import Layout, Strengths
+from .tensors import plain_mode
 
 if TYPE_CHECKING:
     from .patch import BaseForward
@@ -94,8 +95,7 @@ class Factored:
     def _place(self, layer: nn.Module, device: torch.device, dtype: torch.dtype) -> Placed:
         for binding in self._bindings:
             binding.file.verify()
-        # not inference tensors, whatever the host runs under: strengths are written in place later
-        with torch.inference_mode(False), torch.no_grad():
+        with plain_mode(device):
             factors = [binding.adapter.factors(binding.rank) for binding in self._bindings]
             biases = [f.bias.unsqueeze(0) for f in factors if f.bias is not None]
             placed = Placed(

@@ -120,7 +120,7 @@ class LayerIndex:
             self._modules[path] = weakref.ref(layer)
             targets.extend(own)
         self.targets = tuple(targets)
-        self._dotted, self._flat = _name_tables(self.targets, aliases)
+        self._dotted, self._flat = _name_tables(component, self.targets, aliases)
 
     @property
     def signature(self) -> tuple[str, int]:
@@ -144,12 +144,14 @@ class LayerIndex:
 
 
 @lru_cache(maxsize=32)
-def _name_tables(targets: tuple[Target, ...], aliases: AliasTable) -> tuple[Mapping[str, Target], Mapping[str, Target]]:
+def _name_tables(
+    component: str, targets: tuple[Target, ...], aliases: AliasTable
+) -> tuple[Mapping[str, Target], Mapping[str, Target]]:
     dotted: dict[str, Target] = {}
     for target in targets:
         dotted.setdefault(_host_free(target.name), target)
     for own, target in list(dotted.items()):
-        for name in aliases.names(own):
+        for name in aliases.names(component, own):
             dotted.setdefault(name, target)  # a layer's own name beats another's alias
     return dotted, {name.replace(".", "_"): target for name, target in reversed(dotted.items())}
 

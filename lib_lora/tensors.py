@@ -1,10 +1,12 @@
-"""Declare an adapter's tensors once, as annotated fields; size and listing follow from the declaration."""
+"""Tensors of adapters: declared once as annotated fields, and handled in a mode of our own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -23,3 +25,20 @@ class TensorFields:
     def nbytes(self) -> int:
         """Bytes of all tensors in the dtype they have."""
         return sum(tensor.numel() * tensor.element_size() for _, tensor in self.tensors())
+
+
+@contextmanager
+def plain_mode(device: torch.device) -> Iterator[None]:
+    """Compute as written, whatever mode the host's forward runs under.
+
+    Inference tensors could not be written in place later, and autocast would make products in half precision.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        for kind in {"cpu", device.type} & _AUTOCASTING:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+_AUTOCASTING = frozenset({"cpu", "cuda", "xpu", "mps"})

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from .binding import Binding
 from .layer import read_base_weight
 from .strength import Layout, Strengths
+from .tensors import plain_mode
 
 if TYPE_CHECKING:
     from .patch import BaseForward
@@ -36,7 +37,7 @@ class Transient:
         """Forward of the layer with effective weights instead of its own."""
         for binding in self._bindings:
             binding.file.verify()
-        with torch.inference_mode(False), torch.no_grad():
+        with plain_mode(next(iter(args or kwargs.values())).device):
             effective = self._effective(layer)
         return base_forward(_stand_in(layer, effective), *args, **kwargs)
 

@@ -60,40 +60,31 @@ def recognise(architectures: Iterable[Architecture], facts: Iterable[str]) -> Ar
 
 
 class AliasTable:
-    """The other names of a path, by longest known prefix, in both directions."""
+    """The other names of a path, by every known prefix of it, in both directions."""
 
     def __init__(self, aliases: Iterable[Alias]) -> None:
-        self._to_diffusers: dict[str, list[str]] = {}
-        self._to_native: dict[str, list[str]] = {}
+        self._others: dict[tuple[str, str], list[str]] = {}
         for alias in aliases:
-            _add(self._to_diffusers, alias.native, alias.diffusers)
-            _add(self._to_native, alias.diffusers, alias.native)
+            for one, other in ((alias.native, alias.diffusers), (alias.diffusers, alias.native)):
+                others = self._others.setdefault((alias.component, one), [])
+                if other not in others:
+                    others.append(other)
 
-    def names(self, path: str) -> Iterator[str]:
+    def names(self, component: str, path: str) -> Iterator[str]:
         """Yield `path` and every other spelling of it, each once, the path's own first."""
         seen = {path}
         queue = [path]
         while queue:
             current = queue.pop(0)
             yield current
-            for table in (self._to_diffusers, self._to_native):
-                for other in _renamed(table, current):
-                    if other not in seen:
-                        seen.add(other)
-                        queue.append(other)
+            for other in self._renamed(component, current):
+                if other not in seen:
+                    seen.add(other)
+                    queue.append(other)
 
-
-def _add(table: dict[str, list[str]], key: str, value: str) -> None:
-    values = table.setdefault(key, [])
-    if value not in values:
-        values.append(value)
-
-
-def _renamed(table: dict[str, list[str]], path: str) -> list[str]:
-    prefix = path
-    while True:
-        if prefix in table:
-            return [other + path[len(prefix) :] for other in table[prefix]]
-        prefix, dot, _ = prefix.rpartition(".")
-        if not dot:
-            return []
+    def _renamed(self, component: str, path: str) -> Iterator[str]:
+        prefix = path
+        while prefix:
+            for other in self._others.get((component, prefix), ()):
+                yield other + path[len(prefix) :]
+            prefix = prefix.rpartition(".")[0]

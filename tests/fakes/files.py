@@ -1,0 +1,40 @@
+"""Adapter files made by tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+
+def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> Path:
+    safetensors.torch.save_file(
+        {key: tensor.contiguous() for key, tensor in tensors.items()}, path, dict(metadata or {})
+    )
+    return path
+
+
+def pair(
+    prefix: str,
+    shape: tuple[int, ...],
+    rank: int,
+    *,
+    alpha: float | None = None,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    size: float = 0.1,
+) -> dict[str, Tensor]:
+    """kohya-style parameters of a LoRA for a weight of `shape` (out, in, *kernel)."""
+    generator = torch.Generator().manual_seed(seed)
+    kernel = shape[2:]
+    made = {
+        f"{prefix}.lora_down.weight": torch.randn(rank, *shape[1:], generator=generator),
+        f"{prefix}.lora_up.weight": torch.randn(shape[0], rank, *(1,) * len(kernel), generator=generator),
+    }
+    made = {key: (tensor * size).to(dtype) for key, tensor in made.items()}
+    if alpha is not None:
+        made[f"{prefix}.alpha"] = torch.tensor(float(alpha))
+    return made

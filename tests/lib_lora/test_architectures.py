@@ -1,0 +1,183 @@
+"""Every layer of every family is found under every name, in both module trees, with the right shape."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from torch import nn
+from transformers import CLIPTextConfig, CLIPTextModelWithProjection
+
+from lib_lora import Engine, Entry, Stack, load_network
+from lib_lora.layer import LayerIndex
+from lib_lora.network import alias_table
+from lib_lora.skeleton import skeleton
+from tests.fakes.families import models
+from tests.fakes.files import pair, save
+from tests.fakes.ldm import UNETS, OpenClipText, hf_names, open_clip_shapes, unet_shapes
+
+FAMILIES = list(UNETS)
+
+
+def index(component: str, module: nn.Module) -> LayerIndex:
+    return LayerIndex(component, module, alias_table())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_two_unet_trees_have_the_same_layers(family):
+    ldm = index("unet", models()[family, "ldm"]["unet"])
+    diffusers = index("unet", models()[family, "diffusers"]["unet"])
+    assert len(ldm.targets) == len(diffusers.targets) > 250
+    for one, other in ((ldm, diffusers), (diffusers, ldm)):
+        met = set()
+        for target in one.targets:
+            found = other.find(target.name)
+            assert found is not None, target.name
+            assert found.shape == target.shape, target.name
+            flat = other.find(target.name.replace(".", "_"), flattened=True)
+            assert flat == found
+            met.add(found.name)
+        assert len(met) == len(one.targets), "two layers share a name"
+
+
+@pytest.mark.parametrize(("family", "component"), [("sd2", "text_encoder"), ("sdxl", "text_encoder_2")])
+def test_text_encoder_trees_have_the_same_layers(family, component):
+    diffusers = index(component, models()[family, "diffusers"][component])
+    ldm = index(component, models()[family, "ldm"][component])
+    for target in diffusers.targets:
+        if "encoder.layers" in target.name:
+            found = ldm.find(target.name)
+            assert found is not None, target.name
+            assert found.shape == target.shape
+    assert {t.kind for t in ldm.targets} == {"linear", "attention"}
+
+
+@pytest.mark.parametrize("family", ["sd1", "sdxl"])
+def test_clip_is_found_nested_flattened_and_wrapped(family):
+    nested = "text_model.encoder.layers.11.self_attn.q_proj"
+    for tree in ("diffusers", "ldm"):
+        clip = index("text_encoder", models()[family, tree]["text_encoder"])
+        for name in (nested, nested.removeprefix("text_model."), f"transformer.{nested}"):
+            assert clip.find(name) is not None, name
+            assert clip.find(name.replace(".", "_"), flattened=True) is not None, name
+
+
+@pytest.mark.parametrize(
+    ("family", "name"), list(zip(FAMILIES, ["v1-SD", "v2-SD", "XL-SD", "XL-Refiner"], strict=True))
+)
+def test_our_ldm_unets_are_the_real_ones(real_keys, family, name):
+    real = json.loads((real_keys / f"toolkit_base_UNET-{name}.json").read_text())
+    assert {key: tuple(shape) for key, shape in real.items()} == unet_shapes(UNETS[family])
+
+
+@pytest.mark.parametrize(("name", "width", "layers"), [("v2", 1024, 24), ("XL", 1280, 32)])
+def test_our_open_clip_is_the_real_one(real_keys, name, width, layers):
+    real = json.loads((real_keys / f"toolkit_base_CLIP-{name}-SD.json").read_text())
+    ours = open_clip_shapes(width, layers)
+    assert ours.items() <= {key: tuple(shape) for key, shape in real.items()}.items()
+    assert {key for key in real if "resblocks" in key} == {key for key in ours if "resblocks" in key}
+
+
+@pytest.mark.parametrize("tree", ["diffusers", "ldm"])
+@pytest.mark.parametrize(
+    ("listed", "family", "layers"),
+    [("invokeai_stripped_shinkai_makoto_offset", "sd1", 264), ("invokeai_sdxl_dramatic_lighting_slider", "sdxl", 280)],
+)
+def test_real_key_lists_resolve_wholly(real_keys, tmp_path, listed, family, layers, tree):
+    keys = json.loads((real_keys / f"{listed}.json").read_text())
+    components = models()[family, tree]
+    diffusers = {name: index(name, module) for name, module in models()[family, "diffusers"].items()}
+    tensors = {
+        key: torch.zeros(_shape(key, diffusers) if shape is None else shape, dtype=torch.uint8)
+        for key, shape in keys.items()
+    }
+    network = load_network(save(tmp_path / "a.safetensors", tensors), components)
+    assert (network.report.hit, network.report.layers) == (layers, layers)
+    assert (network.report.unused, network.report.architecture) == ((), family)
+    print(f"{listed} on {tree}: {len(keys)} keys, {network.report.hit} layers")  # noqa: T201  # the count is the result
+
+
+def _shape(key: str, indexes: dict[str, LayerIndex]) -> tuple[int, ...]:
+    """Shape of a key whose list has none, from the layer it is for."""
+    module, _, param = key.removeprefix("lora_unet_").partition(".")
+    target = indexes["unet"].find(module, flattened=True)
+    assert target is not None
+    return {"lora_down.weight": (4, target.shape[1]), "lora_up.weight": (target.shape[0], 4), "alpha": ()}[param]
+
+
+@pytest.mark.parametrize("listed", ["UNET-v1-SD", "UNET-v1-Inpainting", "UNET-v2-SD", "UNET-XL-SD", "UNET-XL-Refiner"])
+def test_real_base_lists_resolve_wholly(real_keys, listed):
+    """A file with a LoRA for every layer of a real checkpoint, by its ldm names, fits diffusers' tree."""
+    families = {"UNET-v1-SD": "sd1", "UNET-v2-SD": "sd2", "UNET-XL-SD": "sdxl", "UNET-XL-Refiner": "sdxl_refiner"}
+    real = json.loads((real_keys / f"toolkit_base_{listed}.json").read_text())
+    layers = {k.removesuffix(".weight"): tuple(s) for k, s in real.items() if k.endswith(".weight") and len(s) > 1}
+    found = index("unet", models()[families.get(listed, "sd1"), "diffusers"]["unet"])
+    unlike = [name for name, shape in layers.items() if (t := found.find(name)) is None or t.shape != shape]
+    # an inpainting checkpoint has five more input channels
+    assert unlike == (
+        ["input_blocks.0.0"] if listed == "UNET-v1-Inpainting" and real["input_blocks.0.0.weight"][1] == 9 else []
+    )
+    assert len(layers) > 250
+
+
+def test_the_same_file_on_open_clip_and_on_transformers_gives_the_same_output(tmp_path):
+    """OpenCLIP's fused attention under a kohya file against transformers' separate projections, numerically."""
+    torch.manual_seed(1)
+    tower = OpenClipText().double().requires_grad_(False).eval()
+    config = CLIPTextConfig(
+        vocab_size=16,
+        hidden_size=32,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        hidden_act="gelu",
+    )
+    clip = CLIPTextModelWithProjection(config).double().requires_grad_(False).eval()
+    clip.load_state_dict(_as_transformers(tower, clip.state_dict()))
+    tensors: dict[str, torch.Tensor] = {}
+    for i, (name, _, shape) in enumerate(hf_names(tower)):
+        tensors |= pair("lora_te2_" + name.replace(".", "_"), shape, 4, alpha=2, seed=i)
+    path = save(tmp_path / "a.safetensors", tensors)
+    ids = torch.randint(0, 16, (2, 7))
+
+    def run(model: nn.Module) -> torch.Tensor:
+        if model is clip:
+            return clip(ids).last_hidden_state
+        return tower(clip.text_model.embeddings(ids))
+
+    plain = run(tower)
+    assert (run(clip) - plain).abs().max() < 1e-12
+    outputs = []
+    for model in (tower, clip):
+        engine = Engine({"text_encoder_2": model})
+        report = engine.activate(Stack([Entry(path, {"text_encoder": 0.8})]))
+        assert report.entries[0].hit == 12
+        outputs.append(run(model))
+    assert (outputs[0] - outputs[1]).abs().max() < 1e-12
+    assert (outputs[0] - plain).abs().max() > 1e-2
+
+
+def _as_transformers(tower: OpenClipText, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    converted = dict(state)
+    for i, block in enumerate(tower.transformer.resblocks):
+        prefix = f"text_model.encoder.layers.{i}."
+        for j, name in enumerate("qkv"):
+            converted[f"{prefix}self_attn.{name}_proj.weight"] = block.attn.in_proj_weight.chunk(3)[j]
+            converted[f"{prefix}self_attn.{name}_proj.bias"] = block.attn.in_proj_bias.chunk(3)[j]
+        pairs = {"self_attn.out_proj": block.attn.out_proj, "layer_norm1": block.ln_1, "layer_norm2": block.ln_2}
+        pairs |= {"mlp.fc1": block.mlp.c_fc, "mlp.fc2": block.mlp.c_proj}
+        for name, module in pairs.items():
+            converted[f"{prefix}{name}.weight"], converted[f"{prefix}{name}.bias"] = module.weight, module.bias
+    converted["text_model.final_layer_norm.weight"] = tower.ln_final.weight
+    converted["text_model.final_layer_norm.bias"] = tower.ln_final.bias
+    return converted
+
+
+def test_skeleton_of_a_checkpoint_has_every_adaptable_layer():
+    for family in FAMILIES:
+        shapes = unet_shapes(UNETS[family])
+        tree = skeleton(shapes)
+        for name, shape in shapes.items():
+            if name.endswith(".weight") and len(shape) > 1:
+                assert tuple(tree.get_submodule(name.removesuffix(".weight")).weight.shape) == shape

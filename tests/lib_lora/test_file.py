@@ -1,0 +1,192 @@
+"""Files are read exactly or refused with one sentence that says why; nothing else ever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from lib_lora.errors import FileError, PickleError
+from lib_lora.file import AdapterFile, adapter_config
+
+DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+DTYPES += [name for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
+
+
+def raw(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def entry(start: int = 0, end: int = 8, shape: tuple[int, ...] = (2,), dtype: str = "F32") -> dict[str, object]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(content: bytes, name: str = "x.safetensors") -> Path:
+        path = tmp_path / name
+        path.write_bytes(content)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_reads_what_the_reference_library_wrote(tmp_path, dtype):
+    want = {
+        "odd": torch.randint(0, 2, (3, 5)).to(getattr(torch, dtype)),
+        "scalar": torch.tensor(1).to(getattr(torch, dtype)),
+        "empty": torch.zeros(0, 4).to(getattr(torch, dtype)),
+    }
+    safetensors.torch.save_file(want, tmp_path / "a.safetensors", metadata={"ss_network_dim": "4"})
+    file = AdapterFile.open(tmp_path / "a.safetensors")
+    assert set(file.keys) == set(want)
+    assert file.metadata == {"ss_network_dim": "4"}
+    for key, tensor in want.items():
+        got = file.tensor(key)
+        assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(got.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+def test_reads_tensors_that_are_not_aligned(write):
+    values = torch.tensor([1.5, -2.0])
+    header = {"a": entry(0, 1, (1,), "U8"), "b": entry(1, 9)}
+    file = AdapterFile.open(write(raw(header, b"\x07" + values.numpy().tobytes())))
+    assert torch.equal(file.tensor("b"), values)
+
+
+def test_opening_reads_no_tensor_and_writing_a_view_reaches_no_disk(write):
+    path = write(raw({"a": entry()}, bytes(8)))
+    file = AdapterFile.open(path)
+    assert file._map is None
+    file.tensor("a").fill_(3)
+    assert path.read_bytes().endswith(bytes(8))
+
+
+BAD = {
+    "empty": (b"", "is empty"),
+    "short": (b"abc", "too short"),
+    "length beyond the file": (raw({"a": entry()}, bytes(8), length=10_000), "header claims 10000 bytes"),
+    "length absurd": (struct.pack("<Q", 1 << 63) + bytes(32), "header claims"),
+    "not JSON": (raw(b"{nope}"), "header is no JSON"),
+    "not UTF-8": (raw(b'{"\xff":1}'), "header is no JSON"),
+    "not an object": (raw([1]), "no JSON object"),
+    "deep nesting": (raw(b"[" * 100_000), "header is no JSON"),
+    "duplicate key": (raw(b'{"a":1,"a":2}'), "key 'a' twice"),
+    "duplicate metadata": (raw(b'{"__metadata__":{"k":"1","k":"2"}}'), "key 'k' twice"),
+    "metadata no strings": (raw({"__metadata__": {"k": 1}}), "__metadata__"),
+    "entry incomplete": (raw({"a": {"dtype": "F32"}}), "lacks dtype, shape or data_offsets"),
+    "unknown dtype": (raw({"a": entry(dtype="F3")}, bytes(8)), "unknown dtype 'F3'"),
+    "negative shape": (raw({"a": entry(shape=(-2,))}, bytes(8)), "no natural number"),
+    "boolean offset": (raw({"a": {"dtype": "U8", "shape": [1], "data_offsets": [False, True]}}, b"1"), "no natural"),
+    "size wrong": (raw({"a": entry(shape=(3,))}, bytes(8)), "cannot have 8 bytes"),
+    "offsets reversed": (raw({"a": entry(8, 0)}, bytes(8)), "cannot have -8 bytes"),
+    "truncated": (raw({"a": entry()}, bytes(7)), "truncated"),
+    "out of range": (raw({"a": entry(0, 8), "b": entry(8, 16)}, bytes(8)), "truncated"),
+    "overlap": (raw({"a": entry(0, 8), "b": entry(4, 12)}, bytes(12)), "overlaps"),
+    "gap": (raw({"a": entry(0, 8), "b": entry(12, 20)}, bytes(20)), "belong to no tensor"),
+    "rest": (raw({"a": entry()}, bytes(9)), "1 bytes at the end"),
+    "web page": (b"<!DOCTYPE html><html><body>Log in</body></html>", "web page"),
+    "LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "Git LFS pointer"),
+    "GGUF": (b"GGUF\x03\x00\x00\x00" + bytes(64), "GGUF"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refuses_with_the_reason(write, name):
+    content, reason = BAD[name]
+    with pytest.raises(FileError) as caught:
+        AdapterFile.open(write(content))
+    assert reason in str(caught.value)
+    assert "x.safetensors" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["a.pt", "a.ckpt", "a.bin", "a.pth", "a.PT"])
+def test_refuses_a_pickle_by_name_unread(write, name):
+    with pytest.raises(PickleError, match="convert it once with"):
+        AdapterFile.open(write(b"anything", name))
+
+
+@pytest.mark.parametrize("save", [{}, {"_use_new_zipfile_serialization": False}])
+def test_refuses_a_pickle_by_content(tmp_path, save):
+    torch.save({"a": torch.zeros(1)}, tmp_path / "a.safetensors", **save)
+    with pytest.raises(PickleError, match="weights_only=True"):
+        AdapterFile.open(tmp_path / "a.safetensors")
+
+
+def test_the_conversion_it_names_works(tmp_path):
+    torch.save({"a": torch.ones(2, 3).t()}, tmp_path / "in.pt")
+    with pytest.raises(PickleError) as caught:
+        AdapterFile.open(tmp_path / "in.pt")
+    command = str(caught.value).partition("once with ")[2]
+    command = command.replace("IN.pt", "in.pt").replace("OUT.safetensors", "out.safetensors")
+    subprocess.run([sys.executable, *shlex.split(command)[1:]], cwd=tmp_path, check=True)
+    assert torch.equal(AdapterFile.open(tmp_path / "out.safetensors").tensor("a"), torch.ones(3, 2))
+
+
+def test_a_file_that_is_not_there_or_is_a_folder(tmp_path):
+    for path in (tmp_path / "none.safetensors", tmp_path):
+        with pytest.raises(FileError, match="cannot be read"):
+            AdapterFile.open(path)
+
+
+def test_a_file_changed_on_disk_is_noticed_before_it_is_touched(write):
+    path = write(raw({"a": entry()}, bytes(8)))
+    file = AdapterFile.open(path)
+    file.tensor("a")
+    os.truncate(path, 20)  # touching the map now would end the process
+    with pytest.raises(FileError, match="changed on disk"):
+        file.verify()
+    path.unlink()
+    with pytest.raises(FileError, match="vanished"):
+        file.verify()
+
+
+def test_adapter_config_beside_the_file(tmp_path):
+    assert adapter_config(tmp_path / "a.safetensors") is None
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
+    assert adapter_config(tmp_path / "a.safetensors") == {"lora_alpha": 16}
+    for bad in ("{", "[]"):
+        (tmp_path / "adapter_config.json").write_text(bad)
+        with pytest.raises(FileError, match="adapter_config"):
+            adapter_config(tmp_path / "a.safetensors")
+
+
+GOOD = raw({"__metadata__": {"k": "v"}, "a": entry(0, 8), "b": entry(8, 16, (2, 1, 2), "F16")}, bytes(16))
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.binary(max_size=200))
+@example(b"\x00" * 8)
+def test_any_bytes_are_read_or_refused(tmp_path, content):
+    path = tmp_path / "any.safetensors"
+    path.write_bytes(content)
+    with contextlib.suppress(FileError):  # and nothing else may come
+        AdapterFile.open(path)
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(place=st.integers(0, len(GOOD) - 1), byte=st.integers(0, 255), cut=st.integers(0, len(GOOD)))
+def test_a_damaged_file_is_read_as_it_says_or_refused(tmp_path, place, byte, cut):
+    damaged = bytearray(GOOD)
+    damaged[place] = byte
+    path = tmp_path / "damaged.safetensors"
+    path.write_bytes(bytes(damaged[:cut]) if cut < place else bytes(damaged))
+    try:
+        file = AdapterFile.open(path)
+    except FileError:
+        return
+    for key in file.keys:
+        assert tuple(file.tensor(key).shape) == file.infos[key].shape
