@@ -44,6 +44,8 @@ class LoRA(Adapter):
         rank = up.shape[1] if up.ndim > 1 else 0
         if rank == 0 or up.numel() != out * rank:
             raise ValueError(f"want up ({out}, r), got {_text(up)}")
+        if down.ndim < 2:
+            raise ValueError(f"want down ({rank}, {inside}), got {_text(down)}")
         if mid is not None:
             core = (rank, down.shape[0], *shape[2:])
             if tuple(mid.shape) != core or down.numel() != down.shape[0] * shape[1]:

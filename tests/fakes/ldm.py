@@ -1,4 +1,4 @@
-"""The module trees of CompVis' ldm and of open_clip: names and shapes from configurations, and a text tower that runs."""
+"""The module trees of ldm and of open_clip: names and shapes from configurations, and a text tower that runs."""
 
 from __future__ import annotations
 

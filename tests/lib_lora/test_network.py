@@ -1,0 +1,196 @@
+"""What becomes of every key: used, or listed with its reason; and where alpha comes from."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from lib_lora import ComponentError, FileError, UnknownAdapterError, UnknownFormatError, load_network
+from tests.fakes.files import pair, save
+
+
+class Unet(nn.Module):
+    """Two layers with a name of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mid_block = nn.Module()
+        self.mid_block.proj_in = nn.Linear(8, 12)
+        self.mid_block.conv = nn.Conv2d(4, 6, 3)
+
+
+class Text(nn.Module):
+    """An encoder of a given width."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.encoder = nn.Module()
+        self.encoder.fc1 = nn.Linear(width, 2 * width)
+
+
+@pytest.fixture
+def components():
+    return {"unet": Unet(), "text_encoder": Text(8), "text_encoder_2": Text(16)}
+
+
+def peft(prefix: str, shape: tuple[int, int], rank: int, middle: str = "") -> dict[str, torch.Tensor]:
+    return {
+        f"{prefix}.lora_A{middle}.weight": torch.randn(rank, shape[1]),
+        f"{prefix}.lora_B{middle}.weight": torch.randn(shape[0], rank),
+    }
+
+
+def reasons(network) -> dict[str, str]:
+    return {item.key: item.reason for item in network.report.unused}
+
+
+def test_every_unused_key_has_its_reason(tmp_path, components):
+    tensors = pair("lora_unet_mid_block_proj_in", (12, 8), 4)
+    tensors |= pair("lora_unet_no_such_layer", (12, 8), 4)
+    tensors |= pair("lora_te3_text_model_x", (12, 8), 4)
+    tensors |= pair("lora_unet_mid_block_conv", (6, 5, 3, 3), 4)
+    tensors |= {"lora_te_encoder_fc1.lora_up.weight": torch.zeros(16, 4), "junk": torch.zeros(1)}
+    network = load_network(save(tmp_path / "a.safetensors", tensors), components)
+    got = reasons(network)
+    assert (network.report.hit, network.report.layers) == (1, 5)
+    assert got["junk"] == "not understood by any key format"
+    assert got["lora_unet_no_such_layer.lora_up.weight"] == "no module of that name in unet"
+    assert got["lora_te3_text_model_x.lora_up.weight"] == "component text_encoder_3 is absent in this model"
+    assert got["lora_unet_mid_block_conv.lora_up.weight"] == (
+        "shape differs at unet.mid_block.conv: want down (4, 4, 3, 3), got (4, 5, 3, 3)"
+    )
+    assert got["lora_te_encoder_fc1.lora_up.weight"] == "no adapter kind reads lora_up.weight together"
+    used = {f"lora_unet_mid_block_proj_in.lora_{side}.weight" for side in ("up", "down")}
+    assert got.keys() | used == set(tensors), "every key is used or listed"
+
+
+def test_a_parameter_nobody_reads_keeps_its_layer_out(tmp_path, components):
+    """A LoRA applied without its DoRA scale would be a wrong picture, silently."""
+    tensors = pair("lora_unet_mid_block_proj_in", (12, 8), 4) | pair("lora_unet_mid_block_conv", (6, 4, 3, 3), 4)
+    tensors["lora_unet_mid_block_proj_in.dora_scale"] = torch.ones(1, 8)
+    network = load_network(save(tmp_path / "a.safetensors", tensors), components)
+    assert set(network.adapters["unet"]) == {"mid_block.conv"}
+    assert "no adapter kind reads dora_scale, lora_down.weight, lora_up.weight together" in reasons(network).values()
+
+
+def test_a_file_of_unknown_kind_or_format_names_the_keys(tmp_path, components):
+    unknown = save(tmp_path / "a.safetensors", {"lora_unet_mid_block_proj_in.lokr_w1": torch.zeros(2, 2)})
+    with pytest.raises(UnknownAdapterError, match="lokr_w1"):
+        load_network(unknown, components)
+    for key, hint in {"model.diffusion_model.x.weight": "whole checkpoint", "emb_params": "textual inversion"}.items():
+        with pytest.raises(UnknownFormatError, match=hint) as caught:
+            load_network(save(tmp_path / "b.safetensors", {key: torch.zeros(1)}), components)
+        assert caught.value.keys == (key,)
+    (tmp_path / "c.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
+    with pytest.raises(UnknownFormatError, match="none"):
+        load_network(tmp_path / "c.safetensors", components)
+
+
+def test_component_is_found_by_name_and_shape_where_the_key_does_not_say(tmp_path, components):
+    tensors = peft("base_model.model.text_model.encoder.fc1", (32, 16), 4)
+    network = load_network(save(tmp_path / "a.safetensors", tensors), components)
+    assert set(network.adapters) == {"text_encoder_2"}
+
+
+SCALES = {
+    "adapter_config.json": ({"lora_alpha": 16, "r": 4}, None, 4.0),
+    "alpha_pattern": ({"lora_alpha": 16, "alpha_pattern": {"proj_in": 2}}, None, 0.5),
+    "alpha_pattern elsewhere": ({"lora_alpha": 16, "alpha_pattern": {"roj_in": 2}}, None, 4.0),
+    "rank stabilized": ({"lora_alpha": 16, "use_rslora": True}, None, 8.0),
+    "header, plain": (None, {"lora_alpha": 8}, 2.0),
+    "header, per component": (None, {"unet.lora_alpha": 12, "text_encoder.lora_alpha": 1}, 3.0),
+    "header beats the file beside": ({"lora_alpha": 16}, {"unet.lora_alpha": 12}, 3.0),
+    "nothing": (None, None, 1.0),
+}
+
+
+@pytest.mark.parametrize("case", SCALES)
+@pytest.mark.parametrize("prefix", ["unet.mid_block.proj_in", "base_model.model.unet.mid_block.proj_in"])
+def test_alpha_of_peft_files(tmp_path, components, case, prefix):
+    beside, header, scale = SCALES[case]
+    if beside is not None:
+        (tmp_path / "adapter_config.json").write_text(json.dumps(beside))
+    metadata = None if header is None else {"lora_adapter_metadata": json.dumps(header)}
+    tensors = peft(prefix, (12, 8), 4)
+    network = load_network(save(tmp_path / "a.safetensors", tensors, metadata), components)
+    want = scale * tensors[f"{prefix}.lora_B.weight"].double() @ tensors[f"{prefix}.lora_A.weight"].double()
+    got = network.delta_weight("unet", "mid_block.proj_in", torch.float64)
+    assert (got - want).abs().max() <= 1e-12 * want.abs().max()
+
+
+def test_the_configuration_beside_a_kohya_file_is_not_its_own(tmp_path, components):
+    (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
+    tensors = pair("lora_unet_mid_block_proj_in", (12, 8), 4)
+    network = load_network(save(tmp_path / "a.safetensors", tensors), components)
+    want = tensors["lora_unet_mid_block_proj_in.lora_up.weight"] @ tensors["lora_unet_mid_block_proj_in.lora_down.weight"]
+    assert (network.delta_weight("unet", "mid_block.proj_in") - want).abs().max() <= 1e-6 * want.abs().max()
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_broken_peft_metadata_is_one_clear_error(tmp_path, components, text):
+    path = save(tmp_path / "a.safetensors", peft("unet.mid_block.proj_in", (12, 8), 4), {"lora_adapter_metadata": text})
+    with pytest.raises(FileError, match=r"a\.safetensors: metadata lora_adapter_metadata"):
+        load_network(path, components)
+
+
+def test_of_several_named_adapters_one_is_used_and_the_rest_listed(tmp_path, components):
+    tensors = peft("unet.mid_block.proj_in", (12, 8), 4, ".style") | peft("unet.mid_block.proj_in", (12, 8), 4, ".default")
+    network = load_network(save(tmp_path / "a.safetensors", tensors), components)
+    assert network.report.hit == 1
+    assert reasons(network) == {
+        f"unet.mid_block.proj_in.lora_{side}.style.weight": "of a second adapter 'style'; only 'default' is used"
+        for side in "AB"
+    }
+
+
+def test_two_spellings_of_one_layer_act_once(tmp_path, components):
+    tensors = pair("lora_unet_mid_block_proj_in", (12, 8), 4) | pair("unet.mid_block.proj_in", (12, 8), 4)
+    network = load_network(save(tmp_path / "a.safetensors", tensors), components)
+    assert network.report.hit == 1
+    assert set(reasons(network).values()) == {"a second adapter for unet.mid_block.proj_in"}
+    assert network.report.format in ("kohya+diffusers", "diffusers+kohya")
+
+
+@pytest.mark.parametrize(
+    ("shapes", "text"),
+    [
+        ({"lora_up.weight": (12, 4), "lora_down.weight": (5, 8)}, r"want down \(4, 8\), got \(5, 8\)"),
+        ({"lora_up.weight": (11, 4), "lora_down.weight": (4, 8)}, r"want up \(12, r\), got \(11, 4\)"),
+        ({"lora_up.weight": (), "lora_down.weight": (4, 8)}, r"want up \(12, r\), got \(\)"),
+        ({"lora_up.weight": (12, 0), "lora_down.weight": (0, 8)}, r"want up \(12, r\)"),
+        ({"lora_up.weight": (12, 4), "lora_down.weight": (4, 8), "alpha": (2,)}, "one number as alpha"),
+        ({"lora_up.weight": (12, 4), "lora_down.weight": (4, 8), "lora_B.bias": (3,)}, "want a bias of 12"),
+        ({"lora_up.weight": (12, 4), "lora_down.weight": (4, 8), "lora_mid.weight": (4, 9)}, "want mid"),
+        ({"lora_up.weight": (12, 4), "lora_down.weight": ()}, "want down"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_told_with_want_and_got(tmp_path, components, shapes, text):
+    tensors = {f"lora_unet_mid_block_proj_in.{param}": torch.zeros(shape) for param, shape in shapes.items()}
+    tensors |= pair("lora_unet_mid_block_conv", (6, 4, 3, 3), 4)
+    network = load_network(save(tmp_path / "a.safetensors", tensors), components)
+    assert network.report.hit == 1
+    assert all(re.search(text, reason) for reason in reasons(network).values())
+
+
+def test_a_layer_the_file_does_not_change_has_no_delta(tmp_path, components):
+    network = load_network(save(tmp_path / "a.safetensors", pair("lora_unet_mid_block_proj_in", (12, 8), 4)), components)
+    for component, path in (("unet", "mid_block.conv"), ("unet", "nowhere"), ("vae", "x")):
+        with pytest.raises(ComponentError, match="does not change"):
+            network.delta_weight(component, path)
+
+
+def test_report_as_text_and_json(tmp_path, components):
+    tensors = pair("lora_unet_mid_block_proj_in", (12, 8), 4) | pair("lora_unet_mid_block_conv", (6, 4, 3, 3), 2)
+    tensors |= pair("lora_unet_gone", (6, 4), 8)
+    network = load_network(save(tmp_path / "style.safetensors", tensors, {"ss_network_dim": "4"}), components)
+    assert network.report.summary() == (
+        "style: 2 of 3 layers (3 lora, rank 2 to 4; kohya, unknown architecture); "
+        "2 keys unused: 2 no module of that name in unet"
+    )
+    data = json.loads(json.dumps(network.report.to_json()))
+    assert (data["hit"], data["layers"], data["ranks"], data["metadata"]) == (2, 3, [2, 4], {"ss_network_dim": "4"})
+    assert data["bytes"] == 4 * (4 * (12 + 8) + 2 * (6 + 36))

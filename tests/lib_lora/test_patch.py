@@ -1,0 +1,221 @@
+"""Class patches: inert without a slot, undone exactly, at peace with patches and hooks of others."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+
+import pytest
+import torch
+from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
+from torch import nn
+
+from lib_lora import Engine, Entry, Stack, install, patch, uninstall
+from tests.fakes.files import pair, save
+
+
+@pytest.fixture(autouse=True)
+def unpatched() -> Iterator[None]:
+    uninstall()
+    yield
+    uninstall()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return save(tmp_path / "a.safetensors", pair("lora_unet_0", (6, 4), 2))
+
+
+def net(layer: type[nn.Linear] = nn.Linear) -> nn.Sequential:
+    return nn.Sequential(layer(4, 6)).requires_grad_(False)
+
+
+def snapshot() -> dict[type[nn.Module], dict[str, object]]:
+    return {cls: dict(cls.__dict__) for cls in (*patch.CLASSES, nn.Module)}
+
+
+def test_install_is_idempotent_and_undone_exactly():
+    before = snapshot()
+    install()
+    once = snapshot()
+    install()
+    assert snapshot() == once
+    assert "_apply" in nn.Linear.__dict__
+    uninstall()
+    assert snapshot() == before
+    assert "_apply" not in nn.Linear.__dict__
+
+
+def test_signature_of_the_patched_forward_is_the_original_one():
+    before = inspect.signature(nn.Linear.forward)
+    install()
+    assert inspect.signature(nn.Linear.forward) == before
+
+
+def test_layers_without_a_slot_compute_the_same_bits():
+    model, x = net(), torch.randn(3, 4)
+    want = model(x)
+    install()
+    assert torch.equal(model(x), want)
+
+
+def test_nothing_of_ours_shows_in_the_module(path):
+    model = net()
+    before = [list(model.state_dict()), list(model.named_modules()), list(model.named_buffers())]
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    assert [list(model.state_dict()), list(model.named_modules()), list(model.named_buffers())] == before
+    assert len(list(model.parameters())) == 2
+
+
+def test_uninstall_takes_active_adapters_away(path):
+    model, x = net(), torch.randn(3, 4)
+    plain = model(x)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    captured = model[0].forward
+    uninstall()
+    assert torch.equal(model(x), plain)
+    assert torch.equal(captured(x), plain), "a bound method captured meanwhile is inert"
+    assert patch.SLOT not in model[0].__dict__
+    install()
+    engine.activate(Stack([Entry(path)]))
+    assert not torch.equal(model(x), plain), "and the engine can go on afterwards"
+
+
+def test_a_patch_of_others_on_top_is_respected_and_outlives_ours(path):
+    model, x = net(), torch.randn(3, 4)
+    plain = model(x)
+    engine = Engine({"unet": model})
+    ours, original = nn.Linear.forward, nn.Linear.forward.__wrapped__
+    calls = []
+
+    def theirs(self, x):
+        calls.append(self)
+        return ours(self, x)
+
+    nn.Linear.forward = theirs
+    try:
+        engine.activate(Stack([Entry(path)]))
+        assert nn.Linear.forward is theirs, "no second patch of ours is put on top"
+        calls.clear()
+        assert not torch.equal(model(x), plain)
+        assert len(calls) == 1
+        uninstall()
+        assert nn.Linear.forward is theirs
+        assert torch.equal(model(x), plain)
+    finally:
+        nn.Linear.forward = original
+
+
+def test_a_patch_undone_by_others_is_installed_again_and_said_once(path, caplog):
+    model, x = net(), torch.randn(3, 4)
+    original = nn.Linear.forward
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    adapted = model(x)
+    nn.Linear.forward = original  # as A1111's patches.undo does
+    with caplog.at_level(logging.WARNING):
+        engine.activate(Stack([Entry(path)]))
+        engine.activate(Stack([Entry(path)]))
+    assert torch.equal(model(x), adapted)
+    assert [record.message for record in caplog.records] == [
+        "Linear.forward was put back by another extension; patched again"
+    ]
+
+
+def test_no_chain_of_wrappers_adds_a_delta_twice(path):
+    """Somebody keeps our first patch, undoes it, we patch again, and their wrapper still calls the first."""
+    model, x = net(), torch.randn(3, 4)
+    original = nn.Linear.forward
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    adapted = model(x)
+    first = nn.Linear.forward
+
+    def stubborn(self, x):
+        if not hasattr(self, "in_features"):
+            raise AttributeError("an empty layer")  # so that probing it fails
+        return first(self, x)
+
+    nn.Linear.forward = stubborn
+    try:
+        engine.activate(Stack([Entry(path)]))
+        assert torch.equal(model(x), adapted)
+    finally:
+        uninstall()
+        nn.Linear.forward = original
+
+
+class Subclass(nn.Linear):
+    """A class with a forward of its own that calls its parent's, as quantization libraries have."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+class Forgelike(nn.Module):
+    """Linear by what it has, not by class."""
+
+    def __init__(self, inside: int, out: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = inside, out
+        self.weight = nn.Parameter(torch.randn(out, inside))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight.to(x))
+
+
+@pytest.mark.parametrize("cls", [Subclass, Forgelike])
+def test_classes_a_host_brings_are_patched_when_first_used_and_act_once(tmp_path, cls):
+    model, x = net(cls), torch.randn(3, 4)
+    tensors = pair("lora_unet_0", (6, 4), 2)
+    before = dict(cls.__dict__)
+    plain = model(x)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
+    delta = x @ (tensors["lora_unet_0.lora_up.weight"] @ tensors["lora_unet_0.lora_down.weight"]).T
+    assert (model(x) - plain - delta).abs().max() < 1e-5
+    uninstall()
+    assert dict(cls.__dict__) == before
+
+
+def test_a_forward_captured_by_accelerate_before_the_patch_is_reached(path):
+    model, x = net(), torch.randn(3, 4)
+    plain = model(x)
+    add_hook_to_module(model[0], ModelHook())
+    captured = model[0]._old_forward
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    adapted = model(x)
+    assert not torch.equal(adapted, plain)
+    remove_hook_from_module(model[0])
+    assert torch.equal(model(x), adapted)
+    engine.deactivate()
+    assert torch.equal(model(x), plain)
+    add_hook_to_module(model[0], ModelHook())
+    uninstall()
+    assert torch.equal(model(x), plain)
+    assert captured.__func__ is nn.Linear.forward
+
+
+def test_uninstall_gives_a_hook_back_what_it_had_captured(path):
+    model = net()
+    add_hook_to_module(model[0], ModelHook())
+    captured = model[0]._old_forward
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    assert model[0]._old_forward is not captured
+    uninstall()
+    assert model[0]._old_forward is captured
+
+
+def test_dropping_the_engine_takes_its_adapters_away(path):
+    model, x = net(), torch.randn(3, 4)
+    plain = model(x)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    assert not torch.equal(model(x), plain)
+    del engine
+    assert torch.equal(model(x), plain)
