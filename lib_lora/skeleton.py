@@ -79,7 +79,7 @@ def _layer(param: str, owner: str, shape: tuple[int, ...]) -> nn.Module | None:
     if param == "in_proj_weight":
         # head count does not show in shapes and does not matter on meta
         return nn.MultiheadAttention(shape[1], 1, device="meta")
-    if param != "weight" or "embedding." in f"{owner}.":
+    if param != "weight" or owner.endswith("embedding"):
         return None
     if len(shape) == 2:
         return nn.Linear(shape[1], shape[0], device="meta")

@@ -18,6 +18,8 @@ os.environ.update(
 import pytest
 import torch
 
+torch.set_num_threads(1)  # the models here are small: more threads cost time, and bits would depend on the machine
+
 ROOT = Path(__file__).resolve().parents[1]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 

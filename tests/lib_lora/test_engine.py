@@ -53,7 +53,9 @@ def x():
 
 @pytest.fixture
 def both(tmp_path):
-    return save(tmp_path / "both.safetensors", pair("lora_unet_a", (12, 8), 4) | pair("lora_unet_b", (8, 12), 4, seed=1))
+    return save(
+        tmp_path / "both.safetensors", pair("lora_unet_a", (12, 8), 4) | pair("lora_unet_b", (8, 12), 4, seed=1)
+    )
 
 
 @pytest.fixture
@@ -278,7 +280,9 @@ def test_a_file_truncated_while_active_is_an_error_and_no_crash(net, x, both):
 def test_a_file_is_opened_once(net, both, only_a, monkeypatch):
     opened = []
     original = AdapterFile.open.__func__
-    monkeypatch.setattr(AdapterFile, "open", classmethod(lambda cls, path: (opened.append(path), original(cls, path))[1]))
+    monkeypatch.setattr(
+        AdapterFile, "open", classmethod(lambda cls, path: (opened.append(path), original(cls, path))[1])
+    )
     engine = Engine({"unet": net})
     for _ in range(3):
         engine.activate(Stack([Entry(both), Entry(both, 0.5)]))

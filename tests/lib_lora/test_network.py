@@ -126,7 +126,9 @@ def test_the_configuration_beside_a_kohya_file_is_not_its_own(tmp_path, componen
     (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
     tensors = pair("lora_unet_mid_block_proj_in", (12, 8), 4)
     network = load_network(save(tmp_path / "a.safetensors", tensors), components)
-    want = tensors["lora_unet_mid_block_proj_in.lora_up.weight"] @ tensors["lora_unet_mid_block_proj_in.lora_down.weight"]
+    want = (
+        tensors["lora_unet_mid_block_proj_in.lora_up.weight"] @ tensors["lora_unet_mid_block_proj_in.lora_down.weight"]
+    )
     assert (network.delta_weight("unet", "mid_block.proj_in") - want).abs().max() <= 1e-6 * want.abs().max()
 
 
@@ -138,7 +140,9 @@ def test_broken_peft_metadata_is_one_clear_error(tmp_path, components, text):
 
 
 def test_of_several_named_adapters_one_is_used_and_the_rest_listed(tmp_path, components):
-    tensors = peft("unet.mid_block.proj_in", (12, 8), 4, ".style") | peft("unet.mid_block.proj_in", (12, 8), 4, ".default")
+    tensors = peft("unet.mid_block.proj_in", (12, 8), 4, ".style") | peft(
+        "unet.mid_block.proj_in", (12, 8), 4, ".default"
+    )
     network = load_network(save(tmp_path / "a.safetensors", tensors), components)
     assert network.report.hit == 1
     assert reasons(network) == {
@@ -177,7 +181,9 @@ def test_tensors_that_do_not_fit_are_told_with_want_and_got(tmp_path, components
 
 
 def test_a_layer_the_file_does_not_change_has_no_delta(tmp_path, components):
-    network = load_network(save(tmp_path / "a.safetensors", pair("lora_unet_mid_block_proj_in", (12, 8), 4)), components)
+    network = load_network(
+        save(tmp_path / "a.safetensors", pair("lora_unet_mid_block_proj_in", (12, 8), 4)), components
+    )
     for component, path in (("unet", "mid_block.conv"), ("unet", "nowhere"), ("vae", "x")):
         with pytest.raises(ComponentError, match="does not change"):
             network.delta_weight(component, path)

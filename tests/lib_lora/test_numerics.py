@@ -1,0 +1,71 @@
+"""A whole UNet and text encoder with adapters against the same model merged in fp64."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from lib_lora import Engine, Entry, Stack
+from tests.fakes.models import dense_deltas, kohya_lora, merged, tiny_text_encoder, tiny_unet, unet_inputs
+
+BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
+STRENGTHS = (0.8, -0.4)
+
+
+def cast(inputs, dtype):
+    return {k: v.to(dtype) if isinstance(v, torch.Tensor) and v.is_floating_point() else v for k, v in inputs.items()}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("loras")
+    modules = {"unet": tiny_unet(0), "text_encoder": tiny_text_encoder(0)}
+    return [
+        kohya_lora(folder / "linear.safetensors", modules, rank=4, seed=1),
+        kohya_lora(folder / "conv.safetensors", modules, rank=8, seed=2, conv=True),
+    ]
+
+
+def references(files):
+    """The unet and the text encoder with both files merged in fp64."""
+    modules = {"unet": tiny_unet(0), "text_encoder": tiny_text_encoder(0)}
+    for path, strength in zip(files, STRENGTHS, strict=True):
+        deltas = dense_deltas(path, modules)
+        modules = {name: merged(module, deltas[name], strength) for name, module in modules.items()}
+    return modules
+
+
+def error(got, want):
+    """Root mean square error relative to the reference's."""
+    return float((got.double() - want).square().mean().sqrt() / want.square().mean().sqrt())
+
+
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_full_precision(files, dtype):
+    unet, text, inputs = tiny_unet(0).to(dtype), tiny_text_encoder(0).to(dtype), unet_inputs(3)
+    ids = torch.arange(8)[None]
+    plain = unet(**cast(inputs, dtype))[0]
+    engine = Engine({"unet": unet, "text_encoder": text})
+    engine.activate(Stack(map(Entry, files, STRENGTHS)))
+    want = references(files)
+    wanted = want["unet"](**cast(inputs, torch.float64))[0]
+    assert error(unet(**cast(inputs, dtype))[0], wanted) < BOUNDS[dtype]
+    assert error(text(ids).last_hidden_state, want["text_encoder"](ids).last_hidden_state) < BOUNDS[dtype]
+    assert error(plain, wanted) > 0.01, "the adapters must show"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_is_no_worse_than_twice_a_careful_bake(files, dtype):
+    """The bake is made in fp32 from the same half-precision weights and rounded once."""
+    unet, inputs = tiny_unet(0).to(dtype), unet_inputs(3)
+    exact = copy.deepcopy(unet)
+    for path, strength in zip(files, STRENGTHS, strict=True):
+        exact = merged(exact, dense_deltas(path, {"unet": unet})["unet"], strength)
+    baked = copy.deepcopy(exact).to(torch.float32).to(dtype)
+    engine = Engine({"unet": unet})
+    engine.activate(Stack(map(Entry, files, STRENGTHS)))
+    wanted = exact(**cast(inputs, torch.float64))[0]
+    inputs = cast(inputs, dtype)
+    assert error(unet(**inputs)[0], wanted) <= 2 * error(baked(**inputs)[0], wanted)
