@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from . import patch
+from . import patch, residency
 from .binding import Binding
 from .errors import ActivationError, ComponentError, FileError, LoraError, NoMatchError, StackError
 from .factored import Factored
@@ -218,12 +218,21 @@ class Engine:
                     way.release()  # before the new ones are placed: never both on the device
             for layer, way in after.items():
                 slots[layer].way = way
-            for layer, way in after.items():
-                way.prefetch(layer)
+            for layer in after.keys() - self._resting():
+                after[layer].prefetch(layer)
         except BaseException:
             self._restore(before)
             raise
         self._plan = plan
+
+    def _resting(self) -> set[nn.Module]:
+        """Layers that are not where they compute, so that placing adapters beside them would be in vain."""
+        return {
+            layer
+            for component in self.components.values()
+            if residency.rests(component)
+            for layer in component.modules()
+        }
 
     def _restore(self, ways: Mapping[nn.Module, Way | None]) -> None:
         for layer in list(self._carriers):

@@ -74,12 +74,12 @@ class Factored:
         return y
 
     def follow(self, layer: nn.Module, device: torch.device) -> None:
-        """Go where the layer went; on the way out to meta only the home copy remains."""
+        """Go where the layer went; on its way out, to the CPU or meta, only the home copy remains."""
         placed = self._placed
         if placed is None or placed.device == device:
             return
         self._placed = None
-        if device.type != "meta":
+        if device.type not in ("cpu", "meta"):
             self._place(layer, device, placed.dtype)
 
     def prefetch(self, layer: nn.Module) -> None:

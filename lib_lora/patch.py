@@ -50,6 +50,12 @@ class ClassPatch:
         """Whether calling a layer of the class still comes here, directly or through a patch put on top."""
         return self.cls.__dict__.get("forward") is self.forward or _reaches(self)
 
+    def replaces(self, function: object) -> bool:
+        """Whether `function` is what the class had before, or what an earlier patch of it, undone since, put there."""
+        return function is self.base_forward or (
+            function is not self.forward and getattr(function, "patched_class", None) is self.cls
+        )
+
     def undo(self) -> None:
         """Put the class back as it was found; what others put on top meanwhile is theirs and stays."""
         for name, ours in (("forward", self.forward), ("_apply", self.apply), (SLOT, None)):
@@ -63,7 +69,11 @@ class ClassPatch:
 
 _patches: dict[type[nn.Module], ClassPatch] = {}
 _carriers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-_adopted: weakref.WeakKeyDictionary[nn.Module, list[tuple[object, str, object]]] = weakref.WeakKeyDictionary()
+Function = Callable[..., Any]
+_adopted: weakref.WeakKeyDictionary[nn.Module, list[tuple[weakref.ref[Any], str, Function, Function]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Layer -> (holder, attribute, function found there, ours). Functions, not methods, which would keep the layer."""
 
 
 def install() -> None:
@@ -77,8 +87,11 @@ def uninstall() -> None:
     for layer in list(_carriers):
         detach(layer)
     for layer, captures in list(_adopted.items()):
-        for holder, attribute, original in captures:
-            setattr(holder, attribute, original)
+        for holder, attribute, original, ours in captures:
+            # a hook that was removed meanwhile has put what it kept on the layer itself
+            for place, name in ((holder(), attribute), (layer, "forward")):
+                if place is not None and getattr(vars(place).get(name), "__func__", None) is ours:
+                    setattr(place, name, MethodType(original, layer))
         del _adopted[layer]
     for cls in list(_patches):
         _patches.pop(cls).undo()
@@ -94,6 +107,7 @@ def ensure_in_force() -> bool:
     for cls, patch in list(_patches.items()):
         if not patch.in_force():
             logger.warning("%s.forward was put back by another extension; patched again", cls.__name__)
+            patch.undo()  # what is left of it, or the next one would take it for the class's own
             _patches[cls] = ClassPatch(cls)
             again = True
     return again
@@ -136,10 +150,12 @@ def _owner(cls: type[nn.Module]) -> type[nn.Module]:
 
 def _adopt(layer: nn.Module, patch: ClassPatch) -> None:
     """Reach a layer whose hooks captured the class's forward before the patch was there."""
-    for holder, attribute in residency.captured(layer):
+    left = [(layer, "forward")] if "forward" in layer.__dict__ else []  # by a hook that is gone
+    for holder, attribute in (*left, *residency.captured(layer)):
         captured = getattr(holder, attribute)
-        if isinstance(captured, MethodType) and captured.__func__ is patch.base_forward:
-            _adopted.setdefault(layer, []).append((holder, attribute, captured))
+        if isinstance(captured, MethodType) and patch.replaces(captured.__func__):
+            found = (weakref.ref(holder), attribute, captured.__func__, patch.forward)
+            _adopted.setdefault(layer, []).append(found)
             setattr(holder, attribute, MethodType(patch.forward, layer))
 
 
@@ -150,6 +166,7 @@ def _patched_forward(patch: ClassPatch, base_forward: BaseForward) -> BaseForwar
             return base_forward(self, *args, **kwargs)
         return slot.way.run(self, base_forward, args, kwargs)
 
+    forward.patched_class = patch.cls  # type: ignore[attr-defined]
     forward.__wrapped__ = base_forward  # type: ignore[attr-defined]  # inspect.signature() looks here
     return forward
 

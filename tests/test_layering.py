@@ -18,7 +18,7 @@ BASICS = "errors registry tensors"
 LIB_LORA = {
     "__init__": "engine file network patch report stack",
     "__main__": "*",
-    "engine": "binding factored file layer network patch report slot stack strength transient",
+    "engine": "binding factored file layer network patch report residency slot stack strength transient",
     "network": "adapters architectures file formats layer peft_config report",
     "peft_config": "adapters.base file",
     "skeleton": "file",

@@ -22,6 +22,11 @@ def captured(layer: nn.Module) -> Iterator[tuple[object, str]]:
         yield from scheme.captured(layer)
 
 
+def rests(component: nn.Module) -> bool:
+    """Whether the component only rests where it is: a hook brings it to its device for a call."""
+    return any(scheme.rests(component) for scheme in _schemes())
+
+
 def stays(layer: nn.Module) -> bool:
     """Whether what was placed for `layer` may stay on the device after a call."""
     return all(scheme.stays(layer) for scheme in _schemes())

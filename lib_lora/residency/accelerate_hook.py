@@ -25,6 +25,10 @@ class AccelerateHook(Scheme):
             yield layer, "_old_forward"
 
     @classmethod
+    def rests(cls, component: nn.Module) -> bool:
+        return "_hf_hook" in component.__dict__
+
+    @classmethod
     def stays(cls, layer: nn.Module) -> bool:
         hook = layer.__dict__.get("_hf_hook")
         hooks = getattr(hook, "hooks", (hook,))  # SequentialHook holds several

@@ -22,5 +22,10 @@ class Scheme(ABC):
 
     @classmethod
     @abstractmethod
+    def rests(cls, component: nn.Module) -> bool:
+        """True where this scheme keeps a whole component elsewhere than where it computes."""
+
+    @classmethod
+    @abstractmethod
     def stays(cls, layer: nn.Module) -> bool:
         """False where the scheme takes the layer's weights off the device after every call."""

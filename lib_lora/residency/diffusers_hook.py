@@ -28,6 +28,10 @@ class DiffusersHook(Scheme):
                     yield reference, attribute
 
     @classmethod
+    def rests(cls, component: nn.Module) -> bool:
+        return any(not cls.stays(module) for module in component.modules())
+
+    @classmethod
     def stays(cls, layer: nn.Module) -> bool:
         registry = layer.__dict__.get("_diffusers_hook")
         hooks = getattr(registry, "hooks", {})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import UNet2DConditionModel
+from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -44,13 +44,32 @@ def exact_arithmetic() -> Iterator[None]:
 
 
 def tiny_unet(seed: int) -> UNet2DConditionModel:
-    """Make a UNet of SD 1.5's layout, frozen, in fp32."""
+    """Make a UNet of SD 1.5's kinds of block, two levels deep, frozen, in fp32."""
     return copy.deepcopy(_unet(seed))
 
 
 def tiny_text_encoder(seed: int) -> CLIPTextModel:
     """Make a CLIP text encoder of two layers, frozen, in fp32."""
     return copy.deepcopy(_text_encoder(seed))
+
+
+def tiny_pipeline(seed: int) -> StableDiffusionPipeline:
+    """Make a text-to-image pipeline of the tiny models; it has no tokenizer, so it is called with embeddings."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        vae = AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=4, sample_size=8)
+    pipeline = StableDiffusionPipeline(
+        vae=vae.requires_grad_(False).eval(),
+        text_encoder=tiny_text_encoder(seed),
+        tokenizer=None,
+        unet=tiny_unet(seed),
+        scheduler=DDIMScheduler(clip_sample=False, steps_offset=1),
+        safety_checker=None,
+        feature_extractor=None,
+        requires_safety_checker=False,
+    )
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
 
 
 def unet_inputs(seed: int, batch: int = 2) -> dict[str, Any]:
@@ -136,7 +155,9 @@ def _unet(seed: int) -> UNet2DConditionModel:
         unet = UNet2DConditionModel(
             sample_size=8,
             layers_per_block=1,
-            block_out_channels=(32, 64, 64, 64),
+            block_out_channels=(32, 64),
+            down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+            up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
             cross_attention_dim=WIDTH,
             attention_head_dim=4,
             norm_num_groups=8,
