@@ -1,0 +1,78 @@
+"""Remora inside a web UI: picks the host and connects everything; may be called again on a UI reload."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .hosts import Events, Host
+    from .session import Session
+
+__all__ = ["register", "unregister"]
+
+logger = logging.getLogger(__name__)
+
+_session: Session | None = None
+
+
+def register() -> Session | None:
+    """Connect to the web UI of this process; None where there is none that Remora knows, or it failed.
+
+    Nothing is raised: whatever goes wrong is logged with its traceback, and the host goes on without Remora.
+    """
+    try:
+        return _register()
+    except Exception:  # the host's boundary: an extension must not keep a web UI from starting
+        logger.exception("remora: could not be set up and stays off; the web UI goes on without it")
+        return None
+
+
+def unregister() -> None:
+    """Take everything off the model and undo the patches; `register` may follow."""
+    global _session
+    from lib_lora import uninstall
+
+    if _session is not None:
+        _session.close()
+        _session = None
+    uninstall()
+
+
+def _register() -> Session | None:
+    global _session
+    from .hosts import current_host
+
+    host = current_host()
+    if host is None:
+        logger.warning("remora: this web UI is not supported yet, so Remora stays off; nothing was changed")
+        return None
+    from lib_lora import install
+
+    from .options import TABLE
+    from .session import Session
+
+    install()
+    if _session is None or _session.host is not host:
+        _session = Session(host)
+    host.add_options(TABLE)
+    host.connect(_events(host, _session))
+    return _session
+
+
+def _events(host: Host, session: Session) -> Events:
+    from .hosts import Events
+    from .options import skip_bad
+    from .prompt import parse_arguments
+
+    def tags(arguments: Sequence[str]) -> None:
+        wishes = [tag for tag in map(parse_arguments, arguments) if not tag.is_off]
+        session.begin(wishes, skip_bad(host))
+
+    def app_started(app: Any) -> None:
+        from .api import add_routes  # fastapi is imported where a host serves with it
+
+        add_routes(app, session)
+
+    return Events(session.model_changed, tags, session.end, app_started, unregister)

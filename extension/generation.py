@@ -1,0 +1,110 @@
+"""What a picture job is asked for and answers with; pure values, shared by the page, the API and the jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from PIL.Image import Image
+
+MAX_SIDE = 2048  # pixels
+SIDE_STEP = 8  # pixels per latent
+MAX_STEPS = 150
+MAX_BATCH = 16
+MAX_COUNT = 100
+MAX_CFG = 30.0
+MAX_SEED = 2**63 - 1 - MAX_BATCH * MAX_COUNT  # torch seeds are signed 64 bit, and image i uses seed + i
+
+
+class RequestError(ValueError):
+    """A job that cannot be done as asked; the text is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Txt2Img:
+    """One text-to-image job."""
+
+    prompt: str
+    negative_prompt: str = ""
+    steps: int = 20
+    sampler: str = "Euler a"
+    schedule: str = "Automatic"
+    cfg_scale: float = 7.0
+    width: int = 512
+    height: int = 512
+    seed: int = -1
+    """The first picture's; picture i uses seed + i; -1 draws one."""
+    batch_size: int = 1
+    n_iter: int = 1
+    clip_skip: int = 1
+    """1 uses the text encoder's last layer, 2 the one before, as in A1111."""
+
+    @property
+    def count(self) -> int:
+        return self.batch_size * self.n_iter
+
+    def check(self) -> None:
+        """Check every bound.
+
+        Raises:
+            RequestError: the first one broken.
+        """
+        for name, side in (("width", self.width), ("height", self.height)):
+            if side % SIDE_STEP or not 64 <= side <= MAX_SIDE:
+                raise RequestError(f"{name} is {side}; it must be a multiple of {SIDE_STEP} from 64 to {MAX_SIDE}")
+        bounds: tuple[tuple[str, float, float, float], ...] = (
+            ("steps", self.steps, 1, MAX_STEPS),
+            ("CFG scale", self.cfg_scale, 1, MAX_CFG),
+            ("batch size", self.batch_size, 1, MAX_BATCH),
+            ("batch count", self.n_iter, 1, MAX_COUNT),
+            ("clip skip", self.clip_skip, 1, 12),
+            ("seed", self.seed, -1, MAX_SEED),
+        )
+        for name, value, low, high in bounds:
+            if not low <= value <= high:
+                raise RequestError(f"{name} is {value:g}; it must be from {low:g} to {high:g}")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One finished picture."""
+
+    image: Image
+    seed: int
+    infotext: str
+    """The parameters text that is also in the PNG."""
+    path: Path | None = None
+    """Where it was saved."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a job ended with."""
+
+    pictures: tuple[Picture, ...]
+    seed: int
+    """The first picture's, drawn if -1 was asked for."""
+    cancelled: bool = False
+    lora_reports: tuple[str, ...] = ()
+    """One line per LoRA: layers hit, keys unused."""
+    notes: tuple[str, ...] = ()
+    """What the user should know: LoRAs skipped, a prompt cut short."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a job is."""
+
+    step: int = 0
+    steps: int = 0
+    """Of the whole job, over all its batches."""
+    waiting: bool = False
+    """Another job runs first."""
+    preview: Image | None = None
+
+    @property
+    def fraction(self) -> float:
+        return self.step / self.steps if self.steps else 0.0

@@ -1,0 +1,29 @@
+"""The web UIs Remora knows, one file each; the only place that imports a host's own modules."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+from .base import Events, Host, Option
+
+__all__ = ["Events", "Host", "Option", "current_host", "known_hosts"]
+
+
+def known_hosts() -> Iterator[Host]:
+    """Yield the hosts of all files here; a file that is added is found by itself."""
+    for info in pkgutil.iter_modules(__path__):
+        if info.name != "base" and not info.name.startswith("_"):
+            # by our own name, so it holds under whatever name we were imported
+            module = importlib.import_module(f"{__name__}.{info.name}")
+            yield from (value for value in vars(module).values() if isinstance(value, Host))
+
+
+def current_host() -> Host | None:
+    """Return the host this process is, None where no file here knows it.
+
+    A fork can look like what it is a fork of; then it is the one that wants to be asked `before` the other.
+    """
+    current = [host for host in known_hosts() if host.is_current()]
+    return next((host for host in current if not any(host.name in other.before for other in current)), None)

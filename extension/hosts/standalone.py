@@ -1,0 +1,91 @@
+"""The embedded web UI as a host: current as soon as it has opened itself in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from .base import Events, Host, Option
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_ADAPTABLE = ("unet", "transformer", "text_encoder", "text_encoder_2", "text_encoder_3")
+
+
+class StandaloneHost(Host):
+    """Holds what the embedded web UI set up, and answers for it."""
+
+    name: ClassVar[str] = "standalone"
+
+    def __init__(self) -> None:
+        self._open = False
+        self._parts: Mapping[str, nn.Module] = {}
+        self._dirs: tuple[Path, ...] = ()
+        self._values: dict[str, object] = {}
+        self._events: Events | None = None
+
+    def open(self, dirs: Sequence[Path], settings: Mapping[str, object]) -> None:
+        """Become the current host, with these adapter folders and settings that differ from their defaults."""
+        self._open = True
+        self._dirs = tuple(dirs)
+        self._values = dict(settings)
+
+    def close(self) -> None:
+        """Stop being the current host and forget the model; connected events are told first."""
+        if self._events is not None:
+            self._events.unloaded()
+        self.__init__()  # type: ignore[misc]  # back to the state before open()
+
+    def set_components(self, parts: Mapping[str, object]) -> None:
+        """Serve the parts of a newly loaded pipeline that LoRA can change, and say so."""
+        self._parts = {name: part for name in _ADAPTABLE if (part := _module(parts.get(name))) is not None}
+        if self._events is not None:
+            self._events.model_changed()
+
+    def app_started(self, app: object) -> None:
+        """Tell that the FastAPI application takes routes now."""
+        if self._events is not None:
+            self._events.app_started(app)
+
+    def is_current(self) -> bool:
+        return self._open
+
+    def components(self) -> Mapping[str, nn.Module]:
+        return self._parts
+
+    def layer_classes(self) -> Sequence[type[nn.Module]]:
+        return ()
+
+    def adapter_dirs(self) -> Sequence[Path]:
+        return self._dirs
+
+    def add_options(self, options: Sequence[Option]) -> None:
+        for option in options:
+            self._values.setdefault(option.key, option.default)
+
+    def option(self, key: str) -> object:
+        return self._values[key]
+
+    def set_option(self, key: str, value: object) -> None:
+        """Change a setting added before.
+
+        Raises:
+            KeyError: no such setting.
+        """
+        if key not in self._values:
+            raise KeyError(key)
+        self._values[key] = value
+
+    def connect(self, events: Events) -> None:
+        self._events = events
+
+
+STANDALONE = StandaloneHost()
+
+
+def _module(part: object) -> nn.Module | None:
+    from torch import nn
+
+    return part if isinstance(part, nn.Module) else None

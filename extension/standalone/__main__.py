@@ -1,0 +1,101 @@
+"""Start the embedded web UI: `python -m extension.standalone --model MODEL --lora-dir LORAS`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+# Nothing is fetched and nothing reported, whatever a library would do by itself; set before they are imported.
+for _name, _value in {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "GRADIO_ANALYTICS_ENABLED": "False",
+    "DO_NOT_TRACK": "1",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+ROOT = Path(__file__).resolve().parents[2]
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until interrupted; returns the exit status."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    for noisy in ("httpx", "transformers"):  # what they warn of is about parts that are not used here
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    try:
+        return _serve(arguments)
+    except (OSError, ValueError, RuntimeError, _lora_error()) as error:
+        logger.debug("start failed", exc_info=True)
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m extension.standalone", description=__doc__)
+    parser.add_argument("--model", type=Path, help="diffusers folder, or checkpoint in one .safetensors file")
+    parser.add_argument("--demo", action="store_true", help="make and use a tiny random model with two LoRAs")
+    parser.add_argument("--lora-dir", type=Path, action="append", default=[], help="folder of LoRA files; repeatable")
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
+    parser.add_argument("--port", type=int, default=7860)
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"))
+    parser.add_argument("--offload", default="none", choices=("none", "model", "sequential", "group"))
+    parser.add_argument("--output-dir", type=Path, default=ROOT / "outputs", help="where pictures are saved")
+    parser.add_argument(
+        "--prediction-type", choices=("epsilon", "v_prediction"), help="where a checkpoint does not say"
+    )
+    parser.add_argument("--tokenizer", type=Path, help="folder with vocab.json and merges.txt of CLIP")
+    parser.add_argument("--no-browser", action="store_true", help="do not open the page")
+    return parser
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    import uvicorn
+
+    from .demo_model import make_demo
+    from .jobs import Runner
+    from .model import load_model, pick_device, pick_dtype
+    from .server import make_app
+    from .studio import open_studio
+
+    if arguments.model is None and not arguments.demo:
+        print("error: name a model by --model, or try --demo", file=sys.stderr)
+        return 2
+    path, loras = arguments.model, list(arguments.lora_dir)
+    if arguments.demo:
+        demo = make_demo(ROOT / "demo")
+        path, loras = path or demo.model, [*loras, demo.loras]
+    device = pick_device(arguments.device)
+    model = load_model(path, pick_dtype(arguments.dtype, device), arguments.prediction_type, arguments.tokenizer)
+    output_dir = arguments.output_dir.expanduser().resolve()
+    runner = Runner(open_studio(model, device, loras, output_dir, arguments.offload))
+    url = f"http://{'127.0.0.1' if arguments.host == '0.0.0.0' else arguments.host}:{arguments.port}"
+    logger.info("%s on %s; open %s", model.name, device, url)
+    if not arguments.no_browser and not os.environ.get("CI"):
+        threading.Timer(1.5, webbrowser.open, [url]).start()
+    try:
+        uvicorn.run(make_app(runner, output_dir), host=arguments.host, port=arguments.port, log_level="warning")
+    finally:
+        runner.close()
+        runner.studio.close()
+    return 0
+
+
+def _lora_error() -> type[Exception]:
+    from lib_lora import LoraError
+
+    return LoraError
+
+
+if __name__ == "__main__":
+    sys.exit(main())

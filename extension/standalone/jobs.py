@@ -1,0 +1,107 @@
+"""Jobs, one at a time, each in the order it came."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from ..generation import Progress, Result, Txt2Img
+from .pnginfo import save_picture
+from .render import Watch, check, render
+
+if TYPE_CHECKING:
+    from .studio import Studio
+
+T = TypeVar("T")
+Work: TypeAlias = Callable[[Txt2Img, Watch], Result]
+
+
+class Job:
+    """One text-to-image job, from waiting to done."""
+
+    def __init__(self, request: Txt2Img, start: Callable[[Callable[[], Result]], Future[Result]], work: Work) -> None:
+        self.request = request
+        self._progress = Progress(waiting=True)
+        self._cancel = threading.Event()
+        self._future = start(lambda: self._run(work))
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is; keeps the latest preview."""
+        return self._progress
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def cancel(self) -> None:
+        """Stop at the next step; pictures finished before are kept."""
+        self._cancel.set()
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the end.
+
+        Raises:
+            TimeoutError: not done after `timeout` seconds.
+            Exception: whatever the job failed with.
+        """
+        return self._future.result(timeout)
+
+    def _run(self, work: Work) -> Result:
+        self._progress = Progress()
+        return work(self.request, Watch(self._report, self._cancel.is_set))
+
+    def _report(self, progress: Progress) -> None:
+        if progress.preview is None and self._progress.preview is not None:
+            progress = Progress(progress.step, progress.steps, preview=self._progress.preview)
+        self._progress = progress
+
+
+class Runner:
+    """Runs jobs one after another on a thread of its own."""
+
+    def __init__(self, studio: Studio) -> None:
+        self.studio = studio
+        self._worker = ThreadPoolExecutor(1, "remora-jobs")
+        self._jobs: list[Job] = []
+
+    @property
+    def current(self) -> Job | None:
+        """The job that runs, or is next."""
+        self._jobs = [job for job in self._jobs if not job.done]
+        return self._jobs[0] if self._jobs else None
+
+    def submit(self, request: Txt2Img, save: bool = False) -> Job:
+        """Queue a job; its pictures are saved to the output folder where `save`.
+
+        Raises:
+            RequestError: a value out of bounds or an unknown sampler.
+            PromptError: a LoRA tag that cannot be read.
+        """
+        check(request)
+        job = Job(request, self._worker.submit, partial(_work, self.studio, save))
+        self._jobs.append(job)
+        return job
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run something between two jobs, and wait for it."""
+        return self._worker.submit(function).result()
+
+    def close(self) -> None:
+        """Cancel all jobs and wait until the present step has ended."""
+        for job in self._jobs:
+            job.cancel()
+        self._worker.shutdown(wait=True)
+
+
+def _work(studio: Studio, save: bool, request: Txt2Img, watch: Watch) -> Result:
+    result = render(studio, request, watch)
+    folder = studio.output_dir
+    if not save or folder is None:
+        return result
+    pictures = (replace(picture, path=save_picture(picture, folder)) for picture in result.pictures)
+    return replace(result, pictures=tuple(pictures))

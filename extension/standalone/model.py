@@ -1,0 +1,141 @@
+"""Loads a pipeline from a diffusers folder or a single-file checkpoint; nothing is fetched."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .layout import CheckpointError
+from .single_file import load_single_file
+
+logger = logging.getLogger(__name__)
+
+_HASH_LENGTH = 10  # hex digits, as A1111 shows a model's hash
+_FAMILIES = {
+    "StableDiffusionPipeline": "sd",
+    "StableDiffusionXLPipeline": "sdxl",
+    "StableDiffusionXLImg2ImgPipeline": "sdxl-refiner",
+}
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A pipeline on the CPU and where it came from."""
+
+    pipeline: Any
+    path: Path
+    family: str
+    """sd (1.x and 2.x), sdxl or sdxl-refiner."""
+    sha256: Future[str]
+    """Of the checkpoint, or of a folder's unet; computed aside, for a large file takes long."""
+
+    @property
+    def name(self) -> str:
+        return self.path.stem if self.path.is_file() else self.path.name
+
+    @property
+    def side(self) -> int:
+        """Width and height the model was made for, in pixels."""
+        return int(self.pipeline.unet.config.sample_size) * int(self.pipeline.vae_scale_factor)
+
+    @property
+    def shorthash(self) -> str:
+        """Ten hex digits; waits for the hash the first time."""
+        return self.sha256.result()[:_HASH_LENGTH]
+
+
+def load_model(
+    path: Path, dtype: torch.dtype, prediction_type: str | None = None, tokenizer: Path | None = None
+) -> LoadedModel:
+    """Load a model onto the CPU.
+
+    Raises:
+        CheckpointError: there is nothing, or nothing that can be read; the text says what.
+        LoraError: a file whose header is damaged, or a pickle.
+        TokenizerError: as `load_single_file`.
+    """
+    path = path.expanduser().resolve()
+    if path.is_file():
+        pipeline = load_single_file(path, dtype, prediction_type, tokenizer)
+        weights: Path | None = path
+    elif (path / "model_index.json").is_file():
+        pipeline, weights = _load_folder(path, dtype, prediction_type), _unet_file(path)
+    else:
+        raise CheckpointError(f"{path} is neither a checkpoint file nor a diffusers folder (with a model_index.json)")
+    family = _FAMILIES.get(type(pipeline).__name__)
+    if family is None:
+        raise CheckpointError(f"{path.name} is a {type(pipeline).__name__}; known are {', '.join(_FAMILIES)}")
+    pipeline.set_progress_bar_config(disable=True)
+    return LoadedModel(pipeline, path, family, _in_background(weights))
+
+
+def pick_device(wanted: str) -> torch.device:
+    """Return the device meant by a name; "auto" takes the best there is."""
+    if wanted != "auto":
+        return torch.device(wanted)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if hasattr(torch, "xpu") and torch.xpu.is_available():
+        return torch.device("xpu")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """Return the dtype meant by a name; "auto" is half precision except on the CPU, which is slower with it."""
+    if wanted != "auto":
+        return _DTYPES[wanted]
+    return torch.float32 if device.type == "cpu" else torch.float16
+
+
+def _load_folder(path: Path, dtype: torch.dtype, prediction_type: str | None) -> Any:
+    import diffusers
+
+    index = json.loads((path / "model_index.json").read_text("utf-8"))
+    kind = getattr(diffusers, index["_class_name"]) if index.get("_class_name") in _FAMILIES else None
+    if kind is None:
+        raise CheckpointError(f"{path.name} holds a {index.get('_class_name')}; known are {', '.join(_FAMILIES)}")
+    options: dict[str, Any] = {"dtype": dtype, "local_files_only": True, "use_safetensors": True}
+    if (variant := _variant(path)) is not None:
+        options["variant"] = variant
+    try:
+        pipeline = kind.from_pretrained(path, **options)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path.name} cannot be loaded: {error}") from error
+    if prediction_type is not None:
+        pipeline.scheduler.register_to_config(prediction_type=prediction_type)
+    return pipeline
+
+
+def _variant(path: Path) -> str | None:
+    """Return "fp16" where a folder holds its unet in that variant only."""
+    names = [file.name for file in (path / "unet").glob("*.safetensors")]
+    return "fp16" if names and all(".fp16." in name for name in names) else None
+
+
+def _unet_file(path: Path) -> Path | None:
+    return next(iter(sorted((path / "unet").glob("*.safetensors"))), None)
+
+
+def _in_background(path: Path | None) -> Future[str]:
+    pool = ThreadPoolExecutor(1, "hash")
+    future = pool.submit(_sha256, path)
+    pool.shutdown(wait=False)
+    return future
+
+
+def _sha256(path: Path | None) -> str:
+    if path is None:
+        return ""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()

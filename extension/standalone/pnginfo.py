@@ -1,0 +1,46 @@
+"""Pictures as PNG with the parameters text inside, where A1111 and everything around it looks for it."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PIL.PngImagePlugin import PngInfo
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from ..generation import Picture
+
+_CHUNK = "parameters"
+_NUMBERED = re.compile(r"(\d{5,})-")
+
+
+def encode_png(image: Image, infotext: str) -> bytes:
+    """Encode a picture with its parameters text; outside Latin-1 the text goes into an iTXt chunk by itself."""
+    chunks = PngInfo()
+    if infotext:
+        chunks.add_text(_CHUNK, infotext)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", pnginfo=chunks)
+    return buffer.getvalue()
+
+
+def read_infotext(image: Image) -> str:
+    """Return the parameters text of an opened PNG; empty where there is none."""
+    return str(image.info.get(_CHUNK, ""))
+
+
+def save_picture(picture: Picture, folder: Path) -> Path:
+    """Write a picture as `00001-SEED.png` with the next free number.
+
+    Raises:
+        OSError: the folder cannot be written to.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = [int(match[1]) for path in folder.glob("*.png") if (match := _NUMBERED.match(path.name))]
+    path = folder / f"{max(numbers, default=0) + 1:05d}-{picture.seed}.png"
+    path.write_bytes(encode_png(picture.image, picture.infotext))
+    return path

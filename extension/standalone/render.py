@@ -1,0 +1,184 @@
+"""Makes the pictures of one text-to-image job."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..generation import Picture, Progress, Result, Txt2Img
+from ..infotext import Infotext, format_hashes, format_infotext
+from ..options import hashes_wanted, skip_bad
+from ..prompt import Parsed, parse
+from .encode import encode_skipping
+from .preview import preview
+from .sampling import Sampling, find_sampling
+
+if TYPE_CHECKING:
+    from ..session import Activation
+    from .studio import Studio
+
+_PREVIEW_EVERY = 0.3  # seconds; on a GPU each one waits for the step to end
+_LATENT = 8  # pixels
+
+
+class Cancelled(Exception):  # noqa: N818  # a way out, not an error
+    """The job was cancelled; raised inside a step so that nothing more is computed."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How a job is seen and stopped from outside."""
+
+    report: Callable[[Progress], None]
+    cancelled: Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A checked job."""
+
+    request: Txt2Img
+    prompt: Parsed
+    sampling: Sampling
+    seed: int
+
+
+def check(request: Txt2Img) -> None:
+    """Check what can be checked before a job waits its turn.
+
+    Raises:
+        RequestError: a value out of bounds, or an unknown sampler.
+        PromptError: a LoRA tag that cannot be read.
+    """
+    _plan(request)
+
+
+def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
+    """Make the pictures; a cancelled job returns those finished before.
+
+    However it ends, no LoRA stays in force. Text is encoded with the job's LoRAs, and never kept for another job.
+
+    Raises:
+        RequestError: as `check`.
+        LoraError: a LoRA tag, name or file failed, and the setting says to fail.
+    """
+    plan = _plan(request)
+    pictures: list[Picture] = []
+    cancelled = False
+    pipeline = studio.model.pipeline
+    try:
+        activation = studio.session.begin([tag for tag in plan.prompt.tags if not tag.is_off], skip_bad(studio.host))
+        settings = _settings(studio, plan, activation)
+        for batch in range(request.n_iter):
+            pictures += _batch(studio, plan, batch, settings, watch)
+    except Cancelled:
+        cancelled = True
+    finally:
+        studio.session.end()
+        pipeline.maybe_free_model_hooks()  # a pipeline left in the middle has not done it
+    notes = (*activation.skipped, *_notes(studio, plan))
+    return Result(tuple(pictures), plan.seed, cancelled, tuple(a.report.summary() for a in activation.active), notes)
+
+
+def _plan(request: Txt2Img) -> _Plan:
+    request.check()
+    seed = secrets.randbelow(2**32) if request.seed == -1 else request.seed
+    return _Plan(request, parse(request.prompt), find_sampling(request.sampler, request.schedule), seed)
+
+
+def _batch(studio: Studio, plan: _Plan, batch: int, settings: Mapping[str, str], watch: Watch) -> list[Picture]:
+    if watch.cancelled():
+        raise Cancelled
+    first = plan.seed + batch * plan.request.batch_size
+    seeds = range(first, first + plan.request.batch_size)
+    pipeline = studio.model.pipeline
+    pipeline.scheduler = plan.sampling.make(pipeline.scheduler.config)
+    images = pipeline(
+        **_arguments(studio, plan, list(seeds)), callback_on_step_end=_step(studio, plan, batch, watch)
+    ).images
+    pictures = []
+    for image, seed in zip(images, seeds, strict=True):
+        own = {name: str(seed) if name == "Seed" else value for name, value in settings.items()}
+        text = format_infotext(Infotext(plan.request.prompt, plan.request.negative_prompt, own))
+        pictures.append(Picture(image, seed, text))
+    return pictures
+
+
+def _arguments(studio: Studio, plan: _Plan, seeds: list[int]) -> dict[str, Any]:
+    request = plan.request
+    # one CPU generator per picture: what it shows depends neither on the batch it is in nor on the device
+    generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
+    arguments: dict[str, Any] = {
+        "prompt": [plan.prompt.text] * len(seeds),
+        "negative_prompt": [request.negative_prompt] * len(seeds),
+        "num_inference_steps": request.steps,
+        "guidance_scale": request.cfg_scale,
+        "generator": generators,
+    }
+    unet = studio.model.pipeline.unet
+    shape = (1, unet.config.in_channels, request.height // _LATENT, request.width // _LATENT)
+    if studio.model.family == "sdxl-refiner":  # has no text-to-image of its own: starts from nothing, all noise
+        return arguments | {"image": torch.zeros(len(seeds), *shape[1:], dtype=unet.dtype), "strength": 1.0}
+    latents = torch.cat([torch.randn(shape, generator=generator) for generator in generators])
+    arguments |= {"latents": latents.to(unet.dtype), "height": request.height, "width": request.width}
+    if studio.model.family == "sd" and request.clip_skip > 1:  # XL always takes the last layer but one
+        for name in ("prompt", "negative_prompt"):
+            texts = arguments.pop(name)
+            arguments[f"{name}_embeds"] = encode_skipping(studio.model.pipeline, texts, request.clip_skip)
+    return arguments
+
+
+def _step(studio: Studio, plan: _Plan, batch: int, watch: Watch) -> Callable[..., dict[str, Any]]:
+    shown = 0.0
+
+    def on_step_end(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+        nonlocal shown
+        if watch.cancelled():
+            raise Cancelled
+        steps = pipeline.num_timesteps  # of this batch; some samplers take two per step asked for
+        picture = None
+        if time.monotonic() - shown > _PREVIEW_EVERY:
+            picture, shown = preview(tensors["latents"], studio.model.family), time.monotonic()
+        watch.report(Progress(batch * steps + step + 1, plan.request.n_iter * steps, preview=picture))
+        return tensors
+
+    return on_step_end
+
+
+def _settings(studio: Studio, plan: _Plan, activation: Activation) -> dict[str, str]:
+    request = plan.request
+    settings = {
+        "Steps": str(request.steps),
+        "Sampler": plan.sampling.sampler.name,
+        "Schedule type": plan.sampling.schedule,
+        "CFG scale": f"{request.cfg_scale:g}",
+        "Seed": str(plan.seed),
+        "Size": f"{request.width}x{request.height}",
+        "Model hash": studio.model.shorthash,
+        "Model": studio.model.name,
+    }
+    if request.clip_skip > 1:
+        settings["Clip skip"] = str(request.clip_skip)
+    if activation.active and hashes_wanted(studio.host):
+        hashes = {active.name: studio.session.catalog.shorthash(active.file) for active in activation.active}
+        settings["Lora hashes"] = format_hashes(hashes.items())
+    return settings
+
+
+def _notes(studio: Studio, plan: _Plan) -> list[str]:
+    notes = []
+    pipeline = studio.model.pipeline
+    tokenizer = getattr(pipeline, "tokenizer", None) or pipeline.tokenizer_2
+    for what, text in (("prompt", plan.prompt.text), ("negative prompt", plan.request.negative_prompt)):
+        tokens = len(tokenizer(text, truncation=False, verbose=False).input_ids)
+        if tokens > tokenizer.model_max_length:
+            room = tokenizer.model_max_length - 2
+            notes.append(f"the {what} has {tokens - 2} tokens; only the first {room} were read")
+    if "<lora:" in plan.request.negative_prompt.lower():
+        notes.append("a LoRA tag in the negative prompt is read as plain text, as in other web UIs")
+    return notes

@@ -1,0 +1,146 @@
+"""Samplers by A1111's names, as diffusers schedulers."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import diffusers
+
+from ..generation import RequestError
+
+AUTOMATIC = "Automatic"
+
+_SCHEDULES: Mapping[str, Mapping[str, bool]] = {
+    "Uniform": {},
+    "Karras": {"use_karras_sigmas": True},
+    "Exponential": {"use_exponential_sigmas": True},
+}
+_FROM_MODEL = (
+    "num_train_timesteps",
+    "beta_start",
+    "beta_end",
+    "beta_schedule",
+    "trained_betas",
+    "prediction_type",
+    "rescale_betas_zero_snr",
+)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """One sampler of A1111."""
+
+    name: str
+    scheduler: str
+    """Class name in diffusers."""
+    schedule: str = "Uniform"
+    """What A1111 means by "Automatic" for this sampler."""
+    settings: Mapping[str, Any] = field(default_factory=lambda: {"timestep_spacing": "linspace"})
+    needs: str = ""
+    """A package the scheduler imports and that may be missing."""
+
+
+_TABLE = (
+    Sampler("DPM++ 2M", "DPMSolverMultistepScheduler", "Karras"),
+    Sampler(
+        "DPM++ 2M SDE",
+        "DPMSolverMultistepScheduler",
+        "Exponential",
+        {"timestep_spacing": "linspace", "algorithm_type": "sde-dpmsolver++"},
+    ),
+    Sampler("DPM++ SDE", "DPMSolverSDEScheduler", "Karras", needs="torchsde"),
+    Sampler("Euler a", "EulerAncestralDiscreteScheduler"),
+    Sampler("Euler", "EulerDiscreteScheduler"),
+    Sampler("LMS", "LMSDiscreteScheduler", needs="scipy"),
+    Sampler("Heun", "HeunDiscreteScheduler"),
+    Sampler("DPM2", "KDPM2DiscreteScheduler", "Karras"),
+    Sampler("DPM2 a", "KDPM2AncestralDiscreteScheduler", "Karras"),
+    Sampler("DDIM", "DDIMScheduler", settings={"steps_offset": 1, "clip_sample": False, "set_alpha_to_one": False}),
+    Sampler("PLMS", "PNDMScheduler", settings={"steps_offset": 1, "skip_prk_steps": True, "set_alpha_to_one": False}),
+    Sampler("UniPC", "UniPCMultistepScheduler"),
+)
+SAMPLERS: Mapping[str, Sampler] = {
+    sampler.name: sampler
+    for sampler in _TABLE
+    if not sampler.needs or importlib.util.find_spec(sampler.needs) is not None
+}
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A sampler with its schedule settled."""
+
+    sampler: Sampler
+    schedule: str
+
+    def make(self, model: Mapping[str, Any]) -> Any:
+        """Make a fresh scheduler for a model, whose own scheduler was configured like `model`."""
+        kind = getattr(diffusers, self.sampler.scheduler)
+        known = inspect.signature(kind).parameters
+        trained = {key: model[key] for key in _FROM_MODEL if key in known and model.get(key) is not None}
+        return kind(**trained, **self.sampler.settings, **_SCHEDULES[self.schedule])
+
+
+def schedules() -> tuple[str, ...]:
+    """Return the names of the schedules."""
+    return (AUTOMATIC, *_SCHEDULES)
+
+
+def choices() -> list[str]:
+    """Return sampler names for a menu: each alone, and with every schedule it can follow."""
+    names = list(SAMPLERS)
+    for sampler in SAMPLERS.values():
+        names += [
+            f"{sampler.name} {schedule}" for schedule in _SCHEDULES if schedule != "Uniform" and _can(sampler, schedule)
+        ]
+    return names
+
+
+def find_sampling(name: str, schedule: str = AUTOMATIC) -> Sampling:
+    """Return the sampler meant by a name such as `Euler a`, `DPM++ 2M Karras` or `k_euler`; case does not matter.
+
+    Raises:
+        RequestError: the sampler or schedule is unknown, or they do not go together.
+    """
+    wanted = _ALIASES.get(name.strip().lower(), name.strip().lower())
+    chosen = _by_name(_SCHEDULES, schedule) or ""
+    sampler = _by_name(SAMPLERS, wanted)
+    for suffix in _SCHEDULES:
+        if sampler is None and wanted.endswith(f" {suffix.lower()}"):
+            sampler, chosen = _by_name(SAMPLERS, wanted.removesuffix(f" {suffix.lower()}")), suffix
+    if sampler is None:
+        raise RequestError(f"sampler {name!r} is unknown; known are {', '.join(SAMPLERS)}")
+    if not chosen and schedule.lower() not in ("", AUTOMATIC.lower()):
+        raise RequestError(f"schedule {schedule!r} is unknown; known are {', '.join(schedules())}")
+    kind = SAMPLERS[sampler]
+    if chosen and not _can(kind, chosen):
+        raise RequestError(f"sampler {kind.name} cannot follow the schedule {chosen}")
+    return Sampling(kind, chosen or kind.schedule)
+
+
+_ALIASES = {
+    "k_euler": "euler",
+    "k_euler_a": "euler a",
+    "k_euler_ancestral": "euler a",
+    "k_lms": "lms",
+    "k_heun": "heun",
+    "k_dpm_2": "dpm2",
+    "k_dpm_2_a": "dpm2 a",
+    "k_dpmpp_2m": "dpm++ 2m",
+    "k_dpmpp_2m_ka": "dpm++ 2m karras",
+    "k_dpmpp_2m_sde": "dpm++ 2m sde",
+    "pndm": "plms",
+}
+
+
+def _by_name(table: Mapping[str, object], name: str) -> str | None:
+    return next((known for known in table if known.lower() == name.strip().lower()), None)
+
+
+def _can(sampler: Sampler, schedule: str) -> bool:
+    known = inspect.signature(getattr(diffusers, sampler.scheduler)).parameters
+    return all(key in known for key in _SCHEDULES[schedule])

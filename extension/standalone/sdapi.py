@@ -1,0 +1,208 @@
+"""The picture part of A1111's HTTP API, so that its clients work here unchanged."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Body, FastAPI, HTTPException, Query
+
+from lib_lora import LoraError
+
+from ..generation import Picture, RequestError, Result, Txt2Img
+from ..options import TABLE, checked
+from .jobs import Job, Runner
+from .model import LoadedModel
+from .pnginfo import encode_png
+from .sampling import SAMPLERS, schedules
+from .txt2img_fields import read_request
+
+logger = logging.getLogger(__name__)
+
+_UNPROCESSABLE = 422
+_CLIP_SKIP = "CLIP_stop_at_last_layers"
+_MODEL = "sd_model_checkpoint"
+# What A1111 tells of features that are not here, as it does where they are off.
+_ABSENT: Mapping[str, Any] = {
+    "subseed_strength": 0,
+    "restore_faces": False,
+    "face_restoration_model": None,
+    "sd_vae_name": None,
+    "sd_vae_hash": None,
+    "seed_resize_from_w": -1,
+    "seed_resize_from_h": -1,
+    "denoising_strength": None,
+    "extra_generation_params": {},
+    "index_of_first_image": 0,
+    "styles": [],
+    "job_timestamp": "0",
+    "is_using_inpainting_conditioning": False,
+}
+OWN = tuple(option.key for option in TABLE)
+
+
+class SdApi:
+    """The routes, over one runner."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._clip_skip = 1
+        self._interrupted = False
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the routes under `/sdapi/v1`."""
+        router = APIRouter(prefix="/sdapi/v1")
+        router.add_api_route("/txt2img", self.txt2img, methods=["POST"])
+        router.add_api_route("/progress", self.progress, methods=["GET"])
+        router.add_api_route("/interrupt", self.interrupt, methods=["POST"])
+        router.add_api_route("/samplers", self.samplers, methods=["GET"])
+        router.add_api_route("/schedulers", self.schedulers, methods=["GET"])
+        router.add_api_route("/sd-models", self.models, methods=["GET"])
+        router.add_api_route("/options", self.options, methods=["GET"])
+        router.add_api_route("/options", self.set_options, methods=["POST"])
+        router.add_api_route("/scripts", self.scripts, methods=["GET"])
+        app.include_router(router)
+
+    def txt2img(self, payload: dict[str, Any] = Body(default_factory=dict)) -> dict[str, Any]:  # noqa: B008
+        """Make pictures; answers when they are done."""
+        try:
+            asked = read_request(payload, self._clip_skip, self._is_current)
+            job = self._runner.submit(asked.request, save=asked.save_images)
+            result = job.result()
+        except (RequestError, LoraError) as error:
+            raise HTTPException(_UNPROCESSABLE, str(error)) from error
+        self._interrupted = result.cancelled
+        images = [encode_png(picture.image, picture.infotext) for picture in result.pictures]
+        return {
+            "images": [base64.b64encode(image).decode("ascii") for image in images] if asked.send_images else [],
+            "parameters": payload,
+            "info": json.dumps(info(asked.request, result, self._runner.studio.model)),
+        }
+
+    def progress(self, skip_current_image: bool = Query(default=False)) -> dict[str, Any]:
+        """Tell how far the running job is, with a preview."""
+        job = self._runner.current
+        image = None
+        if job is not None and job.progress.preview is not None and not skip_current_image:
+            image = base64.b64encode(encode_png(job.progress.preview, "")).decode("ascii")
+        return {
+            "progress": job.progress.fraction if job is not None else 0.0,
+            "eta_relative": 0.0,
+            "state": self._state(job),
+            "current_image": image,
+            "textinfo": None,
+        }
+
+    def interrupt(self) -> dict[str, Any]:
+        """Cancel the running job at its next step."""
+        if (job := self._runner.current) is not None:
+            job.cancel()
+        return {}
+
+    def samplers(self) -> list[dict[str, Any]]:
+        return [{"name": name, "aliases": [], "options": {}} for name in SAMPLERS]
+
+    def schedulers(self) -> list[dict[str, Any]]:
+        shared = {"aliases": None, "default_rho": -1, "need_inner_model": False}
+        return [{"name": name.lower(), "label": name, **shared} for name in schedules()]
+
+    def models(self) -> list[dict[str, Any]]:
+        model = self._runner.studio.model
+        return [
+            {
+                "title": title(model),
+                "model_name": model.name,
+                "hash": model.shorthash,
+                "sha256": model.sha256.result(),
+                "filename": str(model.path),
+                "config": None,
+            }
+        ]
+
+    def scripts(self) -> dict[str, list[str]]:
+        return {"txt2img": [], "img2img": []}
+
+    def options(self) -> dict[str, Any]:
+        model = self._runner.studio.model
+        own = {key: self._runner.studio.host.option(key) for key in OWN}
+        return {
+            _MODEL: title(model),
+            "sd_checkpoint_hash": model.sha256.result(),
+            _CLIP_SKIP: self._clip_skip,
+            "samples_format": "png",
+            **own,
+        }
+
+    def set_options(self, values: dict[str, Any] = Body()) -> None:  # noqa: B008
+        """Change settings; one that is not known or cannot be changed changes nothing at all."""
+        known = {_MODEL, _CLIP_SKIP, "samples_format", "sd_checkpoint_hash", *OWN}
+        if unknown := sorted(values.keys() - known):
+            raise HTTPException(_UNPROCESSABLE, f"unknown settings: {', '.join(unknown)}")
+        if _MODEL in values and not self._is_current(values[_MODEL]):
+            raise HTTPException(_UNPROCESSABLE, "the model is chosen when the program starts, by --model")
+        try:
+            clip_skip = int(values.get(_CLIP_SKIP, self._clip_skip))
+            Txt2Img("", clip_skip=clip_skip).check()
+            own = {key: checked(key, value) for key, value in values.items() if key in OWN}
+        except (TypeError, ValueError) as error:  # RequestError is one
+            raise HTTPException(_UNPROCESSABLE, str(error)) from error
+        self._clip_skip = clip_skip
+        for key, value in own.items():
+            self._runner.studio.host.set_option(key, value)
+
+    def _is_current(self, name: object) -> bool:
+        model = self._runner.studio.model
+        return name in (title(model), model.name, model.path.name, str(model.path), model.shorthash)
+
+    def _state(self, job: Job | None) -> dict[str, Any]:
+        progress = job.progress if job is not None else None
+        count = job.request.n_iter if job is not None else 0
+        steps = progress.steps // count if progress is not None and count else 0
+        return {
+            "skipped": False,
+            "interrupted": self._interrupted,
+            "stopping_generation": False,
+            "job": "txt2img" if job is not None else "",
+            "job_count": count,
+            "job_timestamp": "0",
+            "job_no": progress.step // steps if progress is not None and steps else 0,
+            "sampling_step": progress.step % steps if progress is not None and steps else 0,
+            "sampling_steps": steps,
+        }
+
+
+def title(model: LoadedModel) -> str:
+    """Return a model's name as A1111 lists it."""
+    return f"{model.path.name} [{model.shorthash}]"
+
+
+def info(request: Txt2Img, result: Result, model: LoadedModel) -> Mapping[str, Any]:
+    """Return what A1111 tells about finished pictures, plus `remora`: reports and notes."""
+    pictures: tuple[Picture, ...] = result.pictures
+    seeds = [picture.seed for picture in pictures]
+    return {
+        **_ABSENT,
+        "prompt": request.prompt,
+        "all_prompts": [request.prompt] * len(pictures),
+        "negative_prompt": request.negative_prompt,
+        "all_negative_prompts": [request.negative_prompt] * len(pictures),
+        "seed": result.seed,
+        "all_seeds": seeds,
+        "subseed": result.seed,
+        "all_subseeds": seeds,
+        "width": request.width,
+        "height": request.height,
+        "sampler_name": request.sampler,
+        "cfg_scale": request.cfg_scale,
+        "steps": request.steps,
+        "batch_size": request.batch_size,
+        "sd_model_name": model.name,
+        "sd_model_hash": model.shorthash,
+        "infotexts": [picture.infotext for picture in pictures],
+        "clip_skip": request.clip_skip,
+        "version": "remora",
+        "remora": {"loras": list(result.lora_reports), "notes": list(result.notes), "cancelled": result.cancelled},
+    }

@@ -1,0 +1,1 @@
+"""Everything that is seen; the only place that imports gradio."""

@@ -1,0 +1,64 @@
+"""What the embedded page needs of the program behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from ..generation import Progress, Result, Txt2Img
+
+
+class Job(Protocol):
+    """A job that was handed in."""
+
+    @property
+    def progress(self) -> Progress: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    def cancel(self) -> None:
+        """Stop at the next step."""
+
+    def result(self, timeout: float | None = None) -> Result:
+        """Wait for the end; raises whatever the job failed with."""
+
+
+class Backend(Protocol):
+    """The program behind the page."""
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def side(self) -> int:
+        """Width and height the model was made for, in pixels."""
+
+    @property
+    def samplers(self) -> Sequence[str]: ...
+
+    @property
+    def offload_modes(self) -> Sequence[str]: ...
+
+    @property
+    def offload_mode(self) -> str: ...
+
+    @property
+    def output_dir(self) -> Path:
+        """Where finished pictures are saved."""
+
+    def loras(self) -> Sequence[str]:
+        """Return the names of the LoRA files, each as a tag must spell it."""
+
+    def refresh_loras(self) -> None:
+        """Look at the folders again."""
+
+    def lora_tag(self, name: str) -> str:
+        """Return the tag that a click on a LoRA writes into the prompt."""
+
+    def submit(self, request: Txt2Img) -> Job:
+        """Queue a job; raises what the user should read."""
+
+    def set_offload(self, mode: str) -> None:
+        """Change the offload mode between two jobs; raises what the user should read."""

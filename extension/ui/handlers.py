@@ -1,0 +1,185 @@
+"""What happens on the page: plain functions of what is shown to what is shown next."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from html import escape
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import gradio as gr
+
+from lib_lora import LoraError
+
+from ..generation import RequestError, Txt2Img
+from ..infotext import parse_infotext
+from . import shown
+
+if TYPE_CHECKING:
+    from .backend import Backend, Job
+
+logger = logging.getLogger(__name__)
+
+_TICK = 0.2  # seconds between two looks at a job
+
+
+class Update(NamedTuple):
+    """New values for the outputs, in the page's order; what is not given stays."""
+
+    progress: Any = gr.skip()
+    preview: Any = gr.skip()
+    gallery: Any = gr.skip()
+    infotext: Any = gr.skip()
+    outcome: Any = gr.skip()
+    infotexts: Any = gr.skip()
+    generate: Any = gr.skip()
+    cancel: Any = gr.skip()
+
+
+class Handlers:
+    """The page's events, over a backend."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._jobs: dict[str, Job] = {}  # by browser tab
+
+    def generate(self, request: gr.Request, *values: Any) -> Iterator[Update]:
+        """Run a job and show it while it runs; values are those of the page's inputs."""
+        tab = request.session_hash or ""
+        try:
+            job = self._backend.submit(_request(*values))
+        except (RequestError, LoraError) as error:
+            yield Update(outcome=shown.failure(error))
+            return
+        self._jobs[tab] = job
+        try:
+            yield from self._follow(job)
+        finally:
+            job.cancel()  # the tab was closed; without effect on a job that is done
+            self._jobs.pop(tab, None)
+
+    def _follow(self, job: Job) -> Iterator[Update]:
+        yield Update(
+            progress=shown.bar(job.progress),
+            outcome="",
+            generate=gr.update(interactive=False),
+            cancel=gr.update(interactive=True),
+        )
+        last: Any = None
+        while not job.done:
+            progress = job.progress
+            if progress.preview is not None and progress.preview is not last:
+                last = progress.preview
+                picture, gallery = gr.update(value=last, visible=True), gr.update(visible=False)
+                yield Update(progress=shown.bar(progress), preview=picture, gallery=gallery)
+            else:
+                yield Update(progress=shown.bar(progress))
+            _wait(job, _TICK)
+        yield self._finished(job)
+
+    def _finished(self, job: Job) -> Update:
+        over = Update(
+            progress=shown.idle(),
+            preview=gr.update(value=None, visible=False),
+            gallery=gr.update(visible=True),
+            generate=gr.update(interactive=True),
+            cancel=gr.update(interactive=False),
+        )
+        try:
+            result = job.result()
+        except (RequestError, LoraError) as error:
+            return over._replace(outcome=shown.failure(error))
+        except Exception as error:  # the page's boundary: whatever a model raises is shown, and the page lives on
+            logger.exception("the job failed")
+            return over._replace(outcome=shown.failure(error))
+        texts = [picture.infotext for picture in result.pictures]
+        if not texts:
+            return over._replace(outcome=shown.outcome(result))
+        paths = [str(picture.path) for picture in result.pictures]
+        return over._replace(
+            gallery=gr.update(value=paths, visible=True, selected_index=0 if len(paths) == 1 else None),
+            infotext=texts[0],
+            infotexts=texts,
+            outcome=shown.outcome(result),
+        )
+
+    def cancel(self, request: gr.Request) -> None:
+        """Cancel the job of this browser tab."""
+        if (job := self._jobs.get(request.session_hash or "")) is not None:
+            job.cancel()
+
+    def select(self, infotexts: list[str], event: gr.SelectData) -> str:
+        """Show the parameters of the picture that was clicked."""
+        index = event.index if isinstance(event.index, int) else 0
+        return infotexts[index] if index < len(infotexts) else ""
+
+    def last_seed(self, infotext: str, seed: float) -> float:
+        """Return the seed of the picture whose parameters are shown."""
+        return float(parse_infotext(infotext or "").settings.get("Seed", seed))
+
+    def lora_rows(self, search: str) -> list[list[str]]:
+        """Return one row per LoRA whose name holds the text."""
+        return [[name] for name in self._backend.loras() if search.strip().lower() in name.lower()]
+
+    def lora_hint(self, search: str) -> str:
+        """Return what to say where the list is empty."""
+        if self.lora_rows(search):
+            return ""
+        what = f"No LoRA has “{escape(search.strip())}” in its name." if search.strip() else "No LoRA files were found."
+        return f'<div class="remora-line remora-note">{what}</div>'
+
+    def search(self, text: str) -> tuple[Any, str]:
+        """Show the LoRAs whose name holds the text."""
+        return gr.Dataset(samples=self.lora_rows(text)), self.lora_hint(text)
+
+    def refresh(self, text: str) -> tuple[Any, str]:
+        """Look at the folders again."""
+        self._backend.refresh_loras()
+        return self.search(text)
+
+    def insert(self, row: list[str], prompt: str) -> str:
+        """Write a LoRA's tag at the end of the prompt."""
+        tag = self._backend.lora_tag(row[0])
+        return f"{prompt.rstrip()} {tag}".lstrip() if prompt else tag
+
+    def offload(self, mode: str) -> str:
+        """Change the offload mode; the mode in force comes back."""
+        try:
+            self._backend.set_offload(mode)
+        except RequestError as error:
+            raise gr.Error(str(error)) from error
+        return self._backend.offload_mode
+
+
+def _wait(job: Job, seconds: float) -> None:
+    """Wait for the job's end, but no longer than some seconds."""
+    try:
+        job.result(seconds)
+    except Exception:  # noqa: BLE001  # whatever it is, `_finished` asks again and shows it
+        return
+
+
+def _request(
+    prompt: str,
+    negative: str,
+    steps: float,
+    sampler: str,
+    cfg: float,
+    width: float,
+    height: float,
+    seed: float | None,
+    batch_size: float,
+    n_iter: float,
+) -> Txt2Img:
+    return Txt2Img(
+        prompt=prompt or "",
+        negative_prompt=negative or "",
+        steps=int(steps),
+        sampler=sampler,
+        cfg_scale=float(cfg),
+        width=int(width),
+        height=int(height),
+        seed=-1 if seed is None else int(seed),
+        batch_size=int(batch_size),
+        n_iter=int(n_iter),
+    )

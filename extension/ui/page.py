@@ -1,0 +1,207 @@
+"""The page of the embedded web UI: layout only; what happens is in `handlers`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import gradio as gr
+
+from ..generation import MAX_BATCH, MAX_CFG, MAX_COUNT, MAX_SIDE, MAX_STEPS, SIDE_STEP
+from . import shown
+from .handlers import Handlers
+
+if TYPE_CHECKING:
+    from .backend import Backend
+
+A = TypeVar("A")  # a FastAPI application
+
+_CSS = Path(__file__).with_name("page.css")
+_EVENT: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What the user sets, in the order of `Handlers.generate`."""
+
+    prompt: Any
+    negative: Any
+    steps: Any
+    sampler: Any
+    cfg: Any
+    width: Any
+    height: Any
+    seed: Any
+    batch_size: Any
+    n_iter: Any
+
+
+@dataclass(frozen=True)
+class _Outputs:
+    """What a job changes, in the order of `Update`."""
+
+    progress: Any
+    preview: Any
+    gallery: Any
+    infotext: Any
+    outcome: Any
+    infotexts: Any
+    generate: Any
+    cancel: Any
+
+
+def build_page(backend: Backend) -> Any:
+    """Return the page as gradio Blocks."""
+    handlers = Handlers(backend)
+    with gr.Blocks(title="Remora", analytics_enabled=False, fill_width=True) as page:
+        gr.HTML(
+            f'<header class="remora-head"><b>Remora</b><span class="remora-model">{backend.model_name}</span></header>'
+        )
+        with gr.Row(elem_classes="remora-main"):
+            with gr.Column(scale=5, min_width=360):
+                prompt, negative = _prompts()
+                with gr.Row():
+                    generate = gr.Button("Generate", variant="primary", elem_id="generate", scale=3)
+                    cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", interactive=False, scale=1)
+                _loras(backend, handlers, prompt)
+                settings, dice, reuse = _settings(backend)
+                _offload(backend, handlers)
+            with gr.Column(scale=6, min_width=360):
+                outputs = _results(generate, cancel)
+        inputs = _Inputs(prompt, negative, **settings)
+        _connect(handlers, inputs, outputs)
+        dice.click(lambda: -1, None, inputs.seed, **_EVENT)
+        reuse.click(handlers.last_seed, [outputs.infotext, inputs.seed], inputs.seed, **_EVENT)
+    return page
+
+
+def mount_page(app: A, page: Any, output_dir: Path) -> A:
+    """Serve the page at the root of a FastAPI application; pictures are served from `output_dir`."""
+    theme = gr.themes.Base(
+        primary_hue="teal",
+        secondary_hue="teal",
+        neutral_hue="slate",
+        font=("system-ui", "sans-serif"),  # names only: gradio's own fonts are fetched
+        font_mono=("ui-monospace", "monospace"),
+    )
+    served: A = gr.mount_gradio_app(
+        app,
+        page,
+        path="/",
+        theme=theme,
+        css_paths=[_CSS],
+        allowed_paths=[str(output_dir)],
+        footer_links=[],
+        ssr_mode=False,
+    )
+    return served
+
+
+def _prompts() -> tuple[Any, Any]:
+    prompt = gr.Textbox(
+        label="Prompt",
+        lines=3,
+        max_lines=10,
+        elem_id="prompt",
+        placeholder="What the picture should show; a LoRA is written <lora:name:0.8>",
+    )
+    negative = gr.Textbox(
+        label="Negative prompt", lines=1, max_lines=6, elem_id="negative", placeholder="What it should not show"
+    )
+    return prompt, negative
+
+
+def _loras(backend: Backend, handlers: Handlers, prompt: Any) -> None:
+    with gr.Accordion("LoRA", open=True, elem_id="loras"):
+        with gr.Row(elem_classes="remora-search"):
+            search = gr.Textbox(show_label=False, container=False, placeholder="Search", elem_id="lora-search", scale=5)
+            refresh = gr.Button("Refresh", size="sm", elem_id="lora-refresh", scale=1, min_width=80)
+        names = gr.Dataset(
+            components=["textbox"],
+            samples=handlers.lora_rows(""),
+            type="values",
+            show_label=False,
+            layout="gallery",
+            samples_per_page=60,
+            elem_id="lora-list",
+        )
+        empty = gr.HTML(handlers.lora_hint(""), elem_id="lora-hint", elem_classes="remora-optional")
+    names.click(handlers.insert, [names, prompt], prompt, **_EVENT)
+    search.change(handlers.search, search, [names, empty], **_EVENT)
+    refresh.click(handlers.refresh, search, [names, empty], **_EVENT)
+
+
+def _settings(backend: Backend) -> tuple[dict[str, Any], Any, Any]:
+    """Return the inputs by name, and the two buttons that set the seed."""
+    with gr.Accordion("Settings", open=True, elem_id="settings"):
+        with gr.Row():
+            sampler = gr.Dropdown(list(backend.samplers), value="Euler a", label="Sampler", elem_id="sampler")
+            steps = gr.Slider(1, MAX_STEPS, 20, step=1, label="Steps", buttons=[], elem_id="steps")
+        with gr.Row():
+            side = {"minimum": 64, "maximum": MAX_SIDE, "value": backend.side, "step": SIDE_STEP, "buttons": []}
+            width = gr.Slider(**side, label="Width", elem_id="width")
+            height = gr.Slider(**side, label="Height", elem_id="height")
+        with gr.Row():
+            cfg = gr.Slider(1, MAX_CFG, 7, step=0.5, label="CFG scale", buttons=[], elem_id="cfg")
+            batch_size = gr.Number(
+                1, minimum=1, maximum=MAX_BATCH, precision=0, label="Batch size", elem_id="batch-size"
+            )
+            n_iter = gr.Number(1, minimum=1, maximum=MAX_COUNT, precision=0, label="Batch count", elem_id="batch-count")
+        with gr.Row(elem_classes="remora-seed"):
+            seed = gr.Number(-1, label="Seed (-1 draws a new one)", precision=0, elem_id="seed", scale=4)
+            dice = gr.Button("Random", size="sm", elem_id="seed-random", scale=1, min_width=80)
+            reuse = gr.Button("From picture", size="sm", elem_id="seed-reuse", scale=1, min_width=110)
+    names = ("steps", "sampler", "cfg", "width", "height", "seed", "batch_size", "n_iter")
+    return dict(zip(names, (steps, sampler, cfg, width, height, seed, batch_size, n_iter), strict=True)), dice, reuse
+
+
+def _offload(backend: Backend, handlers: Handlers) -> None:
+    only = len(backend.offload_modes) == 1
+    mode = gr.Radio(
+        list(backend.offload_modes),
+        value=backend.offload_mode,
+        label="Offload",
+        info="Needs a GPU; this machine runs on the processor"
+        if only
+        else "Where weights wait; takes effect between jobs",
+        interactive=not only,
+        elem_id="offload",
+    )
+    mode.input(handlers.offload, mode, mode, **_EVENT)
+
+
+def _results(generate: Any, cancel: Any) -> _Outputs:
+    progress = gr.HTML(shown.idle(), elem_id="progress")
+    preview = gr.Image(
+        visible=False, interactive=False, show_label=False, buttons=[], elem_id="preview", height=512, format="jpeg"
+    )
+    gallery = gr.Gallery(
+        show_label=False,
+        elem_id="gallery",
+        columns=3,
+        height=512,
+        object_fit="contain",
+        buttons=["download", "fullscreen"],
+    )
+    outcome = gr.HTML("", elem_id="outcome", elem_classes="remora-optional")
+    infotext = gr.Textbox(
+        label="Parameters", lines=4, max_lines=12, interactive=False, buttons=["copy"], elem_id="infotext"
+    )
+    return _Outputs(progress, preview, gallery, infotext, outcome, gr.State([]), generate, cancel)
+
+
+def _connect(handlers: Handlers, inputs: _Inputs, outputs: _Outputs) -> None:
+    every_input = list(vars(inputs).values())
+    every_output = list(vars(outputs).values())
+    gr.on(
+        [outputs.generate.click, inputs.prompt.submit],
+        handlers.generate,
+        every_input,
+        every_output,
+        concurrency_limit=None,  # jobs queue by themselves, and a waiting one must be able to say so
+        trigger_mode="once",
+        **_EVENT,
+    )
+    outputs.cancel.click(handlers.cancel, None, None, queue=False, **_EVENT)
+    outputs.gallery.select(handlers.select, outputs.infotexts, outputs.infotext, **_EVENT)

@@ -1,0 +1,44 @@
+"""Small pieces of HTML for the page; everything that comes from outside is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from ..generation import Progress, Result
+
+
+def bar(progress: Progress) -> str:
+    """Return the progress bar of a job."""
+    if progress.waiting:
+        text = "Waiting for another job"
+    elif not progress.steps:
+        text = "Starting"
+    else:
+        text = f"Step {progress.step} of {progress.steps}"
+    percent = f"{100 * progress.fraction:.0f}"
+    return (
+        f'<div class="remora-bar" role="progressbar" aria-valuenow="{percent}" aria-valuemin="0" aria-valuemax="100">'
+        f'<div class="remora-bar-done" style="width:{percent}%"></div><span>{escape(text)}</span></div>'
+    )
+
+
+def idle() -> str:
+    """Return the progress bar where nothing runs."""
+    return '<div class="remora-bar remora-idle"><span>Ready</span></div>'
+
+
+def outcome(result: Result) -> str:
+    """Return one line per LoRA and per note."""
+    cancelled = ["Cancelled"] if result.cancelled else []
+    return lines("lora", result.lora_reports) + lines("note", [*cancelled, *result.notes])
+
+
+def failure(error: BaseException) -> str:
+    """Return what went wrong."""
+    return f'<div class="remora-line remora-error" role="alert">{escape(str(error) or type(error).__name__)}</div>'
+
+
+def lines(kind: str, texts: Sequence[str]) -> str:
+    """Return a line of a kind (`lora`, `note`) per text."""
+    return "".join(f'<div class="remora-line remora-{kind}">{escape(text)}</div>' for text in texts)

@@ -1,0 +1,56 @@
+"""What the tests of the extension share: the demo model, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from extension.hosts.standalone import STANDALONE
+from extension.standalone.demo_model import Demo, make_demo
+from extension.standalone.jobs import Runner
+from extension.standalone.model import load_model
+from extension.standalone.studio import Studio, open_studio
+
+# diffusers' schedulers make arrays of tensors in a way that torch and NumPy 2 do not agree on yet
+_SCHEDULERS = (
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning",
+    "ignore:__array_wrap__ must accept context and return_scalar arguments:DeprecationWarning",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(*_SCHEDULERS))
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
+    """The demo model and its LoRAs."""
+    return make_demo(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module")
+def studio(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
+    """The demo model, ready to make pictures."""
+    model = load_model(demo.model, torch.float32)
+    yield open_studio(model, torch.device("cpu"), [demo.loras], tmp_path_factory.mktemp("pictures"))
+    STANDALONE.close()
+
+
+@pytest.fixture(scope="module")
+def runner(studio: Studio) -> Iterator[Runner]:
+    """A running job queue over the demo model."""
+    runner = Runner(studio)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture
+def lora_file(demo: Demo) -> Path:
+    """A real, readable LoRA file to copy."""
+    return demo.loras / "demo-linear.safetensors"

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from extension.standalone.demo_model import VERSION, Demo, make_demo
+from extension.standalone.layout import CheckpointError
+from extension.standalone.model import load_model, pick_device, pick_dtype
+
+
+def test_a_folder_is_loaded_as_it_is(demo: Demo) -> None:
+    model = load_model(demo.model, torch.float32)
+    assert (model.family, model.name, model.side) == ("sd", "remora-demo", 256)
+    weights = demo.model / "unet" / "diffusion_pytorch_model.safetensors"
+    assert model.shorthash == hashlib.sha256(weights.read_bytes()).hexdigest()[:10]
+    blocks = [type(block).__name__ for block in model.pipeline.unet.down_blocks]
+    assert blocks == [*["CrossAttnDownBlock2D"] * 3, "DownBlock2D"]
+    assert model.pipeline.unet.dtype == torch.float32
+
+
+def test_the_demo_is_made_once_and_always_the_same(demo: Demo, tmp_path: Path) -> None:
+    again = make_demo(tmp_path)
+    for ours, theirs in ((again.loras, demo.loras), (again.model, demo.model)):
+        for path in sorted(ours.rglob("*.safetensors")):
+            tensors, expected = load_file(path), load_file(theirs / path.relative_to(ours))
+            assert tensors.keys() == expected.keys()
+            assert all(torch.equal(value, expected[key]) for key, value in tensors.items())
+    marker = again.loras / "mine.safetensors"
+    marker.touch()
+    make_demo(tmp_path)
+    assert marker.exists()
+    (tmp_path / "version.txt").write_text(f"older than {VERSION}")
+    make_demo(tmp_path)
+    assert not marker.exists()
+
+
+def test_a_prediction_type_can_be_forced(demo: Demo) -> None:
+    model = load_model(demo.model, torch.float32, "v_prediction")
+    assert model.pipeline.scheduler.config.prediction_type == "v_prediction"
+
+
+def test_a_half_precision_variant_is_found(demo: Demo, tmp_path: Path) -> None:
+    folder = tmp_path / "variant"
+    shutil.copytree(demo.model, folder)
+    for path in list(folder.rglob("*.safetensors")):
+        path.rename(path.with_name(path.name.replace(".safetensors", ".fp16.safetensors")))
+    assert load_model(folder, torch.float32).family == "sd"
+
+
+def test_a_folder_of_pickles_is_refused(demo: Demo, tmp_path: Path) -> None:
+    folder = tmp_path / "pickles"
+    shutil.copytree(demo.model, folder)
+    unet = folder / "unet" / "diffusion_pytorch_model.safetensors"
+    unet.rename(unet.with_suffix(".bin"))
+    with pytest.raises(CheckpointError, match="pickles cannot be loaded"):
+        load_model(folder, torch.float32)
+
+
+def test_a_pipeline_of_another_kind_is_refused(demo: Demo, tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    with pytest.raises(CheckpointError, match="holds a FluxPipeline; known are StableDiffusionPipeline"):
+        load_model(tmp_path, torch.float32)
+
+
+def test_device_and_dtype_are_the_users_else_the_best() -> None:
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
+    assert pick_device("auto").type in ("cuda", "xpu", "mps", "cpu")
+    assert pick_dtype("bfloat16", torch.device("cpu")) == torch.bfloat16
+    assert pick_dtype("auto", torch.device("cpu")) == torch.float32
+    assert pick_dtype("auto", torch.device("cuda")) == torch.float16

@@ -1,0 +1,244 @@
+"""A1111's HTTP API: with its field names, and with a client written for it, over a real socket."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+import webuiapi
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from extension.infotext import parse_infotext
+from extension.options import DEFAULT_MULTIPLIER, ON_BAD_LORA
+from extension.standalone.jobs import Runner
+from extension.standalone.pnginfo import read_infotext
+from extension.standalone.server import make_api
+
+SMALL: dict[str, Any] = {"prompt": "a fox", "steps": 2, "width": 64, "height": 64, "seed": 7, "sampler_name": "Euler a"}
+TXT2IMG = "/sdapi/v1/txt2img"
+
+
+@pytest.fixture(scope="module")
+def client(runner: Runner) -> Iterator[TestClient]:
+    with TestClient(make_api(runner)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def api(runner: Runner) -> Iterator[webuiapi.WebUIApi]:
+    """An unchanged client for A1111, talking to a real server."""
+    server = uvicorn.Server(uvicorn.Config(make_api(runner), port=0, log_level="error", ws="none"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    api = webuiapi.WebUIApi(port=port)
+    yield api
+    api.session.close()
+    server.should_exit = True
+    thread.join()
+
+
+def decoded(image: str) -> Image.Image:
+    return Image.open(io.BytesIO(base64.b64decode(image)))
+
+
+def test_txt2img_answers_with_pictures_and_what_they_were_made_from(client: TestClient) -> None:
+    request = {**SMALL, "prompt": "a fox <lora:demo-linear:0.8>", "negative_prompt": "bad", "batch_size": 2}
+    answer = client.post(TXT2IMG, json=request).json()
+    info = json.loads(answer["info"])
+    pictures = [decoded(image) for image in answer["images"]]
+    assert answer["parameters"] == request
+    assert [picture.size for picture in pictures] == [(64, 64)] * 2
+    assert info["all_seeds"] == [7, 8]
+    assert info["all_prompts"] == ["a fox <lora:demo-linear:0.8>"] * 2
+    assert info["infotexts"] == [read_infotext(picture) for picture in pictures]
+    assert parse_infotext(info["infotexts"][1]).settings["Seed"] == "8"
+    assert "172 of 172 layers" in info["remora"]["loras"][0]
+
+
+def test_an_existing_client_works_unchanged(api: webuiapi.WebUIApi) -> None:
+    arguments = {"steps": 2, "width": 64, "height": 64, "seed": 7}
+    plain = api.txt2img(prompt="a fox", **arguments)
+    with_lora = api.txt2img(prompt="a fox <lora:demo-linear:1>", **arguments)
+    assert plain.image.size == (64, 64)
+    assert plain.image.tobytes() != with_lora.image.tobytes()
+    assert plain.image.tobytes() == api.txt2img(prompt="a fox", **arguments).image.tobytes()
+    assert with_lora.info["infotexts"][0] == with_lora.image.info["parameters"]
+    assert [lora["name"] for lora in api.get_loras()] == ["demo-linear", "demo-locon"]
+    assert "Euler a" in api.util_get_sampler_names()
+    assert "karras" in api.util_get_scheduler_names()
+    assert api.util_get_current_model() == api.util_get_model_names()[0]
+    assert api.get_progress()["progress"] == 0
+    assert api.interrupt() == {}
+    api.util_wait_for_ready()
+
+
+def test_an_existing_client_sees_the_reason_of_a_failure(api: webuiapi.WebUIApi) -> None:
+    with pytest.raises(RuntimeError, match="did you mean demo-linear") as caught:
+        api.txt2img(prompt="<lora:demo-liner:1>", steps=1, width=64, height=64)
+    assert caught.value.args[0] == 422
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"prompt": "<lora:demo-linear:1.1.>"}, "'1.1.' is not a number"),
+        ({"prompt": "<lora:../x:1>"}, "would leave the LoRA folders"),
+        ({"width": 63}, "multiple of 8"),
+        ({"width": "wide"}, "width must be a whole number"),
+        ({"width": 64.5}, "width must be a whole number"),
+        ({"steps": True}, "steps must be a whole number"),
+        ({"prompt": ["a"]}, "prompt must be a text"),
+        ({"send_images": "no"}, "send_images must be true or false"),
+        ({"sampler_name": "Nope"}, "sampler 'Nope' is unknown"),
+        ({"scheduler": "Nope"}, "schedule 'Nope' is unknown"),
+        ({"scheduler": "Karras"}, "Euler a cannot follow"),
+        ({"enable_hr": True}, "enable_hr=True is not supported"),
+        ({"init_images": ["x"]}, "init_images"),
+        ({"alwayson_scripts": {"controlnet": {}}}, "alwayson_scripts"),
+        ({"styles": ["x"]}, "styles"),
+        ({"subseed_strength": 0.5}, "subseed_strength"),
+        ({"override_settings": {"sd_vae": "x"}}, "sd_vae is not supported"),
+        ({"override_settings": {"sd_model_checkpoint": "other"}}, "'other' is not loaded"),
+        ({"override_settings": "x"}, "override_settings must be an object"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_sentence(client: TestClient, change: dict[str, Any], message: str) -> None:
+    answer = client.post(TXT2IMG, json={**SMALL, **change})
+    assert answer.status_code == 422
+    assert message in answer.json()["detail"]
+
+
+def test_what_asks_for_nothing_is_accepted(client: TestClient) -> None:
+    harmless = {
+        "enable_hr": False,
+        "hr_scale": 2,
+        "denoising_strength": 0.7,
+        "alwayson_scripts": {},
+        "styles": [],
+        "subseed": -1,
+        "subseed_strength": 0.0,
+        "seed_resize_from_w": -1,
+        "script_name": None,
+        "script_args": [],
+        "eta": None,
+        "s_noise": 1,
+        "some_other_extensions_field": 1,
+        "scheduler": "automatic",
+        "seed": 7.0,
+        "override_settings": {"sd_model_checkpoint": "remora-demo", "samples_format": "png"},
+    }
+    assert (
+        client.post(TXT2IMG, json={**SMALL, **harmless}).json()["images"]
+        == client.post(TXT2IMG, json=SMALL).json()["images"]
+    )
+
+
+def test_override_settings_set_clip_skip_for_one_job(client: TestClient) -> None:
+    skipped = client.post(TXT2IMG, json={**SMALL, "override_settings": {"CLIP_stop_at_last_layers": 2}}).json()
+    plain = client.post(TXT2IMG, json=SMALL).json()
+    assert skipped["images"] != plain["images"]
+    assert json.loads(skipped["info"])["clip_skip"] == 2
+    assert json.loads(plain["info"])["clip_skip"] == 1
+
+
+def test_pictures_are_sent_and_saved_as_asked(client: TestClient, runner: Runner) -> None:
+    folder = runner.studio.output_dir
+    assert folder is not None
+    before = set(folder.glob("*.png"))
+    answer = client.post(TXT2IMG, json={**SMALL, "send_images": False, "save_images": True}).json()
+    (saved,) = set(folder.glob("*.png")) - before
+    assert answer["images"] == []
+    with Image.open(saved) as image:
+        assert read_infotext(image) == json.loads(answer["info"])["infotexts"][0]
+
+
+def test_the_list_of_loras_and_its_refresh(client: TestClient, runner: Runner) -> None:
+    (entry, _) = client.get("/sdapi/v1/loras").json()
+    assert entry["name"] == entry["alias"] == "demo-linear"
+    assert entry["metadata"]["ss_network_dim"] == "4"
+    path = runner.studio.host.adapter_dirs()[0] / "added.safetensors"
+    path.write_bytes((path.parent / "demo-linear.safetensors").read_bytes())
+    try:
+        assert len(client.get("/sdapi/v1/loras").json()) == 2
+        assert client.post("/sdapi/v1/refresh-loras").status_code == 200
+        assert [lora["name"] for lora in client.get("/sdapi/v1/loras").json()] == ["added", "demo-linear", "demo-locon"]
+    finally:
+        path.unlink()
+        client.post("/sdapi/v1/refresh-loras")
+
+
+def test_the_report_of_the_latest_job(client: TestClient) -> None:
+    client.post(TXT2IMG, json={**SMALL, "prompt": "<lora:demo-locon:1>"})
+    report = client.get("/remora/v1/report").json()
+    assert report["skipped"] == []
+    assert report["active"][0]["name"] == "demo-locon"
+    client.post(TXT2IMG, json=SMALL)
+    assert client.get("/remora/v1/report").json() == {"active": [], "skipped": []}
+
+
+def test_progress_and_interrupt_of_a_running_job(client: TestClient) -> None:
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(client.post(TXT2IMG, json={**SMALL, "steps": 150})))
+    thread.start()
+    seen: dict[str, Any] = {"progress": 0}
+    while not seen["progress"] and thread.is_alive():
+        seen = client.get("/sdapi/v1/progress").json()
+    client.post("/sdapi/v1/interrupt")
+    thread.join()
+    assert 0 < seen["progress"] < 1
+    assert seen["state"]["job_count"] == 1
+    assert seen["state"]["sampling_steps"] == 150
+    assert decoded(seen["current_image"]).size == (64, 64)
+    assert answers[0].json()["images"] == []
+    assert json.loads(answers[0].json()["info"])["remora"]["cancelled"] is True
+    assert client.get("/sdapi/v1/progress").json()["state"]["interrupted"] is True
+
+
+def test_options_are_read_and_set(client: TestClient, runner: Runner) -> None:
+    options = client.get("/sdapi/v1/options").json()
+    assert options["sd_model_checkpoint"].startswith("remora-demo [")
+    assert options[DEFAULT_MULTIPLIER] == 1.0
+    assert (
+        client.post("/sdapi/v1/options", json={DEFAULT_MULTIPLIER: 0.7, "CLIP_stop_at_last_layers": 2}).status_code
+        == 200
+    )
+    try:
+        assert runner.studio.host.option(DEFAULT_MULTIPLIER) == 0.7
+        assert json.loads(client.post(TXT2IMG, json=SMALL).json()["info"])["clip_skip"] == 2
+    finally:
+        client.post("/sdapi/v1/options", json={DEFAULT_MULTIPLIER: 1.0, "CLIP_stop_at_last_layers": 1})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"no_such": 1}, "unknown settings: no_such"),
+        ({"sd_model_checkpoint": "other"}, "chosen when the program starts"),
+        ({"CLIP_stop_at_last_layers": 0}, "clip skip is 0"),
+        ({ON_BAD_LORA: "maybe"}, "must be one of"),
+        ({DEFAULT_MULTIPLIER: "much"}, "must be a number"),
+    ],
+)
+def test_a_wrong_option_changes_nothing(client: TestClient, values: dict[str, Any], message: str) -> None:
+    before = client.get("/sdapi/v1/options").json()
+    answer = client.post("/sdapi/v1/options", json={**values, "samples_format": "png"})
+    assert answer.status_code == 422
+    assert message in answer.json()["detail"]
+    assert client.get("/sdapi/v1/options").json() == before
+
+
+def test_a_page_of_another_site_cannot_start_a_job(client: TestClient) -> None:
+    # a browser sends this content type across sites without asking first
+    answer = client.post(TXT2IMG, content=json.dumps(SMALL), headers={"content-type": "text/plain"})
+    assert answer.status_code == 422

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from extension.catalog import Catalog, CatalogError
+from lib_lora import PickleError
+from lib_lora.file import AdapterFile
+
+
+def put(path: Path, alias: str = "", value: float = 0.0) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"x": torch.tensor([float(value)])}, path, metadata={"ss_output_name": alias} if alias else {})
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "loras").mkdir()
+    return tmp_path / "loras"
+
+
+def catalog(*folders: Path) -> Catalog:
+    return Catalog(lambda: folders)
+
+
+def test_a_name_is_the_file_name_then_the_path_then_the_alias_then_the_hash(folder: Path) -> None:
+    a = put(folder / "sub" / "a.v1 [XL].safetensors", alias="b", value=1)
+    b = put(folder / "b.safetensors", alias="c", value=2)
+    found = catalog(folder)
+    assert found.find("a.v1 [XL]").path == a
+    assert found.find("a.v1 [XL].safetensors").path == a
+    assert found.find("sub/a.v1 [XL]").path == a
+    assert found.find("sub\\a.v1 [XL]").path == a
+    assert found.find("b").path == b  # its file name beats a's alias
+    assert found.find("c").path == b
+    digest = hashlib.sha256(torch.tensor([1.0]).numpy().tobytes()).hexdigest()
+    assert found.find(digest[:12]).path == a
+    assert found.find(digest[:10].upper()).path == a
+    assert found.shorthash(found.find("a.v1 [XL]")) == digest[:12]
+
+
+def test_a_name_two_files_share_must_be_told_apart(folder: Path) -> None:
+    one, two = put(folder / "x" / "a.safetensors"), put(folder / "y" / "a.safetensors")
+    found = catalog(folder)
+    with pytest.raises(CatalogError, match="several files: x/a, y/a") as caught:
+        found.find("a")
+    assert [found.find(name).path for name in caught.value.candidates] == [one, two]
+    assert found.names() == ["x/a", "y/a"]
+
+
+def test_of_two_files_of_one_name_the_one_at_the_top_has_no_longer_name(folder: Path) -> None:
+    top = put(folder / "a.safetensors")
+    put(folder / "x" / "a.safetensors")
+    assert catalog(folder).find("a").path == top
+
+
+def test_two_folders_with_the_same_file_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    put(tmp_path / "1" / "a.safetensors"), put(tmp_path / "2" / "a.safetensors")
+    with pytest.raises(CatalogError, match=r"several files: .*1.a\.safetensors, .*2.a\.safetensors"):
+        catalog(tmp_path / "1", tmp_path / "2").find("a")
+
+
+@pytest.mark.parametrize("name", ["../secret", "a/../../secret", "..\\secret", "/etc/passwd", "C:\\secret", "C:secret"])
+def test_a_name_never_leaves_the_folders(folder: Path, name: str) -> None:
+    put(folder.parent / "secret.safetensors")
+    with pytest.raises(CatalogError, match="would leave the LoRA folders"):
+        catalog(folder).find(name)
+
+
+def test_a_file_outside_is_unknown_by_any_spelling(folder: Path) -> None:
+    outside = put(folder.parent / "secret.safetensors")
+    for name in ("secret", str(outside).lstrip("/"), outside.name):
+        with pytest.raises(CatalogError, match="not in the LoRA folders"):
+            catalog(folder).find(name)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_links_the_user_put_into_the_folder_are_followed_once(folder: Path, tmp_path: Path) -> None:
+    put(tmp_path / "disk" / "far.safetensors")
+    (folder / "collection").symlink_to(tmp_path / "disk")
+    (folder / "loop").symlink_to(folder)
+    (folder / "dead.safetensors").symlink_to(tmp_path / "gone")
+    found = catalog(folder)
+    assert found.find("collection/far").path == folder / "collection" / "far.safetensors"
+    assert found.names() == ["far"]
+
+
+def test_an_unknown_name_suggests_what_is_close(folder: Path) -> None:
+    put(folder / "watercolour.safetensors")
+    with pytest.raises(CatalogError, match="did you mean watercolour") as caught:
+        catalog(folder).find("watercolor")
+    assert caught.value.candidates == ("watercolour",)
+
+
+def test_a_pickle_is_found_so_that_opening_it_says_why_not(folder: Path) -> None:
+    (folder / "old.pt").write_bytes(b"PK\x03\x04")
+    found = catalog(folder)
+    assert found.files == ()
+    with pytest.raises(PickleError, match="convert"):
+        AdapterFile.open(found.find("old").path)
+    safe = put(folder / "old.safetensors")
+    found.refresh()
+    assert found.find("old").path == safe
+
+
+def test_refresh_sees_new_and_changed_files(folder: Path) -> None:
+    found = catalog(folder)
+    assert found.names() == []
+    path = put(folder / "a.safetensors", value=1)
+    with pytest.raises(CatalogError):
+        found.find("a")
+    found.refresh()
+    before = found.shorthash(found.find("a"))
+    put(path, alias="new", value=2)
+    os.utime(path, ns=(1, 1))
+    found.refresh()
+    assert found.shorthash(found.find("new")) != before
+    path.unlink()
+    found.refresh()
+    assert found.names() == []
+
+
+def test_a_damaged_file_is_listed_without_metadata_and_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / "bad.safetensors").write_bytes(b"\xff" * 20)
+    found = catalog(folder)
+    with caplog.at_level(logging.WARNING):
+        assert found.metadata(found.find("bad")) == {}
+    assert "bad.safetensors" in caplog.text
+
+
+@pytest.mark.parametrize("alias", ["none", "Addams", ""])
+def test_aliases_everybody_shares_are_no_alias(folder: Path, alias: str) -> None:
+    put(folder / "a.safetensors", alias=alias)
+    found = catalog(folder)
+    assert found.alias(found.files[0]) == "a"
+
+
+def test_a_real_file_has_the_hash_other_programs_show(folder: Path, lora_file: Path) -> None:
+    shutil.copy(lora_file, folder)
+    raw = lora_file.read_bytes()
+    found = catalog(folder)
+    expected = hashlib.sha256(raw[8 + int.from_bytes(raw[:8], "little") :]).hexdigest()[:12]
+    assert found.shorthash(found.files[0]) == expected

@@ -1,0 +1,116 @@
+"""register(): with a host, without one, twice, and when something fails."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from torch import nn
+
+import extension
+from extension.hosts.standalone import STANDALONE
+from extension.options import DEFAULT_MULTIPLIER, ON_BAD_LORA, SKIP, TABLE
+from extension.prompt import PromptError
+from extension.standalone.demo_model import Demo, make_pipeline
+
+ROOT = Path(extension.__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def pipeline(demo: Demo) -> Iterator[object]:
+    """The standalone host, open over a fresh model."""
+    pipeline = make_pipeline()
+    STANDALONE.open([demo.loras], {})
+    STANDALONE.set_components(pipeline.components)
+    yield pipeline
+    STANDALONE.close()
+
+
+def test_without_a_host_one_line_says_so_and_nothing_is_changed(caplog: pytest.LogCaptureFixture) -> None:
+    before = (nn.Linear.forward, nn.Linear.__dict__.get("_apply"))
+    with caplog.at_level(logging.INFO):
+        assert extension.register() is None
+    (record,) = caplog.records
+    assert "not supported yet" in record.getMessage()
+    assert (nn.Linear.forward, nn.Linear.__dict__.get("_apply")) == before
+
+
+def test_what_a_host_calls_works(pipeline: object, caplog: pytest.LogCaptureFixture) -> None:
+    assert extension.register() is not None
+    events = STANDALONE._events
+    assert events is not None
+    encoder, tokens = pipeline.text_encoder.eval(), torch.arange(10)[None]
+    with torch.no_grad():
+        before = encoder(tokens).last_hidden_state
+        events.tags(["demo-linear:0.8", "demo-locon:0"])
+        assert not torch.equal(encoder(tokens).last_hidden_state, before)
+        with pytest.raises(PromptError):
+            events.tags(["demo-linear:x"])
+        events.tags(["no-such"])  # skipped by default, and said
+        assert "no-such" in caplog.text
+        assert torch.equal(encoder(tokens).last_hidden_state, before)
+        events.tags(["demo-linear"])
+        events.generation_ended()
+        assert torch.equal(encoder(tokens).last_hidden_state, before)
+
+
+def test_a_reload_keeps_the_session_and_the_users_settings(pipeline: object) -> None:
+    first = extension.register()
+    STANDALONE.set_option(DEFAULT_MULTIPLIER, 0.5)
+    assert extension.register() is first
+    assert STANDALONE.option(DEFAULT_MULTIPLIER) == 0.5
+    assert STANDALONE.option(ON_BAD_LORA) == SKIP
+    assert all(STANDALONE.option(option.key) is not None for option in TABLE)
+
+
+def test_unloading_undoes_everything(pipeline: object) -> None:
+    before = nn.Linear.forward
+    session = extension.register()
+    assert session is not None
+    STANDALONE._events.tags(["demo-linear"])
+    extension.unregister()
+    assert nn.Linear.forward is before
+    assert extension.register() is not session
+
+
+def test_routes_are_added_beside_a_hosts_own(pipeline: object) -> None:
+    extension.register()
+    app = FastAPI()
+    app.add_api_route("/sdapi/v1/loras", lambda: "the host's", methods=["GET"])
+    STANDALONE.app_started(app)
+    STANDALONE.app_started(app)  # a reload
+    with TestClient(app) as client:
+        assert client.get("/sdapi/v1/loras").json() == "the host's"
+        assert client.get("/remora/v1/report").json() == {"active": [], "skipped": []}
+    assert [getattr(route, "path", "") for route in app.routes].count("/remora/v1/report") <= 1
+
+
+def test_a_failure_is_logged_with_its_traceback_and_the_host_goes_on(
+    pipeline: object, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(options: object) -> None:
+        raise RuntimeError("the host's settings page is another")
+
+    monkeypatch.setattr(STANDALONE, "add_options", fails)
+    assert extension.register() is None
+    assert "stays off" in caplog.text
+    assert "Traceback" in caplog.text
+    assert "the host's settings page is another" in caplog.text
+
+
+def test_importing_and_registering_is_light() -> None:
+    script = (
+        "import sys, logging; import extension; extension.register();"
+        "heavy = {'gradio', 'fastapi', 'diffusers', 'transformers', 'accelerate'} & set(sys.modules);"
+        "sys.exit(', '.join(sorted(heavy)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "not supported yet" in done.stderr

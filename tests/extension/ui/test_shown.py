@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from extension.generation import Progress, Result
+from extension.ui import shown
+
+
+def test_what_comes_from_outside_is_escaped() -> None:
+    result = Result((), 1, lora_reports=("<b>x</b>",), notes=("<i>y</i>",))
+    html = shown.outcome(result) + shown.failure(ValueError("<u>z</u>"))
+    assert "&lt;b&gt;x" in html
+    assert "&lt;i&gt;y" in html
+    assert "&lt;u&gt;z" in html
+    assert "<b>" not in html
+
+
+def test_an_error_without_words_still_shows_something() -> None:
+    assert "KeyError" in shown.failure(KeyError())
+
+
+def test_the_bar_says_where_a_job_is() -> None:
+    assert "Waiting" in shown.bar(Progress(waiting=True))
+    assert "Starting" in shown.bar(Progress())
+    half = shown.bar(Progress(5, 10))
+    assert "Step 5 of 10" in half
+    assert "width:50%" in half
+    assert "Ready" in shown.idle()
