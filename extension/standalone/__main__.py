@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(arguments: argparse.Namespace) -> int:
     import uvicorn
 
-    from .demo_model import make_demo
+    from .demo_model import DEMO_PROMPT, make_demo
     from .jobs import Runner
     from .model import load_model, pick_device, pick_dtype
     from .server import make_app
@@ -71,20 +71,21 @@ def _serve(arguments: argparse.Namespace) -> int:
     if arguments.model is None and not arguments.demo:
         print("error: name a model by --model, or try --demo", file=sys.stderr)
         return 2
-    path, loras = arguments.model, list(arguments.lora_dir)
-    if arguments.demo:
+    path, loras, first_prompt = arguments.model, list(arguments.lora_dir), ""
+    if path is None:
         demo = make_demo(ROOT / "demo")
-        path, loras = path or demo.model, [*loras, demo.loras]
+        path, loras, first_prompt = demo.model, [*loras, demo.loras], DEMO_PROMPT
     device = pick_device(arguments.device)
     model = load_model(path, pick_dtype(arguments.dtype, device), arguments.prediction_type, arguments.tokenizer)
     output_dir = arguments.output_dir.expanduser().resolve()
     runner = Runner(open_studio(model, device, loras, output_dir, arguments.offload))
+    app = make_app(runner, output_dir, first_prompt)
     url = f"http://{'127.0.0.1' if arguments.host == '0.0.0.0' else arguments.host}:{arguments.port}"
     logger.info("%s on %s; open %s", model.name, device, url)
     if not arguments.no_browser and not os.environ.get("CI"):
         threading.Timer(1.5, webbrowser.open, [url]).start()
     try:
-        uvicorn.run(make_app(runner, output_dir), host=arguments.host, port=arguments.port, log_level="warning")
+        uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="warning")
     finally:
         runner.close()
         runner.studio.close()

@@ -23,6 +23,7 @@ from .tokenizer import build_tokenizer
 logger = logging.getLogger(__name__)
 
 VERSION = "1"  # of what is made here; a folder of another version is made anew
+DEMO_PROMPT = "a red fox <lora:demo-linear:0.8>"
 _SEED = 20
 _WIDTH = 64  # of the text model
 _GAIN = 0.6  # contrast of the pictures

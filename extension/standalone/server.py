@@ -25,13 +25,19 @@ _UNWRITABLE = frozenset("<>:")  # in a tag; a file with one of these in its name
 class PageBackend:
     """What the page sees of the studio."""
 
-    def __init__(self, runner: Runner, output_dir: Path) -> None:
+    def __init__(self, runner: Runner, output_dir: Path, first_prompt: str = "") -> None:
         self._runner = runner
+        self._visited = not first_prompt
         self.output_dir = output_dir
+        self.first_prompt = first_prompt
         self.model_name: str = runner.studio.model.name
         self.side: int = runner.studio.model.side
         self.samplers: Sequence[str] = choices()
         self.offload_modes: Sequence[str] = offload.modes(runner.studio.device)
+
+    def first_visit(self) -> bool:
+        visited, self._visited = self._visited, True
+        return not visited
 
     @property
     def offload_mode(self) -> str:
@@ -62,9 +68,12 @@ def make_api(runner: Runner) -> FastAPI:
     return app
 
 
-def make_app(runner: Runner, output_dir: Path) -> FastAPI:
-    """Return an application with the HTTP API and the page."""
+def make_app(runner: Runner, output_dir: Path, first_prompt: str = "") -> FastAPI:
+    """Return an application with the HTTP API and the page.
+
+    With a `first_prompt` the page opens with it, and makes its picture at the first visit.
+    """
     from ..ui.page import build_page, mount_page  # gradio takes two seconds that the API alone can spare
 
-    backend: Backend = PageBackend(runner, output_dir)
+    backend: Backend = PageBackend(runner, output_dir, first_prompt)
     return mount_page(make_api(runner), build_page(backend), output_dir)

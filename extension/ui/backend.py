@@ -32,6 +32,13 @@ class Backend(Protocol):
     def model_name(self) -> str: ...
 
     @property
+    def first_prompt(self) -> str:
+        """What the prompt box holds when the page opens."""
+
+    def first_visit(self) -> bool:
+        """Return True once, where the page should make a first picture by itself."""
+
+    @property
     def side(self) -> int:
         """Width and height the model was made for, in pixels."""
 

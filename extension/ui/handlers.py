@@ -58,6 +58,11 @@ class Handlers:
             job.cancel()  # the tab was closed; without effect on a job that is done
             self._jobs.pop(tab, None)
 
+    def first(self, request: gr.Request, *values: Any) -> Iterator[Update]:
+        """Make a first picture by itself where the program behind the page wants it."""
+        if self._backend.first_visit():
+            yield from self.generate(request, *values)
+
     def _follow(self, job: Job) -> Iterator[Update]:
         yield Update(
             progress=shown.bar(job.progress),

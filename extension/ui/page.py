@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,11 +57,12 @@ def build_page(backend: Backend) -> Any:
     handlers = Handlers(backend)
     with gr.Blocks(title="Remora", analytics_enabled=False, fill_width=True) as page:
         gr.HTML(
-            f'<header class="remora-head"><b>Remora</b><span class="remora-model">{backend.model_name}</span></header>'
+            f'<header class="remora-head"><b>Remora</b>'
+            f'<span class="remora-model">{escape(backend.model_name)}</span></header>'
         )
         with gr.Row(elem_classes="remora-main"):
             with gr.Column(scale=5, min_width=360):
-                prompt, negative = _prompts()
+                prompt, negative = _prompts(backend.first_prompt)
                 with gr.Row():
                     generate = gr.Button("Generate", variant="primary", elem_id="generate", scale=3)
                     cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", interactive=False, scale=1)
@@ -71,6 +73,7 @@ def build_page(backend: Backend) -> Any:
                 outputs = _results(generate, cancel)
         inputs = _Inputs(prompt, negative, **settings)
         _connect(handlers, inputs, outputs)
+        page.load(handlers.first, list(vars(inputs).values()), list(vars(outputs).values()), **_EVENT)
         dice.click(lambda: -1, None, inputs.seed, **_EVENT)
         reuse.click(handlers.last_seed, [outputs.infotext, inputs.seed], inputs.seed, **_EVENT)
     return page
@@ -98,8 +101,9 @@ def mount_page(app: A, page: Any, output_dir: Path) -> A:
     return served
 
 
-def _prompts() -> tuple[Any, Any]:
+def _prompts(first: str) -> tuple[Any, Any]:
     prompt = gr.Textbox(
+        first,
         label="Prompt",
         lines=3,
         max_lines=10,

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from PIL import Image
 
 from extension.infotext import parse_infotext
-from extension.standalone.demo_model import Demo
+from extension.standalone.demo_model import DEMO_PROMPT, Demo
 from extension.standalone.pnginfo import read_infotext
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -39,13 +40,20 @@ class Served:
 @pytest.fixture(scope="module")
 def served(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """The web UI as a user starts it, in a process of its own."""
+    arguments = [f"--model={demo.model}", f"--lora-dir={demo.loras}"]
+    with serving(tmp_path_factory.mktemp("pictures"), demo.loras, arguments) as served:
+        yield served
+
+
+@contextmanager
+def serving(pictures: Path, loras: Path, arguments: list[str]) -> Iterator[Served]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    served = Served(f"http://127.0.0.1:{port}", tmp_path_factory.mktemp("pictures"), demo.loras)
-    log = served.pictures / "log.txt"
+    served = Served(f"http://127.0.0.1:{port}", pictures, loras)
+    log = pictures / "log.txt"
     command = [sys.executable, "-m", "extension.standalone", "--no-browser", f"--port={port}", "--device=cpu"]
-    command += [f"--model={demo.model}", f"--lora-dir={demo.loras}", f"--output-dir={served.pictures}"]
+    command += [f"--output-dir={pictures}", *arguments]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=os.environ.copy())
     try:
@@ -70,22 +78,29 @@ def wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path) -> None
     raise AssertionError(f"the web UI did not answer\n{log.read_text()}")
 
 
-@pytest.fixture
-def page(served: Served, chromium: str) -> Iterator[Any]:
-    """The page, opened, with small and quick settings; whatever it asks of another address fails the test."""
+@contextmanager
+def opened(served: Served, chromium: str) -> Iterator[Any]:
+    """Open the page; whatever it asks of another address fails the test."""
     with playwright.sync_playwright() as engine:
         browser = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1400, "height": 1000})
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
         page.goto(served.url)
+        yield page
+        browser.close()
+    assert [address for address in asked if not address.startswith((served.url, "data:", "blob:"))] == []
+
+
+@pytest.fixture
+def page(served: Served, chromium: str) -> Iterator[Any]:
+    """The page with small and quick settings."""
+    with opened(served, chromium) as page:
         fill(page, "#width input[type=number]", "64")
         fill(page, "#height input[type=number]", "64")
         fill(page, "#steps input[type=number]", "2")
         fill(page, "#seed input", "7")
         yield page
-        browser.close()
-    assert [address for address in asked if not address.startswith((served.url, "data:", "blob:"))] == []
 
 
 def fill(page: Any, selector: str, value: str) -> None:
@@ -164,3 +179,18 @@ def test_the_seed_of_the_picture_is_taken_over(page: Any) -> None:
     drawn = parse_infotext(infotext_with(page, "a drawn seed")).settings["Seed"]
     page.click("#seed-reuse")
     page.wait_for_function("seed => document.querySelector('#seed input').value === seed", arg=drawn)
+
+
+def test_the_demo_makes_its_first_picture_by_itself_and_once(tmp_path: Path, chromium: str) -> None:
+    with serving(tmp_path, tmp_path, ["--demo"]) as served:
+        for _ in range(2):
+            with opened(served, chromium) as page:
+                page.wait_for_selector("#prompt textarea", timeout=LONG)
+                assert page.input_value("#prompt textarea") == DEMO_PROMPT
+                if not list(tmp_path.glob("*.png")):
+                    made = infotext_with(page, "Lora hashes")
+                    assert parse_infotext(made).prompt == DEMO_PROMPT
+                    assert "demo-linear: 172 of 172 layers" in page.inner_text("#outcome")
+                page.wait_for_timeout(1000)  # in which a second job would begin
+        assert httpx.get(f"{served.url}/sdapi/v1/progress", timeout=5).json()["state"]["job_count"] == 0
+    assert len(list(tmp_path.glob("*.png"))) == 1

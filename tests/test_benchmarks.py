@@ -1,0 +1,129 @@
+"""Every benchmark runs on a tiny model and writes what it says it writes; what it measures there means nothing."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+PROGRAMS = {
+    "step_overhead": {"loras", "base_s", "ours", "peft", "above", "flops_ours", "flops_peft", "differ_by", "seconds"},
+    "switch": {"operation", "layers", "median_s", "minimum_s", "peft_by_ours", "bake_by_ours", "differ_by", "seconds"},
+    "idle": {"patches", "seconds"},
+}
+TINY = ("--tiny", "--rounds", "1", "--latent", "8", "--rank", "4")
+EXTRA = {"step_overhead": ("--counts", "1", "3"), "idle": ("--calls", "10")}
+
+
+@pytest.fixture
+def load(monkeypatch):
+    pytest.importorskip("peft")
+    pytest.importorskip("diffusers")
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module
+
+
+@pytest.fixture
+def common(load) -> ModuleType:
+    return load("_common")
+
+
+def test_all_programs_are_known() -> None:
+    assert {file.stem for file in FOLDER.glob("[!_]*.py")} == set(PROGRAMS)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program_prints_a_table_and_writes_json(name, load, tmp_path, capsys) -> None:
+    file = tmp_path / "out.json"
+    assert load(name).main([*TINY, *EXTRA.get(name, ()), "--json", str(file)]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert lines[1].startswith("| ---")
+    assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
+    written = json.loads(file.read_text(encoding="utf-8"))
+    assert written["benchmark"] == name
+    assert {"cpu", "cores", "threads", "torch"} <= set(written["machine"])
+    assert written["settings"]["rank"] == 4
+    assert written["rows"]
+    assert all(PROGRAMS[name] <= set(row) for row in written["rows"])
+
+
+def test_step_overhead_counts_more_work_for_more_loras(load, tmp_path) -> None:
+    file = tmp_path / "out.json"
+    load("step_overhead").main([*TINY, "--counts", "1", "2", "--json", str(file)])
+    one, two = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert 1 < one["flops_ours"] < two["flops_ours"]
+    assert two["flops_ours"] <= two["flops_peft"]
+
+
+def test_switch_measures_strength_on_networks_of_several_sizes(load, tmp_path) -> None:
+    file = tmp_path / "out.json"
+    load("switch").main([*TINY, "--json", str(file)])
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert [row["operation"] for row in rows[:2]] == ["first use", "switch"]
+    layers = [row["layers"] for row in rows if row["operation"] == "strength"]
+    assert len(layers) >= 3
+    assert layers == sorted(set(layers))
+
+
+def test_idle_leaves_the_classes_patched_as_it_found_them(load) -> None:
+    from torch import nn
+
+    import lib_lora
+
+    lib_lora.uninstall()
+    plain = nn.Linear.forward
+    load("idle").main([*TINY, "--calls", "10"])
+    assert nn.Linear.forward is plain
+
+
+def test_variants_take_turns(common) -> None:
+    seen = []
+    variants = {name: common.Variant(lambda name=name: seen.append(name)) for name in "abc"}
+    samples = common.measure(variants, 2)
+    assert "".join(seen) == "abc" + "abc" + "cba"
+    assert all(len(values) == 2 for values in samples.seconds.values())
+
+
+def test_preparation_is_not_timed_and_calls_are_divided(common) -> None:
+    seen = []
+    variant = common.Variant(lambda: seen.append("run"), prepare=lambda: seen.append("prepare"), calls=3)
+    variant.time()
+    assert seen == ["prepare", "run", "run", "run"]
+
+
+def test_ratios_are_of_the_same_round(common) -> None:
+    samples = common.Samples({"base": [1.0, 2.0, 10.0], "ours": [1.1, 2.4, 10.0]})
+    assert samples.ratio("ours", "base") == pytest.approx(1.1)
+    assert samples.minimum_ratio("ours", "base") == pytest.approx(1.1)
+    assert samples.ratios("ours", "base") == pytest.approx([1.1, 1.2, 1.0])
+
+
+@pytest.mark.parametrize(("count", "ends"), [(1, None), (5, None), (6, (0, 5)), (9, (1, 7)), (40, (13, 26))])
+def test_interval_of_the_median(common, count, ends) -> None:
+    found = common.Spread.of([float(i) for i in range(count)]).interval
+    assert found == ends
+    if ends is not None:
+        outside = 2 * sum(math.comb(count, i) for i in range(ends[0] + 1)) / 2**count
+        assert outside <= 0.05
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (45e-6, "45 us"), (5e-8, "50 ns")])
+def test_durations_have_fitting_units(common, seconds, text) -> None:
+    assert common.duration(seconds) == text
+
+
+def test_unequal_outputs_are_refused(load) -> None:
+    import torch
+
+    check = load("_models").check_equal
+    base, one = torch.zeros(4), torch.ones(4)
+    assert check("same", one, one, base) == 0
+    with pytest.raises(RuntimeError, match="differ"):
+        check("other", one * 1.01, one, base)
+    with pytest.raises(RuntimeError, match="says nothing"):
+        check("idle", one, one, one)
