@@ -60,6 +60,16 @@ def test_step_overhead_counts_more_work_for_more_loras(load, tmp_path) -> None:
     assert two["flops_ours"] <= two["flops_peft"]
 
 
+def test_products_in_place_count_as_others_do(load) -> None:
+    import torch
+
+    count = load("step_overhead").count_flops
+    y, a, b = torch.zeros(3, 5), torch.zeros(3, 4), torch.zeros(4, 5)
+    assert count(lambda: torch.addmm(y, a, b)) == count(lambda: y.addmm_(a, b)) == 2 * 3 * 4 * 5
+    many = [one.expand(2, *one.shape).contiguous() for one in (y, a, b)]
+    assert count(lambda: torch.baddbmm(*many)) == count(lambda: many[0].baddbmm_(*many[1:])) == 2 * 2 * 3 * 4 * 5
+
+
 def test_switch_measures_strength_on_networks_of_several_sizes(load, tmp_path) -> None:
     file = tmp_path / "out.json"
     load("switch").main([*TINY, "--json", str(file)])

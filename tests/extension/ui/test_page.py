@@ -24,7 +24,7 @@ from extension.standalone.pnginfo import read_infotext
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).resolve().parents[3]
-LONG = 30_000  # milliseconds
+LONG = 60_000  # milliseconds
 START = 120  # seconds
 
 
@@ -55,7 +55,9 @@ def serving(pictures: Path, loras: Path, arguments: list[str]) -> Iterator[Serve
     command = [sys.executable, "-m", "extension.standalone", "--no-browser", f"--port={port}", "--device=cpu"]
     command += [f"--output-dir={pictures}", *arguments]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=os.environ.copy())
+        # one thread: several, on cores that others use, wait for each other many times longer than they compute
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
         wait_until_up(served.url, process, log)
         yield served
@@ -183,11 +185,11 @@ def test_the_seed_of_the_picture_is_taken_over(page: Any) -> None:
 
 def test_the_demo_makes_its_first_picture_by_itself_and_once(tmp_path: Path, chromium: str) -> None:
     with serving(tmp_path, tmp_path, ["--demo"]) as served:
-        for _ in range(2):
+        for visit in range(2):
             with opened(served, chromium) as page:
                 page.wait_for_selector("#prompt textarea", timeout=LONG)
                 assert page.input_value("#prompt textarea") == DEMO_PROMPT
-                if not list(tmp_path.glob("*.png")):
+                if visit == 0:
                     made = infotext_with(page, "Lora hashes")
                     assert parse_infotext(made).prompt == DEMO_PROMPT
                     assert "demo-linear: 172 of 172 layers" in page.inner_text("#outcome")
