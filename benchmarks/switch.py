@@ -1,0 +1,303 @@
+"""First use of a LoRA file, switch to another one, change of strength: ours, PEFT, and a bake with backup."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Protocol
+
+import torch
+from _common import DTYPES, Record, Samples, Variant, duration, measure, parse, parser, report, table
+from _models import (
+    LoraFile,
+    build_unet,
+    check_equal,
+    conv_layers,
+    linear_layers,
+    make_step,
+    peft_activate,
+    peft_delete,
+    peft_layers,
+    peft_load,
+    peft_scale,
+    twin,
+    write_lora,
+)
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lib_lora import Engine, Entry, Stack
+from lib_lora.patch import slot_of
+
+GOALS = {"switch": 20.0}
+"""Operation -> how many times faster than the bake at least."""
+STRENGTH_GOAL = 100e-6
+"""Seconds a change of strength may take at most, whatever the number of layers."""
+STRENGTH_CALLS = 100
+"""Changes of strength per timing of ours: one is too short for the clock."""
+HEADERS = (
+    "operation",
+    "layers",
+    "ours",
+    "PEFT",
+    "bake",
+    "PEFT/ours",
+    "bake/ours",
+    "least: ours",
+    "PEFT",
+    "bake",
+    "goal",
+)
+
+Step = Callable[[nn.Module], Tensor]
+
+
+class Way(Protocol):
+    """One of the three programs, with two files it knows and one it is shown for the first time."""
+
+    model: nn.Module
+
+    def forget(self) -> None:
+        """Be as before the first use."""
+        ...
+
+    def first(self) -> None:
+        """Make the first file act, having seen nothing of it."""
+        ...
+
+    def switch(self, index: int) -> None:
+        """Make one of the two files act, and only it."""
+        ...
+
+    def strength(self, multiplier: float) -> None:
+        """Change the strength of what acts."""
+        ...
+
+    def off(self) -> None:
+        """Leave the model as it was."""
+        ...
+
+
+class Ours:
+    """Slots beside the layers."""
+
+    def __init__(self, base: nn.Module, files: Sequence[LoraFile]) -> None:
+        self.model = twin(base)
+        self.files = files
+        self.engine = Engine({"unet": self.model})
+
+    def forget(self) -> None:
+        self.engine.close()
+
+    def first(self) -> None:
+        self.engine = Engine({"unet": self.model})
+        self.switch(0)
+
+    def switch(self, index: int) -> None:
+        self.engine.activate(Stack([Entry(self.files[index].kohya, 1.0)]))
+
+    def strength(self, multiplier: float) -> None:
+        self.engine.set_multiplier(0, multiplier)
+
+    def off(self) -> None:
+        self.engine.close()
+
+    def check_placed(self, layers: Sequence[str]) -> None:
+        """Raise unless everything lies where it is needed: the next forward then has nothing left to do."""
+        slots = [slot_of(self.model.get_submodule(path)) for path in layers]
+        if any(slot is None or getattr(slot.way, "device", None) is None for slot in slots):
+            raise RuntimeError("activation left work for the next forward")
+
+
+class Peft:
+    """PEFT's layers around the model's; adapters stay loaded, one is active."""
+
+    def __init__(self, base: nn.Module, files: Sequence[LoraFile]) -> None:
+        self.model = twin(base)
+        self.files = files
+        self.active = "lora0"
+        for i, file in enumerate(files):
+            peft_load(self.model, file, f"lora{i}")
+        self.switch(0)
+
+    def forget(self) -> None:
+        self.switch(0)
+        if any("new" in layer.lora_A for layer in peft_layers(self.model)):
+            peft_delete(self.model, "new")
+
+    def first(self) -> None:
+        peft_load(self.model, self.files[0], "new")
+        self._activate("new")
+
+    def switch(self, index: int) -> None:
+        self._activate(f"lora{index}")
+
+    def strength(self, multiplier: float) -> None:
+        peft_scale(self.model, self.active, multiplier)
+
+    def off(self) -> None:
+        self.strength(1.0)
+
+    def _activate(self, name: str) -> None:
+        peft_activate(self.model, [name])
+        self.active = name
+
+
+class Bake:
+    """What A1111's built-in Lora does: weights are saved on the CPU, then W + dW is written into the layers.
+
+    Any change restores the saved weights and adds anew. Files stay in memory once read, which A1111 does only where
+    its user asks for it. Works on the weights that the other models share; `off` puts them back.
+    """
+
+    def __init__(self, base: nn.Module, files: Sequence[LoraFile]) -> None:
+        self.model = base
+        self.files = files
+        self.index = 0
+        self.tensors: dict[int, dict[str, Tensor]] = {}
+        self.backup: dict[str, Tensor] = {}
+
+    def forget(self) -> None:
+        self.off()
+        self.tensors.clear()
+        self.backup.clear()
+
+    def first(self) -> None:
+        self.switch(0)
+
+    def switch(self, index: int) -> None:
+        self.index = index
+        self.strength(1.0)
+
+    def strength(self, multiplier: float) -> None:
+        file = self.files[self.index]
+        if self.index not in self.tensors:
+            self.tensors[self.index] = load_file(file.peft)
+        tensors = self.tensors[self.index]
+        factor = multiplier * file.alpha / file.rank
+        for path in file.layers:
+            weight = self.model.get_parameter(f"{path}.weight")
+            if path in self.backup:
+                weight.copy_(self.backup[path])
+            else:
+                self.backup[path] = weight.to("cpu", copy=True)
+            down, up = (tensors[f"{path}.lora_{half}.weight"].float().flatten(1) for half in "AB")
+            weight.copy_(weight.float() + (up @ down).view(weight.shape) * factor)
+
+    def off(self) -> None:
+        for path, saved in self.backup.items():
+            self.model.get_parameter(f"{path}.weight").copy_(saved)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    options = parse(parser(__doc__, rounds=10), arguments)
+    base = build_unet(tiny=options.tiny, dtype=DTYPES[options.dtype])
+    step = make_step(base, options.latent, options.batch)
+    linear, conv = linear_layers(base), conv_layers(base)
+    sizes = sorted({min(16, len(linear)), min(64, len(linear)), len(linear), len(linear + conv)})
+    rows = []
+    with TemporaryDirectory(ignore_cleanup_errors=True) as name, torch.no_grad():
+        folder = Path(name)
+        files = [write_lora(folder, name, base, linear, options.rank) for name in ("a", "b")]
+        rows += file_rows(base, files, step, options.rounds)
+        for size in sizes:
+            file = write_lora(folder, f"strength{size}", base, (linear + conv)[:size], options.rank)
+            rows.append(strength_row(base, file, step, options.rounds))
+    report("switch", options, table(HEADERS, [cells(row, options) for row in rows]), rows)
+    return 0
+
+
+def file_rows(base: nn.Module, files: Sequence[LoraFile], step: Step, rounds: int) -> list[Record]:
+    """Measure the first use and the switch."""
+    plain = step(base)
+    ours, peft, bake = Ours(base, files), Peft(base, files), Bake(base, files)
+    ways: dict[str, Way] = {"ours": ours, "PEFT": peft, "bake": bake}
+    firsts = {name: Variant(way.first, prepare=way.forget) for name, way in ways.items()}
+    found = [row("first use", files[0], measure(firsts, rounds), compare(ways, step, plain))]
+    switches = {name: Variant(switcher(way)) for name, way in ways.items()}
+    samples = measure(switches, rounds, warm_up=2)
+    ours.check_placed(files[0].layers)
+    for way in ways.values():
+        way.switch(1)
+    found.append(row("switch", files[0], samples, compare(ways, step, plain)))
+    ours.engine.close()
+    return found
+
+
+def strength_row(base: nn.Module, file: LoraFile, step: Step, rounds: int) -> Record:
+    """Measure changes of strength of one file."""
+    plain = step(base)
+    ways: dict[str, Way] = {"ours": Ours(base, [file]), "PEFT": Peft(base, [file]), "bake": Bake(base, [file])}
+    for way in ways.values():
+        way.switch(0)
+    calls = {"ours": STRENGTH_CALLS}
+    variants = {name: Variant(strengthener(way), calls=calls.get(name, 1)) for name, way in ways.items()}
+    samples = measure(variants, rounds)
+    for way in ways.values():
+        way.strength(0.9)
+    found = row("strength", file, samples, compare(ways, step, plain))
+    for way in ways.values():
+        way.off()
+    return found
+
+
+def switcher(way: Way) -> Callable[[], None]:
+    """Return a function that makes the other of the two files act."""
+    indexes = cycle((1, 0))
+    return lambda: way.switch(next(indexes))
+
+
+def strengthener(way: Way) -> Callable[[], None]:
+    """Return a function that sets another strength each time."""
+    multipliers = cycle((0.7, 1.1, 0.9))
+    return lambda: way.strength(next(multipliers))
+
+
+def compare(ways: dict[str, Way], step: Step, plain: Tensor) -> float:
+    """Check that all three now make the same of the model; return how far they are apart."""
+    baked = step(ways["bake"].model)
+    ways["bake"].off()  # the others stand on the same weights
+    outputs = {name: step(ways[name].model) for name in ("ours", "PEFT")}
+    return max(check_equal(f"{name} and bake", output, baked, plain) for name, output in outputs.items())
+
+
+def row(operation: str, file: LoraFile, samples: Samples, apart: float) -> Record:
+    """Sum up one operation."""
+    names = ("ours", "PEFT", "bake")
+    return {
+        "operation": operation,
+        "layers": len(file.layers),
+        "median_s": {name: samples.median(name) for name in names},
+        "minimum_s": {name: samples.minimum(name) for name in names},
+        "peft_by_ours": samples.ratio("PEFT", "ours"),
+        "bake_by_ours": samples.ratio("bake", "ours"),
+        "differ_by": apart,
+        "seconds": samples.seconds,
+    }
+
+
+def goal(row: Record, options: argparse.Namespace) -> str:
+    """Say what was to be reached and whether it was."""
+    if options.tiny:
+        return "-"
+    if row["operation"] == "strength":
+        return f"< {duration(STRENGTH_GOAL)} {'met' if row['median_s']['ours'] < STRENGTH_GOAL else 'missed'}"
+    least = GOALS.get(row["operation"])
+    return "-" if least is None else f">= {least:.0f} x bake {'met' if row['bake_by_ours'] >= least else 'missed'}"
+
+
+def cells(row: Record, options: argparse.Namespace) -> list[str]:
+    """One line of the table."""
+    names = ("ours", "PEFT", "bake")
+    medians, minima = ([duration(row[key][name]) for name in names] for key in ("median_s", "minimum_s"))
+    ratios = [f"{row[key]:.3g}" if row[key] < 100 else f"{row[key]:.0f}" for key in ("peft_by_ours", "bake_by_ours")]
+    return [row["operation"], str(row["layers"]), *medians, *ratios, *minima, goal(row, options)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
