@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from . import patch, residency
+from . import patch, residency, scratch
 from .binding import Binding
 from .errors import ActivationError, ComponentError, FileError, LoraError, NoMatchError, StackError
 from .factored import Factored
@@ -26,7 +26,7 @@ from .slot import Slot, Way
 from .stack import Entry, Multiplier, Stack
 from .strength import Strengths
 from .tensors import plain_mode
-from .transient import Transient, free_scratch
+from .transient import Transient
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class Engine:
         with self._lock:
             self._stack, self._plan = Stack(), None
             _detach_all(self._carriers)
-            free_scratch()
+            scratch.free()
 
     def close(self) -> None:
         """Deactivate and forget all files."""

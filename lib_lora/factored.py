@@ -1,6 +1,7 @@
 """The factored way: all low-rank bindings of a layer as one pair of matrices, two products however many entries.
 
-y = base(x) + up (m * (down x)), with the downs stacked along the rank and m = multiplier * scale per rank component.
+y = base(x) + up (m * (down x)), with the downs stacked along the rank and m = multiplier * scale per rank component;
+or, where that is cheaper, y = x (W + up m down)^T + b, see `effective.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 from .binding import Binding
+from .effective import effective_linear, pays
 from .residency import stays
 from .strength import Layout, Strengths
 from .tensors import plain_mode
@@ -57,15 +59,17 @@ class Factored:
         return None if self._placed is None else self._placed.device
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Forward of the layer plus its deltas; moves the pair to the base output's device and dtype if need be."""
-        y: Tensor = base_forward(layer, *args, **kwargs)
-        placed = self._placed
-        if placed is None or placed.device != y.device or placed.dtype != y.dtype:
-            placed = self._place(layer, y.device, y.dtype)
+        """Forward of the layer plus its deltas, with the pair on the base output's device and in its dtype."""
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
-        if x.dtype != y.dtype or x.device != y.device:  # under autocast, or where a host casts inside its forward
-            x = x.to(device=y.device, dtype=y.dtype)
-        y = _add_linear(x, y, placed) if self._linear else _add_conv(layer, x, y, placed)
+        if self._linear and pays(layer, base_forward, x):
+            placed = self._placed_at(layer, x.device, x.dtype)
+            y = effective_linear(layer, x, placed.down, placed.up, placed.strength)
+        else:
+            y = base_forward(layer, *args, **kwargs)
+            placed = self._placed_at(layer, y.device, y.dtype)
+            if x.dtype != y.dtype or x.device != y.device:  # under autocast, or a host that casts inside its forward
+                x = x.to(device=y.device, dtype=y.dtype)
+            y = _add_linear(x, y, placed) if self._linear else _add_conv(layer, x, y, placed)
         if placed.bias is not None and placed.bias_strength is not None:
             bias = placed.bias_strength @ placed.bias
             y = y + (bias if self._linear else bias.view(-1, *(1,) * (placed.down.ndim - 2)))
@@ -91,6 +95,12 @@ class Factored:
     def release(self) -> None:
         """Drop the placed pair."""
         self._placed = None
+
+    def _placed_at(self, layer: nn.Module, device: torch.device, dtype: torch.dtype) -> Placed:
+        placed = self._placed
+        if placed is None or placed.device != device or placed.dtype != dtype:
+            placed = self._place(layer, device, dtype)
+        return placed
 
     def _place(self, layer: nn.Module, device: torch.device, dtype: torch.dtype) -> Placed:
         for binding in self._bindings:

@@ -7,13 +7,13 @@ everything with the layer but the parameters in question.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from . import scratch
 from .binding import Binding
 from .layer import read_base_weight
 from .strength import Layout, Strengths
@@ -60,7 +60,7 @@ class Transient:
         base = read_base_weight(layer, param)
         # summed in fp32 or better and rounded once: the weight a careful bake would give
         dtype = torch.promote_types(base.dtype, torch.float32)
-        total = _scratch.take(param, base, dtype).copy_(base)
+        total = scratch.take(param, base, dtype).copy_(base)
         for binding, layout in bound:
             delta = binding.adapter.delta_weight(dtype, base.device, binding.rank)
             strength = self._strengths.view(layout, base.device, dtype)
@@ -68,31 +68,6 @@ class Transient:
             window = total if rows is None else total.narrow(0, rows[0], rows[1] - rows[0])
             window.add_(delta * strength)
         return total if base.dtype == dtype else total.to(base.dtype)
-
-
-class _Scratch(threading.local):
-    """One buffer per parameter name, device and dtype, grown to the largest layer and shared by all of them."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
-
-    def take(self, param: str, like: Tensor, dtype: torch.dtype) -> Tensor:
-        key = (param, like.device, dtype)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.numel() < like.numel():
-            buffer = self._buffers[key] = torch.empty(like.numel(), device=like.device, dtype=dtype)
-        return buffer[: like.numel()].view(like.shape)
-
-    def clear(self) -> None:
-        self._buffers.clear()
-
-
-_scratch = _Scratch()
-
-
-def free_scratch() -> None:
-    """Give the scratch buffers back; the next call makes new ones."""
-    _scratch.clear()
 
 
 def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module:

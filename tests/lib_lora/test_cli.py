@@ -40,7 +40,7 @@ def test_text_without_a_model(lora, capsys):
 def test_json_against_a_model(lora, model, capsys):
     assert main(["inspect", str(lora), "--model", str(model), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert data["hit"] == data["layers"] > 100
+    assert data["hit"] == data["layers"] > 90
     assert data["unused"] == {}
 
 

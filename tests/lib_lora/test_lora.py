@@ -12,12 +12,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from lib_lora import Engine, Entry, Stack, load_network
+from lib_lora import Engine, Entry, Stack, factored, load_network
 from tests.fakes.files import pair, save
 
 LAYERS = {
     "linear": (lambda: nn.Linear(24, 40), (3, 7, 24)),
     "linear without bias": (lambda: nn.Linear(24, 40, bias=False), (24,)),
+    "linear, many tokens": (lambda: nn.Linear(24, 40), (2, 50, 24)),
+    "linear, many tokens, without bias": (lambda: nn.Linear(24, 40, bias=False), (2, 50, 24)),
     "linear 4-d": (lambda: nn.Linear(24, 40), (2, 3, 5, 24)),
     "conv 1x1": (lambda: nn.Conv2d(24, 40, 1), (2, 24, 9, 7)),
     "conv 3x3": (lambda: nn.Conv2d(24, 40, 3, padding=1), (2, 24, 9, 7)),
@@ -89,7 +91,7 @@ def test_two_entries_equal_the_merged_weight(tmp_path, name, dtype):
     assert torch.equal(base(x), plain)
 
 
-@pytest.mark.parametrize("name", ["linear", "conv 3x3"])
+@pytest.mark.parametrize("name", ["linear", "linear, many tokens", "conv 3x3"])
 def test_keyword_call_and_gradients_to_the_input(tmp_path, name):
     base, x = model(name)
     tensors = pair("lora_unet_layer", tuple(base.layer.weight.shape), 4)
@@ -149,7 +151,7 @@ def test_a_rank_cut_keeps_the_scale(tmp_path, rank):
     assert worst(base(x), want(x)) < 1e-12
 
 
-@pytest.mark.parametrize("name", ["linear", "linear without bias", "conv 3x3"])
+@pytest.mark.parametrize("name", ["linear", "linear without bias", "linear, many tokens", "conv 3x3"])
 def test_bias_of_the_up_side_obeys_scale_and_multiplier(tmp_path, name):
     base, x = model(name)
     shape = tuple(base.layer.weight.shape)
@@ -185,7 +187,7 @@ def test_shapes_that_mean_the_same(tmp_path, name, stored):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["linear", "conv 1x1", "conv 3x3"])
+@pytest.mark.parametrize("name", ["linear", "linear, many tokens", "conv 1x1", "conv 3x3"])
 def test_low_precision_is_no_worse_than_twice_a_careful_bake(tmp_path, name, dtype):
     base, x = model(name, dtype)
     tensors = pair("lora_unet_layer", tuple(base.layer.weight.shape), 8, alpha=8)
@@ -200,8 +202,9 @@ def test_low_precision_is_no_worse_than_twice_a_careful_bake(tmp_path, name, dty
     assert error <= 2 * baked_error
 
 
-def test_autocast_computes_in_the_dtype_of_the_base_output(tmp_path):
-    base, x = model("linear", torch.float32)
+@pytest.mark.parametrize("name", ["linear", "linear, many tokens"])
+def test_autocast_computes_in_the_dtype_of_the_base_output(tmp_path, name):
+    base, x = model(name, torch.float32)
     tensors = pair("lora_unet_layer", (40, 24), 4)
     engine = Engine({"unet": base})
     engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
@@ -211,6 +214,25 @@ def test_autocast_computes_in_the_dtype_of_the_base_output(tmp_path):
     assert got.dtype == torch.bfloat16
     assert worst(got, want) < 2**-6  # a handful of roundings to 8 bits
     assert worst(base(x), want) < 1e-5  # and back in fp32 nothing of that is left
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_many_tokens_take_one_product_only_where_it_loses_nothing(tmp_path, monkeypatch, dtype):
+    taken = []
+    original = factored.effective_linear
+    monkeypatch.setattr(
+        factored, "effective_linear", lambda layer, *rest: (taken.append(layer), original(layer, *rest))[1]
+    )
+    base, many = model("linear, many tokens", dtype)
+    weight = base.layer.weight.clone()
+    engine = Engine({"unet": base})
+    engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", pair("lora_unet_layer", (40, 24), 4)))]))
+    base(many[:, :10])
+    assert not taken, "few tokens: the pair beside the layer is cheaper"
+    got = base(many)
+    assert bool(taken) == (dtype != torch.bfloat16)
+    assert worst(got[:, :10], base(many[:, :10])) < {torch.bfloat16: 2**-7}.get(dtype, 1e-5)
+    assert torch.equal(base.layer.weight, weight)
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
