@@ -32,10 +32,15 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
         x.numel() * (out + inside) <= _MARGIN * inside * inside * out
     ):  # both sides times `in`: x has tokens * in entries
         return False
-    if x.dtype != weight.dtype or x.device != weight.device or getattr(base_forward, "__module__", "") != _TORCHS:
+    if x.dtype != weight.dtype or x.device != weight.device or not is_torchs(base_forward):
         return False
     trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     return not trained and not _compiling()
+
+
+def is_torchs(base_forward: BaseForward) -> bool:
+    """Whether a linear layer runs torch's own forward, the product and nothing else."""
+    return getattr(base_forward, "__module__", "") == nn.Linear.__module__
 
 
 def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> Tensor:
@@ -57,5 +62,3 @@ def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, stre
 
 
 _compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # not in every 2.1
-_TORCHS = nn.Linear.__module__
-"""Where torch's own forward is defined; another one may do more than the product."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 from .binding import Binding
-from .effective import effective_linear, pays
+from .effective import effective_linear, is_torchs, pays
 from .residency import stays
 from .strength import Layout, Strengths
 from .tensors import plain_mode
@@ -69,7 +69,7 @@ class Factored:
             placed = self._placed_at(layer, y.device, y.dtype)
             if x.dtype != y.dtype or x.device != y.device:  # under autocast, or a host that casts inside its forward
                 x = x.to(device=y.device, dtype=y.dtype)
-            y = _add_linear(x, y, placed) if self._linear else _add_conv(layer, x, y, placed)
+            y = _add_linear(x, y, placed, base_forward) if self._linear else _add_conv(layer, x, y, placed)
         if placed.bias is not None and placed.bias_strength is not None:
             bias = placed.bias_strength @ placed.bias
             y = y + (bias if self._linear else bias.view(-1, *(1,) * (placed.down.ndim - 2)))
@@ -126,12 +126,15 @@ _COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.floa
 """Weights of these dtypes are computed with as they are; fp8 and packed ones are cast by their host first."""
 
 
-def _add_linear(x: Tensor, y: Tensor, placed: Placed) -> Tensor:
+def _add_linear(x: Tensor, y: Tensor, placed: Placed, base_forward: BaseForward) -> Tensor:
     h = F.linear(x, placed.down) * placed.strength
     if not y.is_contiguous():
         return y + F.linear(h, placed.up)
-    flat = y.view(-1, y.shape[-1])
-    return torch.addmm(flat, h.view(-1, h.shape[-1]), placed.up.t()).view(y.shape)
+    flat, h = y.view(-1, y.shape[-1]), h.view(-1, h.shape[-1])
+    if is_torchs(base_forward) and not y.requires_grad:
+        flat.addmm_(h, placed.up.t())  # torch's own forward has just made y, so nobody else holds it
+        return y
+    return torch.addmm(flat, h, placed.up.t()).view(y.shape)
 
 
 def _add_conv(layer: nn.Module, x: Tensor, y: Tensor, placed: Placed) -> Tensor:

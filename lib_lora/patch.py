@@ -41,10 +41,14 @@ class ClassPatch:
         self.base_forward: BaseForward = cls.forward
         self.forward = _patched_forward(self, self.base_forward)
         self.apply = _patched_apply(self, cls._apply)
+        self.put()
+
+    def put(self) -> None:
+        """Put the patch in place, on top of what the class had when the patch was made."""
         # read as a plain attribute with a class-level default: dynamo guards that, but not a missing dict key
-        setattr(cls, SLOT, None)
-        cls.forward = self.forward
-        cls._apply = self.apply  # type: ignore[method-assign]
+        setattr(self.cls, SLOT, None)
+        self.cls.forward = self.forward
+        self.cls._apply = self.apply  # type: ignore[method-assign]
 
     def in_force(self) -> bool:
         """Whether calling a layer of the class still comes here, directly or through a patch put on top."""
@@ -52,9 +56,8 @@ class ClassPatch:
 
     def replaces(self, function: object) -> bool:
         """Whether `function` is what the class had before, or what an earlier patch of it, undone since, put there."""
-        return function is self.base_forward or (
-            function is not self.forward and getattr(function, "patched_class", None) is self.cls
-        )
+        other = getattr(function, "remora_patch", None)
+        return function is self.base_forward or (isinstance(other, ClassPatch) and other.cls is self.cls)
 
     def undo(self) -> None:
         """Put the class back as it was found; what others put on top meanwhile is theirs and stays."""
@@ -107,10 +110,23 @@ def ensure_in_force() -> bool:
     for cls, patch in list(_patches.items()):
         if not patch.in_force():
             logger.warning("%s.forward was put back by another extension; patched again", cls.__name__)
-            patch.undo()  # what is left of it, or the next one would take it for the class's own
-            _patches[cls] = ClassPatch(cls)
+            _patches[cls] = _renewed(patch)
             again = True
     return again
+
+
+def _renewed(patch: ClassPatch) -> ClassPatch:
+    """A patch that is in force again, without a chain that grows each time others put back what they once saw."""
+    present = patch.cls.__dict__.get("forward")
+    earlier = getattr(present, "remora_patch", None)
+    if isinstance(earlier, ClassPatch) and earlier.cls is patch.cls:
+        earlier.put()
+        return earlier
+    if present is patch.base_forward:
+        patch.put()
+        return patch
+    patch.undo()  # what is left of it, or the next one would take it for the class's own
+    return ClassPatch(patch.cls)
 
 
 def attach(layer: nn.Module, slot: Slot) -> None:
@@ -153,7 +169,9 @@ def _adopt(layer: nn.Module, patch: ClassPatch) -> None:
     left = [(layer, "forward")] if "forward" in layer.__dict__ else []  # by a hook that is gone
     for holder, attribute in (*left, *residency.captured(layer)):
         captured = getattr(holder, attribute)
-        if isinstance(captured, MethodType) and patch.replaces(captured.__func__):
+        if not isinstance(captured, MethodType) or captured.__func__ is patch.forward:
+            continue
+        if patch.replaces(captured.__func__):
             found = (weakref.ref(holder), attribute, captured.__func__, patch.forward)
             _adopted.setdefault(layer, []).append(found)
             setattr(holder, attribute, MethodType(patch.forward, layer))
@@ -166,7 +184,7 @@ def _patched_forward(patch: ClassPatch, base_forward: BaseForward) -> BaseForwar
             return base_forward(self, *args, **kwargs)
         return slot.way.run(self, base_forward, args, kwargs)
 
-    forward.patched_class = patch.cls  # type: ignore[attr-defined]
+    forward.remora_patch = patch  # type: ignore[attr-defined]
     forward.__wrapped__ = base_forward  # type: ignore[attr-defined]  # inspect.signature() looks here
     return forward
 
@@ -201,16 +219,35 @@ class _Probe:
         self.reached = True
         return args[0]
 
+    def follow(self, layer: nn.Module, device: torch.device) -> None:
+        """Nothing is placed."""
+
+    def prefetch(self, layer: nn.Module) -> None:
+        """Nothing is placed."""
+
+    def release(self) -> None:
+        """Nothing is placed."""
+
 
 def _reaches(patch: ClassPatch) -> bool:
-    """Call the class's present forward on an empty layer and see whether it comes down to the patch."""
-    layer: nn.Module = object.__new__(patch.cls)
-    nn.Module.__init__(layer)
+    """Call the class's present forward on a tiny layer and see whether it comes down to the patch."""
+    layer = _tiny_layer(patch.cls)
     probe, slot = _Probe(), Slot(patch)
-    slot.patch, slot.way = patch, probe  # type: ignore[assignment]  # a probe is never moved
+    slot.patch, slot.way = patch, probe
     setattr(layer, SLOT, slot)
     try:
         patch.cls.forward(layer, torch.empty(0, device="cpu"))
-    except Exception:  # a foreign wrapper may fail on the empty layer; then it did not reach us
+    except Exception:  # a foreign wrapper may fail on a layer without its own marks; then it did not reach us
         logger.debug("probing %s.forward failed", patch.cls.__name__, exc_info=True)
     return probe.reached
+
+
+def _tiny_layer(cls: type[nn.Module]) -> nn.Module:
+    """A layer that wrappers such as A1111's manual cast can handle; of a host's class, as far as that is known."""
+    if cls in CLASSES:
+        sizes = (1, 1) if cls in (nn.Linear, nn.MultiheadAttention) else (1, 1, 1)
+        return cls(*sizes, device="cpu")
+    layer: nn.Module = object.__new__(cls)
+    nn.Module.__init__(layer)
+    layer.weight = nn.Parameter(torch.zeros(1, 1, device="cpu"), requires_grad=False)
+    return layer

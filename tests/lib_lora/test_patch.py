@@ -13,6 +13,7 @@ from torch import nn
 
 from lib_lora import Engine, Entry, Stack, install, patch, uninstall
 from tests.fakes.files import pair, save
+from tests.fakes.schemes import manual_cast
 
 
 @pytest.fixture(autouse=True)
@@ -219,3 +220,45 @@ def test_dropping_the_engine_takes_its_adapters_away(path):
     assert not torch.equal(model(x), plain)
     del engine
     assert torch.equal(model(x), plain)
+
+
+def test_activation_inside_a_context_that_swaps_forwards_piles_nothing_up(path, caplog):
+    """A1111 activates inside its autocast, which on some cards is a cast around every class forward."""
+    model, x = net(), torch.randn(3, 4)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    adapted, ours = model(x), nn.Linear.forward
+    for multiplier in (0.5, 1.0):
+        with manual_cast(torch.float64), caplog.at_level(logging.WARNING):
+            engine.activate(Stack([Entry(path, multiplier)]))
+            inside = model(x)
+        assert nn.Linear.forward is ours
+        engine.activate(Stack([Entry(path, multiplier)]))
+        assert (model(x) - inside).abs().max() < 1e-5
+    assert torch.equal(model(x), adapted)
+    assert not caplog.records, "the patch was in force all the time"
+
+
+def test_patching_again_and_again_piles_nothing_up(path):
+    """Whoever puts back what it once saw, ours or the original, the chain stays as long as it was."""
+    model, x = net(), torch.randn(3, 4)
+    engine = Engine({"unet": model})
+    seen = [nn.Linear.forward.__wrapped__]
+    engine.activate(Stack([Entry(path)]))
+    adapted = model(x)
+    try:
+        for turn in range(6):
+            seen.append(nn.Linear.forward)
+            other = seen[-1] if turn % 2 else seen[0]
+            nn.Linear.forward = lambda self, x, other=other: other(self.nothing, x)  # cannot be probed
+            engine.activate(Stack([Entry(path)]))
+            nn.Linear.forward = seen[turn // 2]
+            engine.activate(Stack([Entry(path)]))
+            assert torch.equal(model(x), adapted)
+            depth, function = 0, nn.Linear.forward
+            while function is not None:
+                depth, function = depth + 1, getattr(function, "__wrapped__", None)
+            assert depth == 2, "ours over torch's own"
+    finally:
+        uninstall()
+        nn.Linear.forward = seen[0]
