@@ -45,7 +45,7 @@ assert (parsed.module, parsed.param) == ("double_blocks.0.img_attn.qkv", "lora_d
 
 known = discover(architectures, Architecture)
 assert recognise(known.values(), [fact(None, "double_blocks.0.img_attn.qkv", 3072)]) is known["flux"]
-names = set(AliasTable(known["flux"].aliases).names("double_blocks.7.img_mlp.2"))
+names = set(AliasTable(known["flux"].aliases).names("transformer", "double_blocks.7.img_mlp.2"))
 assert names == {"double_blocks.7.img_mlp.2", "transformer_blocks.7.ff.net.2"}
 
 assert "int8_rows" in {reader.name for reader in discover_classes(base_weights, WeightReader)}
