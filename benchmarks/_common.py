@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import json
 import math
@@ -39,6 +40,9 @@ def parser(description: str | None, rounds: int) -> argparse.ArgumentParser:
     made.add_argument(
         "--tiny", action="store_true", help="a tiny model: shows that the program works, measures nothing"
     )
+    made.add_argument(
+        "--return-memory", action="store_true", help="let glibc give freed memory back to the system, as by default"
+    )
     made.add_argument("--json", type=Path, metavar="FILE", help="write the figures there too")
     return made
 
@@ -48,8 +52,25 @@ def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None) -> arg
     options = made.parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
+    if not (options.tiny or options.return_memory):
+        _keep_freed_memory()
     torch.manual_seed(0)
     return options
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what is freed, as the allocators do that web UIs start with.
+
+    By default it gives large blocks back to the system at once and takes the page faults again in the next layer:
+    measured, a third of a step, differently from step to step, which hides what is compared.
+    """
+    trim_threshold, mmap_max = -1, -4  # the numbers in malloc.h
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):  # no glibc: nothing to set
+        return
+    mallopt(trim_threshold, -1)
+    mallopt(mmap_max, 0)
 
 
 def _positive(text: str) -> int:
