@@ -72,6 +72,7 @@ class Engine:
         self._networks: OrderedDict[tuple[Path, Stamp, tuple[tuple[str, int], ...]], Network] = OrderedDict()
         self._carriers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._components: dict[str, weakref.ref[nn.Module]] = {}
+        self._indexed: dict[str, LayerIndex] = {}
         self._stack = Stack()
         self._plan: Plan | None = None
         self._finalizer = weakref.finalize(self, _detach_all, self._carriers)
@@ -88,6 +89,7 @@ class Engine:
         with self._lock:
             self.deactivate()
             self._components = {name: weakref.ref(module) for name, module in components.items()}
+            self._indexed = {}
 
     @property
     def stack(self) -> Stack:
@@ -158,13 +160,14 @@ class Engine:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._components)}", i)
 
     def _indexes(self) -> list[LayerIndex]:
-        indexes = []
         for name, ref in self._components.items():
             module = ref()
             if module is None:
                 raise ComponentError(f"component {name} was unloaded; give the engine the model that is loaded now")
-            indexes.append(LayerIndex(name, module, alias_table()))
-        return indexes
+            index = self._indexed.get(name)
+            if index is None or not index.holds(module):
+                self._indexed[name] = LayerIndex(name, module, alias_table())
+        return list(self._indexed.values())
 
     def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex]) -> Network:
         try:
@@ -248,7 +251,8 @@ class Engine:
             if slot is not None and slot.way is not None:
                 raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
             slot = Slot(self._token)
-        patch.attach(layer, slot)
+        if not patch.is_attached(layer, slot):
+            patch.attach(layer, slot)
         self._carriers.add(layer)
         return slot
 

@@ -114,6 +114,7 @@ class LayerIndex:
 
     def __init__(self, component: str, module: nn.Module, aliases: AliasTable) -> None:
         self.component = component
+        self._structure = _structure(module)
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         targets: list[Target] = []
         for path, layer, own in walk(module):
@@ -121,6 +122,10 @@ class LayerIndex:
             targets.extend(own)
         self.targets = tuple(targets)
         self._dotted, self._flat = _name_tables(component, self.targets, aliases)
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether `module` is built as it was when it was indexed, layer by layer the same objects."""
+        return self._structure == _structure(module) and all(ref() is not None for ref in self._modules.values())
 
     @property
     def signature(self) -> tuple[str, int]:
@@ -141,6 +146,14 @@ class LayerIndex:
     def find(self, name: str, *, flattened: bool = False) -> Target | None:
         """The weight that `name` means, in any spelling the architecture knows."""
         return (self._flat if flattened else self._dotted).get(name)
+
+
+def _structure(module: nn.Module) -> list[int]:
+    """Identity of every module of a tree, in order; quicker than naming them."""
+    found = [module]
+    for one in found:  # which grows
+        found.extend(child for child in one._modules.values() if child is not None)
+    return [id(one) for one in found]
 
 
 @lru_cache(maxsize=32)

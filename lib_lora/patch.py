@@ -138,6 +138,11 @@ def attach(layer: nn.Module, slot: Slot) -> None:
     _adopt(layer, patch)
 
 
+def is_attached(layer: nn.Module, slot: Slot) -> bool:
+    """Whether `layer` carries `slot` under the patch that is in force for its class."""
+    return layer.__dict__.get(SLOT) is slot and slot.patch is _patches.get(_owner(type(layer)))
+
+
 def detach(layer: nn.Module) -> None:
     """Take the slot away; the layer is as it was."""
     slot = layer.__dict__.pop(SLOT, None)

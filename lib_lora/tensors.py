@@ -33,12 +33,22 @@ def plain_mode(device: torch.device) -> Iterator[None]:
 
     Inference tensors could not be written in place later, and autocast would make products in half precision.
     """
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
+    with ExitStack() as stack:  # entered for every layer that is placed, so only what is not so already
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        if torch.is_grad_enabled():
+            stack.enter_context(torch.no_grad())
         for kind in {"cpu", device.type} & _AUTOCASTING:
-            stack.enter_context(torch.autocast(kind, enabled=False))
+            if _autocasts(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 
 _AUTOCASTING = frozenset({"cpu", "cuda", "xpu", "mps"})
+
+
+def _autocasts(kind: str) -> bool:
+    try:
+        return torch.is_autocast_enabled(kind)
+    except TypeError:  # before torch 2.4 it speaks of CUDA only
+        return True

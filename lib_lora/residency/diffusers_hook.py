@@ -29,7 +29,12 @@ class DiffusersHook(Scheme):
 
     @classmethod
     def rests(cls, component: nn.Module) -> bool:
-        return any(not cls.stays(module) for module in component.modules())
+        modules = [component]
+        for module in modules:  # which grows: every module below, without the names that take the time
+            if "_diffusers_hook" in module.__dict__ and not cls.stays(module):
+                return True
+            modules.extend(child for child in module._modules.values() if child is not None)
+        return False
 
     @classmethod
     def stays(cls, layer: nn.Module) -> bool:
