@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import socket
 import sys
 import threading
 import webbrowser
@@ -15,6 +16,7 @@ from pathlib import Path
 for _name, _value in {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",  # it warns of image processors, which are not used
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "GRADIO_ANALYTICS_ENABLED": "False",
     "DO_NOT_TRACK": "1",
@@ -59,6 +61,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_port(host: str, port: int) -> None:
+    """Find out before a model is loaded whether the port can be had.
+
+    Raises:
+        OSError: it cannot; the text says what to do.
+    """
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        if os.name != "nt":  # there it would allow what it should find out
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise OSError(f"port {port} on {host} cannot be had ({error}); name another by --port") from error
+
+
 def _serve(arguments: argparse.Namespace) -> int:
     import uvicorn
 
@@ -71,6 +88,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     if arguments.model is None and not arguments.demo:
         print("error: name a model by --model, or try --demo", file=sys.stderr)
         return 2
+    _check_port(arguments.host, arguments.port)
     path, loras, first_prompt = arguments.model, list(arguments.lora_dir), ""
     if path is None:
         demo = make_demo(ROOT / "demo")
