@@ -38,7 +38,7 @@ def inspect(file: Path, model: Path | None) -> NetworkReport:
     """
     parsed = ParsedFile(AdapterFile.open(file))
     if model is None:
-        return parsed.report(None, ())
+        return parsed.report()
     components = model_skeleton(model)
     return Network(parsed, [LayerIndex(name, module, alias_table()) for name, module in components.items()]).report
 
@@ -71,9 +71,11 @@ def _text(report: NetworkReport) -> str:
         ("unused keys", str(len(report.unused))),
     ]
     lines = [f"{name:<13} {value}" for name, value in rows]
+    details = {item.key: item.detail for item in report.unused}
     for reason, keys in report.reasons().items():
-        more = f", and {len(keys) - _KEYS_SHOWN} more" if len(keys) > _KEYS_SHOWN else ""
-        lines.append(f"  {len(keys)} {reason}: {', '.join(keys[:_KEYS_SHOWN])}{more}")
+        lines.append(f"  {len(keys)} {reason}:")
+        lines += [f"    {key}{f' ({details[key]})' if details[key] else ''}" for key in keys[:_KEYS_SHOWN]]
+        lines += [f"    and {len(keys) - _KEYS_SHOWN} more"] if len(keys) > _KEYS_SHOWN else []
     lines += [f"metadata      {key} = {value[:200]}" for key, value in sorted(report.metadata.items())]
     return "\n".join(lines)
 

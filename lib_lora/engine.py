@@ -175,8 +175,9 @@ class Engine:
         except LoraError as error:
             raise ActivationError(i, entry.name, error) from error
         if not network.bound:
-            reasons = "; ".join(network.report.reasons())
-            misfit = NoMatchError(network.file.path, f"fits no layer of the loaded model: {reasons}")
+            made_for = f", being made for {family}" if (family := network.report.architecture) else ""
+            text = f"fits no layer of the loaded model{made_for}; its keys are {network.report.causes()}"
+            misfit = NoMatchError(network.file.path, text)
             raise ActivationError(i, entry.name, misfit) from misfit
         return network
 

@@ -23,6 +23,8 @@ from .peft_config import PeftConfig
 from .registry import discover, discover_classes
 from .report import NetworkReport, Unused
 
+SHAPE_DIFFERS = "of another shape"
+
 
 @dataclass(slots=True)
 class Group:
@@ -34,6 +36,11 @@ class Group:
     format: str
     keys: dict[str, str] = field(default_factory=dict)
     """Canonical parameter -> key in the file."""
+
+    def unread(self) -> list[Unused]:
+        """All keys, for the reason that no algorithm claims them."""
+        reason = f"no adapter kind reads {', '.join(sorted(self.keys))} together"
+        return [Unused(key, reason) for key in self.keys.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +96,11 @@ class ParsedFile:
             raise ValueError(f"want one number as alpha, got {tuple(tensor.shape)}")
         return Alpha(float(tensor.item()))
 
-    def report(self, bound: Sequence[Bound] | None, unused: Iterable[Unused]) -> NetworkReport:
+    def report(self, bound: Sequence[Bound] | None = None, unused: Iterable[Unused] = ()) -> NetworkReport:
         """Sum up; `bound` is None where no model was given."""
         kinds = Counter(kind.name for group in self.groups if (kind := self.kind(group)) is not None)
-        found = bound if bound is not None else self._unbound()
-        ranks = [one.adapter.rank for one in found if one.adapter.rank is not None]
+        own, misfits = self._unbound()
+        ranks = [adapter.rank for adapter in own if adapter.rank is not None]
         architecture = self.architecture()
         return NetworkReport(
             path=self.file.path,
@@ -103,26 +110,31 @@ class ParsedFile:
             ranks=(min(ranks), max(ranks)) if ranks else None,
             hit=0 if bound is None else len(bound),
             layers=len(self.groups),
-            nbytes=sum(one.adapter.nbytes for one in found),
-            unused=(*self.unused, *unused),
+            nbytes=sum(adapter.nbytes for adapter in (own if bound is None else [one.adapter for one in bound])),
+            unused=(*self.unused, *(misfits if bound is None else unused)),
             metadata=self.file.metadata,
             resolved=bound is not None,
         )
 
-    def _unbound(self) -> list[Bound]:
-        """The adapters with the shapes they claim for themselves, for a report without a model."""
-        found = []
+    def _unbound(self) -> tuple[list[Adapter], list[Unused]]:
+        """The adapters with the shapes they claim for themselves, and the keys that fit not even each other."""
+        found: list[Adapter] = []
+        misfits: list[Unused] = []
         for group in self.groups:
             kind = self.kind(group)
-            shape = (
-                None if kind is None else kind.own_shape({p: self.file.infos[k].shape for p, k in group.keys.items()})
-            )
-            if kind is None or shape is None:
-                continue
-            target = Target(group.module, group.module, "linear" if len(shape) == 2 else "conv", "weight", shape)
-            params = {param: self.file.tensor(key) for param, key in group.keys.items()}
-            found.append(Bound(group.component or "?", target, kind.from_params(params, shape, self.alpha(group))))
-        return found
+            shapes = {param: self.file.infos[key].shape for param, key in group.keys.items()}
+            shape = None if kind is None else kind.own_shape(shapes)
+            if kind is None:
+                misfits.extend(group.unread())
+            elif shape is None:
+                misfits.extend(Unused(key, SHAPE_DIFFERS, f"got {shapes}") for key in group.keys.values())
+            else:
+                params = {param: self.file.tensor(key) for param, key in group.keys.items()}
+                try:
+                    found.append(kind.from_params(params, shape, self.alpha(group)))
+                except ValueError as error:
+                    misfits.extend(Unused(key, SHAPE_DIFFERS, str(error)) for key in group.keys.values())
+        return found, misfits
 
     def _grouped(self) -> list[Group]:
         parsed = [(key, *_parse(key)) for key in self.file.infos]
@@ -212,10 +224,10 @@ class Network:
     def _bind(self, parsed: ParsedFile, group: Group) -> Bound | None:
         kind = parsed.kind(group)
         if kind is None:
-            self._leave(group, f"no adapter kind reads {', '.join(sorted(group.keys))} together")
+            self._unused.extend(group.unread())
             return None
         wanted = self._indexes if group.component is None else {group.component: self._indexes.get(group.component)}
-        reason = f"no module of that name in {', '.join(wanted)}"
+        reason, detail = f"no module of that name in {', '.join(wanted)}", ""
         for component, index in wanted.items():
             if index is None:
                 reason = f"component {component} is absent in this model"
@@ -227,12 +239,12 @@ class Network:
             try:
                 return Bound(component, target, kind.from_params(params, target.shape, parsed.alpha(group)))
             except ValueError as error:
-                reason = f"shape differs at {component}.{target.name}: {error}"
-        self._leave(group, reason)
+                reason, detail = SHAPE_DIFFERS, f"{component}.{target.name}: {error}"
+        self._leave(group, reason, detail)
         return None
 
-    def _leave(self, group: Group, reason: str) -> None:
-        self._unused.extend(Unused(key, reason) for key in group.keys.values())
+    def _leave(self, group: Group, reason: str, detail: str = "") -> None:
+        self._unused.extend(Unused(key, reason, detail) for key in group.keys.values())
 
 
 def load_network(path: str | Path, components: Mapping[str, nn.Module]) -> Network:

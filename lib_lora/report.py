@@ -13,6 +13,9 @@ class Unused:
 
     key: str
     reason: str
+    """Why, in words that other keys of the same fate share."""
+    detail: str = ""
+    """What is particular to this key: the layer, the shape wanted and got."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,7 @@ class NetworkReport:
     kinds: Mapping[str, int]
     """Adapter algorithm -> number of layers in the file."""
     ranks: tuple[int, int] | None
-    """Smallest and largest rank; None where no adapter has one."""
+    """Smallest and largest rank in the file; None where no adapter has one."""
     hit: int
     """Layers of the model that the file changes."""
     layers: int
@@ -51,6 +54,10 @@ class NetworkReport:
             grouped.setdefault(item.reason, []).append(item.key)
         return grouped
 
+    def causes(self) -> str:
+        """The reasons with how many keys each concerns, in one line."""
+        return "; ".join(f"{len(keys)} {reason}" for reason, keys in self.reasons().items())
+
     def summary(self) -> str:
         """One line for a log or under a row of the stack."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
@@ -58,8 +65,7 @@ class NetworkReport:
         hit = f"{self.hit} of {self.layers} layers" if self.resolved else f"{self.layers} layers"
         line = f"{self.name}: {hit} ({kinds}{rank}; {self.format}, {self.architecture or 'unknown architecture'})"
         if self.unused:
-            causes = "; ".join(f"{len(keys)} {reason}" for reason, keys in self.reasons().items())
-            line += f"; {len(self.unused)} keys unused: {causes}"
+            line += f"; {len(self.unused)} keys unused: {self.causes()}"
         return line
 
     def to_json(self) -> dict[str, object]:
@@ -75,6 +81,7 @@ class NetworkReport:
             "layers": self.layers,
             "bytes": self.nbytes,
             "unused": self.reasons(),
+            "details": {item.key: item.detail for item in self.unused if item.detail},
             "metadata": dict(self.metadata),
         }
 

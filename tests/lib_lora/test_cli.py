@@ -67,8 +67,10 @@ def test_unused_keys_are_shown_with_their_reason(tmp_path, model, capsys):
     assert main(["inspect", str(path), "--model", str(model)]) == 0
     out = capsys.readouterr().out
     assert "layers        0 hit of 2" in out
-    assert "2 no module of that name in unet: lora_unet_nowhere" in out
-    assert "shape differs at unet.conv_in" in out
+    assert "  2 no module of that name in unet:\n    lora_unet_nowhere" in out
+    assert "  2 of another shape:\n    lora_unet_conv_in" in out
+    assert "(unet.conv_in: want up (32, r), got (9, 2, 1, 1))" in out
+    assert "rank          2" in out
 
 
 def test_what_cannot_be_read_is_one_line_on_stderr(tmp_path, lora, capsys):

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from lib_lora import ComponentError, FileError, UnknownAdapterError, UnknownFormatError, load_network
+from lib_lora.network import ParsedFile
 from tests.fakes.files import pair, save
 
 
@@ -60,8 +61,10 @@ def test_every_unused_key_has_its_reason(tmp_path, components):
     assert got["junk"] == "not understood by any key format"
     assert got["lora_unet_no_such_layer.lora_up.weight"] == "no module of that name in unet"
     assert got["lora_te3_text_model_x.lora_up.weight"] == "component text_encoder_3 is absent in this model"
-    assert got["lora_unet_mid_block_conv.lora_up.weight"] == (
-        "shape differs at unet.mid_block.conv: want down (4, 4, 3, 3), got (4, 5, 3, 3)"
+    assert got["lora_unet_mid_block_conv.lora_up.weight"] == "of another shape"
+    details = {item.key: item.detail for item in network.report.unused}
+    assert details["lora_unet_mid_block_conv.lora_up.weight"] == (
+        "unet.mid_block.conv: want down (4, 4, 3, 3), got (4, 5, 3, 3)"
     )
     assert got["lora_te_encoder_fc1.lora_up.weight"] == "no adapter kind reads lora_up.weight together"
     used = {f"lora_unet_mid_block_proj_in.lora_{side}.weight" for side in ("up", "down")}
@@ -177,7 +180,11 @@ def test_tensors_that_do_not_fit_are_told_with_want_and_got(tmp_path, components
     tensors |= pair("lora_unet_mid_block_conv", (6, 4, 3, 3), 4)
     network = load_network(save(tmp_path / "a.safetensors", tensors), components)
     assert network.report.hit == 1
-    assert all(re.search(text, reason) for reason in reasons(network).values())
+    assert set(reasons(network).values()) == {"of another shape"}
+    assert all(re.search(text, item.detail) for item in network.report.unused)
+    alone = ParsedFile(network.file).report()
+    consistent = shapes["lora_up.weight"] == (11, 4)  # for a layer of 11 that would be right
+    assert bool(alone.unused) != consistent, "what does not even fit itself is seen without a model, too"
 
 
 def test_a_layer_the_file_does_not_change_has_no_delta(tmp_path, components):
@@ -194,9 +201,9 @@ def test_report_as_text_and_json(tmp_path, components):
     tensors |= pair("lora_unet_gone", (6, 4), 8)
     network = load_network(save(tmp_path / "style.safetensors", tensors, {"ss_network_dim": "4"}), components)
     assert network.report.summary() == (
-        "style: 2 of 3 layers (3 lora, rank 2 to 4; kohya, unknown architecture); "
+        "style: 2 of 3 layers (3 lora, rank 2 to 8; kohya, unknown architecture); "
         "2 keys unused: 2 no module of that name in unet"
     )
     data = json.loads(json.dumps(network.report.to_json()))
-    assert (data["hit"], data["layers"], data["ranks"], data["metadata"]) == (2, 3, [2, 4], {"ss_network_dim": "4"})
+    assert (data["hit"], data["layers"], data["ranks"], data["metadata"]) == (2, 3, [2, 8], {"ss_network_dim": "4"})
     assert data["bytes"] == 4 * (4 * (12 + 8) + 2 * (6 + 36))
