@@ -21,6 +21,7 @@ _PICKLES = frozenset({".pt", ".ckpt", ".bin"})  # indexed so that asking for one
 _NO_ALIAS = frozenset({"", "none", "Addams"})  # trainers' defaults that thousands of files share
 _HASH = re.compile(r"[0-9a-fA-F]{8,64}")
 _HASH_LENGTH = 12  # hex digits, as shown in "Lora hashes"
+_HASH_OF_NOTHING = hashlib.sha256().hexdigest()[:_HASH_LENGTH]  # what ai-toolkit stores in every file
 _CHUNK = 1 << 20  # bytes
 
 
@@ -150,7 +151,8 @@ class Catalog:
 
     def _known_hash(self, file: CatalogFile) -> str:
         # trainers store the same hash; reading it from there spares reading every file once
-        return self.metadata(file).get("sshs_model_hash", "").lower() or self.shorthash(file)
+        stored = self.metadata(file).get("sshs_model_hash", "").lower()
+        return stored if stored and not stored.startswith(_HASH_OF_NOTHING) else self.shorthash(file)
 
 
 def _scan(folders: Sequence[Path]) -> Iterator[CatalogFile]:

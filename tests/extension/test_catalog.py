@@ -149,3 +149,13 @@ def test_a_real_file_has_the_hash_other_programs_show(folder: Path, lora_file: P
     found = catalog(folder)
     expected = hashlib.sha256(raw[8 + int.from_bytes(raw[:8], "little") :]).hexdigest()[:12]
     assert found.shorthash(found.files[0]) == expected
+
+
+def test_the_hash_of_nothing_that_some_trainers_store_finds_no_file(folder: Path) -> None:
+    nothing = hashlib.sha256().hexdigest()
+    for name in "ab":
+        save_file({"x": torch.tensor([float(ord(name))])}, folder / f"{name}.safetensors", {"sshs_model_hash": nothing})
+    found = catalog(folder)
+    with pytest.raises(CatalogError, match="is not in the LoRA folders"):
+        found.find(nothing[:12])
+    assert found.find(found.shorthash(found.find("a"))).name == "a"
