@@ -27,6 +27,8 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
     weight = layer._parameters.get("weight")
     if weight is None or weight.ndim != 2 or weight.dtype not in _EXACT:
         return False
+    if hasattr(weight, "__tensor_flatten__"):  # torchao's and quanto's: packed, whatever dtype they show
+        return False
     out, inside = weight.shape
     if (
         x.numel() * (out + inside) <= _MARGIN * inside * inside * out

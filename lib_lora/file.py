@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -228,8 +229,7 @@ def _parse_header(path: Path, raw: bytes, base: int, size: int) -> tuple[dict[st
 def _unique(path: Path, pairs: list[tuple[str, object]]) -> dict[str, object]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
         raise FileError(path, f"header has the key {twice!r} twice")
     return unique
 

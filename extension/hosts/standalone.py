@@ -20,6 +20,9 @@ class StandaloneHost(Host):
     name: ClassVar[str] = "standalone"
 
     def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
         self._open = False
         self._parts: Mapping[str, nn.Module] = {}
         self._dirs: tuple[Path, ...] = ()
@@ -36,7 +39,7 @@ class StandaloneHost(Host):
         """Stop being the current host and forget the model; connected events are told first."""
         if self._events is not None:
             self._events.unloaded()
-        self.__init__()  # type: ignore[misc]  # back to the state before open()
+        self._reset()
 
     def set_components(self, parts: Mapping[str, object]) -> None:
         """Serve the parts of a newly loaded pipeline that LoRA can change, and say so."""

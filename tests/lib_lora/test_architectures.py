@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -119,6 +120,33 @@ def test_real_base_lists_resolve_wholly(real_keys, listed):
         ["input_blocks.0.0"] if listed == "UNET-v1-Inpainting" and real["input_blocks.0.0.weight"][1] == 9 else []
     )
     assert len(layers) > 250
+    print(f"{listed} on diffusers: {len(layers) - len(unlike)} layers")  # noqa: T201  # the count is the result
+
+
+@pytest.mark.parametrize("tree", ["diffusers", "ldm"])
+@pytest.mark.parametrize(
+    ("listed", "family", "component", "layers"),
+    [("v1", "sd1", "text_encoder", 72), ("v2", "sd2", "text_encoder", 138), ("XL", "sdxl", "text_encoder_2", 192)],
+)
+def test_real_text_encoder_lists_resolve_wholly(real_keys, listed, family, component, layers, tree):
+    """Every block's weights of a real list fit a layer of that shape; a fused one its three parts."""
+    real = json.loads((real_keys / f"toolkit_base_CLIP-{listed}-SD.json").read_text())
+    found = index(component, models()[family, tree][component])
+    hit = set()
+    for key, shape in real.items():
+        name, _, param = key.rpartition(".")
+        if len(shape) < 2 or "embedding" in key or not re.search(r"(layers|resblocks)\.\d+\.", key):
+            continue
+        if re.search(r"resblocks\.23\.", key) and listed == "v2" and tree == "diffusers":
+            continue  # the last block is never run, so diffusers has no such layer
+        parts = [f"{name}.{part}_proj" for part in "qkv"] if param == "in_proj_weight" else [name]
+        for part in parts:
+            target = found.find(part)
+            assert target is not None, part
+            assert target.shape == (shape[0] // len(parts), shape[1]), part
+            hit.add(target.name)
+    assert len(hit) == layers + (6 if listed == "v2" and tree == "ldm" else 0)
+    print(f"CLIP-{listed} on {tree}: {len(hit)} layers")  # noqa: T201  # the count is the result
 
 
 def test_the_same_file_on_open_clip_and_on_transformers_gives_the_same_output(tmp_path):

@@ -235,6 +235,43 @@ def test_many_tokens_take_one_product_only_where_it_loses_nothing(tmp_path, monk
     assert torch.equal(base.layer.weight, weight)
 
 
+class Packed(torch.Tensor):
+    """A quantized weight as torchao has it: shows fp32 to everybody, knows only how to multiply."""
+
+    @staticmethod
+    def __new__(cls, data):
+        made = torch.Tensor._make_wrapper_subclass(cls, data.shape, dtype=data.dtype, device=data.device)
+        made.data_int = data
+        return made
+
+    def __tensor_flatten__(self):
+        return ["data_int"], None
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is nn.functional.linear:
+            x, weight, *rest = args
+            return function(x, weight.data_int, *rest)
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.detach.default:
+            return cls(args[0].data_int)
+        raise NotImplementedError(f"{function} on a packed weight")
+
+
+def test_a_packed_weight_that_shows_a_full_dtype_is_left_to_its_own_forward(tmp_path):
+    base, x = model("linear, many tokens", torch.float32)
+    tensors = pair("lora_unet_layer", (40, 24), 4)
+    want = merged(base, [dense(tensors, "lora_unet_layer", 1)])(x.double())
+    base.layer.weight = nn.Parameter(Packed(base.layer.weight.data), requires_grad=False)
+    assert isinstance(base.layer.weight, Packed)
+    engine = Engine({"unet": base})
+    engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
+    assert worst(base(x), want) < 1e-5
+
+
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
 def test_strength_may_change_outside_the_mode_it_was_placed_in(tmp_path, mode):
     base, x = model("linear")
