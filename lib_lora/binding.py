@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from .adapters.base import Adapter
 from .file import AdapterFile
 from .layer import Target
+from .strength import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +22,8 @@ class Binding:
     """Which number of the plan's `Strengths` multiplies it."""
     rank: int | None = None
     """Use only the first so many rank components."""
+
+    @property
+    def layout(self) -> Layout:
+        """The strength alone, as one number."""
+        return ((self.cell, 1, 1.0),)

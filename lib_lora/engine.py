@@ -19,7 +19,7 @@ from .binding import Binding
 from .errors import ActivationError, ComponentError, FileError, LoraError, NoMatchError, StackError
 from .factored import Factored
 from .file import AdapterFile, Stamp
-from .layer import LayerIndex
+from .layer import LayerIndex, has_plain_weight
 from .network import Network, ParsedFile, alias_table
 from .report import ActivationReport
 from .slot import Slot, Way
@@ -217,9 +217,9 @@ class Engine:
             for layer in before.keys() - after.keys():
                 patch.detach(layer)
                 self._carriers.discard(layer)
-            for way in before.values():
-                if way is not None:
-                    way.release()  # before the new ones are placed: never both on the device
+            for layer, old in before.items():
+                if old is not None:
+                    old.release(layer)  # before the new ones are placed: never both on the device
             for layer, way in after.items():
                 slots[layer].way = way
             for layer in after.keys() - self._resting():
@@ -269,17 +269,27 @@ def _plan(stack: Stack, networks: tuple[Network, ...], indexes: Sequence[LayerIn
             binding = Binding(one.adapter, one.target, network.file, cell_of[i, one.component], entry.rank)
             bindings.setdefault(layer, []).append(binding)
     strengths = Strengths([stack.entries[i].strength(component) for i, component in cells])
-    layers = tuple((weakref.ref(layer), _way(bound, strengths)) for layer, bound in bindings.items())
+    layers = tuple((weakref.ref(layer), _way(layer, bound, strengths)) for layer, bound in bindings.items())
     strengths.seal()
     report = ActivationReport(tuple(network.report for network in networks))
     return Plan(networks, tuple(entry.rank for entry in stack), layers, cells, strengths, report)
 
 
-def _way(bindings: Sequence[Binding], strengths: Strengths) -> Way:
-    separate = all(b.target.kind != "attention" and b.target.groups == 1 and b.target.rows is None for b in bindings)
-    if separate and all(b.adapter.pair(b.rank) is not None for b in bindings):
-        return Factored(bindings, strengths)
-    return Transient(bindings, strengths)
+def _way(layer: nn.Module, bindings: Sequence[Binding], strengths: Strengths) -> Way:
+    if not all(_can_be_beside(layer, binding) for binding in bindings):
+        return Transient(bindings, strengths)
+    dense = any(b.adapter.prefers_dense and has_plain_weight(layer, b.target.param) for b in bindings)
+    return Transient(bindings, strengths) if dense else Factored(bindings, strengths)
+
+
+def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:
+    """Whether an adapter can act beside its layer, which then needs no effective weight."""
+    target = binding.target
+    if binding.adapter.form(binding.rank) is None or target.groups != 1 or target.rows is not None:
+        return False
+    if target.kind == "embedding":  # Gemma's scales what it looks up, in a forward of its own
+        return type(layer).forward is nn.Embedding.forward
+    return target.kind in ("linear", "conv")
 
 
 def _carries(layer: nn.Module, way: Way) -> bool:

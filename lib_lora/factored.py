@@ -1,12 +1,15 @@
-"""The factored way: all low-rank bindings of a layer as one pair of matrices, two products however many entries.
+"""The factored way: adapters beside their layer, at low-rank cost, with the base weight used only by the base forward.
 
-y = base(x) + up (m * (down x)), with the downs stacked along the rank and m = multiplier * scale per rank component;
-or, where that is cheaper, y = x (W + up m down)^T + b, see `effective.py`.
+y = W (x + sum of changes of the input) + b + up (m * (down x)) + sum of changes of the output
+
+All low-rank pairs of a layer are one pair of matrices, stacked along the rank, with m = multiplier * scale per rank
+component: two products however many entries. Changes of the input, being under the same linear W, cost no further
+base call. Plain pairs on many tokens may instead be added to the weight in scratch memory, see `effective.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,139 +17,192 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
+from .adapters.base import Adapter, InputEffect, OutputEffect, Pair
 from .binding import Binding
 from .effective import effective_linear, is_torchs, pays
-from .residency import stays
+from .operation import Operation
+from .resident import Resident
 from .strength import Layout, Strengths
-from .tensors import plain_mode
 
 if TYPE_CHECKING:
     from .patch import BaseForward
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The fused pair where the layer computes, in the dtype of the base output."""
+class FusedPair:
+    """The low-rank pairs of a layer as one."""
 
-    device: torch.device
-    dtype: torch.dtype
     down: Tensor  # (R, in, *kernel), R = sum of ranks
     up: Tensor  # (out, R)
     strength: Tensor  # (R,), a view that `Strengths` writes
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A layer's adapters where it computes, in the dtype of the base output; changes of the input in the input's."""
+
+    device: torch.device
+    dtype: torch.dtype
+    input_dtype: torch.dtype
+    pair: FusedPair | None
+    inputs: tuple[tuple[InputEffect, Tensor], ...]  # with its strength (1,)
+    outputs: tuple[tuple[OutputEffect, Tensor], ...]
     bias: Tensor | None  # (n, out), of the bindings that have one
     bias_strength: Tensor | None  # (n,)
 
 
-class Factored:
-    """Low-rank bindings of one linear or convolution layer."""
+class Factored(Resident[Placed]):
+    """Bindings of one linear, convolution or embedding layer that act beside it."""
 
     def __init__(self, bindings: Sequence[Binding], strengths: Strengths) -> None:
-        self._bindings = tuple(bindings)
-        self._strengths = strengths
-        pairs = [(binding.cell, binding.adapter.pair(binding.rank)) for binding in bindings]
-        self._layout: Layout = tuple((cell, pair.rank, pair.scale) for cell, pair in pairs if pair)
-        self._bias_layout: Layout = tuple((cell, 1, pair.scale) for cell, pair in pairs if pair and pair.has_bias)
-        self._linear = bindings[0].target.kind == "linear"
-        self._placed: Placed | None = None
-        self._stays = True
-        strengths.register(self._layout)
-        if self._bias_layout:
-            strengths.register(self._bias_layout)
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the pair lies now; None while only the home copy exists."""
-        return None if self._placed is None else self._placed.device
+        super().__init__(bindings, strengths)
+        target = bindings[0].target
+        self._kind = target.kind
+        self._spatial = len(target.shape) - 2
+        self._layout, self._bias_layout = _layouts(self._bindings)
+        forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
+        self._on_input = any(form.on_input for form in forms if form)
+        self._only_pairs = not any(form.on_input or form.on_output for form in forms if form)
+        for layout in (self._layout, self._bias_layout):
+            strengths.register(layout)
+        if not self._only_pairs:
+            for binding in self._bindings:
+                strengths.register(binding.layout)
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Forward of the layer plus its deltas, with the pair on the base output's device and in its dtype."""
+        """Forward of the layer plus its deltas."""
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
-        if self._linear and pays(layer, base_forward, x):
+        if self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
             placed = self._placed_at(layer, x.device, x.dtype)
-            y = effective_linear(layer, x, placed.down, placed.up, placed.strength)
+            assert placed.pair is not None
+            y = effective_linear(layer, x, placed.pair.down, placed.pair.up, placed.pair.strength)
         else:
-            y = base_forward(layer, *args, **kwargs)
-            placed = self._placed_at(layer, y.device, y.dtype)
-            if x.dtype != y.dtype or x.device != y.device:  # under autocast, or a host that casts inside its forward
-                x = x.to(device=y.device, dtype=y.dtype)
-            y = _add_linear(x, y, placed, base_forward) if self._linear else _add_conv(layer, x, y, placed)
+            y, placed = self._beside(layer, base_forward, _calling(layer, base_forward, args, kwargs), x)
         if placed.bias is not None and placed.bias_strength is not None:
             bias = placed.bias_strength @ placed.bias
-            y = y + (bias if self._linear else bias.view(-1, *(1,) * (placed.down.ndim - 2)))
+            y = y + bias.view(-1, *(1,) * self._spatial)
         if not self._stays:
             self._placed = None
         return y
 
-    def follow(self, layer: nn.Module, device: torch.device) -> None:
-        """Go where the layer went; on its way out, to the CPU or meta, only the home copy remains."""
+    def _beside(
+        self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
+    ) -> tuple[Tensor, Placed]:
+        op = Operation(layer, self._spatial, base)
+        changed = self._changed_input(layer, x, op) if self._on_input else x
+        y = base(changed)
+        placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
+        deltas = self._output_deltas(placed, x, y, op)
+        if placed.pair is not None:
+            # under autocast, or with a host that casts inside its forward, the two differ
+            x = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
+            y = _add_pair(self._kind, layer, x, y, placed.pair, base_forward)
+        for delta in deltas:
+            y = y + delta
+        return y, placed
+
+    def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation) -> Tensor:
         placed = self._placed
-        if placed is None or placed.device == device:
-            return
-        self._placed = None
-        if device.type not in ("cpu", "meta"):
-            self._place(layer, device, placed.dtype)
+        if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
+            # the dtype of the output is not known before the base call; that of the last call is the best guess
+            placed = self._place(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
+        changed = x
+        for effect, strength in placed.inputs:
+            changed = changed + effect.delta(x, strength.to(x.dtype), op)
+        return changed
 
-    def prefetch(self, layer: nn.Module) -> None:
-        """Place now if the layer is somewhere real and its dtype tells the one it computes in."""
-        weight = getattr(layer, "weight", None)
-        if isinstance(weight, Tensor) and weight.device.type != "meta" and weight.dtype in _COMPUTING:
-            self._place(layer, weight.device, weight.dtype)
+    def _output_deltas(self, placed: Placed, x: Tensor, y: Tensor, op: Operation) -> list[Tensor]:
+        if not placed.outputs:
+            return []
+        reads = any(effect.reads_output for effect, _ in placed.outputs)
+        pristine = y
+        if reads:
+            pristine = op.base(x) if self._on_input else op.without_bias(y)
+        x = x.to(device=y.device, dtype=y.dtype)
+        return [effect.delta(x, pristine, strength, op) for effect, strength in placed.outputs]
 
-    def release(self) -> None:
-        """Drop the placed pair."""
-        self._placed = None
-
-    def _placed_at(self, layer: nn.Module, device: torch.device, dtype: torch.dtype) -> Placed:
-        placed = self._placed
-        if placed is None or placed.device != device or placed.dtype != dtype:
-            placed = self._place(layer, device, dtype)
-        return placed
-
-    def _place(self, layer: nn.Module, device: torch.device, dtype: torch.dtype) -> Placed:
-        for binding in self._bindings:
-            binding.file.verify()
-        with plain_mode(device):
-            factors = [binding.adapter.factors(binding.rank) for binding in self._bindings]
-            biases = [f.bias.unsqueeze(0) for f in factors if f.bias is not None]
-            placed = Placed(
-                device=device,
-                dtype=dtype,
-                down=_stacked([f.down for f in factors], 0, device, dtype),
-                up=_stacked([f.up for f in factors], 1, device, dtype),
-                strength=self._strengths.view(self._layout, device, dtype),
-                bias=_stacked(biases, 0, device, dtype) if biases else None,
-                bias_strength=self._strengths.view(self._bias_layout, device, dtype) if biases else None,
-            )
-        self._stays = stays(layer)
-        self._placed = placed
-        return placed
-
-
-_COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
-"""Weights of these dtypes are computed with as they are; fp8 and packed ones are cast by their host first."""
+    def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
+        pairs, inputs, outputs, biases = [], [], [], []
+        for binding, adapter in zip(self._bindings, self._adapters(layer), strict=True):
+            form = adapter.form(binding.rank)
+            assert form is not None  # or the layer would be transient
+            if form.pair is not None:
+                pairs.append(adapter.factors(binding.rank))
+            if form.on_input:
+                effect = adapter.input_effect(device, input_dtype)
+                inputs.append((effect, self._strengths.view(binding.layout, device, input_dtype)))
+            if form.on_output:
+                effect = adapter.output_effect(device, dtype)
+                outputs.append((effect, self._strengths.view(binding.layout, device, dtype)))
+            if adapter.has_bias:
+                biases.append(adapter.delta_bias().unsqueeze(0))
+        pair = None
+        if pairs:
+            down = _stacked([one.down for one in pairs], 0, device, dtype)
+            up = _stacked([one.up for one in pairs], 1, device, dtype)
+            pair = FusedPair(down, up, self._strengths.view(self._layout, device, dtype))
+        return Placed(
+            device=device,
+            dtype=dtype,
+            input_dtype=input_dtype,
+            pair=pair,
+            inputs=tuple(inputs),
+            outputs=tuple(outputs),
+            bias=_stacked(biases, 0, device, dtype) if biases else None,
+            bias_strength=self._strengths.view(self._bias_layout, device, dtype) if biases else None,
+        )
 
 
-def _add_linear(x: Tensor, y: Tensor, placed: Placed, base_forward: BaseForward) -> Tensor:
-    h = F.linear(x, placed.down) * placed.strength
+def _layouts(bindings: Sequence[Binding]) -> tuple[Layout, Layout]:
+    """The strengths of the fused pair and of the biases."""
+    pairs: list[tuple[int, Pair]] = []
+    for binding in bindings:
+        form = binding.adapter.form(binding.rank)
+        if form is not None and form.pair is not None:
+            pairs.append((binding.cell, form.pair))
+    ranks = tuple((cell, pair.rank, pair.scale) for cell, pair in pairs)
+    return ranks, tuple((binding.cell, 1, 1.0) for binding in bindings if binding.adapter.has_bias)
+
+
+def _calling(
+    layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Tensor], Tensor]:
+    """The layer's own forward as a function of its input alone."""
+    if args:
+        return lambda x: base_forward(layer, x, *args[1:], **kwargs)
+    name = next(iter(kwargs))
+    return lambda x: base_forward(layer, **{**kwargs, name: x})
+
+
+def _add_pair(kind: str, layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, base_forward: BaseForward) -> Tensor:
+    if kind == "linear":
+        return _add_linear(x, y, pair, base_forward)
+    if kind == "conv":
+        return _add_conv(layer, x, y, pair)
+    return y + (F.embedding(x, pair.up) * pair.strength) @ pair.down
+
+
+def _add_linear(x: Tensor, y: Tensor, pair: FusedPair, base_forward: BaseForward) -> Tensor:
+    h = F.linear(x, pair.down) * pair.strength
     if not y.is_contiguous():
-        return y + F.linear(h, placed.up)
+        return y + F.linear(h, pair.up)
     flat, h = y.view(-1, y.shape[-1]), h.view(-1, h.shape[-1])
     if is_torchs(base_forward) and not y.requires_grad:
-        flat.addmm_(h, placed.up.t())  # torch's own forward has just made y, so nobody else holds it
+        flat.addmm_(h, pair.up.t())  # torch's own forward has just made y, so nobody else holds it
         return y
-    return torch.addmm(flat, h, placed.up.t()).view(y.shape)
+    return torch.addmm(flat, h, pair.up.t()).view(y.shape)
 
 
-def _add_conv(layer: nn.Module, x: Tensor, y: Tensor, placed: Placed) -> Tensor:
+def _add_conv(layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair) -> Tensor:
     # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
-    h: Tensor = layer._conv_forward(x, placed.down, None)  # type: ignore[operator]
-    spatial = placed.down.ndim - 2
-    h = h * placed.strength.view(-1, *(1,) * spatial)
+    h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]
+    spatial = pair.down.ndim - 2
+    h = h * pair.strength.view(-1, *(1,) * spatial)
     if y.ndim == spatial + 2 and y.is_contiguous() and h.is_contiguous():
-        up = placed.up.expand(y.shape[0], *placed.up.shape)
+        up = pair.up.expand(y.shape[0], *pair.up.shape)
         return torch.baddbmm(y.flatten(2), up, h.flatten(2)).view(y.shape)
     convolve = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
-    return y + convolve(h, placed.up.view(*placed.up.shape, *(1,) * spatial))
+    return y + convolve(h, pair.up.view(*pair.up.shape, *(1,) * spatial))
 
 
 def _stacked(parts: Sequence[Tensor], dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -9,17 +9,16 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 from torch import Tensor, nn
 
 from . import base_weights
+from .adapters.base import Kind, Site
 from .architectures.base import AliasTable
 from .base_weights.base import WeightReader
 from .errors import ComponentError
 from .registry import discover_classes
-
-Kind = Literal["linear", "conv", "attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +33,19 @@ class Target:
     param: str
     """Parameter below the module, `weight` or for example `in_proj_weight`."""
     shape: tuple[int, ...]
-    """Logical shape of the window: (out, in) or (out, in / groups, *kernel)."""
+    """Logical shape of the window: (out, in), (out, in / groups, *kernel), (entries, width) or (channels,)."""
     rows: tuple[int, int] | None = None
     """Window of output rows inside `param`; None for all of it."""
     groups: int = 1
+    bias: str = "bias"
+    """Parameter below the module that is added to the output; the module need not have one."""
+    bias_rows: tuple[int, int] | None = None
+    """Window inside `bias`; None for all of it."""
+
+    @property
+    def site(self) -> Site:
+        """What an adapter must fit."""
+        return Site(self.shape, self.kind, self.groups)
 
 
 class _Linear(Protocol):
@@ -52,6 +60,15 @@ class _Conv(Protocol):
     kernel_size: tuple[int, ...]
 
 
+class _Embedding(Protocol):
+    num_embeddings: int
+    embedding_dim: int
+
+
+class _Norm(Protocol):
+    weight: Tensor
+
+
 def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     """The adaptable weights of one module; empty when it has none of its own."""
     if isinstance(module, nn.MultiheadAttention):
@@ -61,6 +78,10 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     if _is_conv(module):
         shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
         return (Target(path, path, "conv", "weight", shape, groups=module.groups),)
+    if _is_embedding(module):
+        return (Target(path, path, "embedding", "weight", (module.num_embeddings, module.embedding_dim)),)
+    if _is_norm(module):
+        return (Target(path, path, "norm", "weight", tuple(module.weight.shape)),)
     return ()
 
 
@@ -75,21 +96,37 @@ def _is_conv(module: object) -> TypeGuard[_Conv]:
     return hasattr(module, "_conv_forward") and not getattr(module, "transposed", False)
 
 
+def _is_embedding(module: object) -> TypeGuard[_Embedding]:
+    return isinstance(getattr(module, "num_embeddings", None), int) and isinstance(
+        getattr(module, "embedding_dim", None), int
+    )
+
+
+def _is_norm(module: nn.Module) -> TypeGuard[_Norm]:
+    """LayerNorm, GroupNorm and every library's own RMSNorm: one weight per channel, an epsilon, nothing below."""
+    weight = module._parameters.get("weight")
+    if weight is None or module._modules or weight.ndim == 0:
+        return False
+    if weight.ndim > 1 and tuple(getattr(module, "normalized_shape", ())) != tuple(weight.shape):
+        return False
+    return any(hasattr(module, name) for name in ("eps", "epsilon", "variance_epsilon"))
+
+
 def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target, ...]:
     """torch's attention multiplies by its parameters itself and never calls `out_proj`, so it is one layer."""
     width = module.embed_dim
     dot = f"{path}." if path else ""
-    targets = [Target(path, f"{dot}out_proj", "attention", "out_proj.weight", (width, width))]
-    if module.in_proj_weight is None:
-        sizes = {"q_proj": width, "k_proj": module.kdim, "v_proj": module.vdim}
-        targets += [
-            Target(path, dot + name, "attention", f"{name}_weight", (width, size)) for name, size in sizes.items()
-        ]
-        return tuple(targets)
-    targets.append(Target(path, f"{dot}in_proj", "attention", "in_proj_weight", (3 * width, width)))
-    for i, name in enumerate(("q_proj", "k_proj", "v_proj")):
+    targets = [Target(path, f"{dot}out_proj", "attention", "out_proj.weight", (width, width), bias="out_proj.bias")]
+    packed = module.in_proj_weight is not None
+    if packed:
+        shape = (3 * width, width)
+        targets.append(Target(path, f"{dot}in_proj", "attention", "in_proj_weight", shape, bias="in_proj_bias"))
+    sizes = {"q_proj": width, "k_proj": width if packed else module.kdim, "v_proj": width if packed else module.vdim}
+    for i, (name, size) in enumerate(sizes.items()):
         rows = (i * width, (i + 1) * width)
-        targets.append(Target(path, dot + name, "attention", "in_proj_weight", (width, width), rows))
+        param, own = ("in_proj_weight", rows) if packed else (f"{name}_weight", None)
+        target = Target(path, dot + name, "attention", param, (width, size), own, bias="in_proj_bias", bias_rows=rows)
+        targets.append(target)
     return tuple(targets)
 
 
@@ -180,10 +217,20 @@ def read_base_weight(layer: nn.Module, param: str) -> Tensor:
     Raises:
         ComponentError: no reader knows it.
     """
-    for reader in _readers():
-        if reader.matches(layer, param):
-            return reader.read(layer, param)
-    raise ComponentError(f"the weight of a {type(layer).__name__} cannot be read: unknown quantization")
+    reader = _reader(layer, param)
+    if reader is None:
+        raise ComponentError(f"the weight of a {type(layer).__name__} cannot be read: unknown quantization")
+    return reader.read(layer, param)
+
+
+def has_plain_weight(layer: nn.Module, param: str) -> bool:
+    """Whether a base weight lies there as numbers to compute with, so that reading it costs nothing."""
+    reader = _reader(layer, param)
+    return reader is not None and reader.plain
+
+
+def _reader(layer: nn.Module, param: str) -> type[WeightReader] | None:
+    return next((reader for reader in _readers() if reader.matches(layer, param)), None)
 
 
 @lru_cache(maxsize=1)

@@ -12,15 +12,16 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from . import adapters, architectures, formats
-from .adapters.base import Adapter, Alpha
+from . import architectures, formats
+from .adapters.base import Adapter, Alpha, At, Origin, Site
 from .architectures.base import AliasTable, Architecture, fact, recognise
 from .errors import ComponentError, UnknownAdapterError, UnknownFormatError
 from .file import AdapterFile
 from .formats.base import KeyFormat, ParsedKey
-from .layer import LayerIndex, Target
+from .layer import LayerIndex, Target, read_base_weight
 from .peft_config import PeftConfig
-from .registry import discover, discover_classes
+from .recipe import Recipe, recipe_of
+from .registry import discover
 from .report import NetworkReport, Unused
 
 SHAPE_DIFFERS = "of another shape"
@@ -36,6 +37,11 @@ class Group:
     format: str
     keys: dict[str, str] = field(default_factory=dict)
     """Canonical parameter -> key in the file."""
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether these are one layer's, not the whole file's or an embedding's."""
+        return self.module != "*"
 
     def unread(self) -> list[Unused]:
         """All keys, for the reason that no algorithm claims them."""
@@ -64,8 +70,10 @@ class ParsedFile:
     def __init__(self, file: AdapterFile) -> None:
         self.file = file
         self.unused: list[Unused] = []
-        self.groups = self._grouped()
-        self.kinds = {id(group): kind for group in self.groups if (kind := _kind_of(group)) is not None}
+        groups = self._grouped()
+        self.groups = [group for group in groups if group.is_layer]
+        self.shared = {param: key for group in groups if group.module == "*" for param, key in group.keys.items()}
+        self.recipes = {id(group): recipe for group in self.groups if (recipe := recipe_of(self.shapes(group)))}
         self._refuse_strangers()
         self.config = PeftConfig.of(file) if any(group.format == "peft" for group in self.groups) else PeftConfig({})
 
@@ -74,9 +82,32 @@ class ParsedFile:
         """Names of the formats seen, the most frequent first."""
         return "+".join(name for name, _ in Counter(group.format for group in self.groups).most_common())
 
-    def kind(self, group: Group) -> type[Adapter] | None:
-        """The algorithm that reads this group."""
-        return self.kinds.get(id(group))
+    def recipe(self, group: Group) -> Recipe | None:
+        """The algorithm that reads this group, and what goes around it."""
+        return self.recipes.get(id(group))
+
+    def shapes(self, group: Group) -> dict[str, tuple[int, ...]]:
+        """Canonical parameter -> shape in the file."""
+        return {param: self.file.infos[key].shape for param, key in group.keys.items()}
+
+    def adapter(self, group: Group, recipe: Recipe, site: Site) -> Adapter:
+        """Build the group's adapter for one weight.
+
+        Raises:
+            ValueError: the tensors do not fit each other or the weight; the text says want and got.
+        """
+        params = {param: self.file.tensor(key) for param, key in group.keys.items()}
+        return recipe.build(params, site, self.origin(group))
+
+    def origin(self, group: Group) -> Origin:
+        """What the file says about a group beside its own parameters."""
+        return Origin(
+            alpha=self.alpha(group),
+            spelling=group.format,
+            config=self.config.values(group.component),
+            metadata=self.file.metadata,
+            shared={param: self.file.tensor(key) for param, key in self.shared.items()},
+        )
 
     def architecture(self) -> Architecture | None:
         """The model family the file was made for."""
@@ -98,7 +129,7 @@ class ParsedFile:
 
     def report(self, bound: Sequence[Bound] | None = None, unused: Iterable[Unused] = ()) -> NetworkReport:
         """Sum up; `bound` is None where no model was given."""
-        kinds = Counter(kind.name for group in self.groups if (kind := self.kind(group)) is not None)
+        kinds = Counter(recipe.name for recipe in self.recipes.values())
         own, misfits = self._unbound()
         ranks = [adapter.rank for adapter in own if adapter.rank is not None]
         architecture = self.architecture()
@@ -121,19 +152,17 @@ class ParsedFile:
         found: list[Adapter] = []
         misfits: list[Unused] = []
         for group in self.groups:
-            kind = self.kind(group)
-            shapes = {param: self.file.infos[key].shape for param, key in group.keys.items()}
-            shape = None if kind is None else kind.own_shape(shapes)
-            if kind is None:
+            recipe = self.recipe(group)
+            if recipe is None:
                 misfits.extend(group.unread())
-            elif shape is None:
-                misfits.extend(Unused(key, SHAPE_DIFFERS, f"got {shapes}") for key in group.keys.values())
-            else:
-                params = {param: self.file.tensor(key) for param, key in group.keys.items()}
-                try:
-                    found.append(kind.from_params(params, shape, self.alpha(group)))
-                except ValueError as error:
-                    misfits.extend(Unused(key, SHAPE_DIFFERS, str(error)) for key in group.keys.values())
+                continue
+            site = recipe.own_site(self.shapes(group))
+            if site is None:
+                continue  # its parameters do not tell; a model will
+            try:
+                found.append(self.adapter(group, recipe, site))
+            except ValueError as error:
+                misfits.extend(Unused(key, SHAPE_DIFFERS, str(error)) for key in group.keys.values())
         return found, misfits
 
     def _grouped(self) -> list[Group]:
@@ -162,7 +191,7 @@ class ParsedFile:
         if not self.groups:
             text = f"is no adapter known here: no key format reads any of its {len(keys)} keys ({seen}, …){_hint(keys)}"
             raise UnknownFormatError(self.file.path, text, keys[:4])
-        if not self.kinds:
+        if not self.recipes:
             params = sorted({param for group in self.groups for param in group.keys})
             text = (
                 f"holds adapters of a kind not supported here, with the parameters {', '.join(params)} (keys {seen}, …)"
@@ -210,7 +239,7 @@ class Network:
             dtype: in which it is computed.
 
         Raises:
-            ComponentError: the file does not change that layer.
+            ComponentError: the file does not change that layer, or a base weight it needs cannot be read.
             FileError: the file changed on disk.
         """
         index = self._indexes.get(component)
@@ -219,11 +248,17 @@ class Network:
         if one is None:
             raise ComponentError(f"{self.file.path.name} does not change {component}.{path}")
         self.file.verify()
-        return one.adapter.delta_weight(dtype, torch.device("cpu"))
+        weight = None
+        if one.adapter.reads_base:
+            assert index is not None
+            weight = read_base_weight(index.module(one.target.path), one.target.param).to("cpu", dtype)
+            weight = weight if one.target.rows is None else weight[slice(*one.target.rows)]
+        delta = one.adapter.delta_weight(At(torch.device("cpu"), dtype, weight=weight))
+        return delta.reshape(one.target.shape)
 
     def _bind(self, parsed: ParsedFile, group: Group) -> Bound | None:
-        kind = parsed.kind(group)
-        if kind is None:
+        recipe = parsed.recipe(group)
+        if recipe is None:
             self._unused.extend(group.unread())
             return None
         wanted = self._indexes if group.component is None else {group.component: self._indexes.get(group.component)}
@@ -235,9 +270,11 @@ class Network:
             target = index.find(group.module, flattened=group.flattened)
             if target is None:
                 continue
-            params = {param: self.file.tensor(key) for param, key in group.keys.items()}
+            if target.kind not in recipe.kinds:
+                reason, detail = f"not defined for {_PLURAL[target.kind]}", f"{component}.{target.name}"
+                continue
             try:
-                return Bound(component, target, kind.from_params(params, target.shape, parsed.alpha(group)))
+                return Bound(component, target, parsed.adapter(group, recipe, target.site))
             except ValueError as error:
                 reason, detail = SHAPE_DIFFERS, f"{component}.{target.name}: {error}"
         self._leave(group, reason, detail)
@@ -278,11 +315,6 @@ def _formats() -> tuple[KeyFormat, ...]:
     return tuple(discover(formats, KeyFormat).values())
 
 
-@lru_cache(maxsize=1)
-def _kinds() -> Sequence[type[Adapter]]:
-    return discover_classes(adapters, Adapter)  # type: ignore[type-abstract]
-
-
 def _parse(key: str) -> tuple[str, ParsedKey | None]:
     for one in _formats():
         parsed = one.parse(key)
@@ -291,8 +323,13 @@ def _parse(key: str) -> tuple[str, ParsedKey | None]:
     return "", None
 
 
-def _kind_of(group: Group) -> type[Adapter] | None:
-    return next((kind for kind in _kinds() if kind.params.claim(group.keys)), None)
+_PLURAL = {
+    "linear": "linear layers",
+    "conv": "convolutions",
+    "embedding": "embeddings",
+    "norm": "norms",
+    "attention": "fused attention",
+}
 
 
 def _hint(keys: Sequence[str]) -> str:

@@ -24,7 +24,17 @@ BaseForward = Callable[..., Any]
 
 SLOT = "_remora_slot"
 
-CLASSES: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.MultiheadAttention)
+CLASSES: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.MultiheadAttention,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),  # torch 2.4 and later
+)
 """Patched at installation, before any model exists; other classes when one of their layers first gets a slot."""
 
 
@@ -146,9 +156,10 @@ def is_attached(layer: nn.Module, slot: Slot) -> bool:
 def detach(layer: nn.Module) -> None:
     """Take the slot away; the layer is as it was."""
     slot = layer.__dict__.pop(SLOT, None)
-    if slot is not None:
-        slot.way = None
     _carriers.discard(layer)
+    if slot is not None and slot.way is not None:
+        way, slot.way = slot.way, None
+        way.release(layer)
 
 
 def slot_of(layer: nn.Module) -> Slot | None:
@@ -230,7 +241,7 @@ class _Probe:
     def prefetch(self, layer: nn.Module) -> None:
         """Nothing is placed."""
 
-    def release(self) -> None:
+    def release(self, layer: nn.Module) -> None:
         """Nothing is placed."""
 
 
@@ -250,8 +261,9 @@ def _reaches(patch: ClassPatch) -> bool:
 def _tiny_layer(cls: type[nn.Module]) -> nn.Module:
     """A layer that wrappers such as A1111's manual cast can handle; of a host's class, as far as that is known."""
     if cls in CLASSES:
-        sizes = (1, 1) if cls in (nn.Linear, nn.MultiheadAttention) else (1, 1, 1)
-        return cls(*sizes, device="cpu")
+        sizes = {1: (nn.LayerNorm, getattr(nn, "RMSNorm", None)), 3: (nn.Conv1d, nn.Conv2d, nn.Conv3d)}
+        count = next((count for count, classes in sizes.items() if cls in classes), 2)
+        return cls(*(1,) * count, device="cpu")
     layer: nn.Module = object.__new__(cls)
     nn.Module.__init__(layer)
     layer.weight = nn.Parameter(torch.zeros(1, 1, device="cpu"), requires_grad=False)

@@ -42,6 +42,12 @@ class PeftConfig:
             raise FileError(file.path, f"metadata {HEADER_KEY} is no JSON object")
         return cls(values)
 
+    def values(self, component: str | None) -> Mapping[str, object]:
+        """What the configuration says of one component, without the component's name."""
+        start = f"{component}."
+        own = {key[len(start) :]: value for key, value in self._values.items() if key.startswith(start)}
+        return own or self._values
+
     def alpha(self, component: str | None, module: str) -> Alpha:
         """Alpha of one layer; `Alpha(None)` where no configuration speaks of it."""
         prefix = "" if component is None or "lora_alpha" in self._values else f"{component}."

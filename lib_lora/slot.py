@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Way(Protocol):
-    """How the bindings of one layer are computed: `factored.py` or `transient.py`."""
+    """How the bindings of one layer are computed: `factored.py`, `transient.py` or `merged.py`."""
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with its adapters."""
@@ -26,8 +26,8 @@ class Way(Protocol):
         """Place beside the layer before the first call, where layer and dtype are known already."""
         ...
 
-    def release(self) -> None:
-        """Drop what was placed; the home copy stays."""
+    def release(self, layer: nn.Module) -> None:
+        """Leave nothing of ours in or beside the layer; the home copy stays."""
         ...
 
 

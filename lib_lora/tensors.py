@@ -4,27 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 
 class TensorFields:
-    """Mixin for dataclasses whose fields hold tensors."""
+    """Mixin for dataclasses whose fields hold tensors, tuples of tensors, or others of their kind."""
+
+    __slots__ = ()
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (field name, tensor) of every field that holds one."""
+        """Yield (field name, tensor) of every tensor, `inner.down` being one of the field `inner`."""
         assert is_dataclass(self)
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                yield field.name, value
+            for i, one in enumerate(value if isinstance(value, tuple) else (value,)):
+                name = f"{field.name}.{i}" if isinstance(value, tuple) else field.name
+                if isinstance(one, Tensor):
+                    yield name, one
+                elif isinstance(one, TensorFields):
+                    yield from ((f"{name}.{below}", tensor) for below, tensor in one.tensors())
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors in the dtype they have."""
         return sum(tensor.numel() * tensor.element_size() for _, tensor in self.tensors())
+
+    def placed(self, device: torch.device) -> Self:
+        """A copy on `device`, in the same dtypes, that shares no memory: the file behind ours may be replaced."""
+        assert is_dataclass(self)
+        return replace(self, **{field.name: _placed(getattr(self, field.name), device) for field in fields(self)})
+
+
+def _placed(value: object, device: torch.device) -> object:
+    if isinstance(value, Tensor):
+        return value.to(device, copy=True)
+    if isinstance(value, TensorFields):
+        return value.placed(device)
+    return tuple(_placed(one, device) for one in value) if isinstance(value, tuple) else value
 
 
 @contextmanager

@@ -1,73 +1,110 @@
 """The transient way: the effective weight is built for one call in a scratch buffer; the base is never written.
 
-For weights that no separate product can follow: nn.MultiheadAttention multiplies by its parameters inside one fused
-function, and a grouped convolution has no low-rank pair. The layer's forward then runs on a stand-in that shares
-everything with the layer but the parameters in question.
+For what no separate product can follow, or where the sum is cheaper: nn.MultiheadAttention multiplies by its
+parameters inside one fused function, a norm has no product at all, a grouped convolution has no low-rank pair, a full
+difference is as large as the weight. The layer's forward then runs on a stand-in that shares everything with the layer
+but the parameters in question.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from . import scratch
+from .adapters.base import Adapter
 from .binding import Binding
+from .build import Part, build
 from .layer import read_base_weight
-from .strength import Layout, Strengths
+from .resident import Resident
+from .strength import Strengths
 from .tensors import plain_mode
 
 if TYPE_CHECKING:
     from .patch import BaseForward
 
 
-class Transient:
-    """Bindings of one layer that need an effective weight."""
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A layer's adapters where it computes, in the dtypes of their files: what is built of them is built in fp32."""
 
-    def __init__(self, bindings: Sequence[Binding], strengths: Strengths) -> None:
-        self._bindings = tuple(bindings)
-        self._strengths = strengths
-        self._layouts: tuple[Layout, ...] = tuple(((binding.cell, 1, 1.0),) for binding in bindings)
-        for layout in self._layouts:
-            strengths.register(layout)
+    device: torch.device
+    dtype: torch.dtype
+    adapters: tuple[Adapter, ...]
+
+
+class Transient(Resident[Placed]):
+    """Bindings of one layer that need an effective weight.
+
+    Args:
+        bindings: the adapters, in the order of the stack.
+        strengths: of the plan.
+        in_order: let each adapter act on the weight that the ones before it left.
+    """
+
+    def __init__(self, bindings: Sequence[Binding], strengths: Strengths, *, in_order: bool = False) -> None:
+        super().__init__(bindings, strengths)
+        self._in_order = in_order
+        for binding in self._bindings:
+            strengths.register(binding.layout)
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with effective weights instead of its own."""
-        for binding in self._bindings:
-            binding.file.verify()
-        with plain_mode(next(iter(args or kwargs.values())).device):
-            effective = self._effective(layer)
-        return base_forward(_stand_in(layer, effective), *args, **kwargs)
+        device = next(iter(args or kwargs.values())).device
+        with plain_mode(device):
+            placed = self._placed_at(layer, device, _ANY)
+            effective = self.effective(layer, placed.adapters)
+        y = base_forward(_stand_in(layer, effective), *args, **kwargs)
+        if not self._stays:
+            self._placed = None
+        return y
 
-    def follow(self, layer: nn.Module, device: torch.device) -> None:
-        """Nothing is kept beside the layer."""
+    def effective(self, layer: nn.Module, adapters: Sequence[Adapter]) -> dict[str, Tensor]:
+        """The parameters the layer shall compute with, in scratch memory."""
+        found: dict[str, Tensor] = {}
+        for param in dict.fromkeys(binding.target.param for binding in self._bindings):
+            base = read_base_weight(layer, param)
+            total = scratch.take(param, base, base.dtype)
+            build(total, base, self._parts(param, adapters, base), in_order=self._in_order)
+            found[param] = total
+        for binding, adapter in zip(self._bindings, adapters, strict=True):
+            if adapter.has_bias:
+                self._add_bias(layer, binding, adapter, found)
+        return found
 
-    def prefetch(self, layer: nn.Module) -> None:
-        """Nothing is kept beside the layer."""
+    def _parts(self, param: str, adapters: Sequence[Adapter], base: Tensor) -> list[Part]:
+        return [
+            Part(adapter, self._strength(binding, base), binding.rank, binding.target.rows)
+            for binding, adapter in zip(self._bindings, adapters, strict=True)
+            if binding.target.param == param
+        ]
 
-    def release(self) -> None:
-        """Nothing is kept beside the layer."""
+    def _strength(self, binding: Binding, like: Tensor) -> Tensor:
+        return self._strengths.view(binding.layout, like.device, torch.promote_types(like.dtype, torch.float32))
 
-    def _effective(self, layer: nn.Module) -> dict[str, Tensor]:
-        by_param: dict[str, list[tuple[Binding, Layout]]] = {}
-        for binding, layout in zip(self._bindings, self._layouts, strict=True):
-            by_param.setdefault(binding.target.param, []).append((binding, layout))
-        return {param: self._built(layer, param, bound) for param, bound in by_param.items()}
+    def _add_bias(self, layer: nn.Module, binding: Binding, adapter: Adapter, found: dict[str, Tensor]) -> None:
+        target = binding.target
+        weight = found[target.param]
+        total = found.get(target.bias)
+        if total is None:
+            owner, _, leaf = target.bias.rpartition(".")
+            bias = getattr(layer.get_submodule(owner), leaf, None)
+            width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
+            total = weight.new_zeros(width) if bias is None else bias.detach().to(weight.device, copy=True)
+            found[target.bias] = total
+        delta = adapter.delta_bias().to(weight.device, torch.float32) * self._strength(binding, weight)
+        (total if target.bias_rows is None else total[slice(*target.bias_rows)]).add_(delta)
 
-    def _built(self, layer: nn.Module, param: str, bound: Sequence[tuple[Binding, Layout]]) -> Tensor:
-        base = read_base_weight(layer, param)
-        # summed in fp32 or better and rounded once: the weight a careful bake would give
-        dtype = torch.promote_types(base.dtype, torch.float32)
-        total = scratch.take(param, base, dtype).copy_(base)
-        for binding, layout in bound:
-            delta = binding.adapter.delta_weight(dtype, base.device, binding.rank)
-            strength = self._strengths.view(layout, base.device, dtype)
-            rows = binding.target.rows
-            window = total if rows is None else total.narrow(0, rows[0], rows[1] - rows[0])
-            window.add_(delta * strength)
-        return total if base.dtype == dtype else total.to(base.dtype)
+    def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
+        return Placed(device, _ANY, tuple(adapter.placed(device) for adapter in self._adapters(layer)))
+
+
+_ANY = torch.float32
+"""Adapters are placed in their files' dtypes, so the one that a placement is asked for makes no difference."""
 
 
 def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module:

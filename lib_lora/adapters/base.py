@@ -1,18 +1,31 @@
-"""What an adapter is."""
+"""What an adapter is.
+
+An adapter changes one weight: W' = W + dW(m), m being the user's multiplier. It says so in up to two ways, which the
+tests hold against each other:
+
+- dense, always: `delta_weight`, the definition;
+- beside the layer, where the algebra allows: `form` tells which parts there are, and `factors`, `input_effect` and
+  `output_effect` give them. The layer then computes
+  y = W (x + sum of changes of the input) + b + sum of pairs (x) + sum of changes of the output,
+  in which the base weight only ever appears in the layer's own forward, so that it may be stored in any way.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import TensorFields
+from ..operation import Operation
+
+Kind = Literal["linear", "conv", "embedding", "norm", "attention"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +35,11 @@ class Params:
     required: frozenset[str]
     optional: frozenset[str] = frozenset()
 
-    def claim(self, names: Collection[str]) -> bool:
+    def claim(self, names: Mapping[str, object]) -> bool:
         """Whether a group of parameters is exactly this algorithm's.
 
-        A parameter nobody understands changes what the others mean (`dora_scale` beside a LoRA), so a group
-        that has one is not claimed: it is reported, never half-applied.
+        A parameter nobody understands changes what the others mean, so a group that has one is not claimed: it is
+        reported, never half-applied.
         """
         return self.required <= set(names) <= self.required | self.optional
 
@@ -48,12 +61,80 @@ class Alpha:
 
 
 @dataclass(frozen=True, slots=True)
+class Site:
+    """The weight an adapter is for."""
+
+    shape: tuple[int, ...]
+    """Logical: (out, in / groups, *kernel), (entries, width) of an embedding, (channels,) of a norm."""
+    kind: Kind = "linear"
+    groups: int = 1
+
+    @property
+    def inside(self) -> int:
+        """Entries of one output row: in / groups * kernel."""
+        return math.prod(self.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a file says about an adapter beside the adapter's own parameters."""
+
+    alpha: Alpha = Alpha()
+    spelling: str = ""
+    """Name of the key format. Two trainers may mean different things by one parameter's name."""
+    config: Mapping[str, object] = field(default_factory=dict)
+    """The trainer's configuration of this component (PEFT's `adapter_config.json`)."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """The header's."""
+    shared: Mapping[str, Tensor] = field(default_factory=dict)
+    """Tensors that all adapters of the file use."""
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """Where a dense delta is computed, in what dtype, and how much of it."""
+
+    device: torch.device
+    dtype: torch.dtype
+    multiplier: Tensor | float = 1.0
+    """A number, or a tensor of one."""
+    rank: int | None = None
+    """Use only the first so many rank components."""
+    rows: tuple[int, int] | None = None
+    """Only these rows of the delta. Given to adapters that say `by_rows`."""
+    weight: Tensor | None = None
+    """The base weight (its `rows`) in `dtype`, not to be written to. Given to adapters that say `reads_base`."""
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """A parameter where the delta is computed."""
+        return tensor.to(self.device, self.dtype)
+
+    def cut(self, tensor: Tensor) -> Tensor:
+        """The wanted rows of a parameter that has one row per output, where the delta is computed."""
+        return self.put(tensor if self.rows is None else tensor[slice(*self.rows)])
+
+    @property
+    def base(self) -> Tensor:
+        """The base weight.
+
+        Raises:
+            TypeError: an adapter asks for it that did not say so.
+        """
+        if self.weight is None:
+            raise TypeError("the base weight is given only to adapters that say reads_base")
+        return self.weight
+
+    def fully(self) -> At:
+        """The same at multiplier 1."""
+        return replace(self, multiplier=1.0)
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The measures of a low-rank pair."""
 
     rank: int
     scale: float
-    has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +143,41 @@ class Factors:
 
     down: Tensor  # (rank, in, *kernel)
     up: Tensor  # (out, rank)
-    bias: Tensor | None = None  # (out,), added to the output
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The parts an adapter has beside its layer. Its effect is their sum."""
+
+    pair: Pair | None = None
+    on_input: bool = False
+    on_output: bool = False
+
+
+class InputEffect(TensorFields, ABC):
+    """A change of a layer's input, placed where the layer computes; dx so that the delta is W dx."""
+
+    @abstractmethod
+    def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        """The change of `x` at `multiplier` (1,), in the dtype of `x`."""
+
+
+class OutputEffect(TensorFields, ABC):
+    """A change of a layer's output, placed where the layer computes."""
+
+    reads_output: ClassVar[bool] = True
+    """False where `delta` looks at `x` alone, which spares a layer with input effects a second base call."""
+
+    @abstractmethod
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        """The change of the output at `multiplier` (1,).
+
+        Args:
+            x: the layer's input.
+            y: the base output without the bias, W x, not to be written to; only where `reads_output`.
+            multiplier: of one element.
+            op: the layer's product.
+        """
 
 
 class Adapter(TensorFields, ABC):
@@ -74,14 +189,27 @@ class Adapter(TensorFields, ABC):
     name: ClassVar[str]
     before: ClassVar[tuple[str, ...]] = ()
     params: ClassVar[Params]
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention"})
+    """The kinds of layer it is defined for."""
+    reads_base: ClassVar[bool] = False
+    """Whether `delta_weight` needs the base weight, so that stacking in order differs from adding up."""
+    by_rows: ClassVar[bool] = False
+    """Whether `delta_weight` can give some rows alone."""
+    prefers_dense: ClassVar[bool] = False
+    """Whether an effective weight is cheaper than the parts beside the layer, where the base weight is at hand."""
+
+    @classmethod
+    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        """Whether parameters of these names (and, where names do not tell, shapes) are exactly this algorithm's."""
+        return cls.params.claim(shapes)
 
     @classmethod
     @abstractmethod
-    def from_params(cls, params: Mapping[str, Tensor], shape: tuple[int, ...], alpha: Alpha) -> Self:
-        """Build from canonical parameters for a weight of logical `shape` (out, in, *kernel).
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        """Build from canonical parameters for the weight at `site`.
 
         Raises:
-            ValueError: the tensors do not fit each other or the shape; the text says want and got.
+            ValueError: the tensors do not fit each other or the site; the text says want and got.
         """
 
     @classmethod
@@ -90,21 +218,79 @@ class Adapter(TensorFields, ABC):
         """The shape of the weight that parameters of these shapes were made for; None where they do not tell."""
 
     @property
-    @abstractmethod
     def rank(self) -> int | None:
         """The rank, where the algorithm has one."""
-
-    @abstractmethod
-    def delta_weight(self, dtype: torch.dtype, device: torch.device, rank: int | None = None) -> Tensor:
-        """The dense change of the weight at multiplier 1, of the target's logical shape; `rank` cuts as `factors`."""
-
-    def pair(self, rank: int | None = None) -> Pair | None:
-        """What `factors` would give, told without touching any data; None where the algebra has no low-rank form."""
         return None
 
+    @property
+    def has_bias(self) -> bool:
+        """Whether it changes the layer's bias too."""
+        return False
+
+    @abstractmethod
+    def delta_weight(self, at: At) -> Tensor:
+        """The dense change of the weight at `at.multiplier`, of the site's shape, new memory. Zero at multiplier 0."""
+
+    def delta_bias(self) -> Tensor:
+        """The change of the bias at multiplier 1, (out,); proportional to the multiplier. Only where `has_bias`."""
+        raise TypeError(f"{self.name} changes no bias")
+
+    def form(self, rank: int | None = None) -> Form | None:
+        """Which parts it has beside the layer, told without touching any data; None where only dense."""
+        return None
+
+    def on(self, read: Callable[[], Tensor]) -> Adapter:
+        """The adapter for one particular base weight: itself, unless norms or singular vectors of W are part of it.
+
+        Called once per layer and activation, before `factors` and the effects.
+
+        Args:
+            read: gives the base weight, in any floating dtype; may be slow, so it is called at most once.
+        """
+        return self
+
     def factors(self, rank: int | None = None) -> Factors:
-        """The delta as one low-rank pair, cut to the first `rank` components. Only where `pair` is not None.
+        """The pair, cut to the first `rank` components. Only where `form` has one.
 
         The scale is not changed by a cut: DyLoRA trains every prefix of the ranks at the full scale.
         """
         raise TypeError(f"{self.name} has no low-rank form")
+
+    def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
+        """The change of the input, placed. Only where `form` has one."""
+        raise TypeError(f"{self.name} does not change the input")
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        """The change of the output, placed. Only where `form` has one."""
+        raise TypeError(f"{self.name} does not change the output")
+
+
+class Modifier(Adapter):
+    """Parameters that change what another algorithm's mean: a magnitude, a bias, a residual."""
+
+    @classmethod
+    @abstractmethod
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        """Build from its own parameters and the adapter made of the others.
+
+        Raises:
+            ValueError: the tensors do not fit the site; the text says want and got.
+        """
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        raise TypeError(f"{cls.name} goes around another adapter")
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        return None
+
+
+def shape_text(tensor: Tensor) -> str:
+    """The shape of a tensor for a message."""
+    return f"({', '.join(map(str, tensor.shape))})"
+
+
+def placed(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """A copy that owns its memory, never a view of the mapped file: that file may be replaced while we compute."""
+    return tensor.to(device=device, dtype=dtype, copy=True).contiguous()

@@ -13,6 +13,8 @@ class WeightReader(ABC):
 
     name: ClassVar[str]
     before: ClassVar[tuple[str, ...]] = ()
+    plain: ClassVar[bool] = False
+    """Whether the weight lies there as numbers to compute with, so that reading costs nothing."""
 
     @classmethod
     @abstractmethod

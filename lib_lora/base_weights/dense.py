@@ -12,6 +12,7 @@ class Dense(WeightReader):
     """The parameter itself."""
 
     name = "dense"
+    plain = True
 
     @classmethod
     def matches(cls, layer: nn.Module, param: str) -> bool:

@@ -1,0 +1,84 @@
+"""The effective weight of a layer, W + sum of dW, written block by block into memory that somebody else owns.
+
+By blocks of rows, so that no more than a sixteenth of a second weight is alive at a time, wherever all adapters of the
+layer can give some rows of their delta alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .adapters.base import Adapter, At
+
+_BLOCKS = 16
+_SMALLEST = 1 << 16  # entries; below that, blocks cost more calls than they save memory
+
+Round = Callable[[Tensor, Tensor], None]
+"""Write a block (second) in fp32 or better into the rows it is meant for (first), in whatever dtype they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One adapter of a layer, where its base weight is."""
+
+    adapter: Adapter
+    multiplier: Tensor  # (1,)
+    rank: int | None = None
+    rows: tuple[int, int] | None = None
+    """Window of the base weight it changes."""
+
+
+def build(
+    total: Tensor, base: Tensor, parts: Sequence[Part], *, in_order: bool = False, write: Round | None = None
+) -> None:
+    """Write `base` plus the deltas of `parts` into `total`.
+
+    Summed in fp32 or better and rounded once: the weight a careful bake would give.
+
+    Args:
+        total: as large as `base`, in the dtype wanted; not `base` itself.
+        base: the pristine weight (out, in, *kernel), or (channels,).
+        parts: the adapters, on the device of `base`.
+        in_order: let each adapter act on the weight that the ones before it left, as A1111 bakes.
+        write: how a block is rounded into `total`; plainly if not given.
+    """
+    dtype = torch.promote_types(base.dtype, torch.float32)
+    for start, stop in _blocks(base, parts):
+        own, out = base[start:stop], total[start:stop]
+        block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)
+        pristine = own.to(dtype) if any(part.adapter.reads_base for part in parts) else None
+        for part in parts:
+            _add(block, pristine, part, start, in_order=in_order)
+        if write is not None:
+            write(out, block)
+        elif block is not out:
+            out.copy_(block)
+
+
+def _add(block: Tensor, pristine: Tensor | None, part: Part, start: int, *, in_order: bool) -> None:
+    """Add one delta to the rows of a block that it changes."""
+    first, last = part.rows or (0, start + block.shape[0])
+    low, high = max(first, start), min(last, start + block.shape[0])
+    if low >= high:
+        return
+    window = block[low - start : high - start]
+    weight = None
+    if part.adapter.reads_base and pristine is not None:
+        weight = window.clone() if in_order else pristine[low - start : high - start]
+    rows = (low - first, high - first) if part.adapter.by_rows else None
+    at = At(block.device, block.dtype, part.multiplier.to(block.dtype), part.rank, rows, weight)
+    window.add_(part.adapter.delta_weight(at).reshape(window.shape))
+
+
+def _blocks(base: Tensor, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
+    """Windows of rows that make up the whole."""
+    rows = base.shape[0]
+    step = rows
+    if base.numel() > _SMALLEST and all(part.adapter.by_rows for part in parts):
+        step = max(rows // _BLOCKS, rows * _SMALLEST // base.numel(), 1)
+    for start in range(0, rows, step):
+        yield start, min(start + step, rows)

@@ -1,0 +1,59 @@
+"""The product a layer makes, apart from its weight, so that an adapter can make the same one with weights of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import Tensor, nn
+
+
+class Operation:
+    """A linear layer's or a convolution's product, with its stride, padding, dilation and padding mode.
+
+    Read from the layer at each use: A1111's tiling switches the padding mode between calls.
+    """
+
+    __slots__ = ("_base", "_layer", "spatial")
+
+    def __init__(self, layer: nn.Module, spatial: int, base: Callable[[Tensor], Any]) -> None:
+        self._layer = layer
+        self._base = base
+        self.spatial = spatial
+        """Number of dimensions behind the channels: 0 for linear layers."""
+
+    @property
+    def channels(self) -> int:
+        """The dimension of the channels, counted from the end; batched or not is all the same."""
+        return -1 - self.spatial
+
+    def apply(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The layer's product with another weight (out, in, *kernel), without a bias."""
+        if not self.spatial:
+            return F.linear(x, weight)
+        result: Tensor = self._layer._conv_forward(x, weight, None)  # type: ignore[operator]
+        return result
+
+    def pointwise(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Mix the channels of `x` by `weight` (out, in) at each place, without stride or kernel."""
+        if not self.spatial:
+            return F.linear(x, weight)
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[self.spatial - 1]
+        return convolve(x, weight.reshape(*weight.shape, *(1,) * self.spatial))
+
+    def per_channel(self, vector: Tensor) -> Tensor:
+        """A vector over the channels, (c,), shaped to be multiplied with an input or an output."""
+        return vector.reshape(-1, *(1,) * self.spatial)
+
+    def base(self, x: Tensor) -> Tensor:
+        """The base weight's product with another input: one more call of the layer's own forward, less the bias."""
+        y: Tensor = self._base(x)
+        return self.without_bias(y)
+
+    def without_bias(self, y: Tensor) -> Tensor:
+        """A base output less the layer's bias."""
+        bias = getattr(self._layer, "bias", None)
+        if bias is None:
+            return y
+        return y - self.per_channel(bias.detach().to(device=y.device, dtype=y.dtype))

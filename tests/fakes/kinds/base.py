@@ -1,0 +1,58 @@
+"""What a sample is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+Tensors = dict[str, Tensor]
+
+KOHYA = "lora_unet_layer."
+PEFT = "base_model.model.layer."
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One form of one kind."""
+
+    name: str
+    recipe: str
+    """Name of the recipe that must read it, such as `lora` or `lora+dora`."""
+    make: Callable[[Shape, torch.Generator], Tensors]
+    """The parameters, by their names in the file without the prefix, for a weight of a shape (out, in, *kernel)."""
+    effective: Callable[[Tensors, Tensor, float], Tensor]
+    """W' of the parameters (fp64), W (fp64) and the multiplier."""
+    layers: frozenset[str] = frozenset({"linear", "conv", "grouped", "attention"})
+    """The kinds of layer it is for."""
+    bias: Callable[[Tensors, float], Tensor] | None = None
+    """The change of the bias of the parameters (fp64) and the multiplier."""
+    prefix: str = KOHYA
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, object] | None = None
+    """The `adapter_config.json` beside the file."""
+    additive: bool = True
+    """Whether dW does not depend on W, so that the order of a stack makes no difference even as A1111 bakes."""
+
+    def tensors(self, shape: Shape, seed: int = 0) -> Tensors:
+        """A whole file for the layer `layer`."""
+        made = self.make(shape, torch.Generator().manual_seed(seed))
+        return {name if name.startswith("base_model.") else self.prefix + name: value for name, value in made.items()}
+
+    def weight(self, tensors: Tensors, weight: Tensor, multiplier: float) -> Tensor:
+        """W' in fp64 from a file's tensors."""
+        own = {name.removeprefix(self.prefix): value.double() for name, value in tensors.items()}
+        return self.effective(own, weight.double(), multiplier)
+
+    def bias_delta(self, tensors: Tensors, multiplier: float) -> Tensor | None:
+        """The change of the bias in fp64, if any."""
+        own = {name.removeprefix(self.prefix): value.double() for name, value in tensors.items()}
+        return None if self.bias is None else self.bias(own, multiplier)
+
+
+def randn(generator: torch.Generator, *shape: int, size: float = 0.3) -> Tensor:
+    """Normal numbers of a standard deviation."""
+    return torch.randn(*shape, generator=generator) * size

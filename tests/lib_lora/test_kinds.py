@@ -1,0 +1,147 @@
+"""The contract of every adapter kind: on every kind of layer, by every way, in every dtype, the weight it defines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lib_lora import Engine, Entry, Stack, engine, load_network
+from lib_lora.transient import Transient
+from tests.fakes.files import save
+from tests.fakes.kinds import SAMPLES
+from tests.fakes.kinds.base import Sample
+from tests.fakes.layers import LAYERS, NAMES, Model, bias_of, exact, make, weight_of
+
+BOUNDS = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
+"""Largest error over the largest value. In half precision: of the same product rounded at each of its few steps."""
+FILE = 1e-6
+"""What files hold is fp32, and products of factors that are made once are made in fp32."""
+
+CASES = [
+    pytest.param(sample, layer, id=f"{sample.name}-{layer}")
+    for sample in SAMPLES
+    for layer, (kind, _, _) in LAYERS.items()
+    if kind in sample.layers
+]
+
+
+def write(
+    folder: Path, sample: Sample, layer: str, shape: tuple[int, ...], seed: int = 0
+) -> tuple[Path, dict[str, Tensor]]:
+    """A file with one adapter for `layer` of a model, and what is in it as if the layer were called `layer`."""
+    tensors = sample.tensors(shape, seed)
+    folder = folder / f"{sample.name} {seed}"
+    folder.mkdir()
+    name = NAMES.get(layer, "layer")
+    spelled = name if "." in sample.prefix[:-1] else name.replace(".", "_")
+    prefix = sample.prefix.replace("layer", spelled)
+    renamed = {key.replace(sample.prefix, prefix): value for key, value in tensors.items()}
+    if sample.config is not None:
+        (folder / "adapter_config.json").write_text(json.dumps(sample.config))
+    return save(folder / "a.safetensors", renamed, sample.metadata), tensors
+
+
+def reference(base: Model, layer: str, sample: Sample, tensors: dict[str, Tensor], multiplier: float) -> Model:
+    """The model with W' in the place of W, in fp64."""
+    other = exact(base)
+    weight = weight_of(other, layer)
+    weight.copy_(sample.weight(tensors, weight, multiplier).reshape(weight.shape))
+    change_bias(other, layer, sample.bias_delta(tensors, multiplier))
+    return other
+
+
+def change_bias(model: Model, layer: str, delta: Tensor | None) -> None:
+    """Add to the bias of the layer, which need not have one yet."""
+    if delta is None:
+        return
+    if bias_of(model, layer) is None:
+        model.layer.bias = nn.Parameter(torch.zeros_like(delta), requires_grad=False)
+    bias = bias_of(model, layer)
+    assert bias is not None
+    bias.add_(delta)
+
+
+def worst(got: Tensor, want: Tensor) -> float:
+    """Largest error relative to the largest value."""
+    return ((got.double() - want.double()).abs().max() / want.double().abs().max()).item()
+
+
+def run(model: Model, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(x)
+
+
+@pytest.fixture(params=["chosen", "transient"])
+def way(request, monkeypatch):
+    """As the engine chooses, and each way by force where the kind has it."""
+    if request.param == "transient":
+        monkeypatch.setattr(engine, "_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
+    return request.param
+
+
+@pytest.mark.parametrize(("sample", "layer"), CASES)
+@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
+def test_output_is_that_of_the_weight_it_defines(tmp_path, sample, layer, dtype, way):
+    base, x = make(layer, dtype)
+    path, tensors = write(tmp_path, sample, layer, tuple(weight_of(base, layer).shape))
+    plain = run(base, x)
+    served = Engine({"unet": base})
+    for multiplier in (1.0, -0.7, 2.5):
+        report = served.activate(Stack([Entry(path, multiplier)])).entries[0]
+        assert dict(report.kinds) == {sample.recipe: 1}, report
+        assert not report.unused, report.unused
+        want = run(reference(base, layer, sample, tensors, multiplier), x if x.dtype == torch.int64 else x.double())
+        got = run(base, x)
+        assert got.dtype == plain.dtype
+        assert worst(got, want) < max(BOUNDS[dtype], FILE)
+        assert worst(got, plain) > 1e-2, "the adapter must show"
+    served.activate(Stack([Entry(path, 0.0)]))
+    assert torch.equal(run(base, x) + 0.0, plain + 0.0), "at 0 it is as if there were no file"
+    served.deactivate()
+    assert torch.equal(run(base, x), plain)
+
+
+@pytest.mark.parametrize(("sample", "layer"), CASES)
+def test_a_network_tells_the_dense_delta(tmp_path, sample, layer):
+    base, _ = make(layer)
+    weight = weight_of(base, layer)
+    path, tensors = write(tmp_path, sample, layer, tuple(weight.shape))
+    network = load_network(path, {"unet": base})
+    delta = network.delta_weight("unet", NAMES.get(layer, "layer"), torch.float64)
+    want = sample.weight(tensors, weight, 1.0).reshape(weight.shape) - weight
+    assert delta.shape == weight.shape
+    assert worst(delta, want) < FILE
+
+
+@pytest.mark.parametrize(
+    ("sample", "layer"), [case for case in CASES if case.values[1] in ("linear", "conv 3x3, stride")]
+)
+def test_entries_add_up_in_any_order(tmp_path, sample, layer):
+    base, x = make(layer)
+    weight = weight_of(base, layer)
+    lora = next(one for one in SAMPLES if one.name == "lora")
+    files = [write(tmp_path, one, layer, tuple(weight.shape), seed) for seed, one in enumerate((sample, lora, sample))]
+    want = exact(base)
+    total = weight_of(want, layer)
+    for (_, tensors), one, multiplier in zip(files, (sample, lora, sample), (0.5, -1.0, 1.5), strict=True):
+        total += one.weight(tensors, weight, multiplier).reshape(weight.shape) - weight
+        change_bias(want, layer, one.bias_delta(tensors, multiplier))
+    entries = [Entry(path, multiplier) for (path, _), multiplier in zip(files, (0.5, -1.0, 1.5), strict=True)]
+    served = Engine({"unet": base})
+    outputs = []
+    for order in (entries, entries[::-1]):
+        served.activate(Stack(order))
+        outputs.append(run(base, x))
+    assert worst(outputs[0], run(want, x)) < FILE
+    assert worst(outputs[1], outputs[0]) < FILE
+
+
+def test_every_kind_of_the_registry_has_a_sample():
+    from lib_lora.recipe import _kinds, _modifiers
+
+    sampled = {name for sample in SAMPLES for name in sample.recipe.split("+")}
+    assert {one.name for one in (*_kinds(), *_modifiers())} <= sampled
