@@ -284,11 +284,12 @@ def _way(layer: nn.Module, bindings: Sequence[Binding], strengths: Strengths) ->
 
 def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:
     """Whether an adapter can act beside its layer, which then needs no effective weight."""
-    target = binding.target
-    if binding.adapter.form(binding.rank) is None or target.groups != 1 or target.rows is not None:
+    target, form = binding.target, binding.adapter.form(binding.rank)
+    if form is None or target.groups != 1 or target.rows is not None:
         return False
-    if target.kind == "embedding":  # Gemma's scales what it looks up, in a forward of its own
-        return type(layer).forward is nn.Embedding.forward
+    if target.kind == "embedding":
+        # not Gemma's, which scales what it looks up in a forward of its own
+        return not (form.on_input or form.on_output) and type(layer).forward is nn.Embedding.forward
     return target.kind in ("linear", "conv")
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
-from .adapters.base import Adapter, InputEffect, OutputEffect, Pair
+from .adapters.base import InputEffect, OutputEffect, Pair
 from .binding import Binding
 from .effective import effective_linear, is_torchs, pays
 from .operation import Operation
@@ -122,18 +122,20 @@ class Factored(Resident[Placed]):
         return [effect.delta(x, pristine, strength, op) for effect, strength in placed.outputs]
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
-        pairs, inputs, outputs, biases = [], [], [], []
+        pairs, biases = [], []
+        inputs: list[tuple[InputEffect, Tensor]] = []
+        outputs: list[tuple[OutputEffect, Tensor]] = []
         for binding, adapter in zip(self._bindings, self._adapters(layer), strict=True):
             form = adapter.form(binding.rank)
             assert form is not None  # or the layer would be transient
             if form.pair is not None:
                 pairs.append(adapter.factors(binding.rank))
             if form.on_input:
-                effect = adapter.input_effect(device, input_dtype)
-                inputs.append((effect, self._strengths.view(binding.layout, device, input_dtype)))
+                strength = self._strengths.view(binding.layout, device, input_dtype)
+                inputs.append((adapter.input_effect(device, input_dtype), strength))
             if form.on_output:
-                effect = adapter.output_effect(device, dtype)
-                outputs.append((effect, self._strengths.view(binding.layout, device, dtype)))
+                strength = self._strengths.view(binding.layout, device, dtype)
+                outputs.append((adapter.output_effect(device, dtype), strength))
             if adapter.has_bias:
                 biases.append(adapter.delta_bias().unsqueeze(0))
         pair = None

@@ -1,4 +1,4 @@
-"""The product a layer makes, apart from its weight, so that an adapter can make the same one with weights of its own."""
+"""The product a layer makes, apart from its weight, so that an adapter can make the same one with its own."""
 
 from __future__ import annotations
 

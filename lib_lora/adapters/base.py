@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..tensors import TensorFields
 from ..operation import Operation
+from ..tensors import TensorFields
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention"]
 
@@ -191,12 +191,6 @@ class Adapter(TensorFields, ABC):
     params: ClassVar[Params]
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention"})
     """The kinds of layer it is defined for."""
-    reads_base: ClassVar[bool] = False
-    """Whether `delta_weight` needs the base weight, so that stacking in order differs from adding up."""
-    by_rows: ClassVar[bool] = False
-    """Whether `delta_weight` can give some rows alone."""
-    prefers_dense: ClassVar[bool] = False
-    """Whether an effective weight is cheaper than the parts beside the layer, where the base weight is at hand."""
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -221,6 +215,21 @@ class Adapter(TensorFields, ABC):
     def rank(self) -> int | None:
         """The rank, where the algorithm has one."""
         return None
+
+    @property
+    def reads_base(self) -> bool:
+        """Whether `delta_weight` needs the base weight, so that stacking in order differs from adding up."""
+        return False
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether `delta_weight` can give some rows alone."""
+        return False
+
+    @property
+    def prefers_dense(self) -> bool:
+        """Whether an effective weight is cheaper than the parts beside the layer, where the base weight is at hand."""
+        return False
 
     @property
     def has_bias(self) -> bool:
@@ -266,7 +275,12 @@ class Adapter(TensorFields, ABC):
 
 
 class Modifier(Adapter):
-    """Parameters that change what another algorithm's mean: a magnitude, a bias, a residual."""
+    """Parameters that change what another algorithm's mean: a magnitude, a bias, a residual.
+
+    What a modifier does not say otherwise is as the inner adapter has it.
+    """
+
+    inner: Adapter
 
     @classmethod
     @abstractmethod
@@ -284,6 +298,55 @@ class Modifier(Adapter):
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
         return None
+
+    @property
+    def rank(self) -> int | None:
+        return self.inner.rank
+
+    @property
+    def reads_base(self) -> bool:
+        return self.inner.reads_base
+
+    @property
+    def by_rows(self) -> bool:
+        return self.inner.by_rows
+
+    @property
+    def prefers_dense(self) -> bool:
+        return self.inner.prefers_dense
+
+    @property
+    def has_bias(self) -> bool:
+        return self.inner.has_bias
+
+    def delta_weight(self, at: At) -> Tensor:
+        return self.inner.delta_weight(at)
+
+    def delta_bias(self) -> Tensor:
+        return self.inner.delta_bias()
+
+    def form(self, rank: int | None = None) -> Form | None:
+        return self.inner.form(rank)
+
+    def factors(self, rank: int | None = None) -> Factors:
+        return self.inner.factors(rank)
+
+    def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
+        return self.inner.input_effect(device, dtype)
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        return self.inner.output_effect(device, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class DenseEffect(OutputEffect):
+    """A dense delta as a product of its own, for layers whose weight cannot be added to."""
+
+    delta_weight: Tensor  # (out, in, *kernel)
+    reads_output: ClassVar[bool] = False
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return op.apply(x, self.delta_weight) * multiplier
 
 
 def shape_text(tensor: Tensor) -> str:

@@ -1,0 +1,77 @@
+"""Full difference: the file holds dW itself as `diff`, and that of the bias as `diff_b`; either may be missing.
+
+W' = W + m diff, b' = b + m diff_b, LyCORIS modules/full.py; also what ComfyUI extracts of norms and embeddings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from .base import Adapter, At, DenseEffect, Form, Kind, Origin, Params, Site, placed, shape_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Full(Adapter):
+    """dW as it is."""
+
+    diff: Tensor | None  # (out, in, *kernel)
+    bias: Tensor | None  # (out,)
+    shape: tuple[int, ...]
+
+    name: ClassVar[str] = "full"
+    params: ClassVar[Params] = Params(frozenset(), frozenset({"diff", "diff_b", "alpha"}))
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "norm"})
+    by_rows: ClassVar[bool] = True
+
+    @classmethod
+    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return cls.params.claim(shapes) and bool({"diff", "diff_b"} & shapes.keys())
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        diff, bias = params.get("diff"), params.get("diff_b")
+        if diff is not None and diff.numel() != math.prod(site.shape):
+            raise ValueError(f"want diff {site.shape}, got {shape_text(diff)}")
+        if bias is not None and bias.numel() != site.shape[0]:
+            raise ValueError(f"want diff_b of {site.shape[0]}, got {shape_text(bias)}")
+        return cls(
+            diff=None if diff is None else diff.reshape(site.shape),
+            bias=None if bias is None else bias.reshape(-1),
+            shape=site.shape,
+        )
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        return shapes.get("diff")
+
+    @property
+    def prefers_dense(self) -> bool:
+        return self.diff is not None
+
+    @property
+    def has_bias(self) -> bool:
+        return self.bias is not None
+
+    def delta_bias(self) -> Tensor:
+        assert self.bias is not None
+        return self.bias
+
+    def delta_weight(self, at: At) -> Tensor:
+        if self.diff is None:
+            rows = self.shape[0] if at.rows is None else at.rows[1] - at.rows[0]
+            return torch.zeros(rows, *self.shape[1:], device=at.device, dtype=at.dtype)
+        return at.cut(self.diff) * at.multiplier
+
+    def form(self, rank: int | None = None) -> Form:
+        return Form(on_output=self.diff is not None)
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> DenseEffect:
+        assert self.diff is not None
+        return DenseEffect(placed(self.diff, device, dtype))

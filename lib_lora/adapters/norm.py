@@ -1,0 +1,60 @@
+"""Norm layers: `w_norm` is added to the weight, `b_norm` to the bias; either may be missing.
+
+w' = w + m w_norm, b' = b + m b_norm, LyCORIS modules/norms.py. LayerNorm, GroupNorm and every kind of RMSNorm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from .base import Adapter, At, Kind, Origin, Params, Site, shape_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm(Adapter):
+    """Change of a norm's weight and bias."""
+
+    weight: Tensor | None  # (channels,)
+    bias: Tensor | None  # (channels,)
+    shape: tuple[int, ...]
+
+    name: ClassVar[str] = "norm"
+    params: ClassVar[Params] = Params(frozenset(), frozenset({"w_norm", "b_norm", "alpha"}))
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"norm"})
+
+    @classmethod
+    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return cls.params.claim(shapes) and bool({"w_norm", "b_norm"} & shapes.keys())
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        found: dict[str, Tensor | None] = {}
+        for name in ("w_norm", "b_norm"):
+            tensor = params.get(name)
+            if tensor is not None and tensor.numel() != site.shape[0]:
+                raise ValueError(f"want {name} {site.shape}, got {shape_text(tensor)}")
+            found[name] = None if tensor is None else tensor.reshape(-1)
+        return cls(weight=found["w_norm"], bias=found["b_norm"], shape=site.shape)
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        return shapes.get("w_norm", shapes.get("b_norm"))
+
+    @property
+    def has_bias(self) -> bool:
+        return self.bias is not None
+
+    def delta_bias(self) -> Tensor:
+        assert self.bias is not None
+        return self.bias
+
+    def delta_weight(self, at: At) -> Tensor:
+        if self.weight is None:
+            return torch.zeros(self.shape, device=at.device, dtype=at.dtype)
+        return at.put(self.weight) * at.multiplier

@@ -1,0 +1,85 @@
+"""A sparse residual of the weight beside any other kind, as LyCORIS' extraction stores it.
+
+dW' = dW + scale * S, S being the sparse matrix of `bias_indices` (2, n), `bias_values` (n,) and `bias_size` (2,). For all
+its name it is added to the weight (LyCORIS utils, `extract_conv` with a sparse bias), and with the file's scale
+(AUTOMATIC1111 extensions-builtin/Lora/network.py, `finalize_updown`, which is the reader users know).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..operation import Operation
+from .base import Adapter, At, Form, Modifier, Origin, OutputEffect, Params, Site, placed, shape_text
+
+
+@dataclass(frozen=True, slots=True)
+class _Sparse(OutputEffect):
+    inner: OutputEffect | None
+    residual: Tensor  # (out, in, *kernel)
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        own = op.apply(x, self.residual) * multiplier
+        return own if self.inner is None else own + self.inner.delta(x, y, multiplier, op)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residual(Modifier):
+    """`bias_indices`, `bias_values` and `bias_size` around another adapter."""
+
+    inner: Adapter
+    indices: Tensor  # (2, n), row and column of the weight flattened to (out, in * kernel)
+    values: Tensor  # (n,)
+    scale: float
+    shape: tuple[int, ...]
+
+    name: ClassVar[str] = "residual"
+    params: ClassVar[Params] = Params(frozenset({"bias_indices", "bias_values", "bias_size"}))
+    before: ClassVar[tuple[str, ...]] = ()
+    by_rows: ClassVar[bool] = False
+    prefers_dense: ClassVar[bool] = True
+
+    @classmethod
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        indices, values, size = params["bias_indices"].long(), params["bias_values"], params["bias_size"]
+        if size.flatten().tolist() != [site.shape[0], site.inside] and tuple(size.tolist()) != site.shape:
+            raise ValueError(f"want bias_size ({site.shape[0]}, {site.inside}), got {size.tolist()}")
+        if indices.ndim != 2 or indices.shape != (size.numel(), values.numel()):
+            raise ValueError(f"want bias_indices ({size.numel()}, {values.numel()}), got {shape_text(indices)}")
+        if values.numel() and bool(((indices < 0) | (indices >= size.reshape(-1, 1))).any()):
+            raise ValueError(f"bias_indices reach outside of bias_size {size.tolist()}")
+        if size.numel() > 2:
+            flat = torch.zeros(values.numel(), dtype=torch.long)
+            for index, length in zip(indices[1:], site.shape[1:], strict=True):
+                flat = flat * length + index
+            indices = torch.stack([indices[0], flat])
+        scale = origin.alpha.scale(inner.rank) if inner.rank else 1.0
+        return cls(inner, indices, values, scale, site.shape)
+
+    def _dense(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        rows, columns = self.indices.to(device)
+        dense = torch.zeros(self.shape, device=device, dtype=dtype)
+        # added up where an index occurs twice, as sparse tensors are
+        dense.flatten(1).index_put_((rows, columns), self.values.to(device, dtype) * self.scale, accumulate=True)
+        return dense
+
+    def delta_weight(self, at: At) -> Tensor:
+        return self.inner.delta_weight(at).reshape(self.shape) + self._dense(at.device, at.dtype) * at.multiplier
+
+    def on(self, read: Callable[[], Tensor]) -> Adapter:
+        return replace(self, inner=self.inner.on(read))
+
+    def form(self, rank: int | None = None) -> Form | None:
+        form = self.inner.form(rank)
+        return None if form is None else replace(form, on_output=True)
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        form = self.inner.form()
+        inner = self.inner.output_effect(device, dtype) if form is not None and form.on_output else None
+        return _Sparse(inner, placed(self._dense(device, dtype), device, dtype))
