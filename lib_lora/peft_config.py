@@ -1,8 +1,12 @@
-"""Alpha where PEFT keeps it: not among the tensors but in a configuration, in the header or beside the file.
+"""What trainers keep outside the tensors: alpha, and choices that change what the tensors mean.
 
-Sources: huggingface/peft tuners/lora/config.py (`lora_alpha`, `alpha_pattern`, `use_rslora`) and its
-`utils/other.py:get_pattern_key`; huggingface/diffusers loaders/lora_base.py, which packs one configuration per
-component into the header's `lora_adapter_metadata` as `unet.lora_alpha`, `text_encoder.r` and so on.
+PEFT writes `adapter_config.json` beside the file. diffusers packs one such configuration per component into the
+header's `lora_adapter_metadata`, as `unet.lora_alpha`, `text_encoder.r` and so on. SimpleTuner puts the arguments of
+LyCORIS into the header's `lycoris_config`, OneTrainer all its settings into `ot_config`.
+
+Sources: huggingface/peft tuners/*/config.py and `utils/other.py:get_pattern_key`; huggingface/diffusers
+loaders/lora_base.py; bghira/SimpleTuner helpers/training/save_hooks.py; Nerogar/OneTrainer
+modules/modelSaver/mixin/DtypeModelSaverMixin.py and modules/util/config/TrainConfig.py.
 """
 
 from __future__ import annotations
@@ -10,37 +14,66 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from .adapters.base import Alpha
 from .errors import FileError
 from .file import AdapterFile, adapter_config
 
-HEADER_KEY = "lora_adapter_metadata"
+PEFT_HEADER = "lora_adapter_metadata"
+LYCORIS_HEADER = "lycoris_config"
+ONETRAINER_HEADER = "ot_config"
+
+# The rest of OneTrainer's settings says nothing that the tensors do not say, or says it of the training: its
+# `lora_alpha` is already in the tensors, as `alpha` or folded into `lora_B`.
+_ONETRAINER = {"oft_block_size": "oft_block_size", "oft_block_share": "block_share"}
+# what may differ from module to module, and the name of the table that says so
+_PATTERNS = {"lora_alpha": "alpha_pattern", "alpha": "alpha_pattern", "r": "rank_pattern"}
 
 
 class PeftConfig:
-    """The configurations that belong to one file."""
+    """The configurations that belong to one file.
+
+    Args:
+        values: one configuration, or several with `component.` before each name.
+    """
 
     def __init__(self, values: Mapping[str, object]) -> None:
-        self._values = values
+        self._common: dict[str, object] = {}
+        self._components: dict[str, dict[str, object]] = {}
+        for key, value in values.items():
+            component, dot, name = key.rpartition(".")
+            part = self._components.setdefault(component, {}) if dot else self._common
+            part[name] = value
 
     @classmethod
     def of(cls, file: AdapterFile) -> PeftConfig:
-        """The header's configuration, else `adapter_config.json` beside the file, else an empty one.
+        """What the header says, else `adapter_config.json` beside the file, else an empty one.
 
         Raises:
             FileError: one is there but cannot be read.
         """
-        text = file.metadata.get(HEADER_KEY)
-        if text is None:
-            return cls(adapter_config(file.path) or {})
-        try:
-            values = json.loads(text)
-        except ValueError as error:
-            raise FileError(file.path, f"metadata {HEADER_KEY} is no JSON: {error}") from error
-        if not isinstance(values, dict):
-            raise FileError(file.path, f"metadata {HEADER_KEY} is no JSON object")
-        return cls(values)
+        for key, names in ((PEFT_HEADER, None), (LYCORIS_HEADER, None), (ONETRAINER_HEADER, _ONETRAINER)):
+            values = _header(file, key)
+            if values is not None and names is not None:
+                values = {ours: values[own] for own, ours in names.items() if own in values}
+            if values is not None:
+                return cls(values)
+        return cls(adapter_config(file.path) or {})
+
+    def values(self, component: str | None, module: str | None = None) -> Mapping[str, object]:
+        """The configuration of one component, as its trainer wrote it and without the component's name.
+
+        Args:
+            component: diffusers' name of the component; None gives what is said of no component in particular, as does
+                one of which the file does not speak.
+            module: a dotted path. With it, `r`, `alpha` and `lora_alpha` are those of this module.
+        """
+        values = self._common if component is None else self._components.get(component, self._common)
+        if module is None:
+            return MappingProxyType(values)
+        special = {name: _special(values.get(table), module) for name, table in _PATTERNS.items() if name in values}
+        return MappingProxyType(values | {name: value for name, value in special.items() if value is not None})
 
     def values(self, component: str | None) -> Mapping[str, object]:
         """What the configuration says of one component, without the component's name."""
@@ -50,17 +83,30 @@ class PeftConfig:
 
     def alpha(self, component: str | None, module: str) -> Alpha:
         """Alpha of one layer; `Alpha(None)` where no configuration speaks of it."""
-        prefix = "" if component is None or "lora_alpha" in self._values else f"{component}."
-        value = self._values.get(f"{prefix}lora_alpha")
-        patterns = self._values.get(f"{prefix}alpha_pattern")
-        if isinstance(patterns, dict):
-            for pattern, special in patterns.items():
-                if _matches(str(pattern), module):
-                    value = special
-                    break
+        values = self.values(component, module)
+        value = values.get("lora_alpha", values.get("alpha"))  # the second in PEFT's LoHa and LoKr
         if isinstance(value, bool) or not isinstance(value, int | float):
             return Alpha()
-        return Alpha(float(value), rank_stabilized=self._values.get(f"{prefix}use_rslora") is True)
+        return Alpha(float(value), rank_stabilized=values.get("use_rslora") is True)
+
+
+def _header(file: AdapterFile, key: str) -> dict[str, object] | None:
+    text = file.metadata.get(key)
+    if text is None:
+        return None
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise FileError(file.path, f"metadata {key} is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise FileError(file.path, f"metadata {key} is no JSON object")
+    return values
+
+
+def _special(table: object, module: str) -> object:
+    """The value of the first pattern that names `module`; None where none does."""
+    patterns = table if isinstance(table, dict) else {}
+    return next((value for pattern, value in patterns.items() if _matches(str(pattern), module)), None)
 
 
 def _matches(pattern: str, module: str) -> bool:

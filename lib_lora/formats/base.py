@@ -6,6 +6,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+FILE_WIDE = "*"
+"""`ParsedKey.module` of a parameter that all layers of a file share."""
+BUNDLED = "bundle_emb."
+"""Begin of `ParsedKey.param` for a part of a bundled embedding."""
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedKey:
@@ -14,20 +19,38 @@ class ParsedKey:
     component: str | None
     """diffusers' component name; None where the spelling does not say, so every component is searched."""
     module: str
-    """The layer, spelled as in the file: dotted, or flattened with `_` for `.`."""
+    """The layer, spelled as in the file: dotted, or flattened with `_` for `.`.
+
+    Two kinds of key belong to no layer: `*` stands for a parameter that all layers share (`file_wide`), and what is
+    `bundled` has the name of the embedding here.
+    """
     param: str
-    """Canonical (kohya / LyCORIS) parameter name, such as `lora_down.weight` or `alpha`."""
+    """Canonical parameter name, such as `lora_down.weight`, `alpha` or `bundle_emb.clip_l`.
+
+    Kohya's and LyCORIS' name where they have the parameter, else that of the trainer that has.
+    """
     flattened: bool
     adapter: str | None = None
     """PEFT's adapter name inside the key, such as `default`."""
+
+    @property
+    def file_wide(self) -> bool:
+        """Whether the parameter is one that all layers of the file share."""
+        return self.module == FILE_WIDE
+
+    @property
+    def bundled(self) -> bool:
+        """Whether this is a part of a textual inversion embedding that came with the file."""
+        return self.param.startswith(BUNDLED)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyFormat:
     """One spelling of adapter keys.
 
-    Each pattern is matched against the whole key and has the groups `module` and `param`, and may have
-    `component` (looked up in `components`), `leaf` (appended to the module, through `leaves`) and `adapter`.
+    Each pattern is matched against the whole key and has the group `param`, and may have `module` (a key without one
+    is file-wide), `component` (looked up in `components`), `leaf` (appended to the module, through `leaves`), `rest`
+    (appended to the parameter) and `adapter`.
     """
 
     name: str
@@ -50,10 +73,12 @@ class KeyFormat:
         return None
 
     def _parsed(self, groups: dict[str, str | None]) -> ParsedKey:
-        module, param = groups["module"] or "", groups["param"] or ""
-        leaf, component = groups.get("leaf"), groups.get("component")
+        module, param = groups.get("module") or FILE_WIDE, groups["param"] or ""
+        leaf, rest, component = groups.get("leaf"), groups.get("rest"), groups.get("component")
         if leaf is not None:
             module = f"{module}.{self.leaves.get(leaf, leaf)}"
+        if rest is not None:
+            param = f"{param}.{rest}"
         return ParsedKey(
             component=None if component is None else self.components.get(component, component),
             module=module,

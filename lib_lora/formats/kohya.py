@@ -4,6 +4,7 @@
 `lora_te2_text_model_encoder_layers_0_mlp_fc1.alpha`            -> text_encoder_2
 
 Source: kohya-ss/sd-scripts networks/lora.py, `LORA_PREFIX_UNET`, `LORA_PREFIX_TEXT_ENCODER` and its numbered kin.
+The parameter is whatever follows the first dot: every kind that LyCORIS, OneTrainer or musubi-tuner trains is saved so.
 The block names may be diffusers' or ldm's; that is the architecture's matter, not the spelling's.
 """
 
@@ -13,6 +14,7 @@ from .base import KeyFormat
 
 KOHYA = KeyFormat(
     name="kohya",
+    before=("diffusers", "peft"),  # whose patterns take any module name
     patterns=(r"(?P<component>lora_unet|lora_te\d?)_(?P<module>[^.]+)\.(?P<param>.+)",),
     example="lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight",
     components={
@@ -23,6 +25,13 @@ KOHYA = KeyFormat(
         "lora_te3": "text_encoder_3",
     },
     # some tools save PEFT's parameter names under kohya's module names
-    params={"lora_A.weight": "lora_down.weight", "lora_B.weight": "lora_up.weight", "lora_B.bias": "lora_up.bias"},
+    params={
+        "lora_A.weight": "lora_down.weight",
+        "lora_B.weight": "lora_up.weight",
+        "lora_B.bias": "lora_up.bias",
+        "lora_magnitude_vector": "dora_scale",
+        "lora_magnitude_vector.weight": "dora_scale",
+        "magnitude": "dora_scale",  # ai-toolkit
+    },
     flattened=True,
 )

@@ -12,6 +12,7 @@ from .base import KeyFormat
 
 LYCORIS = KeyFormat(
     name="lycoris",
+    before=("diffusers", "peft"),  # whose patterns take any module name
     patterns=(r"lycoris_(?P<module>[^.]+)\.(?P<param>.+)",),
     example="lycoris_down_blocks_0_attentions_0_proj_in.lora_up.weight",
     flattened=True,

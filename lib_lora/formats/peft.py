@@ -1,28 +1,54 @@
-"""PEFT, and diffusers since it saves through PEFT: `lora_A`, `lora_B`, with or without `base_model.model.`.
+"""PEFT, and diffusers since it saves through PEFT, with or without `base_model.model.` and the adapter's name.
 
 `base_model.model.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight`          (component unknown)
 `base_model.model.down_blocks.0.attentions.0.proj_in.lora_B.default.weight`            (named adapter)
 `unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q.lora_A.weight`        (diffusers)
+`base_model.model.text_model.embeddings.token_embedding.lora_embedding_A`              (no `.weight`)
+`base_model.model.attn.base_layer.out_proj.lora_A.weight`                              (of an nn.MultiheadAttention)
+`base_model.vera_A`                                                                    (shared by all layers)
 
-Source: huggingface/peft utils/save_and_load.py. Alpha is not among the tensors; it comes from `adapter_config.json` or
-from the header's `lora_adapter_metadata`, see `network.py`.
+Sources: huggingface/peft utils/save_and_load.py and tuners/*/layer.py; for `magnitude` ostris/ai-toolkit
+toolkit/models/DoRA.py; for `scaled_oft` Nerogar/OneTrainer modules/module/oft_utils.py. Alpha is not among the tensors;
+it comes from `adapter_config.json` or from the header's `lora_adapter_metadata`, see `peft_config.py`.
 """
 
 from __future__ import annotations
 
+from ._dotted import COMPONENT, START, WRAPPER
 from .base import KeyFormat
 
-_BEGIN = r"(?:base_model\.model\.)?(?:(?P<component>unet|text_encoder(?:_[23])?)\.)?(?P<module>.+)"
+_MODULE = START + r"(?P<module>.+)"
+_WRAPPED = rf"{WRAPPER}{COMPONENT}?(?P<module>.+)"
+_ADAPTER = r"(?!weight$|bias$|scaled_oft$)(?P<adapter>[^.]+)"
+_NAMED = rf"(?:\.{_ADAPTER})?"
+
+# what LyCORIS also has: only PEFT's where PEFT's prefix or its adapter name says so
+_LYCORIS = r"(?P<param>hada_w[12]_[ab]|hada_t[12]|lokr_w[12](?:_[ab])?|lokr_t2)"
+# parameters that are tensors, not layers: no `.weight` behind the adapter's name
+_BARE = "lora_embedding_[AB]|lora_E|ranknum|ia3_l|boft_[Rs]|hra_u|vera_lambda_[bd]"
 
 PEFT = KeyFormat(
     name="peft",
     before=("diffusers",),  # whose pattern for a bare `.alpha` would take the file's alphas away
     patterns=(
-        _BEGIN + r"\.(?P<param>lora_[AB])(?:\.(?P<adapter>[^.]+))?\.weight",
-        _BEGIN + r"\.lora_B(?:\.(?P<adapter>[^.]+))?\.(?P<param>bias)",
-        r"base_model\.model\.(?:(?P<component>unet|text_encoder(?:_[23])?)\.)?(?P<module>.+)\.(?P<param>alpha)",
-        _BEGIN + r"\.(?P<param>lora_magnitude_vector)(?:\.(?P<adapter>[^.]+))?(?:\.weight)?",
+        _MODULE + rf"\.base_layer\.(?P<leaf>out_proj)\.(?P<param>lora_[AB]){_NAMED}\.weight",
+        _MODULE + rf"\.(?P<param>lora_[AB]){_NAMED}(?:\.weight)?",  # AdaLoRA's have no `.weight`
+        _MODULE + rf"\.lora_B{_NAMED}\.(?P<param>bias)",
+        _MODULE + rf"\.(?P<param>lora_magnitude_vector){_NAMED}(?:\.weight)?",
+        _MODULE + r"\.(?P<param>magnitude)",
+        _MODULE + rf"\.(?P<param>{_BARE}){_NAMED}",
+        _MODULE + rf"\.(?P<param>oft_R){_NAMED}\.(?P<rest>weight|scaled_oft)",
+        _MODULE + rf"\.{_LYCORIS}\.{_ADAPTER}",
+        _WRAPPED + rf"\.{_LYCORIS}",
+        _WRAPPED + r"\.(?P<param>alpha)",
+        rf"base_model\.(?P<param>vera_[AB]){_NAMED}",
     ),
     example="base_model.model.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight",
-    params={"lora_A": "lora_down.weight", "lora_B": "lora_up.weight", "bias": "lora_up.bias"},
+    params={
+        "lora_A": "lora_down.weight",
+        "lora_B": "lora_up.weight",
+        "bias": "lora_up.bias",
+        "lora_magnitude_vector": "dora_scale",
+        "magnitude": "dora_scale",
+    },
 )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lib_lora import formats
-from lib_lora.formats.base import KeyFormat, ParsedKey
+from lib_lora.formats.base import FILE_WIDE, KeyFormat, ParsedKey
 from lib_lora.network import _formats, _parse
 from lib_lora.registry import discover
 
@@ -38,8 +38,68 @@ KEYS = {
     f"base_model.model.{TEXT}.lora_B.default.weight": ("peft", None, TEXT, UP),
     f"base_model.model.unet.{UNET}.lora_B.bias": ("peft", "unet", UNET, "lora_up.bias"),
     f"text_encoder.{TEXT}.lora_B.weight": ("peft", "text_encoder", TEXT, UP),
-    f"unet.{UNET}.lora_magnitude_vector": ("peft", "unet", UNET, "lora_magnitude_vector"),
+    f"unet.{UNET}.lora_magnitude_vector": ("peft", "unet", UNET, "dora_scale"),
+    f"unet.{UNET}.lora_magnitude_vector.weight": ("peft", "unet", UNET, "dora_scale"),
+    f"base_model.model.{TEXT}.lora_magnitude_vector.default.weight": ("peft", None, TEXT, "dora_scale"),
+    f"transformer.{UNET}.magnitude": ("peft", "transformer", UNET, "dora_scale"),
+    f"lora_unet_{FLAT}.magnitude": ("kohya", "unet", FLAT, "dora_scale"),
+    f"lora_unet_{FLAT}.lora_magnitude_vector.weight": ("kohya", "unet", FLAT, "dora_scale"),
+    f"base_model.model.{TEXT}.lora_embedding_A": ("peft", None, TEXT, "lora_embedding_A"),
+    f"base_model.model.{TEXT}.lora_embedding_B.default": ("peft", None, TEXT, "lora_embedding_B"),
+    f"base_model.model.{TEXT}.lora_A": ("peft", None, TEXT, DOWN),
+    f"base_model.model.{TEXT}.lora_B.default": ("peft", None, TEXT, UP),
+    f"base_model.model.{TEXT}.lora_E": ("peft", None, TEXT, "lora_E"),
+    f"base_model.model.{TEXT}.ranknum.default": ("peft", None, TEXT, "ranknum"),
+    "base_model.model.attn.lora_A.weight": ("peft", None, "attn", DOWN),
+    "base_model.model.attn.base_layer.out_proj.lora_B.weight": ("peft", None, "attn.out_proj", UP),
+    # target_parameters: another parameter of the same layer, so no alias of the layer
+    "base_model.model.proj.base_layer.lora_B.weight": ("peft", None, "proj.base_layer", UP),
+    f"base_model.model.{UNET}.ia3_l": ("peft", None, UNET, "ia3_l"),
+    f"base_model.model.{UNET}.oft_R.weight": ("peft", None, UNET, "oft_R.weight"),
+    f"base_model.model.{UNET}.oft_R.default.weight": ("peft", None, UNET, "oft_R.weight"),
+    f"unet.{UNET}.oft_R.scaled_oft": ("peft", "unet", UNET, "oft_R.scaled_oft"),
+    f"lora_unet_{FLAT}.oft_R.scaled_oft": ("kohya", "unet", FLAT, "oft_R.scaled_oft"),
+    f"base_model.model.{UNET}.boft_R": ("peft", None, UNET, "boft_R"),
+    f"base_model.model.{UNET}.boft_s.default": ("peft", None, UNET, "boft_s"),
+    f"unet.{UNET}.hra_u": ("peft", "unet", UNET, "hra_u"),
+    f"base_model.model.{UNET}.vera_lambda_b": ("peft", None, UNET, "vera_lambda_b"),
+    f"base_model.model.{UNET}.vera_lambda_d": ("peft", None, UNET, "vera_lambda_d"),
+    "base_model.vera_A": ("peft", None, FILE_WIDE, "vera_A"),
+    "base_model.vera_B.default": ("peft", None, FILE_WIDE, "vera_B"),
+    f"base_model.model.{UNET}.lokr_w1": ("peft", None, UNET, "lokr_w1"),
+    f"base_model.model.unet.{UNET}.hada_t1.default": ("peft", "unet", UNET, "hada_t1"),
+    f"{UNET}.lokr_w2_a.default": ("peft", None, UNET, "lokr_w2_a"),
+    f"diffusion_model.{UNET}.lora_A.weight": ("peft", None, UNET, DOWN),
+    f"diffusion_model.{UNET}.alpha": ("diffusers", None, UNET, "alpha"),
+    f"base_model.model.diffusion_model.{UNET}.dora_scale": ("diffusers", None, UNET, "dora_scale"),
+    f"transformer_2.{UNET}.lora_A.weight": ("peft", "transformer_2", UNET, DOWN),
+    f"transformer.resblocks.{TEXT}.lora_A.weight": ("peft", None, f"transformer.resblocks.{TEXT}", DOWN),
+    f"transformer.{UNET}.a1.weight": ("diffusers", "transformer", UNET, "a1.weight"),
+    f"diffusion_model.{UNET}.q_layer.weight": ("diffusers", None, UNET, "q_layer.weight"),
+    "mid.attn1.processor.to_k_lora.q_layer.weight": ("diffusers", None, "mid.attn1.to_k", "q_layer.weight"),
+    "mid.attn1.processor.to_out_lora.lambda_layer": ("diffusers", None, "mid.attn1.to_out.0", "lambda_layer"),
+    "mid.attn1.processor.to_v_lora.base_p.weight": ("diffusers", None, "mid.attn1.to_v", "base_p"),
+    "mid.attn1.processor.to_v_lora.base_lambda": ("diffusers", None, "mid.attn1.to_v", "base_lambda"),
+    f"oft_unet_{FLAT}.oft_blocks": ("kohya_oft", "unet", FLAT, "oft_blocks"),
+    f"oft_unet_{FLAT}.oft_blocks.2": ("kohya_oft", "unet", FLAT, "oft_blocks.2"),
+    f"oft_unet_{FLAT}.alpha": ("kohya_oft", "unet", FLAT, "alpha"),
+    "bundle_emb.mychar.string_to_param.*": ("bundle", None, "mychar", "bundle_emb.string_to_param.*"),
+    "bundle_emb.mychar.clip_l": ("bundle", None, "mychar", "bundle_emb.clip_l"),
+    "bundle_emb.mychar.clip_g": ("bundle", None, "mychar", "bundle_emb.clip_g"),
+    "bundle_emb.mychar.alpha": ("bundle", None, "mychar", "bundle_emb.alpha"),
 }
+# LyCORIS', kohya's and ComfyUI's parameters whose name alone tells them from a checkpoint's
+TENSORS = [
+    *("alpha", "dora_scale", "lora_up.weight", "lora_down.weight", "lora_mid.weight", "lora_up.bias", "scalar"),
+    *("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b", "hada_t1", "hada_t2"),
+    *("lokr_w1", "lokr_w1_a", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2"),
+    *("diff", "diff_b", "w_norm", "b_norm", "set_weight", "bias_indices", "bias_values", "bias_size"),
+    *("oft_blocks", "oft_blocks.0", "oft_blocks.13", "oft_diag", "rescale"),
+    *("lambda_layer", "base_q", "base_p", "base_lambda", "bora_r_scale", "bora_c_scale"),
+]
+# ... and those that a checkpoint's layer may be called
+LAYERS = ["a1.weight", "a2.weight", "b1.weight", "b2.weight", "bm.weight", "q_layer.weight", "p_layer.weight"]
+IA3 = ["weight", "on_input"]
 STRANGERS = [
     "model.diffusion_model.input_blocks.0.0.weight",
     "unet:0:up",
@@ -47,6 +107,18 @@ STRANGERS = [
     "emb_params",
     "down_blocks.0.resnets.0.conv1.weight",
     "transformer.double_blocks.0.img_attn.qkv.weight",
+    "transformer_blocks.0.attn.norm.bias",
+    "decoder.block.1.a1.weight",
+    "encoder.q_layer.weight",
+    f"unet.{UNET}.on_input",
+    f"diffusion_model.{UNET}.bias",
+    f"base_model.model.{UNET}.weight",
+    f"base_model.model.{UNET}.base_layer.weight",
+    f"base_model.model.{UNET}.lokr_w1.weight",
+    "base_model.model.norm.bias",
+    "vera_A",
+    "bundle_emb",
+    "bundle_emb.mychar",
     "",
     "lora_unet_",
     ".lora_down.weight",
@@ -59,7 +131,9 @@ def test_known_spellings(key):
     spelled, parsed = _parse(key)
     assert parsed is not None
     assert (spelled, parsed.component, parsed.module, parsed.param) == (name, component, module, param)
-    assert parsed.flattened == (name in ("kohya", "lycoris"))
+    assert parsed.flattened == (name in ("kohya", "kohya_oft", "lycoris"))
+    assert parsed.bundled == (name == "bundle")
+    assert parsed.file_wide == (param in ("vera_A", "vera_B"))
 
 
 @pytest.mark.parametrize("key", STRANGERS)
@@ -79,7 +153,14 @@ def test_each_format_claims_its_own_example_first(one):
 
 
 def test_all_formats_are_found_by_themselves():
-    assert set(discover(formats, KeyFormat)) == {"kohya", "lycoris", "diffusers", "peft"}
+    assert set(discover(formats, KeyFormat)) == {
+        "bundle",
+        "diffusers",
+        "kohya",
+        "kohya_oft",
+        "lycoris",
+        "peft",
+    }
 
 
 @given(st.text(max_size=120))
@@ -91,14 +172,58 @@ def test_any_text_is_parsed_or_nobodys(key):
 NAMES = st.from_regex(r"[a-z_]{1,8}[0-9]?(\.[a-z_0-9]{1,6}){0,4}", fullmatch=True)
 
 
-@given(NAMES, st.sampled_from([DOWN, UP, "alpha", "lora_mid.weight"]))
+@given(NAMES, st.sampled_from([*TENSORS, *LAYERS, *IA3, "oft_R.weight", "something_new"]))
 def test_kohya_keys_come_apart_where_they_were_joined(module, param):
     flat = module.replace(".", "_")
     parsed = _parse(f"lora_unet_{flat}.{param}")[1]
     assert parsed == ParsedKey("unet", flat, param, flattened=True)
 
 
-@given(NAMES.filter(lambda name: not name.startswith(("unet.", "text_encoder."))), st.sampled_from("AB"))
+@given(NAMES, st.sampled_from([*TENSORS, *LAYERS, *IA3]))
+def test_lycoris_keys_come_apart_where_they_were_joined(module, param):
+    flat = module.replace(".", "_")
+    assert _parse(f"lycoris_{flat}.{param}")[1] == ParsedKey(None, flat, param, flattened=True)
+
+
+# what stands before a dotted module, and the component it says
+PREFIXES = {
+    "unet.": "unet",
+    "transformer.": "transformer",
+    "text_encoder_2.": "text_encoder_2",
+    "diffusion_model.": None,
+}
+DOTTED = NAMES.filter(lambda name: not name.startswith(("unet.", "transformer.", "text_encoder.")))
+
+
+@given(st.sampled_from(["", *PREFIXES]), DOTTED, st.sampled_from(TENSORS))
+def test_dotted_keys_come_apart_where_they_were_joined(prefix, module, param):
+    name, parsed = _parse(f"{prefix}{module}.{param}")
+    assert (name, parsed) == ("diffusers", ParsedKey(PREFIXES.get(prefix), module, param, flattened=False))
+
+
+@given(st.sampled_from([*PREFIXES]), DOTTED, st.sampled_from(LAYERS))
+def test_factors_called_like_layers_need_a_prefix(prefix, module, param):
+    assert _parse(f"{prefix}{module}.{param}")[1] == ParsedKey(PREFIXES[prefix], module, param, flattened=False)
+    assert _parse(f"{module}.{param}") == ("", None)
+
+
+@given(st.sampled_from(["", "base_model.model.", *PREFIXES]), DOTTED, st.sampled_from(["weight", "bias", "on_input"]))
+def test_a_plain_weight_is_nobodys(prefix, module, param):
+    assume(not f".{module}.{param}".endswith(tuple(f".{layer}" for layer in LAYERS)))
+    assert _parse(f"{prefix}{module}.{param}") == ("", None)
+
+
+EMBEDDING = st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True)
+
+
+@given(EMBEDDING, st.one_of(NAMES, st.just("string_to_param.*")))
+def test_bundled_embeddings_are_no_layers(name, rest):
+    spelled, parsed = _parse(f"bundle_emb.{name}.{rest}")
+    assert (spelled, parsed) == ("bundle", ParsedKey(None, name, f"bundle_emb.{rest}", flattened=False))
+    assert parsed.bundled
+
+
+@given(DOTTED, st.sampled_from("AB"))
 def test_peft_keys_come_apart_where_they_were_joined(module, side):
     parsed = _parse(f"base_model.model.unet.{module}.lora_{side}.weight")[1]
     assert parsed == ParsedKey("unet", module, DOWN if side == "A" else UP, flattened=False)
