@@ -62,10 +62,11 @@ class Factored(Resident[Placed]):
         self._layout, self._bias_layout = _layouts(self._bindings)
         forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
         self._on_input = any(form.on_input for form in forms if form)
-        self._only_pairs = not any(form.on_input or form.on_output for form in forms if form)
+        others = any(form.on_input or form.on_output for form in forms if form)
+        self._only_pairs = bool(self._layout) and not others
         for layout in (self._layout, self._bias_layout):
             strengths.register(layout)
-        if not self._only_pairs:
+        if others:
             for binding in self._bindings:
                 strengths.register(binding.layout)
 

@@ -42,6 +42,8 @@ for _code, _name in (("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")):
 
 _PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".pkl"})
 
+_PICKLE_STARTS = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+
 _CONVERT = (
     "a pickle, which can run any code when loaded, so it is refused; convert it once with "
     'python -c "import sys, torch; from safetensors.torch import save_file; '
@@ -176,13 +178,9 @@ def _view(buffer: mmap.mmap, info: TensorInfo) -> Tensor:
 
 
 def _header_length(path: Path, head: bytes, size: int) -> int:
-    if path.suffix.lower() in _PICKLE_SUFFIXES or head[:2] in (
-        b"PK",
-        b"\x80\x02",
-        b"\x80\x03",
-        b"\x80\x04",
-        b"\x80\x05",
-    ):
+    length = int.from_bytes(head, "little")
+    # a header of 640 bytes begins like a pickle, too, but no pickle goes on with six zeros
+    if path.suffix.lower() in _PICKLE_SUFFIXES or (head.startswith(_PICKLE_STARTS) and length > MAX_HEADER):
         raise PickleError(path, _CONVERT)
     if size == 0:
         raise FileError(path, "is empty (0 bytes); download it again")
@@ -191,7 +189,6 @@ def _header_length(path: Path, head: bytes, size: int) -> int:
             raise FileError(path, what)
     if size < 8:
         raise FileError(path, f"is only {size} bytes long, too short for a safetensors file; download it again")
-    length = int.from_bytes(head, "little")
     if length > size - 8:
         raise FileError(
             path, f"header claims {length} bytes but the file has only {size}: truncated, or no safetensors file"

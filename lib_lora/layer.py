@@ -41,11 +41,13 @@ class Target:
     """Parameter below the module that is added to the output; the module need not have one."""
     bias_rows: tuple[int, int] | None = None
     """Window inside `bias`; None for all of it."""
+    takes_bias: bool = True
+    """False for norms that never add one."""
 
     @property
     def site(self) -> Site:
         """What an adapter must fit."""
-        return Site(self.shape, self.kind, self.groups)
+        return Site(self.shape, self.kind, self.groups, self.takes_bias)
 
 
 class _Linear(Protocol):
@@ -67,6 +69,7 @@ class _Embedding(Protocol):
 
 class _Norm(Protocol):
     weight: Tensor
+    _parameters: dict[str, Tensor | None]
 
 
 def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
@@ -81,7 +84,8 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     if _is_embedding(module):
         return (Target(path, path, "embedding", "weight", (module.num_embeddings, module.embedding_dim)),)
     if _is_norm(module):
-        return (Target(path, path, "norm", "weight", tuple(module.weight.shape)),)
+        takes_bias = "bias" in module._parameters
+        return (Target(path, path, "norm", "weight", tuple(module.weight.shape), takes_bias=takes_bias),)
     return ()
 
 
@@ -200,6 +204,9 @@ def _name_tables(
     dotted: dict[str, Target] = {}
     for target in targets:
         dotted.setdefault(_host_free(target.name), target)
+    for target in targets:
+        if target.param == "in_proj_weight" and target.rows is None:  # PEFT calls it by the attention's own name
+            dotted.setdefault(_host_free(target.path), target)
     for own, target in list(dotted.items()):
         for name in aliases.names(component, own):
             dotted.setdefault(name, target)  # a layer's own name beats another's alias

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from .adapters.base import Adapter, Alpha, At, Origin, Site
 from .architectures.base import AliasTable, Architecture, fact, recognise
 from .errors import ComponentError, UnknownAdapterError, UnknownFormatError
 from .file import AdapterFile
-from .formats.base import KeyFormat, ParsedKey
+from .formats.base import BUNDLED, KeyFormat, ParsedKey
 from .layer import LayerIndex, Target, read_base_weight
 from .peft_config import PeftConfig
 from .recipe import Recipe, recipe_of
@@ -35,13 +36,9 @@ class Group:
     module: str
     flattened: bool
     format: str
+    belongs: Literal["layer", "file", "embedding"] = "layer"
     keys: dict[str, str] = field(default_factory=dict)
     """Canonical parameter -> key in the file."""
-
-    @property
-    def is_layer(self) -> bool:
-        """Whether these are one layer's, not the whole file's or an embedding's."""
-        return self.module != "*"
 
     def unread(self) -> list[Unused]:
         """All keys, for the reason that no algorithm claims them."""
@@ -71,11 +68,12 @@ class ParsedFile:
         self.file = file
         self.unused: list[Unused] = []
         groups = self._grouped()
-        self.groups = [group for group in groups if group.is_layer]
-        self.shared = {param: key for group in groups if group.module == "*" for param, key in group.keys.items()}
+        self.groups = [group for group in groups if group.belongs == "layer"]
+        self.shared = {param: key for one in groups if one.belongs == "file" for param, key in one.keys.items()}
+        self.bundled = {one.module: one.keys for one in groups if one.belongs == "embedding"}
         self.recipes = {id(group): recipe for group in self.groups if (recipe := recipe_of(self.shapes(group)))}
         self._refuse_strangers()
-        self.config = PeftConfig.of(file) if any(group.format == "peft" for group in self.groups) else PeftConfig({})
+        self.config = PeftConfig.of(file, beside=any(group.format == "peft" for group in self.groups))
 
     @property
     def format(self) -> str:
@@ -104,10 +102,17 @@ class ParsedFile:
         return Origin(
             alpha=self.alpha(group),
             spelling=group.format,
-            config=self.config.values(group.component),
+            config=self.config.values(group.component, group.module),
             metadata=self.file.metadata,
             shared={param: self.file.tensor(key) for param, key in self.shared.items()},
         )
+
+    def embeddings(self) -> dict[str, dict[str, Tensor]]:
+        """The textual inversions that came in the file: {name: {part: vectors}}."""
+        return {
+            name: {param.removeprefix(BUNDLED): self.file.tensor(key) for param, key in keys.items()}
+            for name, keys in self.bundled.items()
+        }
 
     def architecture(self) -> Architecture | None:
         """The model family the file was made for."""
@@ -176,9 +181,7 @@ class ParsedFile:
             elif one.adapter is not None and one.adapter != wanted:
                 self.unused.append(Unused(key, f"of a second adapter {one.adapter!r}; only {wanted!r} is used"))
             else:
-                group = groups.setdefault(
-                    (one.component, one.module), Group(one.component, one.module, one.flattened, name)
-                )
+                group = groups.setdefault((one.component, one.module), _group(one, name))
                 if one.param in group.keys:
                     self.unused.append(Unused(key, f"says the same as {group.keys[one.param]}"))
                 else:
@@ -209,6 +212,7 @@ class Network:
 
     def __init__(self, parsed: ParsedFile, indexes: Sequence[LayerIndex]) -> None:
         self.file = parsed.file
+        self._parsed = parsed
         self._indexes = {index.component: index for index in indexes}
         self._unused: list[Unused] = []
         bound: dict[tuple[str, str], Bound] = {}
@@ -221,6 +225,14 @@ class Network:
         self.bound: tuple[Bound, ...] = tuple(bound.values())
         self._by_name = bound
         self.report = parsed.report(self.bound, self._unused)
+
+    @property
+    def embeddings(self) -> dict[str, dict[str, Tensor]]:
+        """{name: {part: vectors (tokens, width)}} of the textual inversions that came in the file.
+
+        Parts are as the file spells them: `string_to_param.*` for one text encoder, `clip_l` and `clip_g` for two.
+        """
+        return self._parsed.embeddings()
 
     @property
     def adapters(self) -> dict[str, dict[str, Adapter]]:
@@ -321,6 +333,13 @@ def _parse(key: str) -> tuple[str, ParsedKey | None]:
         if parsed is not None:
             return one.name, parsed
     return "", None
+
+
+def _group(one: ParsedKey, name: str) -> Group:
+    belongs: Literal["layer", "file", "embedding"] = "layer"
+    if one.file_wide or one.bundled:
+        belongs = "file" if one.file_wide else "embedding"
+    return Group(one.component, one.module, one.flattened, name, belongs)
 
 
 _PLURAL = {

@@ -47,8 +47,12 @@ class PeftConfig:
             part[name] = value
 
     @classmethod
-    def of(cls, file: AdapterFile) -> PeftConfig:
+    def of(cls, file: AdapterFile, *, beside: bool = True) -> PeftConfig:
         """What the header says, else `adapter_config.json` beside the file, else an empty one.
+
+        Args:
+            file: an adapter file.
+            beside: whether a configuration beside the file can be meant for it.
 
         Raises:
             FileError: one is there but cannot be read.
@@ -59,7 +63,7 @@ class PeftConfig:
                 values = {ours: values[own] for own, ours in names.items() if own in values}
             if values is not None:
                 return cls(values)
-        return cls(adapter_config(file.path) or {})
+        return cls((adapter_config(file.path) if beside else None) or {})
 
     def values(self, component: str | None, module: str | None = None) -> Mapping[str, object]:
         """The configuration of one component, as its trainer wrote it and without the component's name.
@@ -74,12 +78,6 @@ class PeftConfig:
             return MappingProxyType(values)
         special = {name: _special(values.get(table), module) for name, table in _PATTERNS.items() if name in values}
         return MappingProxyType(values | {name: value for name, value in special.items() if value is not None})
-
-    def values(self, component: str | None) -> Mapping[str, object]:
-        """What the configuration says of one component, without the component's name."""
-        start = f"{component}."
-        own = {key[len(start) :]: value for key, value in self._values.items() if key.startswith(start)}
-        return own or self._values
 
     def alpha(self, component: str | None, module: str) -> Alpha:
         """Alpha of one layer; `Alpha(None)` where no configuration speaks of it."""

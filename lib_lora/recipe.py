@@ -63,8 +63,8 @@ def _recipe(shapes: Shapes, modifiers: Sequence[type[Modifier]]) -> Recipe | Non
         if kind.claims(shapes):
             return Recipe(kind)
     for i, modifier in enumerate(modifiers):
-        own = modifier.params.required | modifier.params.optional
-        if modifier.params.required <= shapes.keys():
+        own = modifier.takes(shapes)
+        if own:
             rest = {name: shape for name, shape in shapes.items() if name not in own}
             inner = _recipe(rest, modifiers[i + 1 :])
             if inner is not None:

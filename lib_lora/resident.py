@@ -102,7 +102,7 @@ class Resident(ABC, Generic[P]):
         """The adapters, knowing the base weight as far as they need it, which is read once for all of them."""
         if self._known is None:
             weights: dict[str, Tensor] = {}
-            self._known = tuple(b.adapter.on(_reading(layer, b, weights)) for b in self._bindings)
+            self._known = tuple(b.adapter.on(_reading(layer, b, weights), b.rank) for b in self._bindings)
         return self._known
 
 

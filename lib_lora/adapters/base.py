@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -68,6 +68,8 @@ class Site:
     """Logical: (out, in / groups, *kernel), (entries, width) of an embedding, (channels,) of a norm."""
     kind: Kind = "linear"
     groups: int = 1
+    takes_bias: bool = True
+    """False for layers that never add one, such as RMSNorm."""
 
     @property
     def inside(self) -> int:
@@ -248,13 +250,14 @@ class Adapter(TensorFields, ABC):
         """Which parts it has beside the layer, told without touching any data; None where only dense."""
         return None
 
-    def on(self, read: Callable[[], Tensor]) -> Adapter:
+    def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         """The adapter for one particular base weight: itself, unless norms or singular vectors of W are part of it.
 
         Called once per layer and activation, before `factors` and the effects.
 
         Args:
             read: gives the base weight, in any floating dtype; may be slow, so it is called at most once.
+            rank: how many rank components are used, if not all.
         """
         return self
 
@@ -281,6 +284,12 @@ class Modifier(Adapter):
     """
 
     inner: Adapter
+
+    @classmethod
+    def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+        """The parameters of a group that are its own; empty where it has no part in the group."""
+        own = cls.params.required
+        return own if own <= shapes.keys() else frozenset()
 
     @classmethod
     @abstractmethod
@@ -325,6 +334,10 @@ class Modifier(Adapter):
     def delta_bias(self) -> Tensor:
         return self.inner.delta_bias()
 
+    def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
+        assert is_dataclass(self)
+        return replace(self, inner=self.inner.on(read, rank))
+
     def form(self, rank: int | None = None) -> Form | None:
         return self.inner.form(rank)
 
@@ -347,6 +360,21 @@ class DenseEffect(OutputEffect):
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         return op.apply(x, self.delta_weight) * multiplier
+
+
+def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:
+    """A change of the bias, (out,), checked against the layer.
+
+    Raises:
+        ValueError: it has another length, or the layer never adds a bias.
+    """
+    if bias is None:
+        return None
+    if not site.takes_bias:
+        raise ValueError(f"{name} is for a layer with a bias, and this one has none")
+    if bias.numel() != site.shape[0]:
+        raise ValueError(f"want {name} of {site.shape[0]}, got {shape_text(bias)}")
+    return bias.reshape(-1)
 
 
 def shape_text(tensor: Tensor) -> str:

@@ -9,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, Kind, Modifier, Origin, Params, Site, shape_text
+from .base import Adapter, Kind, Modifier, Origin, Params, Site, bias_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,10 +26,9 @@ class Bias(Modifier):
 
     @classmethod
     def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        bias = params["diff_b"]
-        if bias.numel() != site.shape[0]:
-            raise ValueError(f"want diff_b of {site.shape[0]}, got {shape_text(bias)}")
-        return cls(inner, bias.reshape(-1))
+        bias = bias_for(site, "diff_b", params["diff_b"])
+        assert bias is not None
+        return cls(inner, bias)
 
     def delta_bias(self) -> Tensor:
         return self.bias + self.inner.delta_bias() if self.inner.has_bias else self.bias

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, DenseEffect, Form, Kind, Origin, Params, Site, placed, shape_text
+from .base import Adapter, At, DenseEffect, Form, Kind, Origin, Params, Site, bias_for, placed, shape_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,13 +39,8 @@ class Full(Adapter):
         diff, bias = params.get("diff"), params.get("diff_b")
         if diff is not None and diff.numel() != math.prod(site.shape):
             raise ValueError(f"want diff {site.shape}, got {shape_text(diff)}")
-        if bias is not None and bias.numel() != site.shape[0]:
-            raise ValueError(f"want diff_b of {site.shape[0]}, got {shape_text(bias)}")
-        return cls(
-            diff=None if diff is None else diff.reshape(site.shape),
-            bias=None if bias is None else bias.reshape(-1),
-            shape=site.shape,
-        )
+        diff = None if diff is None else diff.reshape(site.shape)
+        return cls(diff, bias_for(site, "diff_b", bias), site.shape)
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:

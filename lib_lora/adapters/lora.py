@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Site, shape_text
+from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Site, bias_for, shape_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,15 +59,13 @@ class LoRA(Adapter):
                 raise ValueError(f"want down ({', '.join(map(str, (rank, *shape[1:])))}), got {shape_text(down)}")
             # linear layers saved as 1x1 convolutions, the reverse, and LyCORIS' flattened convolutions all occur
             down = down.reshape(rank, *shape[1:])
-        if bias is not None and bias.numel() != out:
-            raise ValueError(f"want a bias of {out}, got {shape_text(bias)}")
         return cls(
             down=down,
             up=up.reshape(out, rank),
             scale=origin.alpha.scale(down.shape[0]),
             shape=shape,
             mid=mid,
-            bias=None if bias is None else bias.reshape(out),
+            bias=bias_for(site, "a bias", bias),
         )
 
     @classmethod

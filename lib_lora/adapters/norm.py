@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Kind, Origin, Params, Site, shape_text
+from .base import Adapter, At, Kind, Origin, Params, Site, bias_for, shape_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,13 +34,11 @@ class Norm(Adapter):
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        found: dict[str, Tensor | None] = {}
-        for name in ("w_norm", "b_norm"):
-            tensor = params.get(name)
-            if tensor is not None and tensor.numel() != site.shape[0]:
-                raise ValueError(f"want {name} {site.shape}, got {shape_text(tensor)}")
-            found[name] = None if tensor is None else tensor.reshape(-1)
-        return cls(weight=found["w_norm"], bias=found["b_norm"], shape=site.shape)
+        weight = params.get("w_norm")
+        if weight is not None and weight.numel() != site.shape[0]:
+            raise ValueError(f"want w_norm {site.shape}, got {shape_text(weight)}")
+        weight = None if weight is None else weight.reshape(-1)
+        return cls(weight, bias_for(site, "b_norm", params.get("b_norm")), site.shape)
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:

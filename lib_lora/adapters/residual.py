@@ -7,7 +7,7 @@ its name it is added to the weight (LyCORIS utils, `extract_conv` with a sparse 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -41,7 +41,6 @@ class Residual(Modifier):
 
     name: ClassVar[str] = "residual"
     params: ClassVar[Params] = Params(frozenset({"bias_indices", "bias_values", "bias_size"}))
-    before: ClassVar[tuple[str, ...]] = ()
     by_rows: ClassVar[bool] = False
     prefers_dense: ClassVar[bool] = True
 
@@ -71,9 +70,6 @@ class Residual(Modifier):
 
     def delta_weight(self, at: At) -> Tensor:
         return self.inner.delta_weight(at).reshape(self.shape) + self._dense(at.device, at.dtype) * at.multiplier
-
-    def on(self, read: Callable[[], Tensor]) -> Adapter:
-        return replace(self, inner=self.inner.on(read))
 
     def form(self, rank: int | None = None) -> Form | None:
         form = self.inner.form(rank)

@@ -29,9 +29,8 @@ KOHYA = KeyFormat(
         "lora_A.weight": "lora_down.weight",
         "lora_B.weight": "lora_up.weight",
         "lora_B.bias": "lora_up.bias",
-        "lora_magnitude_vector": "dora_scale",
-        "lora_magnitude_vector.weight": "dora_scale",
-        "magnitude": "dora_scale",  # ai-toolkit
+        "lora_magnitude_vector.weight": "lora_magnitude_vector",
+        "magnitude": "lora_magnitude_vector",  # ai-toolkit
     },
     flattened=True,
 )

@@ -48,7 +48,6 @@ PEFT = KeyFormat(
         "lora_A": "lora_down.weight",
         "lora_B": "lora_up.weight",
         "bias": "lora_up.bias",
-        "lora_magnitude_vector": "dora_scale",
-        "magnitude": "dora_scale",
+        "magnitude": "lora_magnitude_vector",
     },
 )

@@ -48,7 +48,7 @@ LAYERS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
     "embedding": ("embedding", lambda: nn.Embedding(50, 24), (2, 9)),
     "layer norm": ("norm", lambda: _randomized(nn.LayerNorm(24)), (3, 7, 24)),
     "group norm": ("norm", lambda: _randomized(nn.GroupNorm(4, 24)), (2, 24, 5, 7)),
-    "rms norm": ("norm", lambda: _randomized(nn.RMSNorm(24)), (3, 7, 24)),
+    "rms norm": ("norm without bias", lambda: _randomized(nn.RMSNorm(24)), (3, 7, 24)),
     "attention out": ("attention", lambda: _randomized(nn.MultiheadAttention(24, 4)), (5, 2, 24)),
     "attention q": ("attention", lambda: _randomized(nn.MultiheadAttention(24, 4)), (5, 2, 24)),
 }

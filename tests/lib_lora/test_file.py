@@ -126,6 +126,13 @@ def test_refuses_a_pickle_by_content(tmp_path, save):
         AdapterFile.open(tmp_path / "a.safetensors")
 
 
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480, 0x0580, 0x4B50])
+def test_a_header_whose_length_begins_like_a_pickle(write, length):
+    header = json.dumps({"x": entry()}).encode()
+    path = write(struct.pack("<Q", length) + header.ljust(length) + bytes(8))
+    assert AdapterFile.open(path).keys == ("x",)
+
+
 def test_the_conversion_it_names_works(tmp_path):
     torch.save({"a": torch.ones(2, 3).t()}, tmp_path / "in.pt")
     with pytest.raises(PickleError) as caught:

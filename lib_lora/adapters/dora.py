@@ -1,0 +1,217 @@
+"""DoRA: a magnitude around any other kind, https://arxiv.org/abs/2402.09353.
+
+V = W + dW, W' = W + m (V * d / |V| - W), the norms taken over each output row or each input column of V. Which of the
+two, the shape of the magnitude tells: LyCORIS `dora_scale` is (out, 1, ...) or (1, in, ...), or (groups, 1, in / groups,
+...) on a grouped convolution; PEFT's `lora_magnitude_vector` and ai-toolkit's `magnitude` are always rows, whatever
+their shape, and of an embedding the width. Trainers agree at m = 1; elsewhere this is LyCORIS 4's and the web UIs'
+meaning: the multiplier scales the complete effect, so that 0 is the base.
+
+Beside the layer this is no more than the inner adapter and a vector s = d / |V|: for rows s * (y + dW x) - y, for
+columns the inner adapter and W on s * x. |V| is computed once per layer and activation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..operation import Operation
+from .base import (
+    Adapter,
+    At,
+    Factors,
+    Form,
+    InputEffect,
+    Kind,
+    Modifier,
+    Origin,
+    OutputEffect,
+    Params,
+    Site,
+    placed,
+    shape_text,
+)
+
+Axis = Literal["row", "column", "group"]
+
+_ROWS = "lora_magnitude_vector"
+_BLOCKS = 16
+_TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass(frozen=True, slots=True)
+class _ScaledOutput(OutputEffect):
+    """s * (y + inner) - y, the inner pair being elsewhere."""
+
+    sigma: Tensor  # (out,)
+    excess: Tensor  # (out,), sigma - 1, computed before it was rounded
+    inner: OutputEffect | None
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        change = y * op.per_channel(self.excess * multiplier)
+        if self.inner is None:
+            return change
+        whole = torch.ones_like(multiplier)
+        return change + self.inner.delta(x, y, whole, op) * op.per_channel(self.sigma * multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class _ScaledInput(InputEffect):
+    """The change of x that turns W x into W (s * x)."""
+
+    excess: Tensor  # (in,)
+
+    def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return x * op.per_channel(self.excess * multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class _OnScaledInput(OutputEffect):
+    """An inner effect of s * x."""
+
+    sigma: Tensor  # (in,)
+    inner: OutputEffect
+    reads_output: ClassVar[bool] = False
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        x = x * op.per_channel(self.sigma)
+        return self.inner.delta(x, op.base(x) if self.inner.reads_output else y, multiplier, op)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DoRA(Modifier):
+    """A magnitude around another adapter."""
+
+    inner: Adapter
+    magnitude: Tensor  # (out,), (in,) or (groups * in / groups,)
+    axis: Axis
+    site: Site
+    sigma: Tensor | None = None  # like the magnitude; known once the base weight is
+
+    name: ClassVar[str] = "dora"
+    params: ClassVar[Params] = Params(frozenset({"dora_scale"}))
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding"})
+    reads_base: ClassVar[bool] = True
+
+    @classmethod
+    def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
+        return frozenset({"dora_scale", _ROWS} & shapes.keys())
+
+    @classmethod
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        magnitude = params.get(_ROWS)
+        if magnitude is not None:
+            axis: Axis | None = "column" if site.kind == "embedding" else "row"
+            fits = magnitude.numel() == site.shape[1 if site.kind == "embedding" else 0]
+        else:
+            magnitude = params["dora_scale"]
+            axis = _axis(magnitude, site)
+            fits = axis is not None
+        if axis is None or not fits:
+            want = f"({site.shape[0]}, 1, …) or (1, {site.shape[1]}, …)"
+            raise ValueError(f"want a magnitude {want}, got {shape_text(magnitude)}")
+        return cls(inner, magnitude.reshape(-1), axis, site)
+
+    @property
+    def by_rows(self) -> bool:
+        return self.inner.by_rows and self.sigma is not None and self.axis != "group"
+
+    def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
+        weight = read()
+        dtype = torch.promote_types(torch.promote_types(weight.dtype, self.magnitude.dtype), torch.float32)
+        kept = weight
+        inner = self.inner.on(lambda: kept, rank)
+        found = replace(self, inner=inner)
+        return replace(found, sigma=found._sigma(weight, dtype, rank).cpu())
+
+    def delta_weight(self, at: At) -> Tensor:
+        base = at.base
+        sigma = self._sigma(base, at.dtype, at.rank) if self.sigma is None else self.sigma
+        sigma = at.put(sigma) if self.axis != "row" or self.sigma is None else at.cut(sigma)
+        whole = base + self._inner(at).reshape(base.shape)
+        return (self._scaled(whole, sigma) - base).mul_(at.multiplier)
+
+    def form(self, rank: int | None = None) -> Form | None:
+        form = self.inner.form(rank)
+        if form is None or form.on_input or self.axis == "group":
+            return None
+        if self.axis == "row":
+            return replace(form, on_output=True)
+        return replace(form, on_input=True)
+
+    def factors(self, rank: int | None = None) -> Factors:
+        factors = self.inner.factors(rank)
+        sigma = self._known()
+        if self.axis == "row":
+            return Factors(factors.down, factors.up.to(sigma.dtype) * sigma.unsqueeze(1))
+        down = factors.down.to(sigma.dtype)
+        return Factors(down * sigma.view(1, -1, *(1,) * (down.ndim - 2)), factors.up)
+
+    def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
+        return _ScaledInput(placed(self._known() - 1, device, dtype))
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        form = self.inner.form()
+        inner = self.inner.output_effect(device, dtype) if form is not None and form.on_output else None
+        sigma = self._known()
+        if self.axis == "row":
+            return _ScaledOutput(placed(sigma, device, dtype), placed(sigma - 1, device, dtype), inner)
+        assert inner is not None
+        return _OnScaledInput(placed(sigma, device, dtype), inner)
+
+    def _known(self) -> Tensor:
+        if self.sigma is None:
+            raise TypeError("the norms of a DoRA are known only once `on` has seen the base weight")
+        return self.sigma
+
+    def _inner(self, at: At) -> Tensor:
+        return self.inner.delta_weight(at.fully() if self.inner.reads_base else replace(at.fully(), weight=None))
+
+    def _sigma(self, weight: Tensor, dtype: torch.dtype, rank: int | None) -> Tensor:
+        """d / |V|, of the magnitude's shape."""
+        squares: list[Tensor] = []
+        for at in self._blocks(weight, dtype, rank):
+            whole = at.base + self._inner(at).reshape(at.base.shape)
+            if self.axis == "row":
+                squares.append(whole.flatten(1).square().sum(1))
+            else:
+                groups = self.site.groups if self.axis == "group" else 1
+                split = whole.reshape(groups, whole.shape[0] // groups, whole.shape[1], -1)
+                squares.append(split.square().sum((1, 3)).flatten())
+        total = torch.cat(squares) if self.axis == "row" else torch.stack(squares).sum(0)
+        return self.magnitude.to(total) / total.sqrt().clamp_min(_TINY)
+
+    def _blocks(self, weight: Tensor, dtype: torch.dtype, rank: int | None) -> Iterator[At]:
+        """The base weight by rows, in the dtype that norms are computed in."""
+        rows = weight.shape[0]
+        step = max(rows // _BLOCKS, 1) if self.inner.by_rows and self.axis != "group" else rows
+        for start in range(0, rows, step):
+            stop = min(start + step, rows)
+            block = weight[start:stop].to(dtype)
+            window = (start, stop) if self.inner.by_rows else None
+            yield At(weight.device, dtype, 1.0, rank, window, block)
+
+    def _scaled(self, whole: Tensor, sigma: Tensor) -> Tensor:
+        ones = (1,) * (whole.ndim - 2)
+        if self.axis == "row":
+            return whole * sigma.view(-1, 1, *ones)
+        if self.axis == "column":
+            return whole * sigma.view(1, -1, *ones)
+        groups = self.site.groups
+        split = whole.reshape(groups, -1, *whole.shape[1:]) * sigma.view(groups, 1, -1, *ones)
+        return split.flatten(0, 1)
+
+
+def _axis(magnitude: Tensor, site: Site) -> Axis | None:
+    """What the shape of a `dora_scale` says; None where it fits nothing."""
+    shape, out, inside = tuple(magnitude.shape), site.shape[0], site.shape[1]
+    if len(shape) == len(site.shape) + 1 and shape[:3] == (site.groups, 1, inside):
+        return "group" if magnitude.numel() == site.groups * inside else None
+    if shape[:1] == (out,) and magnitude.numel() == out:
+        return "row"
+    return "column" if shape[:2] == (1, inside) and magnitude.numel() == inside else None
