@@ -230,6 +230,7 @@ class _Probe:
     """A way that only notes that it was reached."""
 
     reached = False
+    at_rest = False
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.reached = True

@@ -14,7 +14,7 @@ from torch import nn
 from .errors import ComponentError
 from .file import AdapterFile
 
-_PREFIXES = {
+PREFIXES = {  # of a single-file checkpoint's keys -> component
     "model.diffusion_model.": "unet",
     "cond_stage_model.": "text_encoder",
     "conditioner.embedders.0.": "text_encoder",
@@ -65,7 +65,7 @@ def _folder(path: Path) -> dict[str, dict[str, tuple[int, ...]]]:
 def _single_file(path: Path) -> dict[str, dict[str, tuple[int, ...]]]:
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for key, shape in _shapes(path).items():
-        for prefix, component in _PREFIXES.items():
+        for prefix, component in PREFIXES.items():
             if key.startswith(prefix):
                 found.setdefault(component, {})[key.removeprefix(prefix)] = shape
     return found

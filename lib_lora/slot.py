@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 class Way(Protocol):
     """How the bindings of one layer are computed: `factored.py`, `transient.py` or `merged.py`."""
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether `prefetch` is due even for a layer that is not where it computes."""
+        ...
+
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with its adapters."""
         ...
