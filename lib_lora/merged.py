@@ -20,6 +20,7 @@ from .adapters.base import Adapter
 from .binding import Binding
 from .build import Round, build
 from .errors import ComponentError
+from .layer import holds_values
 from .pristine import Backup, Checkpoint, Pristine
 from .rounding import digest, generator_for, round_stochastically
 from .strength import Strengths
@@ -204,12 +205,8 @@ def _unwritable(layer: nn.Module, param: str, shared: frozenset[int]) -> str | N
         return f"there is no {leaf} to merge into"
     if parameter.device.type == "meta":
         return "the weight is elsewhere (offloaded) between two calls"
-    if (
-        type(parameter) not in (nn.Parameter, Tensor)
-        or not parameter.is_floating_point()
-        or not parameter.is_contiguous()
-    ):
-        return f"the weight is stored as {type(parameter).__name__} {parameter.dtype}, which cannot be restored exactly"
+    if not holds_values(layer, param) or not parameter.is_contiguous():
+        return f"a {type(layer).__name__} keeps its weight in a form that cannot be put back exactly"
     if id(parameter) in shared:
         return "the weight belongs to several layers"
     return None

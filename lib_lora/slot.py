@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from .patch import BaseForward, ClassPatch
+    from .forwards import BaseForward, InstancePatch
+    from .patch import ClassPatch
 
 
 class Way(Protocol):
@@ -37,7 +38,7 @@ class Way(Protocol):
 
 
 class Slot:
-    """What a layer carries: which way its adapters are computed, and which class patch may call it.
+    """What a layer carries: which way its adapters are computed, and which patch may call it.
 
     A plain attribute of the layer, never a Module, Parameter or buffer, so that no host finds it in a state dict, an
     fp8 cast or an offload map. Copies of the layer start without one.
@@ -47,7 +48,7 @@ class Slot:
 
     def __init__(self, owner: object) -> None:
         self.owner = owner
-        self.patch: ClassPatch | None = None
+        self.patch: ClassPatch | InstancePatch | None = None
         self.way: Way | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:

@@ -66,7 +66,14 @@ def test_mistakes_are_named(package, files, text):
 
 
 def test_what_is_shipped_is_found():
-    assert [kind.name for kind in discover_classes(adapters, Adapter)] == ["lora"]
+    kinds = {kind.name for kind in discover_classes(adapters, Adapter)}
+    assert kinds == {"bias", "dora", "full", "lora", "norm", "residual", "set_weight"}
     assert set(discover(architectures, Architecture)) == {"sd1", "sd2", "sdxl", "sdxl_refiner"}
-    assert [reader.name for reader in discover_classes(base_weights, WeightReader)] == ["dense"]
+    readers = [reader.name for reader in discover_classes(base_weights, WeightReader)]
+    assert set(readers) == {
+        *("dense", "float8", "scaled_float", "sdnq", "quanto", "wrapper"),
+        *("bitsandbytes_8bit", "bitsandbytes_4bit", "gguf_diffusers", "gguf_forge", "gguf_wrapped"),
+    }
+    packed = {"bitsandbytes_4bit", "gguf_diffusers", "gguf_forge", "gguf_wrapped", "quanto", "sdnq", "scaled_float"}
+    assert packed <= set(readers[: readers.index("dense")]), "these may show a floating dtype"
     assert {scheme.name for scheme in discover_classes(residency, Scheme)} == {"accelerate_hook", "diffusers_hook"}
