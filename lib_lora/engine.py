@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,39 +15,21 @@ import torch
 from torch import nn
 
 from . import patch, residency, scratch
-from .binding import Binding
 from .errors import ActivationError, ComponentError, FileError, LoraError, NoMatchError, StackError
-from .factored import Factored
 from .file import AdapterFile, Stamp
-from .layer import LayerIndex, has_plain_weight
+from .layer import LayerIndex
 from .network import Network, ParsedFile, alias_table
+from .plan import Plan, how, make_plan
+from .pristine import Checkpoint
 from .report import ActivationReport
 from .slot import Slot, Way
 from .stack import Entry, Multiplier, Stack
-from .strength import Strengths
 from .tensors import plain_mode
-from .transient import Transient
 
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
 _KNOWN_COMPONENTS = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is in force: which way serves which layer, and the numbers they obey."""
-
-    networks: tuple[Network, ...]
-    ranks: tuple[int | None, ...]
-    layers: tuple[tuple[weakref.ref[nn.Module], Way], ...]
-    cells: tuple[tuple[int, str], ...]  # (entry, component) of each strength
-    strengths: Strengths
-    report: ActivationReport
-
-    def values(self, stack: Stack) -> list[float]:
-        """The stack's strengths in the order of the cells."""
-        return [stack.entries[entry].strength(component) for entry, component in self.cells]
 
 
 class Engine:
@@ -61,10 +43,20 @@ class Engine:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
         cache_size: how many files are kept open and resolved after use. A file that is kept costs address space, and
             memory only as far as the system likes to cache it.
+        checkpoints: component -> the safetensors files it was loaded from. Weights that are merged into are put back
+            from there where they are in it bit for bit, instead of from a copy in memory.
     """
 
-    def __init__(self, components: Mapping[str, nn.Module], *, cache_size: int = 32) -> None:
+    def __init__(
+        self,
+        components: Mapping[str, nn.Module],
+        *,
+        cache_size: int = 32,
+        checkpoints: Mapping[str, Sequence[Path]] | None = None,
+    ) -> None:
         patch.install()
+        self._sources = dict(checkpoints or {})
+        self._opened: dict[str, Checkpoint] = {}
         self._lock = threading.RLock()
         self._token = object()
         self._cache_size = cache_size
@@ -90,6 +82,7 @@ class Engine:
             self.deactivate()
             self._components = {name: weakref.ref(module) for name, module in components.items()}
             self._indexed = {}
+            self._opened = {}
 
     @property
     def stack(self) -> Stack:
@@ -114,9 +107,9 @@ class Engine:
             networks = tuple(self._network(i, entry, indexes) for i, entry in enumerate(stack))
             if not repatched and self._serves(networks, stack, indexes):
                 assert self._plan is not None
-                self._plan.strengths.write(self._plan.values(stack))
+                self._plan.write(stack)
             else:
-                self._publish(_plan(stack, networks, indexes))
+                self._publish(make_plan(stack, networks, indexes, self.components, self._checkpoints(indexes, stack)))
             self._stack = stack
             assert self._plan is not None
             return self._plan.report
@@ -134,7 +127,7 @@ class Engine:
             entries[index] = replace(entries[index], multiplier=multiplier)
             stack = Stack(entries)
             self._check_names(stack)
-            self._plan.strengths.write(self._plan.values(stack))
+            self._plan.write(stack)
             self._stack = stack
 
     def deactivate(self) -> None:
@@ -200,9 +193,7 @@ class Engine:
     def _serves(self, networks: tuple[Network, ...], stack: Stack, indexes: Sequence[LayerIndex]) -> bool:
         """Whether the plan in force is the one this stack needs, but for its strengths."""
         plan = self._plan
-        if plan is None or plan.ranks != tuple(entry.rank for entry in stack):
-            return False
-        if len(plan.networks) != len(networks) or any(a is not b for a, b in zip(plan.networks, networks, strict=True)):
+        if plan is None or not plan.serves(stack, networks, self.components):
             return False
         by_component = {index.component: index for index in indexes}
         wanted = {by_component[one.component].module(one.target.path) for net in networks for one in net.bound}
@@ -222,8 +213,10 @@ class Engine:
                     old.release(layer)  # before the new ones are placed: never both on the device
             for layer, way in after.items():
                 slots[layer].way = way
-            for layer in after.keys() - self._resting():
-                after[layer].prefetch(layer)
+            resting = self._resting()
+            for layer, way in after.items():
+                if way.at_rest or layer not in resting:
+                    way.prefetch(layer)
         except BaseException:
             self._restore(before)
             raise
@@ -240,11 +233,24 @@ class Engine:
 
     def _restore(self, ways: Mapping[nn.Module, Way | None]) -> None:
         for layer in list(self._carriers):
+            slot = patch.slot_of(layer)
+            if slot is not None and slot.way is not None and slot.way is not ways.get(layer):
+                slot.way.release(layer)
             if layer not in ways:
                 patch.detach(layer)
                 self._carriers.discard(layer)
         for layer, way in ways.items():
             self._slot(layer).way = way
+            if way is not None and way.at_rest:
+                way.prefetch(layer)
+
+    def _checkpoints(self, indexes: Sequence[LayerIndex], stack: Stack) -> dict[str, Checkpoint]:
+        """Where pristine weights can be read again; opened when something is merged for the first time."""
+        wanted, _ = how(stack, self.components)
+        for index in indexes:
+            if index.component in wanted and index.component in self._sources and index.component not in self._opened:
+                self._opened[index.component] = Checkpoint(self._sources[index.component], index)
+        return self._opened
 
     def _slot(self, layer: nn.Module) -> Slot:
         slot = patch.slot_of(layer)
@@ -256,41 +262,6 @@ class Engine:
             patch.attach(layer, slot)
         self._carriers.add(layer)
         return slot
-
-
-def _plan(stack: Stack, networks: tuple[Network, ...], indexes: Sequence[LayerIndex]) -> Plan:
-    by_component = {index.component: index for index in indexes}
-    cells = tuple((i, index.component) for i in range(len(stack)) for index in indexes)
-    cell_of = {cell: number for number, cell in enumerate(cells)}
-    bindings: dict[nn.Module, list[Binding]] = {}  # by module: one that has two names still is one layer
-    for i, (entry, network) in enumerate(zip(stack, networks, strict=True)):
-        for one in network.bound:
-            layer = by_component[one.component].module(one.target.path)
-            binding = Binding(one.adapter, one.target, network.file, cell_of[i, one.component], entry.rank)
-            bindings.setdefault(layer, []).append(binding)
-    strengths = Strengths([stack.entries[i].strength(component) for i, component in cells])
-    layers = tuple((weakref.ref(layer), _way(layer, bound, strengths)) for layer, bound in bindings.items())
-    strengths.seal()
-    report = ActivationReport(tuple(network.report for network in networks))
-    return Plan(networks, tuple(entry.rank for entry in stack), layers, cells, strengths, report)
-
-
-def _way(layer: nn.Module, bindings: Sequence[Binding], strengths: Strengths) -> Way:
-    if not all(_can_be_beside(layer, binding) for binding in bindings):
-        return Transient(bindings, strengths)
-    dense = any(b.adapter.prefers_dense and has_plain_weight(layer, b.target.param) for b in bindings)
-    return Transient(bindings, strengths) if dense else Factored(bindings, strengths)
-
-
-def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:
-    """Whether an adapter can act beside its layer, which then needs no effective weight."""
-    target, form = binding.target, binding.adapter.form(binding.rank)
-    if form is None or target.groups != 1 or target.rows is not None:
-        return False
-    if target.kind == "embedding":
-        # not Gemma's, which scales what it looks up in a forward of its own
-        return not (form.on_input or form.on_output) and type(layer).forward is nn.Embedding.forward
-    return target.kind in ("linear", "conv")
 
 
 def _carries(layer: nn.Module, way: Way) -> bool:

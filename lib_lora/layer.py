@@ -1,6 +1,7 @@
 """Layers as adapters see them: what kind, what logical shape, and which window of which parameter.
 
 Shapes are worked out from a layer's declared sizes, never from `.weight.shape`: a quantized layer's weight is packed.
+Layers that declare none (Forge's 4-bit and GGUF ones) are asked for them through the reader of their storage.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, TypeGuard
 
+import torch
 from torch import Tensor, nn
 
 from . import base_weights
@@ -50,11 +52,6 @@ class Target:
         return Site(self.shape, self.kind, self.groups, self.takes_bias)
 
 
-class _Linear(Protocol):
-    in_features: int
-    out_features: int
-
-
 class _Conv(Protocol):
     in_channels: int
     out_channels: int
@@ -76,8 +73,6 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     """The adaptable weights of one module; empty when it has none of its own."""
     if isinstance(module, nn.MultiheadAttention):
         return _attention_targets(path, module)
-    if _is_linear(module):
-        return (Target(path, path, "linear", "weight", (module.out_features, module.in_features)),)
     if _is_conv(module):
         shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
         return (Target(path, path, "conv", "weight", shape, groups=module.groups),)
@@ -86,14 +81,20 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     if _is_norm(module):
         takes_bias = "bias" in module._parameters
         return (Target(path, path, "norm", "weight", tuple(module.weight.shape), takes_bias=takes_bias),)
-    return ()
+    linear = _linear_shape(module)
+    return () if linear is None else (Target(path, path, "linear", "weight", linear),)
 
 
-def _is_linear(module: object) -> TypeGuard[_Linear]:
-    # by what it has, not by class: Forge's Linear is no nn.Linear
-    return isinstance(getattr(module, "out_features", None), int) and isinstance(
-        getattr(module, "in_features", None), int
-    )
+def _linear_shape(module: nn.Module) -> tuple[int, ...] | None:
+    """(out, in) of a linear layer, by what it has and not by class: Forge's Linear is no nn.Linear."""
+    out, inside = getattr(module, "out_features", None), getattr(module, "in_features", None)
+    if isinstance(out, int) and isinstance(inside, int):
+        return out, inside
+    if module._parameters.get("weight") is None or hasattr(module, "num_embeddings"):
+        return None
+    reader = _reader(module, "weight")
+    shape = None if reader is None else reader.shape(module, "weight")
+    return shape if shape is not None and len(shape) == 2 else None
 
 
 def _is_conv(module: object) -> TypeGuard[_Conv]:
@@ -221,19 +222,29 @@ def _host_free(name: str) -> str:
 def read_base_weight(layer: nn.Module, param: str) -> Tensor:
     """Read a base weight in full precision through the first reader that knows its storage.
 
+    Returns:
+        It in its logical shape and a dtype that computes; perhaps the parameter itself, so not to be written to.
+
     Raises:
         ComponentError: no reader knows it.
     """
     reader = _reader(layer, param)
     if reader is None:
         raise ComponentError(f"the weight of a {type(layer).__name__} cannot be read: unknown quantization")
-    return reader.read(layer, param)
+    with torch.no_grad():
+        return reader.read(layer, param)
 
 
 def has_plain_weight(layer: nn.Module, param: str) -> bool:
     """Whether a base weight lies there as numbers to compute with, so that reading it costs nothing."""
     reader = _reader(layer, param)
     return reader is not None and reader.plain
+
+
+def holds_values(layer: nn.Module, param: str) -> bool:
+    """Whether a parameter's numbers are the weight's own, in whatever floating dtype, without a scale beside them."""
+    reader = _reader(layer, param)
+    return reader is not None and reader.holds_values
 
 
 def _reader(layer: nn.Module, param: str) -> type[WeightReader] | None:

@@ -17,9 +17,9 @@ class Operation:
 
     __slots__ = ("_base", "_layer", "spatial")
 
-    def __init__(self, layer: nn.Module, spatial: int, base: Callable[[Tensor], Any]) -> None:
+    def __init__(self, layer: nn.Module, spatial: int, base: Callable[[Tensor], Any] | None = None) -> None:
         self._layer = layer
-        self._base = base
+        self._base = base or layer.forward
         self.spatial = spatial
         """Number of dimensions behind the channels: 0 for linear layers."""
 

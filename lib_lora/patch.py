@@ -1,7 +1,8 @@
 """`forward` and `_apply` of the layer classes, replaced once per class, undone exactly.
 
 Class-level and not per layer, because instance attributes are what accelerate and diffusers fight over: a hook that is
-removed puts back what it once saw. A layer without a slot pays one attribute look-up.
+removed puts back what it once saw. A layer without a slot pays one attribute look-up. Only where a layer carries a
+forward of its own, so that its class's is never run, is that one replaced; see `forwards.py`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import residency
+from .forwards import BaseForward as BaseForward
+from .forwards import InstancePatch, own_method, patched, places
 from .slot import Slot
 
 logger = logging.getLogger(__name__)
-
-BaseForward = Callable[..., Any]
 
 SLOT = "_remora_slot"
 
@@ -41,7 +41,7 @@ CLASSES: tuple[type[nn.Module], ...] = (
 class ClassPatch:
     """The patch of one class.
 
-    The replaced functions stay reachable through bound methods captured meanwhile. They are inert for a layer whose
+    The replaced functions stay reachable through bound methods captured meanwhile. Forwards are inert for a layer whose
     slot names another patch, so no chain of wrappers, whatever its order, can add a delta twice.
     """
 
@@ -49,8 +49,8 @@ class ClassPatch:
         self.cls = cls
         self._owned = {name: cls.__dict__[name] for name in ("forward", "_apply", SLOT) if name in cls.__dict__}
         self.base_forward: BaseForward = cls.forward
-        self.forward = _patched_forward(self, self.base_forward)
-        self.apply = _patched_apply(self, cls._apply)
+        self.forward = patched(self, self.base_forward)
+        self.apply = _patched_apply(cls._apply)
         self.put()
 
     def put(self) -> None:
@@ -68,6 +68,10 @@ class ClassPatch:
         """Whether `function` is what the class had before, or what an earlier patch of it, undone since, put there."""
         other = getattr(function, "remora_patch", None)
         return function is self.base_forward or (isinstance(other, ClassPatch) and other.cls is self.cls)
+
+    def knows(self, function: object) -> bool:
+        """Whether `function` is the class's forward, of whatever time: then calling it comes here, or will."""
+        return function is self.cls.forward or self.replaces(function)
 
     def undo(self) -> None:
         """Put the class back as it was found; what others put on top meanwhile is theirs and stays."""
@@ -122,7 +126,15 @@ def ensure_in_force() -> bool:
             logger.warning("%s.forward was put back by another extension; patched again", cls.__name__)
             _patches[cls] = _renewed(patch)
             again = True
-    return again
+    return again or any(_is_hidden(layer) for layer in _carriers)
+
+
+def _is_hidden(layer: nn.Module) -> bool:
+    """Whether the layer was given a forward of its own since its slot was attached."""
+    slot = slot_of(layer)
+    if slot is None or ("forward" not in layer.__dict__ and not isinstance(slot.patch, InstancePatch)):
+        return False  # as nearly always, and this is asked of every layer
+    return not is_attached(layer, slot)
 
 
 def _renewed(patch: ClassPatch) -> ClassPatch:
@@ -142,23 +154,32 @@ def _renewed(patch: ClassPatch) -> ClassPatch:
 def attach(layer: nn.Module, slot: Slot) -> None:
     """Give `layer` its slot, and make sure that calls of the layer reach it."""
     patch = _ensure(_owner(type(layer)))
-    slot.patch = patch
+    _withdraw(layer, slot)
+    method = own_method(layer, patch.knows)
+    if method is None:
+        slot.patch = patch
+        _adopt(layer, patch)
+    else:
+        slot.patch = own = InstancePatch(method)
+        own.put(layer)
     setattr(layer, SLOT, slot)
     _carriers.add(layer)
-    _adopt(layer, patch)
 
 
 def is_attached(layer: nn.Module, slot: Slot) -> bool:
-    """Whether `layer` carries `slot` under the patch that is in force for its class."""
-    return layer.__dict__.get(SLOT) is slot and slot.patch is _patches.get(_owner(type(layer)))
+    """Whether `layer` carries `slot` under the patch that calls of it come to."""
+    return layer.__dict__.get(SLOT) is slot and slot.patch is not None and slot.patch is _serving(layer)
 
 
 def detach(layer: nn.Module) -> None:
     """Take the slot away; the layer is as it was."""
     slot = layer.__dict__.pop(SLOT, None)
     _carriers.discard(layer)
-    if slot is not None and slot.way is not None:
-        way, slot.way = slot.way, None
+    if slot is None:
+        return
+    way, slot.way = slot.way, None
+    _withdraw(layer, slot)
+    if way is not None:
         way.release(layer)
 
 
@@ -180,10 +201,23 @@ def _owner(cls: type[nn.Module]) -> type[nn.Module]:
     return next(base for base in cls.__mro__ if "forward" in base.__dict__)
 
 
+def _serving(layer: nn.Module) -> ClassPatch | InstancePatch | None:
+    """The patch that calls of `layer` come to."""
+    patch = _patches.get(_owner(type(layer)))
+    method = None if patch is None else own_method(layer, patch.knows)
+    return patch if method is None else InstancePatch.behind(method)
+
+
+def _withdraw(layer: nn.Module, slot: Slot) -> None:
+    """Give the layer its own forward back, if the slot's patch has replaced that."""
+    if isinstance(slot.patch, InstancePatch):
+        slot.patch.undo(layer)
+    slot.patch = None
+
+
 def _adopt(layer: nn.Module, patch: ClassPatch) -> None:
-    """Reach a layer whose hooks captured the class's forward before the patch was there."""
-    left = [(layer, "forward")] if "forward" in layer.__dict__ else []  # by a hook that is gone
-    for holder, attribute in (*left, *residency.captured(layer)):
+    """Reach a layer whose hooks, or those that are gone, captured the class's forward before the patch was there."""
+    for holder, attribute in places(layer):
         captured = getattr(holder, attribute)
         if not isinstance(captured, MethodType) or captured.__func__ is patch.forward:
             continue
@@ -193,23 +227,11 @@ def _adopt(layer: nn.Module, patch: ClassPatch) -> None:
             setattr(holder, attribute, MethodType(patch.forward, layer))
 
 
-def _patched_forward(patch: ClassPatch, base_forward: BaseForward) -> BaseForward:
-    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
-        if slot is None or slot.patch is not patch or slot.way is None:
-            return base_forward(self, *args, **kwargs)
-        return slot.way.run(self, base_forward, args, kwargs)
-
-    forward.remora_patch = patch  # type: ignore[attr-defined]
-    forward.__wrapped__ = base_forward  # type: ignore[attr-defined]  # inspect.signature() looks here
-    return forward
-
-
-def _patched_apply(patch: ClassPatch, base_apply: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+def _patched_apply(base_apply: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         moved = base_apply(self, *args, **kwargs)
         slot: Slot | None = getattr(self, "_remora_slot", None)
-        if slot is not None and slot.patch is patch and slot.way is not None:
+        if slot is not None and slot.way is not None:  # whichever patch it names: following twice is following once
             device = _device_of(self)
             if device is not None:
                 slot.way.follow(self, device)
@@ -230,6 +252,7 @@ class _Probe:
     """A way that only notes that it was reached."""
 
     reached = False
+    at_rest = False
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.reached = True

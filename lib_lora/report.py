@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -91,10 +91,18 @@ class ActivationReport:
     """One stack against one model, entry by entry."""
 
     entries: tuple[NetworkReport, ...]
+    merged: int = 0
+    """Layers whose weight holds the adapters."""
+    live: Mapping[str, int] = field(default_factory=dict)
+    """Why layers were not merged though the stack asks for it -> how many."""
 
     def summary(self) -> str:
-        """One line per entry."""
-        return "\n".join(entry.summary() for entry in self.entries)
+        """One line per entry, and one on merging where that was asked for."""
+        lines = [entry.summary() for entry in self.entries]
+        if self.merged or self.live:
+            reasons = "".join(f"; {count} live: {reason}" for reason, count in self.live.items())
+            lines.append(f"{self.merged} layers merged{reasons}")
+        return "\n".join(lines)
 
 
 def _range(low: int, high: int) -> str:

@@ -39,6 +39,8 @@ P = TypeVar("P", bound=Placement)
 class Resident(ABC, Generic[P]):
     """A way that keeps something beside its layer."""
 
+    at_rest = False
+
     def __init__(self, bindings: Sequence[Binding], strengths: Strengths) -> None:
         self._bindings = tuple(bindings)
         self._strengths = strengths

@@ -14,7 +14,7 @@ from torch import nn
 from .errors import ComponentError
 from .file import AdapterFile
 
-_PREFIXES = {
+PREFIXES = {  # of a single-file checkpoint's keys -> component
     "model.diffusion_model.": "unet",
     "cond_stage_model.": "text_encoder",
     "conditioner.embedders.0.": "text_encoder",
@@ -26,7 +26,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def model_skeleton(path: str | Path) -> dict[str, nn.Module]:
-    """Build {component: module on meta} with the linear, convolution and attention layers of a model on disk.
+    """Build {component: module on meta} with the layers of a model on disk that adapters can change.
 
     Raises:
         FileError: a weight file cannot be read.
@@ -65,7 +65,7 @@ def _folder(path: Path) -> dict[str, dict[str, tuple[int, ...]]]:
 def _single_file(path: Path) -> dict[str, dict[str, tuple[int, ...]]]:
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for key, shape in _shapes(path).items():
-        for prefix, component in _PREFIXES.items():
+        for prefix, component in PREFIXES.items():
             if key.startswith(prefix):
                 found.setdefault(component, {})[key.removeprefix(prefix)] = shape
     return found
@@ -79,9 +79,13 @@ def _layer(param: str, owner: str, shape: tuple[int, ...]) -> nn.Module | None:
     if param == "in_proj_weight":
         # head count does not show in shapes and does not matter on meta
         return nn.MultiheadAttention(shape[1], 1, device="meta")
-    if param != "weight" or owner.endswith("embedding"):
+    if param != "weight":
         return None
+    if len(shape) == 1:
+        return nn.LayerNorm(shape, device="meta")  # which kind of norm makes no difference to adapters
     if len(shape) == 2:
+        if owner.endswith("embedding"):
+            return nn.Embedding(*shape, device="meta")
         return nn.Linear(shape[1], shape[0], device="meta")
     classes: Mapping[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
         3: nn.Conv1d,

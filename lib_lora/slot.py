@@ -8,11 +8,17 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from .patch import BaseForward, ClassPatch
+    from .forwards import BaseForward, InstancePatch
+    from .patch import ClassPatch
 
 
 class Way(Protocol):
     """How the bindings of one layer are computed: `factored.py`, `transient.py` or `merged.py`."""
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether `prefetch` is due even for a layer that is not where it computes."""
+        ...
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with its adapters."""
@@ -32,7 +38,7 @@ class Way(Protocol):
 
 
 class Slot:
-    """What a layer carries: which way its adapters are computed, and which class patch may call it.
+    """What a layer carries: which way its adapters are computed, and which patch may call it.
 
     A plain attribute of the layer, never a Module, Parameter or buffer, so that no host finds it in a state dict, an
     fp8 cast or an offload map. Copies of the layer start without one.
@@ -42,7 +48,7 @@ class Slot:
 
     def __init__(self, owner: object) -> None:
         self.owner = owner
-        self.patch: ClassPatch | None = None
+        self.patch: ClassPatch | InstancePatch | None = None
         self.way: Way | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal, get_args
 
 from .errors import StackError
 
@@ -47,14 +48,46 @@ class Entry:
         return strength(self.multiplier, component)
 
 
+Mode = Literal["live", "merged", "auto"]
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Entries in order. Two entries of one file both act."""
+    """Entries in order. Two entries of one file both act.
+
+    Args:
+        entries: what to apply.
+        mode: `live` never writes a base weight. `merged` writes the deltas into the weights that can be put back bit
+            for bit, which costs nothing per step, and serves the others live. `auto` merges where that pays.
+        in_order: let each entry act on what the ones before it left, as AUTOMATIC1111 bakes, instead of adding up all
+            changes of the base. They differ for kinds whose change depends on the weight: DoRA, OFT, GLoRA, IA3.
+        calls: how many times the model will be called, for `auto`; None where nobody knows.
+
+    Raises:
+        StackError: no such mode, or a number of calls below 0.
+    """
 
     entries: tuple[Entry, ...] = ()
+    mode: Mode = "live"
+    in_order: bool = False
+    calls: int | None = None
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
+    def __init__(
+        self,
+        entries: Iterable[Entry] = (),
+        *,
+        mode: Mode = "live",
+        in_order: bool = False,
+        calls: int | None = None,
+    ) -> None:
+        if mode not in get_args(Mode):
+            raise StackError(f"mode {mode!r} must be one of {', '.join(get_args(Mode))}")
+        if calls is not None and (type(calls) is not int or calls < 0):
+            raise StackError(f"the number of calls must be a whole number from 0 up, not {calls!r}")
         object.__setattr__(self, "entries", tuple(entries))
+        object.__setattr__(self, "mode", mode)
+        object.__setattr__(self, "in_order", in_order)
+        object.__setattr__(self, "calls", calls)
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -52,6 +52,11 @@ class Strengths:
             mirror = self._mirrors[device, dtype] = self._factors().to(device=device, dtype=dtype, copy=True)
         return mirror.narrow(0, self._offsets[layout], sum(count for _, count, _ in layout))
 
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The strength of every cell."""
+        return tuple(self._values.tolist())
+
     def write(self, values: Sequence[float]) -> None:
         """Set every cell; shows at once in every view."""
         self._values.copy_(torch.tensor(values, dtype=torch.float64, device="cpu"))

@@ -19,7 +19,8 @@ from . import scratch
 from .adapters.base import Adapter
 from .binding import Binding
 from .build import Part, build
-from .layer import read_base_weight
+from .layer import has_plain_weight, holds_values, read_base_weight
+from .operation import Operation
 from .resident import Resident
 from .strength import Strengths
 from .tensors import plain_mode
@@ -54,21 +55,32 @@ class Transient(Resident[Placed]):
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with effective weights instead of its own."""
-        device = next(iter(args or kwargs.values())).device
-        with plain_mode(device):
-            placed = self._placed_at(layer, device, _ANY)
-            effective = self.effective(layer, placed.adapters)
-        y = base_forward(_stand_in(layer, effective), *args, **kwargs)
+        x: Tensor = next(iter(args or kwargs.values()))
+        with plain_mode(x.device):
+            placed = self._placed_at(layer, x.device, _ANY)
+            effective = self._effective(layer, placed.adapters, x)
+        if all(holds_values(layer, binding.target.param) for binding in self._bindings):
+            y = base_forward(_stand_in(layer, effective), *args, **kwargs)
+        else:  # a forward that unpacks its weight cannot be handed one that is not packed
+            y = self._product(layer, x, effective)
         if not self._stays:
             self._placed = None
         return y
 
-    def effective(self, layer: nn.Module, adapters: Sequence[Adapter]) -> dict[str, Tensor]:
+    def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
+        """The product of a linear layer or a convolution with an effective weight."""
+        op = Operation(layer, effective["weight"].ndim - 2)
+        y = op.apply(x, effective["weight"])
+        bias = effective.get("bias", getattr(layer, "bias", None))
+        return y if bias is None else y + op.per_channel(bias.to(y))
+
+    def _effective(self, layer: nn.Module, adapters: Sequence[Adapter], x: Tensor) -> dict[str, Tensor]:
         """The parameters the layer shall compute with, in scratch memory."""
         found: dict[str, Tensor] = {}
         for param in dict.fromkeys(binding.target.param for binding in self._bindings):
             base = read_base_weight(layer, param)
-            total = scratch.take(param, base, base.dtype)
+            packed = not has_plain_weight(layer, param) and x.is_floating_point()
+            total = scratch.take(param, base, x.dtype if packed else base.dtype)
             build(total, base, self._parts(param, adapters, base), in_order=self._in_order)
             found[param] = total
         for binding, adapter in zip(self._bindings, adapters, strict=True):
@@ -94,7 +106,7 @@ class Transient(Resident[Placed]):
             owner, _, leaf = target.bias.rpartition(".")
             bias = getattr(layer.get_submodule(owner), leaf, None)
             width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
-            total = weight.new_zeros(width) if bias is None else bias.detach().to(weight.device, copy=True)
+            total = weight.new_zeros(width) if bias is None else bias.detach().to(weight, copy=True)
             found[target.bias] = total
         delta = adapter.delta_bias().to(weight.device, torch.float32) * self._strength(binding, weight)
         (total if target.bias_rows is None else total[slice(*target.bias_rows)]).add_(delta)

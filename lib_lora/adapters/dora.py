@@ -1,10 +1,10 @@
 """DoRA: a magnitude around any other kind, https://arxiv.org/abs/2402.09353.
 
-V = W + dW, W' = W + m (V * d / |V| - W), the norms taken over each output row or each input column of V. Which of the
-two, the shape of the magnitude tells: LyCORIS `dora_scale` is (out, 1, ...) or (1, in, ...), or (groups, 1, in / groups,
-...) on a grouped convolution; PEFT's `lora_magnitude_vector` and ai-toolkit's `magnitude` are always rows, whatever
-their shape, and of an embedding the width. Trainers agree at m = 1; elsewhere this is LyCORIS 4's and the web UIs'
-meaning: the multiplier scales the complete effect, so that 0 is the base.
+V = W + dW, W' = W + m (V * d / |V| - W), the norms taken over each output row or each input column of V. The shape of
+the magnitude tells which: LyCORIS' `dora_scale` is (out, 1, ...) or (1, in, ...), or (groups, 1, in / groups, ...) on a
+grouped convolution. PEFT's `lora_magnitude_vector` and ai-toolkit's `magnitude` are rows whatever their shape, and of
+an embedding the width. Trainers agree at m = 1. Elsewhere this is what LyCORIS 4 and the web UIs mean: the multiplier
+scales the complete effect, so that 0 is the base.
 
 Beside the layer this is no more than the inner adapter and a vector s = d / |V|: for rows s * (y + dW x) - y, for
 columns the inner adapter and W on s * x. |V| is computed once per layer and activation.

@@ -1,7 +1,7 @@
 """A sparse residual of the weight beside any other kind, as LyCORIS' extraction stores it.
 
-dW' = dW + scale * S, S being the sparse matrix of `bias_indices` (2, n), `bias_values` (n,) and `bias_size` (2,). For all
-its name it is added to the weight (LyCORIS utils, `extract_conv` with a sparse bias), and with the file's scale
+dW' = dW + scale * S, S being the sparse matrix of `bias_indices` (2, n), `bias_values` (n,) and `bias_size` (2,).
+Despite their name they change the weight (LyCORIS utils, `extract_conv` with a sparse bias), and with the file's scale
 (AUTOMATIC1111 extensions-builtin/Lora/network.py, `finalize_updown`, which is the reader users know).
 """
 

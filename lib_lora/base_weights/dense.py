@@ -1,11 +1,13 @@
-"""A plain floating weight, as torch's own layers have it."""
+"""A plain floating weight, as torch's own layers have it; hosts that cast it do so inside their forward."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from .base import WeightReader
+from .base import WeightReader, found, is_wrapper, stored
+
+_COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
 class Dense(WeightReader):
@@ -13,23 +15,15 @@ class Dense(WeightReader):
 
     name = "dense"
     plain = True
+    holds_values = True
 
     @classmethod
     def matches(cls, layer: nn.Module, param: str) -> bool:
-        weight = _find(layer, param)
-        return weight is not None and weight.is_floating_point() and weight.layout == torch.strided
+        weight = stored(layer, param)
+        if weight is None or is_wrapper(weight):
+            return False
+        return weight.dtype in _COMPUTING and weight.layout == torch.strided
 
     @classmethod
     def read(cls, layer: nn.Module, param: str) -> Tensor:
-        weight = _find(layer, param)
-        assert weight is not None  # `matches` said so
-        return weight.detach()
-
-
-def _find(layer: nn.Module, param: str) -> Tensor | None:
-    *parents, leaf = param.split(".")
-    owner: object = layer
-    for name in parents:
-        owner = getattr(owner, name, None)
-    found = getattr(owner, leaf, None)
-    return found if isinstance(found, Tensor) else None
+        return found(layer, param).detach()

@@ -51,7 +51,7 @@ def test_text_encoder_trees_have_the_same_layers(family, component):
             found = ldm.find(target.name)
             assert found is not None, target.name
             assert found.shape == target.shape
-    assert {t.kind for t in ldm.targets} == {"linear", "attention"}
+    assert {t.kind for t in ldm.targets} == {"linear", "attention", "norm", "embedding"}
 
 
 @pytest.mark.parametrize("family", ["sd1", "sdxl"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack, engine, load_network
+from lib_lora import Engine, Entry, Stack, load_network, plan
 from lib_lora.transient import Transient
 from tests.fakes.files import save
 from tests.fakes.kinds import SAMPLES
@@ -75,11 +75,11 @@ def run(model: Model, x: Tensor) -> Tensor:
         return model(x)
 
 
-@pytest.fixture(params=["chosen", "transient"])
+@pytest.fixture(params=["chosen", "transient", "merged"])
 def way(request, monkeypatch):
     """As the engine chooses, and each way by force where the kind has it."""
     if request.param == "transient":
-        monkeypatch.setattr(engine, "_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
+        monkeypatch.setattr(plan, "live_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
     return request.param
 
 
@@ -88,13 +88,16 @@ def way(request, monkeypatch):
 def test_output_is_that_of_the_weight_it_defines(tmp_path, sample, layer, dtype, way):
     base, x = make(layer, dtype)
     path, tensors = write(tmp_path, sample, layer, tuple(weight_of(base, layer).shape))
-    plain = run(base, x)
+    plain, pristine = run(base, x), exact(base)
+    before = {name: value.clone() for name, value in base.state_dict().items()}
     served = Engine({"unet": base})
     for multiplier in (1.0, -0.7, 2.5):
-        report = served.activate(Stack([Entry(path, multiplier)])).entries[0]
+        activation = served.activate(Stack([Entry(path, multiplier)], mode="merged" if way == "merged" else "live"))
+        report = activation.entries[0]
+        assert way != "merged" or activation.merged == 1 or "no bias to merge into" in activation.summary()
         assert dict(report.kinds) == {sample.recipe: 1}, report
         assert not report.unused, report.unused
-        want = run(reference(base, layer, sample, tensors, multiplier), x if x.dtype == torch.int64 else x.double())
+        want = run(reference(pristine, layer, sample, tensors, multiplier), x if x.dtype == torch.int64 else x.double())
         got = run(base, x)
         assert got.dtype == plain.dtype
         assert worst(got, want) < max(BOUNDS[dtype], FILE)
@@ -103,6 +106,7 @@ def test_output_is_that_of_the_weight_it_defines(tmp_path, sample, layer, dtype,
     assert torch.equal(run(base, x) + 0.0, plain + 0.0), "at 0 it is as if there were no file"
     served.deactivate()
     assert torch.equal(run(base, x), plain)
+    assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
 
 
 @pytest.mark.parametrize(("sample", "layer"), CASES)

@@ -72,17 +72,17 @@ def test_every_unused_key_has_its_reason(tmp_path, components):
 
 
 def test_a_parameter_nobody_reads_keeps_its_layer_out(tmp_path, components):
-    """A LoRA applied without its DoRA scale would be a wrong picture, silently."""
+    """A LoRA applied without what changes its meaning would be a wrong picture, silently."""
     tensors = pair("lora_unet_mid_block_proj_in", (12, 8), 4) | pair("lora_unet_mid_block_conv", (6, 4, 3, 3), 4)
-    tensors["lora_unet_mid_block_proj_in.dora_scale"] = torch.ones(1, 8)
+    tensors["lora_unet_mid_block_proj_in.bora_r_scale"] = torch.ones(1, 8)
     network = load_network(save(tmp_path / "a.safetensors", tensors), components)
     assert set(network.adapters["unet"]) == {"mid_block.conv"}
-    assert "no adapter kind reads dora_scale, lora_down.weight, lora_up.weight together" in reasons(network).values()
+    assert "no adapter kind reads bora_r_scale, lora_down.weight, lora_up.weight together" in reasons(network).values()
 
 
 def test_a_file_of_unknown_kind_or_format_names_the_keys(tmp_path, components):
-    unknown = save(tmp_path / "a.safetensors", {"lora_unet_mid_block_proj_in.lokr_w1": torch.zeros(2, 2)})
-    with pytest.raises(UnknownAdapterError, match="lokr_w1"):
+    unknown = save(tmp_path / "a.safetensors", {"lora_unet_mid_block_proj_in.bora_w1": torch.zeros(2, 2)})
+    with pytest.raises(UnknownAdapterError, match="bora_w1"):
         load_network(unknown, components)
     for key, hint in {"model.diffusion_model.x.weight": "whole checkpoint", "emb_params": "textual inversion"}.items():
         with pytest.raises(UnknownFormatError, match=hint) as caught:

@@ -72,5 +72,11 @@ def test_what_is_shipped_is_found():
     assert {kind.__module__.rpartition(".")[2] for kind in kinds} == files
     assert {"lora", "loha", "lokr"} <= {kind.name for kind in kinds}
     assert set(discover(architectures, Architecture)) == {"sd1", "sd2", "sdxl", "sdxl_refiner"}
-    assert [reader.name for reader in discover_classes(base_weights, WeightReader)] == ["dense"]
+    readers = [reader.name for reader in discover_classes(base_weights, WeightReader)]
+    assert set(readers) == {
+        *("dense", "float8", "scaled_float", "sdnq", "quanto", "wrapper"),
+        *("bitsandbytes_8bit", "bitsandbytes_4bit", "gguf_diffusers", "gguf_forge", "gguf_wrapped"),
+    }
+    packed = {"bitsandbytes_4bit", "gguf_diffusers", "gguf_forge", "gguf_wrapped", "quanto", "sdnq", "scaled_float"}
+    assert packed <= set(readers[: readers.index("dense")]), "these may show a floating dtype"
     assert {scheme.name for scheme in discover_classes(residency, Scheme)} == {"accelerate_hook", "diffusers_hook"}

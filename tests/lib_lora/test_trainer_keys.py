@@ -131,9 +131,9 @@ PEFT = {
         "LoraConfig",
         {"target_modules": ["fc", "conv", "emb"], "use_dora": True},
         {
-            "block.fc": LORA | {"dora_scale"},
-            "conv": LORA | {"dora_scale"},
-            "emb": {"lora_embedding_A", "lora_embedding_B", "dora_scale"},
+            "block.fc": LORA | {"lora_magnitude_vector"},
+            "conv": LORA | {"lora_magnitude_vector"},
+            "emb": {"lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector"},
         },
     ),
     "attention": ("LoraConfig", {"target_modules": ["attn"]}, {"attn": LORA, "attn.out_proj": LORA}),

@@ -89,7 +89,10 @@ def _make_residual(shape: Shape, generator: torch.Generator) -> Tensors:
 
 
 def _make_full(shape: Shape, generator: torch.Generator) -> Tensors:
-    return {"diff": randn(generator, *shape), "dora_scale": _magnitude(generator, 1, *shape[1:2], *(1,) * len(shape[2:]))}
+    return {
+        "diff": randn(generator, *shape),
+        "dora_scale": _magnitude(generator, 1, *shape[1:2], *(1,) * len(shape[2:])),
+    }
 
 
 SAMPLES = (

@@ -18,7 +18,6 @@ def _make_full(shape: Shape, generator: torch.Generator) -> Tensors:
     return {"diff": randn(generator, *shape)}
 
 
-
 def _make_both(shape: Shape, generator: torch.Generator) -> Tensors:
     return {"diff": randn(generator, *shape), "diff_b": randn(generator, shape[0])}
 

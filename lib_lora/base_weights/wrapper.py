@@ -1,0 +1,33 @@
+"""Tensor subclasses that stand for packed tensors, in layers of torch's own classes: torchao's, and those like them.
+
+Source: pytorch/ao torchao/utils.py, `TorchAOBaseTensor`, and quantization/quantize_/workflows; SDNQ's and ComfyUI's
+quantized tensors are made the same way. They show the shape and dtype of the weight they stand for. Most of them
+decode themselves; some (torchao's int4 with packed layouts) know nothing but how to be multiplied by.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import Tensor, nn
+
+from .base import WeightReader, found, is_wrapper, stored
+
+
+class Wrapper(WeightReader):
+    """What the tensor says it stands for, else its product with the identity."""
+
+    name = "wrapper"
+
+    @classmethod
+    def matches(cls, layer: nn.Module, param: str) -> bool:
+        weight = stored(layer, param)
+        return weight is not None and is_wrapper(weight) and weight.is_floating_point()
+
+    @classmethod
+    def read(cls, layer: nn.Module, param: str) -> Tensor:
+        weight = found(layer, param)
+        if type(weight).dequantize is not Tensor.dequantize:  # torch's own is for its old quantized dtypes
+            return weight.dequantize().detach()
+        identity = torch.eye(weight.shape[1], device=weight.device, dtype=weight.dtype)
+        return F.linear(identity, weight).detach().t()

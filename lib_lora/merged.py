@@ -1,0 +1,212 @@
+"""The merged way, opt-in: the deltas are written into the base weight, which costs nothing per call.
+
+Always from the pristine weight, never from what an earlier strength left; summed in fp32, rounded stochastically where
+the weight has fewer bits; put back bit for bit. A weight that somebody else wrote to meanwhile is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .adapters.base import Adapter
+from .binding import Binding
+from .build import Round, build
+from .errors import ComponentError
+from .layer import holds_values
+from .pristine import Backup, Checkpoint, Pristine
+from .rounding import digest, generator_for, round_stochastically
+from .strength import Strengths
+from .tensors import plain_mode
+from .transient import Transient
+
+if TYPE_CHECKING:
+    from .patch import BaseForward
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """One parameter that is not as it was."""
+
+    pristine: Pristine
+    before: tuple[int, int]  # digest of the pristine bits
+    after: tuple[int, int]  # digest of what was written
+
+
+class Merged(Transient):
+    """Bindings of one layer whose weight holds them.
+
+    Args:
+        bindings: the adapters, in the order of the stack.
+        strengths: of the plan.
+        in_order: let each adapter act on the weight that the ones before it left.
+        checkpoint: where pristine parameters can be read again; what is not there is copied to the CPU.
+    """
+
+    at_rest = True
+
+    def __init__(
+        self,
+        bindings: Sequence[Binding],
+        strengths: Strengths,
+        *,
+        in_order: bool = False,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        super().__init__(bindings, strengths, in_order=in_order)
+        self._checkpoint = checkpoint
+        self._written: dict[str, _Written] = {}
+        self._values: tuple[float, ...] = ()
+
+    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward of the layer, whose weight has its adapters."""
+        return base_forward(layer, *args, **kwargs)
+
+    def follow(self, layer: nn.Module, device: torch.device) -> None:
+        """Nothing is kept beside the layer."""
+
+    def prefetch(self, layer: nn.Module) -> None:
+        """Write the weight for the strengths of now, if it is not so yet."""
+        values = self._strengths.values
+        wanted = tuple(values[binding.cell] for binding in self._bindings)
+        if self._written and wanted == self._values:
+            return
+        try:
+            with plain_mode(next(layer.parameters()).device):
+                self._merge(layer)
+        except BaseException:
+            self.release(layer)
+            raise
+        self._values = wanted
+
+    def release(self, layer: nn.Module) -> None:
+        """Put every parameter back, bit for bit.
+
+        Raises:
+            ComponentError: a parameter's original could not be had any more; the model must be loaded again.
+        """
+        while self._written:
+            param, written = self._written.popitem()
+            self._put_back(layer, param, written)
+        self._values = ()
+        super().release(layer)
+
+    def _merge(self, layer: nn.Module) -> None:
+        adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
+        for binding in self._bindings:
+            binding.file.verify()
+        for param in dict.fromkeys(binding.target.param for binding in self._bindings):
+            weight = layer.get_parameter(param)
+            with _writing(weight):
+                placed = [adapter.placed(weight.device) for adapter in adapters]
+                base = self._pristine(layer, param, weight).to(weight.device)
+                total = torch.empty_like(weight)
+                parts = self._parts(param, placed, base)
+                build(total, base, parts, in_order=self._in_order, write=_rounding(self._seed(param), weight))
+                self._write(param, weight, total)
+        self._merge_biases(layer, adapters)
+
+    def _merge_biases(self, layer: nn.Module, adapters: Sequence[Adapter]) -> None:
+        totals: dict[str, Tensor] = {}
+        for binding, adapter in zip(self._bindings, adapters, strict=True):
+            if not adapter.has_bias:
+                continue
+            target = binding.target
+            bias = layer.get_parameter(target.bias)
+            total = totals.get(target.bias)
+            if total is None:
+                wide = torch.promote_types(bias.dtype, torch.float32)
+                total = totals[target.bias] = self._pristine(layer, target.bias, bias).to(bias.device, wide, copy=True)
+            delta = adapter.delta_bias().to(total) * self._strength(binding, total)
+            (total if target.bias_rows is None else total[slice(*target.bias_rows)]).add_(delta)
+        for param, total in totals.items():
+            bias = layer.get_parameter(param)
+            with _writing(bias):
+                self._write(param, bias, total.to(bias.dtype))
+
+    def _pristine(self, layer: nn.Module, param: str, parameter: Tensor) -> Tensor:
+        """The parameter as it was, on the CPU; remembered when it is asked for the first time."""
+        written = self._written.get(param)
+        if written is None:
+            path = self._bindings[0].target.path
+            found = None if self._checkpoint is None else self._checkpoint.find(path, param, parameter)
+            own = digest(parameter)
+            written = self._written[param] = _Written(found or Backup(parameter), own, own)
+        return written.pristine.read()
+
+    def _write(self, param: str, parameter: Tensor, total: Tensor) -> None:
+        written = self._written[param]
+        self._written[param] = _Written(written.pristine, written.before, digest(total))
+        parameter.detach().copy_(total)
+
+    def _put_back(self, layer: nn.Module, param: str, written: _Written) -> None:
+        parameter = layer.get_parameter(param)
+        with _writing(parameter):
+            found = digest(parameter)
+            if found not in (written.after, written.before):
+                name = f"{type(layer).__name__}.{param}"
+                logger.warning("%s was changed by something else while adapters were merged into it; left alone", name)
+                return
+            parameter.detach().copy_(written.pristine.read())
+            if digest(parameter) != written.before:
+                raise ComponentError(f"{param} of a {type(layer).__name__} is not what it was; load the model again")
+
+    def _seed(self, param: str) -> int:
+        """The same for a layer whenever it is merged, so that one stack always gives the same bits."""
+        return zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
+
+
+def _rounding(seed: int, weight: Tensor) -> Round | None:
+    if weight.element_size() >= 4:
+        return None
+    generator = generator_for(weight.device, seed)
+
+    def write(out: Tensor, block: Tensor) -> None:
+        round_stochastically(out, block, generator)
+
+    return write
+
+
+def _writing(parameter: Tensor) -> AbstractContextManager[None]:
+    """The mode in which a parameter may be written to: one that was made in inference mode only in that."""
+    return torch.inference_mode() if parameter.is_inference() else torch.no_grad()
+
+
+def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozenset[int]) -> str | None:
+    """The reason why these adapters cannot be merged into the layer; None where they can.
+
+    Args:
+        layer: the layer.
+        bindings: its adapters.
+        shared: ids of the parameters that several layers of the model have in common.
+    """
+    for binding in bindings:
+        params = [binding.target.param, *((binding.target.bias,) if binding.adapter.has_bias else ())]
+        for param in params:
+            reason = _unwritable(layer, param, shared)
+            if reason is not None:
+                return reason
+    return None
+
+
+def _unwritable(layer: nn.Module, param: str, shared: frozenset[int]) -> str | None:
+    owner, _, leaf = param.rpartition(".")
+    parameter = layer.get_submodule(owner)._parameters.get(leaf)
+    if parameter is None:
+        return f"there is no {leaf} to merge into"
+    if parameter.device.type == "meta":
+        return "the weight is elsewhere (offloaded) between two calls"
+    if not holds_values(layer, param) or not parameter.is_contiguous():
+        return f"a {type(layer).__name__} keeps its weight in a form that cannot be put back exactly"
+    if id(parameter) in shared:
+        return "the weight belongs to several layers"
+    return None

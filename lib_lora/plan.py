@@ -1,0 +1,189 @@
+"""What is in force: which way serves which layer, and the numbers they obey. Making a plan touches no layer."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from . import residency
+from .binding import Binding
+from .factored import Factored
+from .layer import LayerIndex, has_plain_weight
+from .merged import Merged, why_not_merged
+from .network import Network
+from .pristine import Checkpoint
+from .report import ActivationReport
+from .slot import Way
+from .stack import Stack
+from .strength import Strengths
+from .transient import Transient
+
+_PAYS = 20
+"""Calls of a model from which on merging costs less than it saves; a text encoder is called once or twice."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which way serves which layer."""
+
+    networks: tuple[Network, ...]
+    ranks: tuple[int | None, ...]
+    how: tuple[frozenset[str], bool]
+    """Components to merge into, and whether entries act in order."""
+    layers: tuple[tuple[weakref.ref[nn.Module], Way], ...]
+    cells: tuple[tuple[int, str], ...]  # (entry, component) of each strength
+    strengths: Strengths
+    report: ActivationReport
+
+    def values(self, stack: Stack) -> list[float]:
+        """The stack's strengths in the order of the cells."""
+        return [stack.entries[entry].strength(component) for entry, component in self.cells]
+
+    def serves(self, stack: Stack, networks: Sequence[Network], components: Iterable[str]) -> bool:
+        """Whether it is the plan that the stack needs, but for the strengths."""
+        if self.how != how(stack, components) or self.ranks != tuple(entry.rank for entry in stack):
+            return False
+        return len(self.networks) == len(networks) and all(a is b for a, b in zip(self.networks, networks, strict=True))
+
+    def write(self, stack: Stack) -> None:
+        """Set the strengths, and merge anew where they are in the weights; on failure all is as before."""
+        before = self.strengths.values
+        self.strengths.write(self.values(stack))
+        try:
+            self._merge()
+        except BaseException:
+            self.strengths.write(before)
+            self._merge()
+            raise
+
+    def _merge(self) -> None:
+        for ref, way in self.layers:
+            layer = ref()
+            if way.at_rest and layer is not None:
+                way.prefetch(layer)
+
+
+def how(stack: Stack, components: Iterable[str]) -> tuple[frozenset[str], bool]:
+    """The components whose weights the stack wants merged, and whether its entries act in order."""
+    merged = stack.mode == "merged" or (stack.mode == "auto" and (stack.calls or 0) >= _PAYS)
+    wanted = [name for name in components if stack.mode == "merged" or not name.startswith("text_encoder")]
+    return frozenset(wanted if merged else ()), stack.in_order
+
+
+def make_plan(
+    stack: Stack,
+    networks: tuple[Network, ...],
+    indexes: Sequence[LayerIndex],
+    components: Mapping[str, nn.Module],
+    checkpoints: Mapping[str, Checkpoint],
+) -> Plan:
+    """Choose a way for every layer that the networks change.
+
+    Args:
+        stack: what the user wants.
+        networks: of its entries, in order.
+        indexes: of the components.
+        components: by their names.
+        checkpoints: where a component's pristine weights can be read again, as far as known.
+    """
+    cells = tuple((i, index.component) for i in range(len(stack)) for index in indexes)
+    strengths = Strengths([stack.entries[i].strength(component) for i, component in cells])
+    chooser = _Chooser(stack, strengths, components, checkpoints)
+    layers = tuple(
+        (weakref.ref(layer), chooser.way(component, layer, bound))
+        for component, layer, bound in _bindings(stack, networks, indexes, cells)
+    )
+    strengths.seal()
+    return Plan(
+        networks=networks,
+        ranks=tuple(entry.rank for entry in stack),
+        how=how(stack, components),
+        layers=layers,
+        cells=cells,
+        strengths=strengths,
+        report=ActivationReport(tuple(network.report for network in networks), chooser.merged, dict(chooser.live)),
+    )
+
+
+def _bindings(
+    stack: Stack, networks: Sequence[Network], indexes: Sequence[LayerIndex], cells: Sequence[tuple[int, str]]
+) -> Iterable[tuple[str, nn.Module, list[Binding]]]:
+    by_component = {index.component: index for index in indexes}
+    cell_of = {cell: number for number, cell in enumerate(cells)}
+    found: dict[nn.Module, tuple[str, list[Binding]]] = {}  # by module: one that has two names still is one layer
+    numbered = list(zip(range(len(stack)), stack, networks, strict=True))
+    if not stack.in_order:  # sums have the same bits only if they are made in the same order
+        numbered.sort(key=lambda one: (str(one[1].path), one[1].rank or 0))
+    for i, entry, network in numbered:
+        for one in network.bound:
+            layer = by_component[one.component].module(one.target.path)
+            binding = Binding(one.adapter, one.target, network.file, cell_of[i, one.component], entry.rank)
+            found.setdefault(layer, (one.component, []))[1].append(binding)
+    return [(component, layer, bound) for layer, (component, bound) in found.items()]
+
+
+class _Chooser:
+    """Chooses a way for one layer after the other, and remembers what became of the wish to merge."""
+
+    def __init__(
+        self,
+        stack: Stack,
+        strengths: Strengths,
+        components: Mapping[str, nn.Module],
+        checkpoints: Mapping[str, Checkpoint],
+    ) -> None:
+        self._strengths = strengths
+        self._checkpoints = checkpoints
+        self._merging, self._in_order = how(stack, components)
+        self._shared = _shared_parameters(components.values()) if self._merging else frozenset()
+        self._swapped = {name for name in self._merging if _is_swapped(components[name])}
+        self.merged = 0
+        self.live: Counter[str] = Counter()
+
+    def way(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> Way:
+        """The way for one layer."""
+        if component in self._merging:
+            swapped = component in self._swapped
+            reason = "its weights are swapped in and out" if swapped else why_not_merged(layer, bindings, self._shared)
+            if reason is None:
+                self.merged += 1
+                checkpoint = self._checkpoints.get(component)
+                return Merged(bindings, self._strengths, in_order=self._in_order, checkpoint=checkpoint)
+            self.live[reason] += 1
+        return live_way(layer, bindings, self._strengths, in_order=self._in_order)
+
+
+def live_way(layer: nn.Module, bindings: Sequence[Binding], strengths: Strengths, *, in_order: bool = False) -> Way:
+    """The way for one layer whose weight is not written to."""
+    in_order = in_order and len(bindings) > 1 and any(binding.adapter.reads_base for binding in bindings)
+    if in_order or not all(_can_be_beside(layer, binding) for binding in bindings):
+        return Transient(bindings, strengths, in_order=in_order)
+    dense = any(b.adapter.prefers_dense and has_plain_weight(layer, b.target.param) for b in bindings)
+    return Transient(bindings, strengths) if dense else Factored(bindings, strengths)
+
+
+def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:
+    """Whether an adapter can act beside its layer, which then needs no effective weight."""
+    target, form = binding.target, binding.adapter.form(binding.rank)
+    if form is None or target.groups != 1 or target.rows is not None:
+        return False
+    if target.kind == "embedding":
+        # not Gemma's, which scales what it looks up in a forward of its own
+        return not (form.on_input or form.on_output) and type(layer).forward is nn.Embedding.forward
+    return target.kind in ("linear", "conv")
+
+
+def _is_swapped(component: nn.Module) -> bool:
+    """Whether an offload scheme lends its layers copies of their weights, so that what is written is lost."""
+    return not all(residency.stays(module) for module in component.modules())
+
+
+def _shared_parameters(components: Iterable[nn.Module]) -> frozenset[int]:
+    """Ids of the parameters that more than one layer has."""
+    layers = {module for component in components for module in component.modules()}
+    counts = Counter(id(parameter) for module in layers for parameter in module._parameters.values())
+    return frozenset(number for number, count in counts.items() if count > 1)
