@@ -109,12 +109,16 @@ class LoKr(Adapter):
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        first = shapes.get("lokr_w1") or (*shapes["lokr_w1_a"][:1], *shapes["lokr_w1_b"][1:2])
-        core = shapes.get("lokr_t2")
-        if core is not None:
-            second = (*shapes["lokr_w2_a"][1:2], *shapes["lokr_w2_b"][1:2], *core[2:])
+        if "lokr_w1" in shapes:
+            first = shapes["lokr_w1"]
         else:
-            second = shapes.get("lokr_w2") or (*shapes["lokr_w2_a"][:1], *shapes["lokr_w2_b"][1:])
+            first = (*shapes["lokr_w1_a"][:1], *shapes["lokr_w1_b"][1:])
+        if "lokr_w2" in shapes:
+            second = shapes["lokr_w2"]
+        elif "lokr_t2" in shapes:
+            second = (*shapes["lokr_w2_a"][1:2], *shapes["lokr_w2_b"][1:2], *shapes["lokr_t2"][2:])
+        else:
+            second = (*shapes["lokr_w2_a"][:1], *shapes["lokr_w2_b"][1:])
         if len(first) != 2 or len(second) < 2:
             return None
         return (first[0] * second[0], first[1] * second[1], *second[2:])
@@ -247,5 +251,6 @@ def _even(matrices: Sequence[Tensor], scale: float) -> list[Tensor]:
 
 
 def _kron(first: Tensor, second: Tensor) -> Tensor:
-    """torch.kron, which views its arguments and so refuses transposed ones."""
-    return torch.kron(first.contiguous(), second.contiguous())
+    """The Kronecker product; torch.kron views its arguments, and so refuses some transposed ones."""
+    whole = first[:, None, :, None] * second[None, :, None, :]
+    return whole.reshape(first.shape[0] * second.shape[0], -1)
