@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from .adapters.base import Adapter
 from .binding import Binding
 from .build import Round, build
-from .errors import ComponentError
+from .errors import ComponentError, FileError
 from .layer import holds_values
 from .pristine import Backup, Checkpoint, Pristine
 from .rounding import digest, generator_for, round_stochastically
 from .strength import Strengths
-from .tensors import plain_mode
+from .tensors import plain_mode, wide
 from .transient import Transient
 
 if TYPE_CHECKING:
@@ -92,13 +92,20 @@ class Merged(Transient):
         """Put every parameter back, bit for bit.
 
         Raises:
-            ComponentError: a parameter's original could not be had any more; the model must be loaded again.
+            FileError: a checkpoint that holds an original was overwritten; the model must be loaded again.
+            ComponentError: what was put back is not what it was; the same.
         """
+        failed: FileError | ComponentError | None = None
         while self._written:
             param, written = self._written.popitem()
-            self._put_back(layer, param, written)
+            try:
+                self._put_back(layer, param, written)
+            except (FileError, ComponentError) as error:  # the other parameters are put back all the same
+                failed = failed or error
         self._values = ()
         super().release(layer)
+        if failed is not None:
+            raise failed
 
     def _merge(self, layer: nn.Module) -> None:
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
@@ -124,8 +131,8 @@ class Merged(Transient):
             bias = layer.get_parameter(target.bias)
             total = totals.get(target.bias)
             if total is None:
-                wide = torch.promote_types(bias.dtype, torch.float32)
-                total = totals[target.bias] = self._pristine(layer, target.bias, bias).to(bias.device, wide, copy=True)
+                pristine = self._pristine(layer, target.bias, bias)
+                total = totals[target.bias] = pristine.to(bias.device, wide(bias.dtype), copy=True)
             delta = adapter.delta_bias().to(total) * self._strength(binding, total)
             (total if target.bias_rows is None else total[slice(*target.bias_rows)]).add_(delta)
         for param, total in totals.items():
