@@ -67,7 +67,10 @@ def test_mistakes_are_named(package, files, text):
 
 def test_what_is_shipped_is_found():
     kinds = {kind.name for kind in discover_classes(adapters, Adapter)}
-    assert kinds == {"bias", "dora", "full", "lora", "norm", "residual", "set_weight"}
+    assert kinds == {
+        *("bias", "dora", "full", "lora", "norm", "residual", "set_weight"),
+        *("diag_oft", "split_oft"),
+    }
     assert set(discover(architectures, Architecture)) == {"sd1", "sd2", "sdxl", "sdxl_refiner"}
     readers = [reader.name for reader in discover_classes(base_weights, WeightReader)]
     assert set(readers) == {
