@@ -175,9 +175,7 @@ class TurnedOutput(OutputEffect):
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         turned = mix_slices(y, tuple(part * multiplier for part in self.parts), op.channels)
-        if self.excess is None:
-            return turned
-        return turned + (y + turned) * op.per_channel(self.excess * multiplier)
+        return turned if self.excess is None else rescaled(y, turned, op.per_channel(self.excess * multiplier))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,8 +198,7 @@ class OutputRotation(Adapter):
         parts = tuple(at.put(part.blocks(at.device, at.dtype)) * at.multiplier for part in self.parts)
         turned = mix_slices(rows, parts, -2)
         if self.rescale is not None:
-            excess = (at.put(self.rescale) - 1) * at.multiplier
-            turned = turned + (rows + turned) * excess.unsqueeze(1)
+            turned = rescaled(rows, turned, ((at.put(self.rescale) - 1) * at.multiplier).unsqueeze(1))
         return turned.reshape(at.base.shape)
 
     def form(self, rank: int | None = None) -> Form:
@@ -211,6 +208,11 @@ class OutputRotation(Adapter):
         return TurnedOutput(
             tuple(part.effect(device, dtype) for part in self.parts), excess_of(self.rescale, device, dtype)
         )
+
+
+def rescaled(y: Tensor, change: Tensor, excess: Tensor) -> Tensor:
+    """The change of y where y + change is scaled by 1 + excess."""
+    return change + (y + change) * excess
 
 
 def excess_of(scale: Tensor | None, device: torch.device, dtype: torch.dtype) -> Tensor | None:

@@ -69,7 +69,7 @@ def test_what_is_shipped_is_found():
     kinds = {kind.name for kind in discover_classes(adapters, Adapter)}
     assert kinds == {
         *("bias", "dora", "full", "lora", "norm", "residual", "set_weight"),
-        *("diag_oft", "split_oft"),
+        *("boft", "diag_oft", "oft_diag", "split_oft"),
     }
     assert set(discover(architectures, Architecture)) == {"sd1", "sd2", "sdxl", "sdxl_refiner"}
     readers = [reader.name for reader in discover_classes(base_weights, WeightReader)]
