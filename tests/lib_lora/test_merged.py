@@ -309,14 +309,8 @@ class TestOrder:
         weight, x = model["layer"].weight.clone(), torch.randn(5, 24)
         files, effective = [], weight.double()
         for i, (sample, strength) in enumerate(((first, 0.7), (last, 0.4), (first, -0.5))):
-            tensors = sample.tensors((24, 24), i)
-            folder = tmp_path / str(i)
-            folder.mkdir()
-            if sample.config is not None:
-                import json
-
-                (folder / "adapter_config.json").write_text(json.dumps(sample.config))
-            files.append(Entry(save(folder / "a.safetensors", tensors, sample.metadata), strength))
+            path, tensors = sample.write(tmp_path, (24, 24), i)
+            files.append(Entry(path, strength))
             effective = sample.weight(tensors, effective, strength)
         engine = Engine({"unet": model})
         engine.activate(Stack(files, mode=mode, in_order=True))
