@@ -53,6 +53,7 @@ class Transient(Resident[Placed]):
         for binding in self._bindings:
             strengths.register(binding.layout)
 
+    @torch.compiler.disable  # a graph must not know scratch memory, which other layers and other graphs use too
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with effective weights instead of its own."""
         x: Tensor = next(iter(args or kwargs.values()))

@@ -132,11 +132,31 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSchedule:
+    """How many ranks act at a timestep: few in noise, all at the end. T-LoRA, https://arxiv.org/abs/2507.05964."""
+
+    max_rank: int
+    min_rank: int = 1
+    power: float = 1.0
+    steps: int = 1000
+    """The timestep of pure noise."""
+
+    def first(self, timestep: float) -> int:
+        """The number of ranks that act, from the first; `timestep` is between 0 and `steps`."""
+        done = min(max((self.steps - timestep) / self.steps, 0.0), 1.0)
+        return min(int(done**self.power * (self.max_rank - self.min_rank)) + self.min_rank, self.max_rank)
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The measures of a low-rank pair."""
 
     rank: int
     scale: float
+    schedule: RankSchedule | None = None
+    """Which ranks act when; without a timestep all do."""
+    per_rank: int = 1
+    """How many components of the pair make one rank of the schedule; they lie together."""
 
 
 @dataclass(frozen=True, slots=True)

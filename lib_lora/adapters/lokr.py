@@ -63,14 +63,15 @@ class _Chain(OutputEffect):
     def _conv(self, x: Tensor, matrices: Sequence[Tensor], op: Operation) -> Tensor:
         """The left axis is part of the batch while a convolution sees the right one as the channels."""
         batched = x.ndim > op.spatial + 1
-        h = (x if batched else x.unsqueeze(0)).unflatten(1, (self.axis, -1))  # (n, b, d, ...)
+        count, channels, *size = (x if batched else x.unsqueeze(0)).shape
+        h = x.reshape(count, self.axis, channels // self.axis, *size)
         for side, matrix in zip(self.sides, matrices, strict=True):
             if side == "left":
-                h = torch.matmul(matrix, h.flatten(2)).unflatten(2, h.shape[2:])
+                h = torch.matmul(matrix, h.flatten(2)).reshape(count, matrix.shape[0], *h.shape[2:])
             else:
                 one = h.flatten(0, 1)
                 one = op.apply(one, matrix) if matrix.ndim > 2 else op.pointwise(one, matrix)
-                h = one.unflatten(0, h.shape[:2])
+                h = one.reshape(*h.shape[:2], *one.shape[1:])
         h = h.flatten(1, 2)
         return h if batched else h.squeeze(0)
 
