@@ -270,10 +270,17 @@ def _carries(layer: nn.Module, way: Way) -> bool:
 
 
 def _detach_all(layers: Iterable[nn.Module]) -> None:
+    """Take the slots of all layers away, also where putting back the weights of one fails."""
+    failed: LoraError | None = None
     for layer in list(layers):
-        patch.detach(layer)
+        try:
+            patch.detach(layer)
+        except LoraError as error:
+            failed = failed or error
     if isinstance(layers, weakref.WeakSet):
         layers.clear()
+    if failed is not None:
+        raise failed
 
 
 K = TypeVar("K")

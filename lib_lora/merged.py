@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from .adapters.base import Adapter
 from .binding import Binding
 from .build import Round, build
-from .errors import ComponentError
+from .errors import ComponentError, FileError
 from .layer import holds_values
 from .pristine import Backup, Checkpoint, Pristine
 from .rounding import digest, generator_for, round_stochastically
 from .strength import Strengths
-from .tensors import plain_mode
+from .tensors import plain_mode, wide
 from .transient import Transient, bias_of
 
 if TYPE_CHECKING:
@@ -92,13 +92,20 @@ class Merged(Transient):
         """Put every parameter back, bit for bit.
 
         Raises:
-            ComponentError: a parameter's original could not be had any more; the model must be loaded again.
+            FileError: a checkpoint that holds an original was overwritten; the model must be loaded again.
+            ComponentError: what was put back is not what it was; the same.
         """
+        failed: FileError | ComponentError | None = None
         while self._written:
             param, written = self._written.popitem()
-            self._put_back(layer, param, written)
+            try:
+                self._put_back(layer, param, written)
+            except (FileError, ComponentError) as error:  # the other parameters are put back all the same
+                failed = failed or error
         self._values = ()
         super().release(layer)
+        if failed is not None:
+            raise failed
 
     def _merge(self, layer: nn.Module) -> None:
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
@@ -122,8 +129,7 @@ class Merged(Transient):
             if bias is None:
                 continue
             target = binding.target
-            wide = torch.promote_types(bias.dtype, torch.float32)
-            pristine = self._pristine(layer, target.bias, bias).to(bias.device, wide)
+            pristine = self._pristine(layer, target.bias, bias).to(bias.device, wide(bias.dtype))
             total = totals.setdefault(target.bias, pristine.clone())
             rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
             delta = adapter.change_of_bias((total if self._in_order else pristine)[rows])

@@ -115,7 +115,10 @@ def _bindings(
     by_component = {index.component: index for index in indexes}
     cell_of = {cell: number for number, cell in enumerate(cells)}
     found: dict[nn.Module, tuple[str, list[Binding]]] = {}  # by module: one that has two names still is one layer
-    for i, (entry, network) in enumerate(zip(stack, networks, strict=True)):
+    numbered = list(zip(range(len(stack)), stack, networks, strict=True))
+    if not stack.in_order:  # sums have the same bits only if they are made in the same order
+        numbered.sort(key=lambda one: (str(one[1].path), one[1].rank or 0))
+    for i, entry, network in numbered:
         for one in network.bound:
             layer = by_component[one.component].module(one.target.path)
             binding = Binding(one.adapter, one.target, network.file, cell_of[i, one.component], entry.rank)

@@ -23,7 +23,7 @@ from .layer import Target, has_plain_weight, holds_values, read_base_weight
 from .operation import Operation
 from .resident import Resident
 from .strength import Strengths
-from .tensors import plain_mode
+from .tensors import plain_mode, wide
 
 if TYPE_CHECKING:
     from .patch import BaseForward
@@ -95,7 +95,7 @@ class Transient(Resident[Placed]):
         ]
 
     def _strength(self, binding: Binding, like: Tensor) -> Tensor:
-        return self._strengths.view(binding.layout, like.device, torch.promote_types(like.dtype, torch.float32))
+        return self._strengths.view(binding.layout, like.device, wide(like.dtype))
 
     def _change_bias(self, layer: nn.Module, binding: Binding, adapter: Adapter, found: dict[str, Tensor]) -> None:
         target, weight = binding.target, found[binding.target.param]
@@ -111,6 +111,11 @@ class Transient(Resident[Placed]):
             total = weight.new_zeros(width) if bias is None else bias.detach().to(weight, copy=True)
             found[target.bias] = total
         total[rows].add_(delta.to(strength) * strength)
+
+    def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
+        if self._in_order:  # norms are then those of the weight that the adapters before leave, not of the base's
+            return tuple(binding.adapter for binding in self._bindings)
+        return super()._adapters(layer)
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
         return Placed(device, _ANY, tuple(adapter.placed(device) for adapter in self._adapters(layer)))

@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..operation import Operation
-from ..tensors import TensorFields
+from ..tensors import TensorFields, wide
 from .base import Adapter, At, Form, InputEffect, OutputEffect, placed, shape_text
 
 
@@ -43,11 +43,6 @@ class Turn(TensorFields):
         return replace(
             self, source=placed(self.blocks(device, torch.float32), device, wide(self.source.dtype)), solve=None
         )
-
-
-def wide(*dtypes: torch.dtype) -> torch.dtype:
-    """The dtype in which products of weights are made: fp64 if one of these is, else fp32."""
-    return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 def cayley(q: Tensor) -> Tensor:

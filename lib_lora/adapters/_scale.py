@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..operation import Operation
-from ._rotation import wide
+from ..tensors import wide
 from .base import Adapter, At, Form, InputEffect, OutputEffect, Site, placed, shape_text
 
 

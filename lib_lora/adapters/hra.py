@@ -25,8 +25,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..operation import Operation
-from ..tensors import TensorFields
-from ._rotation import pointwise, wide
+from ..tensors import TensorFields, wide
+from ._rotation import pointwise
 from .base import Adapter, At, Factors, Form, InputEffect, Origin, Pair, Params, Site, placed, shape_text
 
 

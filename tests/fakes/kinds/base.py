@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
+
+from tests.fakes.files import save
 
 Shape = tuple[int, ...]
 Tensors = dict[str, Tensor]
@@ -43,6 +47,18 @@ class Sample:
         """A whole file for the layer `layer`."""
         made = self.make(shape, torch.Generator().manual_seed(seed))
         return {name if name.startswith("base_model.") else self.prefix + name: value for name, value in made.items()}
+
+    def write(self, folder: Path, shape: Shape, seed: int = 0, layer: str = "layer") -> tuple[Path, Tensors]:
+        """A file for a layer, and what is in it as if the layer were called `layer`."""
+        tensors = self.tensors(shape, seed)
+        folder = folder / f"{self.name} {seed}"
+        folder.mkdir()
+        spelled = layer if "." in self.prefix[:-1] else layer.replace(".", "_")
+        prefix = self.prefix.replace("layer", spelled)
+        renamed = {key.replace(self.prefix, prefix): value for key, value in tensors.items()}
+        if self.config is not None:
+            (folder / "adapter_config.json").write_text(json.dumps(self.config))
+        return save(folder / "a.safetensors", renamed, self.metadata), tensors
 
     def weight(self, tensors: Tensors, weight: Tensor, multiplier: float) -> Tensor:
         """W' in fp64 from a file's tensors."""
