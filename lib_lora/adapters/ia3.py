@@ -8,7 +8,7 @@ Source: LyCORIS modules/ia3.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date
+from datetime import datetime, timezone
 from typing import ClassVar
 
 from torch import Tensor
@@ -16,10 +16,10 @@ from typing_extensions import Self
 
 from ._rotation import number
 from ._scale import Scale, check_channels
-from ._trained import trained_on
+from ._trainer import trained_within
 from .base import Origin, Params, Site
 
-_BIAS_LEFT_ALONE_SINCE = date(2024, 5, 25)
+_WITH_BIAS = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2024, 5, 25, tzinfo=timezone.utc))
 
 
 class IA3(Scale):
@@ -33,12 +33,11 @@ class IA3(Scale):
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         on_input = bool(number(params, "on_input"))
-        day = trained_on(origin.metadata)
         return cls(
             vector=check_channels(params["weight"], site, "weight", on_input=on_input),
             one=0.0,
             on_input=on_input,
-            with_bias=not on_input and day is not None and day < _BIAS_LEFT_ALONE_SINCE,
+            with_bias=not on_input and trained_within(origin, _WITH_BIAS),
             site=site,
         )
 
