@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import patch, residency, scratch
 from .errors import ActivationError, ComponentError, FileError, LoraError, NoMatchError, StackError
@@ -90,6 +90,16 @@ class Engine:
     def stack(self) -> Stack:
         """What is in force."""
         return self._stack
+
+    @property
+    def embeddings(self) -> tuple[dict[str, dict[str, Tensor]], ...]:
+        """The textual inversions that came with each entry in force, as `Network.embeddings`.
+
+        Raises:
+            FileError: an entry's file cannot be read any more.
+        """
+        plan = self._plan
+        return () if plan is None else tuple(network.embeddings for network in plan.networks)
 
     def activate(self, stack: Stack) -> ActivationReport:
         """Make `stack` be in force, and only it. An empty one takes everything off.
