@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from ..tensors import wide
 from .base import Adapter, At, Factors, Form, Origin, Params, Site, shape_text
 from .lora import LoRA
 
@@ -52,7 +52,7 @@ class AdaLoRA(Adapter):
 
     def factors(self, rank: int | None = None) -> Factors:
         factors, values = self.lora.factors(rank), self.values[:rank]
-        dtype = torch.promote_types(torch.promote_types(factors.down.dtype, values.dtype), torch.float32)
+        dtype = wide(factors.down.dtype, values.dtype)
         values = values.to(dtype).view(-1, *(1,) * (factors.down.ndim - 1))
         return Factors(factors.down.to(dtype) * values, factors.up)
 

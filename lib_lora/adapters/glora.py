@@ -20,6 +20,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..operation import Operation
+from ..tensors import wide
 from ._trainer import GLORA_OLD, lycoris_scale, trained_within
 from .base import Adapter, At, Factors, Form, InputEffect, Origin, Params, Site, placed, shape_text
 from .lora import LoRA
@@ -86,7 +87,7 @@ class GLoRA(Adapter):
         return self.lora.factors()
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
-        exact = torch.promote_types(self.up.dtype, torch.float32)
+        exact = wide(self.up.dtype)
         return _Mixed(placed(self.down, device, dtype), placed(self.up.to(exact) * self.scale, device, dtype))
 
     def delta_weight(self, at: At) -> Tensor:

@@ -24,6 +24,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..operation import Operation
+from ..tensors import wide
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
 from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Site, placed
@@ -146,8 +147,8 @@ class LoKr(Adapter):
         sides, _ = self._plan
         left, right = iter(_matrices(self.first)), iter(_matrices(self.second))
         ordered = _even([next(left if side == "left" else right) for side in sides], self.scale)
-        kernel, wide = self.shape[2:], sides.index("right")
-        ordered[wide] = ordered[wide].reshape(-1, self.shape[1] // self.first.columns, *kernel)
+        kernel, widest = self.shape[2:], sides.index("right")
+        ordered[widest] = ordered[widest].reshape(-1, self.shape[1] // self.first.columns, *kernel)
         weakest = min(range(len(ordered)), key=lambda i: ordered[i].numel())
         return _Chain(tuple(placed(one, device, dtype) for one in ordered), sides, self.first.columns, weakest)
 
@@ -210,7 +211,7 @@ def _sizes(half: Product) -> tuple[Sizes, ...]:
 
 def _matrices(half: Product) -> tuple[Tensor, ...]:
     """The matrices of one half, in the order in which they act, in fp32 or better."""
-    dtype = torch.promote_types(half.right.dtype, torch.float32)
+    dtype = wide(half.right.dtype)
     device = half.right.device
     if _splits(half):
         assert half.left is not None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from ..tensors import wide
 from ._trainer import lora_scale, rank_schedule
 from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, RankSchedule, Site, bias_for, shape_text
 
@@ -84,7 +85,7 @@ class LoRA(Adapter):
         down = self.down
         if self.mid is not None:
             # in fp32 or better: this product is made once per placement and must not cost precision
-            dtype = torch.promote_types(down.dtype, torch.float32)
+            dtype = wide(down.dtype)
             down = torch.einsum("ij...,jq->iq...", self.mid.to(dtype), down.to(dtype))
         return Factors(down[:rank], self.up[:, :rank])
 

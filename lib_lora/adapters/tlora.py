@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..tensors import TensorFields
+from ..tensors import TensorFields, wide
 from ._trainer import arguments, lycoris_scale, rank_schedule
 from .base import Adapter, At, Factors, Form, Origin, Pair, Params, RankSchedule, Site, shape_text
 
@@ -129,7 +129,7 @@ def _triplets(params: Mapping[str, Tensor], names: tuple[str, str, str], site: S
 
 def _exact(triplets: _Triplets, rank: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """Q (r, in * kernel), P (out, r) and l (r,), the first `rank` of them, in fp32 or better."""
-    dtype = torch.promote_types(triplets.q.dtype, torch.float32)
+    dtype = wide(triplets.q.dtype)
     q, p, values = triplets.q.to(dtype), triplets.p.to(dtype), triplets.values.to(dtype)
     return q.flatten(1)[:rank], p[:, :rank], values[:rank]
 
@@ -143,13 +143,13 @@ def _begun(weight: Tensor, now: _Triplets, part: Part) -> _Triplets:
     """
     device = weight.device if weight.device.type in ("cpu", "cuda") else torch.device("cpu")  # others lack fp64
     matrix = weight.to(device, torch.float64).flatten(1)
-    wide = matrix.shape[0] <= matrix.shape[1]
-    gram = matrix @ matrix.t() if wide else matrix.t() @ matrix
+    flat = matrix.shape[0] <= matrix.shape[1]
+    gram = matrix @ matrix.t() if flat else matrix.t() @ matrix
     vectors = _chosen(torch.linalg.eigh(gram)[1].flip(1), now.values.shape[0], part)
-    others = vectors.t() @ matrix if wide else (matrix @ vectors).t()
+    others = vectors.t() @ matrix if flat else (matrix @ vectors).t()
     values = others.norm(dim=1)
     others = others / torch.where(values > 0, values, torch.ones_like(values)).unsqueeze(1)
-    p, q = (vectors, others) if wide else (others.t(), vectors.t())
+    p, q = (vectors, others) if flat else (others.t(), vectors.t())
     like = now.q.to(q).flatten(1), now.p.to(p)
     sign = torch.where((q * like[0]).sum(1) + (p * like[1]).sum(0) < 0, -1.0, 1.0).to(q)
     found = _padded(q * sign.unsqueeze(1), p * sign, values, like[0].shape[0])

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from ..tensors import wide
 from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Site, shape_text
 
 
@@ -64,7 +64,7 @@ class VeRA(Adapter):
         return Form(Pair(min(self.rank, rank or self.rank), 1.0))
 
     def factors(self, rank: int | None = None) -> Factors:
-        dtype = torch.promote_types(self.outer.dtype, torch.float32)
+        dtype = wide(self.outer.dtype)
         down = self.a[:rank].to(dtype) * self.inner[:rank].to(dtype).unsqueeze(1)
         return Factors(down, self.b[:, :rank].to(dtype) * self.outer.to(dtype).unsqueeze(1))
 
