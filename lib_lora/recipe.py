@@ -35,10 +35,10 @@ class Recipe:
     def own_site(self, shapes: Shapes) -> Site | None:
         """The weight that parameters of these shapes were made for; None where they do not tell."""
         shape = self.kind.own_shape(shapes)
-        if not shape or 0 in shape:
+        if shape is None:
             return None
         if len(shape) == 1:
-            return Site(shape, "norm") if "norm" in self.kinds else None
+            return Site(shape, "norm")
         return Site(shape, "conv" if len(shape) > 2 else "linear")
 
     def build(self, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
@@ -47,6 +47,9 @@ class Recipe:
         Raises:
             ValueError: the tensors do not fit each other or the site; the text says want and got.
         """
+        least = 1 if site.kind == "norm" and "norm" in self.kinds else 2
+        if len(site.shape) < least or 0 in site.shape:  # a file may make itself out to be for such a weight
+            raise ValueError(f"want the parameters of a weight, got those of one of the shape {site.shape}")
         adapter: Adapter = self.kind.from_params(params, site, origin)
         for modifier in self.modifiers:
             adapter = modifier.around(adapter, params, site, origin)

@@ -110,16 +110,7 @@ class LoKr(Adapter):
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        if "lokr_w1" in shapes:
-            first = shapes["lokr_w1"]
-        else:
-            first = (*shapes["lokr_w1_a"][:1], *shapes["lokr_w1_b"][1:])
-        if "lokr_w2" in shapes:
-            second = shapes["lokr_w2"]
-        elif "lokr_t2" in shapes:
-            second = (*shapes["lokr_w2_a"][1:2], *shapes["lokr_w2_b"][1:2], *shapes["lokr_t2"][2:])
-        else:
-            second = (*shapes["lokr_w2_a"][:1], *shapes["lokr_w2_b"][1:])
+        first, second = (_own_matrix(shapes, name) for name in ("lokr_w1", "lokr_w2"))
         if len(first) != 2 or len(second) < 2:
             return None
         return (first[0] * second[0], first[1] * second[1], *second[2:])
@@ -184,6 +175,15 @@ class LoKr(Adapter):
         if self._aligned:
             limit = min(limit, _PAIR_RATE * self._plan[1])
         return Pair(rank, self.scale) if cost < limit else None
+
+
+def _own_matrix(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+    """The shape of w1 or w2, by its name."""
+    if name in shapes:
+        return shapes[name]
+    left, right = shapes[f"{name}_a"], shapes[f"{name}_b"]
+    core = shapes.get(name.replace("w", "t"))
+    return (*left[:1], *right[1:]) if core is None else (*left[1:2], *right[1:2], *core[2:])
 
 
 def _scale(params: Mapping[str, Tensor], origin: Origin) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ CASES = [
 
 DENSE = {"full", "loha, many ranks", "loha tucker, many ranks", "lokr across, full"}
 """Samples that take an effective weight where they can."""
+LIVE = re.compile("no bias to merge into|its ranks change from step to step")
+"""Why a layer may stay live where merging is asked for."""
 
 
 def write(folder: Path, sample: Sample, layer: str, shape: tuple[int, ...], seed: int = 0) -> tuple[Path, Tensors]:
@@ -85,7 +88,7 @@ def test_output_is_that_of_the_weight_it_defines(tmp_path, sample, layer, dtype,
     for multiplier in (1.0, -0.7, 2.5):
         activation = served.activate(Stack([Entry(path, multiplier)], mode="merged" if way == "merged" else "live"))
         report = activation.entries[0]
-        assert way != "merged" or activation.merged == 1 or "no bias to merge into" in activation.summary()
+        assert way != "merged" or activation.merged == 1 or LIVE.search(activation.summary())
         assert dict(report.kinds) == {sample.recipe: 1}, report
         assert not report.unused, report.unused
         want = run(reference(pristine, layer, sample, tensors, multiplier), x if x.dtype == torch.int64 else x.double())

@@ -56,9 +56,8 @@ def test_the_change_is_that_of_the_weight_it_stands_for(tmp_path, name, kind):
     for multiplier in (0.8, -0.5):
         report = engine.activate(Stack([Entry(path, multiplier)])).entries[0]
         assert (report.hit, report.unused) == (1, ())
-        assert similarity(
-            model(x).double() - plain.double(), defined(sample, tensors, weight, x, multiplier)
-        ) > ROUGH.get(name, 0.999)
+        want = defined(sample, tensors, weight, model.layer.bias, x, multiplier)
+        assert similarity(model(x).double() - plain.double(), want) > ROUGH.get(name, 0.999)
     engine.activate(Stack([Entry(path, 0.0)]))
     assert torch.equal(model(x), plain)
     engine.deactivate()
@@ -66,8 +65,10 @@ def test_the_change_is_that_of_the_weight_it_stands_for(tmp_path, name, kind):
     assert contents(model.state_dict().items()) == before
 
 
-def defined(sample: Sample, tensors: dict[str, Tensor], weight: Tensor, x: Tensor, multiplier: float) -> Tensor:
+def defined(
+    sample: Sample, tensors: dict[str, Tensor], weight: Tensor, own: Tensor | None, x: Tensor, multiplier: float
+) -> Tensor:
     """The change of the output in fp64."""
     changed = F.linear(x.double(), sample.weight(tensors, weight, multiplier).reshape(weight.shape))
-    bias = sample.bias_delta(tensors, multiplier)
+    bias = sample.bias_delta(tensors, multiplier, own)
     return changed - F.linear(x.double(), weight) + (0 if bias is None else bias)

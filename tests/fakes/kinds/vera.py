@@ -10,8 +10,8 @@ from .base import PEFT, Sample, Shape, Tensors, randn
 
 def _make(shape: Shape, generator: torch.Generator) -> Tensors:
     return {
-        "base_model.vera_A": randn(generator, 5, 60),
-        "base_model.vera_B": randn(generator, 70, 5),
+        "base_model.vera_A": randn(generator, 5, shape[1] + 12),
+        "base_model.vera_B": randn(generator, shape[0] + 22, 5),
         "vera_lambda_d": randn(generator, 5, size=1.0),
         "vera_lambda_b": randn(generator, shape[0], size=1.0),
     }
