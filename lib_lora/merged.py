@@ -203,6 +203,8 @@ def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozen
         shared: ids of the parameters that several layers of the model have in common.
     """
     for binding in bindings:
+        if binding.adapter.ranks_by_timestep is not None:
+            return "its ranks change from step to step"
         bias = binding.adapter.has_bias or _changed_bias(layer, binding) is not None
         params = [binding.target.param, *((binding.target.bias,) if bias else ())]
         for param in params:

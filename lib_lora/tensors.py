@@ -48,7 +48,7 @@ def _placed(value: object, device: torch.device) -> object:
 
 
 def wide(*dtypes: torch.dtype) -> torch.dtype:
-    """The dtype in which weights are multiplied and added: fp32, or fp64 where one of `dtypes` is."""
+    """The dtype in which weights are multiplied and added: fp32, or fp64 where one of `dtypes` is. fp8 has no sums."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 

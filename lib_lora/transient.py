@@ -53,6 +53,7 @@ class Transient(Resident[Placed]):
         for binding in self._bindings:
             strengths.register(binding.layout)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a graph must not know scratch memory, which other layers and other graphs use too
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with effective weights instead of its own."""
         x: Tensor = next(iter(args or kwargs.values()))
@@ -89,10 +90,18 @@ class Transient(Resident[Placed]):
 
     def _parts(self, param: str, adapters: Sequence[Adapter], base: Tensor) -> list[Part]:
         return [
-            Part(adapter, self._strength(binding, base), binding.rank, binding.target.rows)
+            Part(adapter, self._strength(binding, base), self._rank(binding), binding.target.rows)
             for binding, adapter in zip(self._bindings, adapters, strict=True)
             if binding.target.param == param
         ]
+
+    def _rank(self, binding: Binding) -> int | None:
+        """The rank components that act now."""
+        schedule, timestep = binding.adapter.ranks_by_timestep, self._strengths.timestep
+        if schedule is None or timestep is None:
+            return binding.rank
+        first = schedule.first(timestep)
+        return first if binding.rank is None else min(first, binding.rank)
 
     def _strength(self, binding: Binding, like: Tensor) -> Tensor:
         return self._strengths.view(binding.layout, like.device, wide(like.dtype))

@@ -132,11 +132,31 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSchedule:
+    """How many ranks act at a timestep: few in noise, all at the end. T-LoRA, https://arxiv.org/abs/2507.05964."""
+
+    max_rank: int
+    min_rank: int = 1
+    power: float = 1.0
+    steps: int = 1000
+    """The timestep of pure noise."""
+
+    def first(self, timestep: float) -> int:
+        """The number of ranks that act, from the first; `timestep` is between 0 and `steps`."""
+        done = min(max((self.steps - timestep) / self.steps, 0.0), 1.0)
+        return min(int(done**self.power * (self.max_rank - self.min_rank)) + self.min_rank, self.max_rank)
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The measures of a low-rank pair."""
 
     rank: int
     scale: float
+    schedule: RankSchedule | None = None
+    """Which ranks act when; without a timestep all do."""
+    per_rank: int = 1
+    """How many components of the pair make one rank of the schedule; they lie together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +290,12 @@ class Adapter(TensorFields, ABC):
     def form(self, rank: int | None = None) -> Form | None:
         """Which parts it has beside the layer, told without touching any data; None where only dense."""
         return None
+
+    @property
+    def ranks_by_timestep(self) -> RankSchedule | None:
+        """Which ranks act when; None where all always do."""
+        form = self.form()
+        return None if form is None or form.pair is None else form.pair.schedule
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         """The adapter for one particular base weight: itself, unless norms or singular vectors of W are part of it.

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, load_network, plan
+from lib_lora.factored import Factored
+from lib_lora.patch import slot_of
 from lib_lora.transient import Transient
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample, Tensors
@@ -23,8 +25,11 @@ CASES = [
     pytest.param(sample, layer, id=f"{sample.name}-{layer}")
     for sample in SAMPLES
     for layer, (kind, _, _) in LAYERS.items()
-    if kind in sample.layers
+    if {kind, layer} & sample.layers
 ]
+
+DENSE = {"full", "loha, many ranks", "loha tucker, many ranks", "lokr across, full"}
+"""Samples that take an effective weight where they can."""
 
 
 def write(folder: Path, sample: Sample, layer: str, shape: tuple[int, ...], seed: int = 0) -> tuple[Path, Tensors]:
@@ -93,6 +98,25 @@ def test_output_is_that_of_the_weight_it_defines(tmp_path, sample, layer, dtype,
     served.deactivate()
     assert torch.equal(run(base, x), plain)
     assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("sample", "layer"),
+    [case for case in CASES if case.values[0].name in DENSE and LAYERS[case.values[1]][0] in ("linear", "conv")],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16], ids=str)
+def test_without_a_plain_weight_it_is_beside_the_layer(tmp_path, sample, layer, dtype, monkeypatch):
+    """As on a quantized layer, whose weight does not lie there to be added to."""
+    base, x = make(layer, dtype)
+    path, tensors = write(tmp_path, sample, layer, tuple(weight_of(base, layer).shape))
+    monkeypatch.setattr(plan, "has_plain_weight", lambda *_: False)
+    pristine, served = exact(base), Engine({"unet": base})
+    served.activate(Stack([Entry(path, 1.5)]))
+    slot = slot_of(base.layer)
+    assert slot is not None
+    assert isinstance(slot.way, Factored)
+    want = run(reference(pristine, layer, sample, tensors, 1.5), x.double())
+    assert worst(run(base, x), want) < max(BOUNDS[dtype], FILE)
 
 
 @pytest.mark.parametrize(("sample", "layer"), CASES)

@@ -184,7 +184,7 @@ def test_the_report_of_the_latest_job(client: TestClient) -> None:
     assert report["skipped"] == []
     assert report["active"][0]["name"] == "demo-locon"
     client.post(TXT2IMG, json=SMALL)
-    assert client.get("/remora/v1/report").json() == {"active": [], "skipped": []}
+    assert client.get("/remora/v1/report").json()["active"] == []
 
 
 def test_progress_and_interrupt_of_a_running_job(client: TestClient) -> None:

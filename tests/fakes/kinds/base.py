@@ -31,7 +31,7 @@ class Sample:
     effective: Callable[[Tensors, Tensor, float], Tensor]
     """W' of the parameters (fp64), W (fp64) and the multiplier."""
     layers: frozenset[str] = frozenset({"linear", "conv", "grouped", "attention"})
-    """The kinds of layer it is for."""
+    """The kinds of layer it is for, or single layers by their names in `fakes.layers`."""
     bias: Callable[[Tensors, float], Tensor] | None = None
     """The change of the bias of the parameters (fp64) and the multiplier."""
     bias_factor: Callable[[Tensors, float], Tensor] | None = None
@@ -73,6 +73,10 @@ class Sample:
             return delta
         scaled = bias.double() * (self.bias_factor(own, multiplier) - 1)
         return scaled if delta is None else scaled + delta
+
+
+FEW = frozenset({"linear", "conv 1x1", "conv 3x3, stride", "conv 3-d", "conv grouped", "attention q"})
+"""Layers for a further form of a kind, of which another form is on all of them."""
 
 
 def randn(generator: torch.Generator, *shape: int, size: float = 0.3) -> Tensor:
