@@ -121,6 +121,10 @@ def mix_butterfly(
         multiplier: of one element.
         descending: apply the last factor first.
     """
+    if dim == -1 and len(factors) > 1:
+        # turned over once, every factor multiplies and permutes whole rows
+        rows = x.reshape(-1, x.shape[-1]).t().contiguous()
+        return mix_butterfly(rows, factors, -2, multiplier, descending=descending).t().reshape(x.shape)
     total: Tensor | None = None
     levels = list(enumerate(factors * multiplier))
     for level, blocks in reversed(levels) if descending else levels:

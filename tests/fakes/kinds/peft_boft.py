@@ -23,7 +23,7 @@ def _permutation(width: int, size: int, level: int) -> Tensor:
 def _make(factors: int):
     def make(shape: Shape, generator: torch.Generator) -> Tensors:
         inside = math.prod(shape[1:])
-        blocks = 2 ** (factors - 1) if factors > 1 else 3
+        blocks = 2 ** (factors - 1) if factors > 1 else 3 if inside % 3 == 0 else 4
         size = inside // blocks
         ones = shape[:1] if len(shape) == 2 else ()
         return {

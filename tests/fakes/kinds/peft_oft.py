@@ -1,4 +1,4 @@
-"""Input rotations of PEFT and OneTrainer, and of LyCORIS' and PEFT's butterflies the one on the input."""
+"""Rotations of the input as PEFT and OneTrainer train them, from triangles of skew matrices."""
 
 from __future__ import annotations
 
@@ -40,10 +40,16 @@ def _series(q: Tensor) -> Tensor:
     return torch.eye(q.shape[0], dtype=q.dtype) + 2 * q + 2 * q @ q + 2 * q @ q @ q + q @ q @ q @ q
 
 
-def _make(size: int, *, shared: bool = False, scaled: bool = False):
+def _size(width: int) -> int:
+    """A size of blocks."""
+    return 6 if width % 6 == 0 else 4
+
+
+def _make(size: int | None = None, *, shared: bool = False, scaled: bool = False):
     def make(shape: Shape, generator: torch.Generator) -> Tensors:
-        count = 1 if shared else math.prod(shape[1:]) // size
-        made = {"oft_R.weight": randn(generator, count, size * (size - 1) // 2, size=0.6 if scaled else 0.15)}
+        block = size or _size(math.prod(shape[1:]))
+        count = 1 if shared else math.prod(shape[1:]) // block
+        made = {"oft_R.weight": randn(generator, count, block * (block - 1) // 2, size=0.6 if scaled else 0.15)}
         if scaled:
             made["oft_R.scaled_oft"] = torch.tensor(True)
         return made
@@ -51,9 +57,10 @@ def _make(size: int, *, shared: bool = False, scaled: bool = False):
     return make
 
 
-def _neumann(size: int, scale: float = 1.0, *, onetrainer: bool = False):
+def _neumann(size: int | None = None, scale: float = 1.0, *, onetrainer: bool = False):
     def effective(own: Tensors, weight: Tensor, multiplier: float) -> Tensor:
-        turns = [_series(q * scale) for q in _skew(own["oft_R.weight"], size)]
+        block = size or _size(weight[0].numel())
+        turns = [_series(q * scale) for q in _skew(own["oft_R.weight"], block)]
         return _turned(weight, turns, multiplier, transposed=not onetrainer or weight.ndim == 2)
 
     return effective
@@ -74,7 +81,7 @@ def _exact(size: int, eps: float | None = None):
 EXACT = {"peft_type": "OFT", "use_cayley_neumann": False, "coft": False}
 
 SAMPLES = (
-    Sample("oft of peft", "peft_oft", _make(6), _neumann(6), prefix=PEFT, additive=False),
+    Sample("oft of peft", "peft_oft", _make(), _neumann(), prefix=PEFT, additive=False),
     Sample("oft of peft, shared", "peft_oft", _make(3, shared=True), _neumann(3), prefix=PEFT, additive=False),
     Sample("oft of peft, exact", "peft_oft", _make(6), _exact(6), prefix=PEFT, config=EXACT, additive=False),
     Sample(
