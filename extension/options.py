@@ -201,6 +201,6 @@ def _wanted(option: Option) -> str:
             return "true or false"
         case int() | float():
             what = "a whole number" if isinstance(option.default, int) else "a number"
-            return what if math.isinf(option.maximum) else f"{what} from {option.minimum:g} to {option.maximum:g}"
+            return what if math.isinf(option.maximum) else f"{what} from {option.minimum:.10g} to {option.maximum:.10g}"
         case _:
             return f"one of: {', '.join(option.choices)}"
