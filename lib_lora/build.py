@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from .adapters.base import Adapter, At
+from .tensors import wide
 
 _BLOCKS = 16
 _SMALLEST = 1 << 16  # entries; below that, blocks cost more calls than they save memory
@@ -46,7 +46,7 @@ def build(
         in_order: let each adapter act on the weight that the ones before it left, as A1111 bakes.
         write: how a block is rounded into `total`; plainly if not given.
     """
-    dtype = torch.promote_types(base.dtype, torch.float32)
+    dtype = wide(base.dtype)
     for start, stop in _blocks(base, parts):
         own, out = base[start:stop], total[start:stop]
         block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)

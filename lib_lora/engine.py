@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -25,6 +25,7 @@ from .report import ActivationReport
 from .slot import Slot, Way
 from .stack import Entry, Multiplier, Stack
 from .tensors import plain_mode
+from .timestep import listen
 
 logger = logging.getLogger(__name__)
 
@@ -62,12 +63,13 @@ class Engine:
         self._cache_size = cache_size
         self._parsed: OrderedDict[tuple[Path, Stamp], ParsedFile] = OrderedDict()
         self._networks: OrderedDict[tuple[Path, Stamp, tuple[tuple[str, int], ...]], Network] = OrderedDict()
+        self._deaf: list[Callable[[], None]] = []  # ends what was begun with `listen`
         self._carriers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._components: dict[str, weakref.ref[nn.Module]] = {}
         self._indexed: dict[str, LayerIndex] = {}
         self._stack = Stack()
         self._plan: Plan | None = None
-        self._finalizer = weakref.finalize(self, _detach_all, self._carriers)
+        self._finalizer = weakref.finalize(self, _clear, self._carriers, self._deaf)
         self.components = dict(components)
 
     @property
@@ -140,10 +142,20 @@ class Engine:
             self._plan.write(stack)
             self._stack = stack
 
+    def set_timestep(self, timestep: float | None) -> None:
+        """Say which timestep the next model call is for, between 0 and 1000; None is any.
+
+        Only T-LoRA asks. Calls of a component named `unet` or `transformer` say it by themselves.
+        """
+        with self._lock, plain_mode(_CPU):
+            if self._plan is not None:
+                self._plan.strengths.set_timestep(timestep)
+
     def deactivate(self) -> None:
         """Take everything off: the model is as if nothing had ever been applied."""
         with self._lock:
             self._stack, self._plan = Stack(), None
+            self._listen()
             _detach_all(self._carriers)
             scratch.free()
 
@@ -231,6 +243,16 @@ class Engine:
             self._restore(before)
             raise
         self._plan = plan
+        self._listen()
+
+    def _listen(self) -> None:
+        """Hear of timesteps as long as something depends on them."""
+        _end(self._deaf)
+        if self._plan is not None and self._plan.strengths.scheduled:
+            tell = self._plan.strengths.set_timestep
+            for name, component in self.components.items():
+                if name.startswith(("unet", "transformer", "prior")):
+                    self._deaf.append(listen(component, tell))
 
     def _resting(self) -> set[nn.Module]:
         """Layers that are not where they compute, so that placing adapters beside them would be in vain."""
@@ -279,11 +301,29 @@ def _carries(layer: nn.Module, way: Way) -> bool:
     return slot is not None and slot.way is way
 
 
+def _clear(layers: Iterable[nn.Module], listeners: list[Callable[[], None]]) -> None:
+    """Leave nothing on a model whose engine is gone."""
+    _end(listeners)
+    _detach_all(layers)
+
+
+def _end(listeners: list[Callable[[], None]]) -> None:
+    while listeners:
+        listeners.pop()()
+
+
 def _detach_all(layers: Iterable[nn.Module]) -> None:
+    """Take the slots of all layers away, also where putting back the weights of one fails."""
+    failed: LoraError | None = None
     for layer in list(layers):
-        patch.detach(layer)
+        try:
+            patch.detach(layer)
+        except LoraError as error:
+            failed = failed or error
     if isinstance(layers, weakref.WeakSet):
         layers.clear()
+    if failed is not None:
+        raise failed
 
 
 K = TypeVar("K")

@@ -22,7 +22,7 @@ from .binding import Binding
 from .effective import effective_linear, is_torchs, pays
 from .operation import Operation
 from .resident import Resident
-from .strength import Layout, Strengths
+from .strength import Layout, Share, Strengths
 
 if TYPE_CHECKING:
     from .patch import BaseForward
@@ -163,8 +163,8 @@ def _layouts(bindings: Sequence[Binding]) -> tuple[Layout, Layout]:
         form = binding.adapter.form(binding.rank)
         if form is not None and form.pair is not None:
             pairs.append((binding.cell, form.pair))
-    ranks = tuple((cell, pair.rank, pair.scale) for cell, pair in pairs)
-    return ranks, tuple((binding.cell, 1, 1.0) for binding in bindings if binding.adapter.has_bias)
+    ranks = tuple(Share(cell, one.rank, one.scale, one.schedule, one.per_rank) for cell, one in pairs)
+    return ranks, tuple(Share(binding.cell) for binding in bindings if binding.adapter.has_bias)
 
 
 def _calling(

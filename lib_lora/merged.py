@@ -19,13 +19,13 @@ from torch import Tensor, nn
 from .adapters.base import Adapter
 from .binding import Binding
 from .build import Round, build
-from .errors import ComponentError
+from .errors import ComponentError, FileError
 from .layer import holds_values
 from .pristine import Backup, Checkpoint, Pristine
 from .rounding import digest, generator_for, round_stochastically
 from .strength import Strengths
-from .tensors import plain_mode
-from .transient import Transient
+from .tensors import plain_mode, wide
+from .transient import Transient, bias_of
 
 if TYPE_CHECKING:
     from .patch import BaseForward
@@ -92,13 +92,20 @@ class Merged(Transient):
         """Put every parameter back, bit for bit.
 
         Raises:
-            ComponentError: a parameter's original could not be had any more; the model must be loaded again.
+            FileError: a checkpoint that holds an original was overwritten; the model must be loaded again.
+            ComponentError: what was put back is not what it was; the same.
         """
+        failed: FileError | ComponentError | None = None
         while self._written:
             param, written = self._written.popitem()
-            self._put_back(layer, param, written)
+            try:
+                self._put_back(layer, param, written)
+            except (FileError, ComponentError) as error:  # the other parameters are put back all the same
+                failed = failed or error
         self._values = ()
         super().release(layer)
+        if failed is not None:
+            raise failed
 
     def _merge(self, layer: nn.Module) -> None:
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
@@ -118,16 +125,16 @@ class Merged(Transient):
     def _merge_biases(self, layer: nn.Module, adapters: Sequence[Adapter]) -> None:
         totals: dict[str, Tensor] = {}
         for binding, adapter in zip(self._bindings, adapters, strict=True):
-            if not adapter.has_bias:
+            bias = _changed_bias(layer, binding)
+            if bias is None:
                 continue
             target = binding.target
-            bias = layer.get_parameter(target.bias)
-            total = totals.get(target.bias)
-            if total is None:
-                wide = torch.promote_types(bias.dtype, torch.float32)
-                total = totals[target.bias] = self._pristine(layer, target.bias, bias).to(bias.device, wide, copy=True)
-            delta = adapter.delta_bias().to(total) * self._strength(binding, total)
-            (total if target.bias_rows is None else total[slice(*target.bias_rows)]).add_(delta)
+            pristine = self._pristine(layer, target.bias, bias).to(bias.device, wide(bias.dtype))
+            total = totals.setdefault(target.bias, pristine.clone())
+            rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
+            delta = adapter.change_of_bias((total if self._in_order else pristine)[rows])
+            if delta is not None:
+                total[rows].add_(delta.to(total) * self._strength(binding, total))
         for param, total in totals.items():
             bias = layer.get_parameter(param)
             with _writing(bias):
@@ -165,6 +172,12 @@ class Merged(Transient):
         return zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
 
 
+def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:
+    """The bias that an adapter changes; None where it changes none, or there is none."""
+    changes = binding.adapter.has_bias or binding.adapter.bias_excess is not None
+    return bias_of(layer, binding.target) if changes else None
+
+
 def _rounding(seed: int, weight: Tensor) -> Round | None:
     if weight.element_size() >= 4:
         return None
@@ -190,7 +203,10 @@ def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozen
         shared: ids of the parameters that several layers of the model have in common.
     """
     for binding in bindings:
-        params = [binding.target.param, *((binding.target.bias,) if binding.adapter.has_bias else ())]
+        if binding.adapter.ranks_by_timestep is not None:
+            return "its ranks change from step to step"
+        bias = binding.adapter.has_bias or _changed_bias(layer, binding) is not None
+        params = [binding.target.param, *((binding.target.bias,) if bias else ())]
         for param in params:
             reason = _unwritable(layer, param, shared)
             if reason is not None:

@@ -35,10 +35,10 @@ class Recipe:
     def own_site(self, shapes: Shapes) -> Site | None:
         """The weight that parameters of these shapes were made for; None where they do not tell."""
         shape = self.kind.own_shape(shapes)
-        if shape is None:
+        if not shape or 0 in shape:
             return None
         if len(shape) == 1:
-            return Site(shape, "norm")
+            return Site(shape, "norm") if "norm" in self.kinds else None
         return Site(shape, "conv" if len(shape) > 2 else "linear")
 
     def build(self, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:

@@ -47,6 +47,11 @@ def _placed(value: object, device: torch.device) -> object:
     return tuple(_placed(one, device) for one in value) if isinstance(value, tuple) else value
 
 
+def wide(*dtypes: torch.dtype) -> torch.dtype:
+    """The dtype in which weights are multiplied and added: fp32, or fp64 where one of `dtypes` is. fp8 has no sums."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
 @contextmanager
 def plain_mode(device: torch.device) -> Iterator[None]:
     """Compute as written, whatever mode the host's forward runs under.

@@ -24,20 +24,23 @@ import torch
 from torch import nn
 from extension.hosts import current_host, known_hosts
 from lib_lora import adapters, architectures, base_weights, formats, residency
-from lib_lora.adapters.base import Adapter, Alpha
+from lib_lora.adapters.base import Adapter, Alpha, At, Origin, Site
 from lib_lora.architectures.base import AliasTable, Architecture, fact, recognise
 from lib_lora.base_weights.base import WeightReader
 from lib_lora.formats.base import KeyFormat
 from lib_lora.layer import read_base_weight
+from lib_lora.recipe import recipe_of
 from lib_lora.registry import discover, discover_classes
 from lib_lora.residency.base import Scheme
 
-full = next(kind for kind in discover_classes(adapters, Adapter) if kind.name == "full")
-assert full.params.claim({"diff"})
-diff = torch.randn(3, 4)
-made = full.from_params({"diff": diff}, (3, 4), Alpha())
-assert torch.equal(made.delta_weight(torch.float32, torch.device("cpu")), diff)
-assert made.nbytes == 48
+hira = next(kind for kind in discover_classes(adapters, Adapter) if kind.name == "hira")
+params = {"hira_A": torch.randn(2, 4), "hira_B": torch.randn(3, 2)}
+assert recipe_of({name: tuple(value.shape) for name, value in params.items()}).name == "hira"
+weight = torch.randn(3, 4)
+made = hira.from_params(params, Site((3, 4)), Origin(Alpha(1.0)))
+delta = made.delta_weight(At(torch.device("cpu"), torch.float32, 0.5, weight=weight))
+assert (delta - 0.25 * weight * (params["hira_B"] @ params["hira_A"])).abs().max() < 1e-6
+assert made.nbytes == 56
 
 xlabs = discover(formats, KeyFormat)["xlabs"]
 parsed = xlabs.parse(xlabs.example)

@@ -18,7 +18,7 @@ BASICS = "errors registry tensors"
 LIB_LORA = {
     "__init__": "engine file network patch report stack",
     "__main__": "*",
-    "engine": "file layer network patch plan pristine report residency scratch slot stack",
+    "engine": "file layer network patch plan pristine report residency scratch slot stack timestep",
     "plan": "binding factored layer merged network pristine report residency slot stack strength transient",
     "network": "adapters.base architectures file formats layer peft_config recipe report",
     "recipe": "adapters",
@@ -31,6 +31,7 @@ LIB_LORA = {
     "pristine": "file layer skeleton",
     "build": "adapters.base",
     "rounding": "",
+    "timestep": "",
     "effective": "patch? scratch",
     "scratch": "",
     "operation": "",
@@ -42,7 +43,7 @@ LIB_LORA = {
     "file": "",
     "report": "",
     "stack": "",
-    "strength": "",
+    "strength": "adapters.base",
     # plug-in folders and basics: each by itself
     "adapters": "operation",
     "architectures": "",

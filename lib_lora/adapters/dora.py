@@ -21,6 +21,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..operation import Operation
+from ..tensors import wide
 from .base import (
     Adapter,
     At,
@@ -123,7 +124,7 @@ class DoRA(Modifier):
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         weight = read()
-        dtype = torch.promote_types(torch.promote_types(weight.dtype, self.magnitude.dtype), torch.float32)
+        dtype = wide(weight.dtype, self.magnitude.dtype)
         kept = weight
         inner = self.inner.on(lambda: kept, rank)
         found = replace(self, inner=inner)

@@ -9,17 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from lib_lora import PickleError, UnknownAdapterError, UnknownFormatError, load_network
+from lib_lora import PickleError, UnknownFormatError, load_network
+from lib_lora.layer import LayerIndex
+from lib_lora.network import Network, alias_table
 from tests.fakes.families import models
 
-SUPPORTED = {  # file name begins with: (component, layers, format)
-    "catundchat+stable-diffusion-v1.5-lora__pytorch_lora_weights.safetensors": ("unet", 128, "diffusers"),
-    "hansjohn819-commits+sd-lora-anime-style": ("text_encoder", 24, "peft"),
-    "huggingface+diffusers__examples__text_to_image": ("unet", 128, "diffusers"),
+SUPPORTED = {  # file name begins with: (layers by component, format, kind)
+    "KohakuBlueleaf+LyCORIS__result__smart_falcon_4": ({"unet": 278, "text_encoder": 72}, "kohya", "lokr"),
+    "KohakuBlueleaf+LyCORIS__result__smart_falcon_8": ({"unet": 278, "text_encoder": 72}, "kohya", "lokr"),
+    "catundchat+stable-diffusion-v1.5-lora__pytorch_lora_weights.safetensors": ({"unet": 128}, "diffusers", "lora"),
+    "hansjohn819-commits+sd-lora-anime-style": ({"text_encoder": 24}, "peft", "lora"),
+    "huggingface+diffusers__examples__text_to_image": ({"unet": 128}, "diffusers", "lora"),
 }
 REFUSED = {
-    "KohakuBlueleaf+LyCORIS__result__smart_falcon_4": (UnknownAdapterError, "lokr_w1_a"),
-    "KohakuBlueleaf+LyCORIS__result__smart_falcon_8": (UnknownAdapterError, "lokr_w1_a"),
     "catundchat+stable-diffusion-v1.5-lora__pytorch_lora_weights.bin": (PickleError, "convert it once"),
     "cloneofsimo+lora__example_loras__analog": (UnknownFormatError, "text_encoder:0:down"),
     "cloneofsimo+lora__example_loras__lora_disney": (UnknownFormatError, "text_encoder:0:down"),
@@ -39,14 +41,16 @@ def test_every_real_file_is_spoken_of(real_loras):
 @pytest.mark.parametrize("tree", ["diffusers", "ldm"])
 @pytest.mark.parametrize("start", SUPPORTED)
 def test_supported_files_resolve_wholly(real_loras, start, tree):
-    component, layers, spelled = SUPPORTED[start]
+    components, spelled, kind = SUPPORTED[start]
+    layers = sum(components.values())
     network = load_network(the_file(real_loras, start), models()["sd1", tree])
     report = network.report
     assert (report.hit, report.layers, report.unused) == (layers, layers, ())
-    assert (report.format, report.architecture, dict(report.kinds)) == (spelled, "sd1", {"lora": layers})
-    assert set(network.adapters) == {component}
-    tensors = sum(1 for adapter in network.adapters[component].values() for _ in adapter.tensors())
-    assert tensors == len(network.file.keys), "every key is used"
+    assert (report.format, report.architecture, dict(report.kinds)) == (spelled, "sd1", {kind: layers})
+    assert {component: len(adapters) for component, adapters in network.adapters.items()} == components
+    tensors = sum(1 for one in network.bound for _ in one.adapter.tensors())
+    alphas = sum(1 for key in network.file.keys if key.endswith(".alpha"))
+    assert tensors + alphas == len(network.file.keys), "every key is used"
 
 
 @pytest.mark.parametrize("start", REFUSED)
@@ -63,15 +67,27 @@ def test_deltas_are_the_expected_ones(real_loras, tree):
         rows = [row for row in csv.DictReader(stream, delimiter="\t") if row["file"].startswith(tuple(SUPPORTED))]
     networks = {row["file"]: load_network(real_loras / row["file"], models()["sd1", tree]) for row in rows}
     for row in rows:
-        component = next(iter(networks[row["file"]].adapters))
-        path = re.sub(r"to_out$", "to_out.0", row["module"])
-        delta = networks[row["file"]].delta_weight(component, path)
-        assert delta.dtype == torch.float32
-        assert list(delta.shape) == [int(size) for size in row["shape"].split("x")]
+        network = networks[row["file"]]
+        delta = network.delta_weight(*_layer(network, row["module"]), torch.float64)
+        assert delta.dtype == torch.float64
+        shape = [int(size) for size in row["shape"].split("x")]
+        assert list(delta.shape if len(shape) > 2 else delta.flatten(1).shape) == shape
         place = tuple(int(index) for index in row["argmax_row,col(flattened)"].split(","))
-        flat = delta.flatten(1).double()
+        flat = delta.flatten(1)
         assert float(flat.norm()) == pytest.approx(float(row["frobenius"]), rel=1e-6)
         assert float(flat.sum()) == pytest.approx(float(row["sum"]), rel=1e-6)
         assert float(flat[place]) == pytest.approx(float(row["value_at_argmax"]), rel=1e-6)
         assert float(flat.abs().max()) == pytest.approx(abs(float(row["value_at_argmax"])), rel=1e-6)
-    assert len(rows) == 12
+    assert len(rows) == 24
+
+
+def _layer(network: Network, module: str) -> tuple[str, str]:
+    """Component and path of a layer as the table spells it."""
+    flat = re.fullmatch(r"lora_(te|unet)_(.+)", module)
+    if flat is None:
+        return next(iter(network.adapters)), re.sub(r"to_out$", "to_out.0", module)
+    component = "unet" if flat[1] == "unet" else "text_encoder"
+    index = LayerIndex(component, models()["sd1", "diffusers"][component], alias_table())
+    target = index.find(flat[2], flattened=True)
+    assert target is not None
+    return component, target.name

@@ -1,0 +1,143 @@
+"""A matrix as a product of factors: what LoHa multiplies entry by entry, and LoKr by Kronecker.
+
+As LyCORIS has it (functional/general.py): a full matrix, or left (rows, r) @ right (r, columns), or the same with a
+core between, M[p, q, k] = sum_ij left[p, i] core[i, j, k] right[j, q].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..operation import Operation
+from ..tensors import TensorFields, wide
+from .base import Adapter, At, Factors, OutputEffect, shape_text
+
+_BLOCK = 1 << 20
+"""Entries of a dense delta that are alive at a time, where it is built in the forward."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Product(TensorFields):
+    """A matrix (rows, columns) and its factors."""
+
+    right: Tensor  # (rows, columns), (r, columns), or (r', columns / kernel) beside a core
+    left: Tensor | None = None  # (rows, r)
+    core: Tensor | None = None  # (r, r', kernel)
+
+    @property
+    def factored(self) -> bool:
+        """Whether it is more than one full matrix."""
+        return self.left is not None
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return (self.right if self.left is None else self.left).shape[0]
+
+    @property
+    def columns(self) -> int:
+        """Number of columns, a kernel's places included."""
+        return self.right.shape[1] * (1 if self.core is None else self.core.shape[2])
+
+    @property
+    def rank(self) -> int:
+        """How many rank-one matrices it is known to be the sum of."""
+        return min(self.rows, self.columns) if self.left is None else self.left.shape[1]
+
+    def folded(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The right factor with the core in it, (r, columns)."""
+        right = self.right.to(device, dtype)
+        if self.core is None:
+            return right
+        # in fp32 or better, whatever the dtype asked for: this product must not cost precision
+        exact = wide(dtype)
+        return torch.einsum("ijk,jq->iqk", self.core.to(device, exact), right.to(exact)).flatten(1).to(dtype)
+
+    def dense(self, device: torch.device, dtype: torch.dtype, rows: slice | Tensor | None = None) -> Tensor:
+        """The matrix, or those of its rows that `rows` selects, in that order."""
+        first = self.right if self.left is None else self.left
+        chosen = first if rows is None else first[rows]
+        if self.left is None:
+            return chosen.to(device, dtype)
+        return chosen.to(device, dtype) @ self.folded(device, dtype)
+
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """(rows, rank) and (rank, columns) in fp32 or better whose product it is; one is the identity if it is full."""
+        dtype = wide(self.right.dtype)
+        right = self.folded(self.right.device, dtype)
+        if self.left is not None:
+            return self.left.to(dtype), right
+        ones = torch.eye(self.rank, device=right.device, dtype=dtype)
+        return (ones, right) if self.rows <= self.columns else (right, ones)
+
+
+def product(
+    params: Mapping[str, Tensor], full: str, left: str, right: str, core: str, kernel: Sequence[int]
+) -> Product:
+    """Read a product from parameters of these names.
+
+    Beside a core both factors lie with the rank first, as LyCORIS and PEFT save them.
+
+    Args:
+        params: of one adapter.
+        full: name of the full matrix; the others are those of its factors.
+        left: see there.
+        right: see there.
+        core: see there.
+        kernel: of the layer, for the core.
+
+    Raises:
+        ValueError: factors do not fit each other; the text says want and got.
+    """
+    for name in (full, left, right, core):
+        if name in params and (params[name].ndim < 2 or params[name].numel() == 0):
+            raise ValueError(f"want {name} to be a matrix, got {shape_text(params[name])}")
+    if full in params:
+        return Product(params[full].flatten(1))
+    a, b = params[left].flatten(1), params[right].flatten(1)
+    if core not in params:
+        if a.shape[1] != b.shape[0]:
+            raise ValueError(f"want {left} (rows, r) and {right} (r, columns), got {shape_text(a)} and {shape_text(b)}")
+        return Product(b, a)
+    t = params[core]
+    # PEFT's has a dimension of 1 too many on 1-d convolutions
+    if t.shape[:2] != (a.shape[0], b.shape[0]) or math.prod(t.shape[2:]) != math.prod(kernel):
+        want = f"({', '.join(map(str, (a.shape[0], b.shape[0], *kernel)))})"
+        raise ValueError(f"want {core} {want}, got {shape_text(t)}")
+    return Product(b, a.t(), t.flatten(2) if t.ndim > 2 else t.unsqueeze(2))
+
+
+def balanced(up: Tensor, down: Tensor, shape: Sequence[int]) -> Factors:
+    """A pair, (out, r) and (r, columns), with each rank component spread evenly over its two sides.
+
+    A product of four small numbers on one side would be lost below fp16's 6e-5, though the whole is not small.
+    """
+    left, right = up.abs().amax(0), down.abs().amax(1)
+    ratio = torch.where((left > 0) & (right > 0), (right / left).sqrt(), torch.ones_like(left))
+    return Factors((down / ratio.unsqueeze(1)).reshape(-1, *shape[1:]), up * ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEffect(OutputEffect):
+    """A dense delta as a product of its own, built anew in each forward from what is small."""
+
+    adapter: Adapter  # which can give some rows alone
+    shape: tuple[int, ...]
+    reads_output: ClassVar[bool] = False
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        dtype = wide(x.dtype)
+        rows, inside = self.shape[0], math.prod(self.shape[1:])
+        step = max(_BLOCK // inside, 1)
+        parts = []
+        for start in range(0, rows, step):
+            at = At(x.device, dtype, rows=(start, min(start + step, rows)))
+            weight = self.adapter.delta_weight(at).to(x.dtype)
+            parts.append(op.apply(x, weight.reshape(-1, *self.shape[1:])))
+        return torch.cat(parts, op.channels) * multiplier

@@ -1,0 +1,295 @@
+"""Rotations of a layer's channels in blocks: how they are parametrised, and how they are multiplied with.
+
+Everywhere it is R - I that is kept, placed and multiplied with, never R: what an adapter changes is small beside the
+identity, and half precision would round it away. R = (I + Q)(I - Q)^-1 of a skew Q (Cayley) gives it without a
+difference of near numbers: R - I = 2 (I - Q)^-1 Q. All of that is computed in fp32 or better.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import Tensor
+from typing_extensions import Self
+
+from ..operation import Operation
+from ..tensors import TensorFields, wide
+from .base import Adapter, At, Form, InputEffect, OutputEffect, placed, shape_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn(TensorFields):
+    """Blocks of a rotation less the identity: as a file parametrises them, or once placed as they are."""
+
+    source: Tensor
+    solve: Callable[[Tensor], Tensor] | None
+    """Makes R - I (..., k, n, n) of the source in fp32 or better; None where the source is that already."""
+
+    def blocks(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """R - I (..., k, n, n) on `device`, in fp32 or in `dtype` if that is better; not to be written to."""
+        source = self.source.to(device, wide(self.source.dtype, dtype))
+        return source if self.solve is None else self.solve(source)
+
+    def effect(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The same for the forward: memory of its own, in `dtype`; small blocks joined where that is faster."""
+        blocks = self.blocks(device, dtype)
+        return placed(_joined(blocks) if blocks.ndim == 3 else blocks, device, dtype)
+
+    def placed(self, device: torch.device) -> Self:
+        """A copy on `device` that is solved, so that a dense delta can be made at every call."""
+        return replace(
+            self, source=placed(self.blocks(device, torch.float32), device, wide(self.source.dtype)), solve=None
+        )
+
+
+def cayley(q: Tensor) -> Tensor:
+    """R - I of R = (I + Q)(I - Q)^-1 for skew Q (..., n, n); I - Q is never singular."""
+    eye = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+    solved: Tensor = torch.linalg.solve(eye - q, 2 * q)
+    return solved
+
+
+def bounded(q: Tensor, limit: float | None) -> Tensor:
+    """Q shrunk to a Frobenius norm of `limit` over all blocks together; None leaves it free."""
+    if limit is None:
+        return q
+    norm: Tensor = torch.linalg.vector_norm(q)
+    return q * (limit / norm.clamp_min(_TINY)).clamp_max(1.0)
+
+
+def mix(x: Tensor, blocks: Tensor, dim: int) -> Tensor:
+    """Multiply the channels of `x`, block by block.
+
+    Args:
+        x: channels at `dim`, k * n of them.
+        blocks: (k, n, n), or (1, n, n) for one that is everybody's.
+        dim: counted from the end.
+    """
+    size = blocks.shape[-1]
+    count = x.shape[dim] // size
+    if dim == -1:
+        tokens = x.reshape(-1, count, size)
+        if blocks.shape[0] < count:
+            return F.linear(tokens, blocks[0]).view(x.shape)
+        return torch.bmm(tokens.transpose(0, 1), blocks.transpose(1, 2)).transpose(0, 1).reshape(x.shape)
+    last = x.movedim(dim, -1)
+    if last.is_contiguous() and not x.is_contiguous():  # channels_last
+        return mix(last, blocks, -1).movedim(-1, dim)
+    lead, places = x.shape[:dim], x.shape[dim:].numel() // x.shape[dim]
+    return torch.matmul(blocks, x.reshape(*lead, count, size, places)).reshape(x.shape)
+
+
+def _joined(blocks: Tensor) -> Tensor:
+    """Neighbouring small blocks as one, zero beside the diagonal; one that is everybody's stays alone.
+
+    A batch of products is slow where each is tiny: measured on a CPU, blocks of 4 take four times as long as of 16.
+    """
+    count, size, _ = blocks.shape
+    found = (n for n in range(2, _LARGEST // size + 1) if n * size >= _SMALL and count % n == 0)
+    together = next(found, 1) if size < _SMALL else 1
+    if together == 1:
+        return blocks
+    joined = blocks.new_zeros(count // together, together, size, together, size)
+    joined.diagonal(dim1=1, dim2=3).copy_(blocks.view(-1, together, size, size).permute(0, 2, 3, 1))
+    return joined.view(count // together, together * size, together * size)
+
+
+def mix_slices(x: Tensor, parts: tuple[Tensor, ...], dim: int) -> Tensor:
+    """`mix` with blocks of another size for each slice of the channels."""
+    if len(parts) == 1:
+        return mix(x, parts[0], dim)
+    widths = [part.shape[0] * part.shape[-1] for part in parts]
+    slices = torch.split(x, widths, dim)
+    return torch.cat([mix(one, part, dim) for one, part in zip(slices, parts, strict=True)], dim)
+
+
+def mix_butterfly(
+    x: Tensor, factors: Tensor, dim: int, multiplier: Tensor | float = 1.0, *, descending: bool = False
+) -> Tensor:
+    """The change of `x` by a chain of block rotations, each at `multiplier`, https://arxiv.org/abs/2311.06243.
+
+    Factor i mixes the halves of two blocks that are 2^i halves apart.
+
+    Args:
+        x: channels at `dim`, k * b of them.
+        factors: R - I (m, k, b, b); a block's two halves one after the other.
+        dim: counted from the end.
+        multiplier: of one element.
+        descending: apply the last factor first.
+    """
+    total: Tensor | None = None
+    levels = list(enumerate(factors * multiplier))
+    for level, blocks in reversed(levels) if descending else levels:
+        change = _mix_level(x if total is None else x + total, blocks, level, dim)
+        total = change if total is None else total + change
+    assert total is not None  # there is one factor or more
+    return total
+
+
+def _mix_level(x: Tensor, blocks: Tensor, level: int, dim: int) -> Tensor:
+    if level == 0:
+        return mix(x, blocks, dim)
+    start, half = x.ndim + dim, blocks.shape[-1] // 2
+    lead, rest = x.shape[:start], x.shape[start + 1 :]
+    apart = x.reshape(*lead, -1, 2, 2**level, half, *rest)
+    mixed = mix(apart.transpose(start + 1, start + 2).reshape(x.shape), blocks, dim)
+    together = mixed.reshape(*lead, -1, 2**level, 2, half, *rest)
+    return together.transpose(start + 1, start + 2).reshape(x.shape)
+
+
+def check_butterfly(factors: Tensor, width: int, name: str) -> None:
+    """Check that factors (m, k, b, b) fit `width` channels.
+
+    Raises:
+        ValueError: they do not; the text says want and got.
+    """
+    count, blocks, size = factors.shape[:3] if factors.ndim == 4 else (0, 0, 0)
+    fits = count > 0 and factors.shape[2] == factors.shape[3] and blocks * size == width
+    if fits and count > 1:
+        fits = size % 2 == 0 and count <= width.bit_length() and blocks % 2 ** (count - 1) == 0
+    if not fits:
+        want = f"(m, k, b, b) with k * b = {width}, and where m > 1 b even and k a multiple of 2^(m - 1)"
+        raise ValueError(f"want {name} {want}; got {shape_text(factors)}")
+
+
+def number(params: Mapping[str, Tensor], name: str) -> float | None:
+    """A parameter that is one number; None where there is none.
+
+    Raises:
+        ValueError: it is several.
+    """
+    tensor = params.get(name)
+    if tensor is None:
+        return None
+    if tensor.numel() != 1:
+        raise ValueError(f"want one number as {name}, got {shape_text(tensor)}")
+    return float(tensor.item())
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedInput(InputEffect):
+    """(R - I) x."""
+
+    blocks: Tensor  # (k, n, n) or (1, n, n)
+
+    def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return mix(x, self.blocks * multiplier, op.channels)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedOutput(OutputEffect):
+    """(R - I) y, by slices of the channels, and a scale of each channel after it."""
+
+    parts: tuple[Tensor, ...]  # each (k, n, n)
+    excess: Tensor | None  # (out,), the scale less 1
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        turned = mix_slices(y, tuple(part * multiplier for part in self.parts), op.channels)
+        return turned if self.excess is None else rescaled(y, turned, op.per_channel(self.excess * multiplier))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputRotation(Adapter):
+    """W' = s * R W: block rotations of the outputs, and a scale of each output after them.
+
+    The multiplier lerps R to I and s to 1. The bias is left as it is: that is what trainers' forward does with a
+    rotated weight.
+    """
+
+    parts: tuple[Turn, ...]  # of one slice of the outputs each
+    rescale: Tensor | None  # (out,)
+
+    @property
+    def reads_base(self) -> bool:
+        return True
+
+    def delta_weight(self, at: At) -> Tensor:
+        rows = at.base.flatten(1)
+        parts = tuple(at.put(part.blocks(at.device, at.dtype)) * at.multiplier for part in self.parts)
+        turned = mix_slices(rows, parts, -2)
+        if self.rescale is not None:
+            turned = rescaled(rows, turned, ((at.put(self.rescale) - 1) * at.multiplier).unsqueeze(1))
+        return turned.reshape(at.base.shape)
+
+    def form(self, rank: int | None = None) -> Form:
+        return Form(on_output=True)
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        return TurnedOutput(
+            tuple(part.effect(device, dtype) for part in self.parts), excess_of(self.rescale, device, dtype)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InputRotation(Adapter):
+    """W' = W R, W as (out, in * kernel): R x instead of x, in blocks. The multiplier lerps R to I.
+
+    A kernel's places are rotated among each other, so that only pointwise layers have a rotation of the input.
+    """
+
+    turn: Turn  # (k, n, n) or (1, n, n)
+    shape: tuple[int, ...]
+
+    @property
+    def reads_base(self) -> bool:
+        return True
+
+    @property
+    def by_rows(self) -> bool:
+        return True
+
+    def delta_weight(self, at: At) -> Tensor:
+        blocks = at.put(self.turn.blocks(at.device, at.dtype)) * at.multiplier
+        return mix(at.base.flatten(1), blocks.transpose(-1, -2), -1).reshape(at.base.shape)
+
+    def form(self, rank: int | None = None) -> Form | None:
+        return Form(on_input=True) if pointwise(self.shape) else None
+
+    def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
+        return TurnedInput(self.turn.effect(device, dtype))
+
+
+def pointwise(shape: tuple[int, ...]) -> bool:
+    """Whether a weight (out, in, *kernel) reads one place only."""
+    return math.prod(shape[2:]) == 1
+
+
+def rescaled(y: Tensor, change: Tensor, excess: Tensor) -> Tensor:
+    """The change of y where y + change is scaled by 1 + excess."""
+    return change + (y + change) * excess
+
+
+def excess_of(scale: Tensor | None, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    """A scale less 1, placed; subtracted before it is rounded."""
+    return None if scale is None else placed(scale.to(device, wide(scale.dtype, dtype)) - 1, device, dtype)
+
+
+def check_blocks(blocks: Tensor, width: int, name: str) -> None:
+    """Check that blocks (k, n, n) fit `width` channels.
+
+    Raises:
+        ValueError: they do not; the text says want and got.
+    """
+    if blocks.ndim != 3 or blocks.shape[1] != blocks.shape[2] or blocks.shape[0] * blocks.shape[1] != width:
+        raise ValueError(f"want {name} (k, n, n) with k * n = {width}, got {shape_text(blocks)}")
+
+
+def scale_for(width: int, scale: Tensor | None) -> Tensor | None:
+    """A `rescale` as a vector.
+
+    Raises:
+        ValueError: it has another length than there are outputs.
+    """
+    if scale is None:
+        return None
+    if scale.numel() != width:
+        raise ValueError(f"want rescale ({width}, 1, …), got {shape_text(scale)}")
+    return scale.reshape(-1)
+
+
+_SMALL, _LARGEST = 16, 64
+_TINY = torch.finfo(torch.float32).tiny

@@ -1,0 +1,122 @@
+"""What a file's metadata says of how it was trained, where the tensors alone do not tell what they mean.
+
+kohya's sd-scripts writes `ss_network_module`, `ss_network_args` (JSON) and the time of the training, ModelSpec's
+`modelspec.date` its day. Metadata is untrusted: what cannot be read says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import lru_cache
+
+from .base import Origin, RankSchedule
+
+GLORA_OLD = (datetime(2023, 6, 28, tzinfo=timezone.utc), datetime(2024, 5, 25, tzinfo=timezone.utc))
+"""When LyCORIS saved GLoRA in its first layout (changed by 8c6576f)."""
+RS_LORA_RAW = (datetime(2024, 4, 5, tzinfo=timezone.utc), datetime(2024, 7, 9, tzinfo=timezone.utc))
+"""When LyCORIS saved the alpha of an rs-LoRA as it was given, not multiplied by sqrt(r) (changed by 170554c)."""
+
+_TIMES = ("ss_training_finished_at", "ss_training_started_at", "modelspec.date")
+_DYLORA_BLOCK = 4  # LyCORIS' default
+
+
+def arguments(origin: Origin) -> Mapping[str, object]:
+    """The arguments of the network: kohya's `ss_network_args`, else the configuration (SimpleTuner's)."""
+    return _parsed(origin.metadata.get("ss_network_args", "")) or origin.config
+
+
+def trained_within(origin: Origin, period: tuple[datetime, datetime]) -> bool:
+    """Whether the file says that it was made in a period, its end excluded."""
+    for key in _TIMES:
+        when = _time(origin.metadata.get(key, ""))
+        if when is not None:
+            return period[0] <= when < period[1]
+    return False
+
+
+def lycoris_scale(origin: Origin, rank: int, *, alpha_is_raw: bool = False) -> float:
+    """alpha / rank as the trainer of the file had it.
+
+    Args:
+        origin: of the adapter.
+        rank: of the adapter.
+        alpha_is_raw: whether the alpha of an rs-LoRA is saved as it was given by every version.
+    """
+    alpha, said = origin.alpha, arguments(origin)
+    if str(said.get("rs_lora", False)).lower() != "false" and (alpha_is_raw or trained_within(origin, RS_LORA_RAW)):
+        alpha = replace(alpha, rank_stabilized=True)
+    return alpha.scale(rank)
+
+
+def dylora_block(origin: Origin, rank: int) -> int:
+    """Size of the rank blocks of LyCORIS' DyLoRA; 1 for everything else.
+
+    It trains at alpha / number of blocks (LyCORIS modules/dylora.py), so its scale is alpha / rank times this. kohya's
+    own DyLoRA has units instead and trains at alpha / rank.
+    """
+    said = arguments(origin)
+    if str(said.get("algo")).lower() != "dylora":
+        return 1
+    try:
+        size = int(str(said.get("block_size") or _DYLORA_BLOCK))
+    except ValueError:
+        return 1
+    return size if size > 0 and rank % size == 0 else 1
+
+
+def lora_scale(origin: Origin, rank: int) -> float:
+    """alpha / rank of a LoRA, which may have been trained as something else."""
+    return lycoris_scale(origin, rank) * dylora_block(origin, rank)
+
+
+def rank_schedule(origin: Origin, rank: int, *, certain: bool = False) -> RankSchedule | None:
+    """The schedule of a T-LoRA, by the names that SimpleTuner and LyCORIS' wrapper have for its numbers.
+
+    Args:
+        origin: of the adapter.
+        rank: of the adapter.
+        certain: the parameters say already that it is one. LoRAs that were trained with a schedule look like others.
+    """
+    said = arguments(origin)
+    if not certain and str(said.get("use_timestep_mask", False)).lower() == "false":
+        return None
+    least, power = _number(said.get("tlora_min_rank"), 1), _number(said.get("tlora_alpha"), 1)
+    return RankSchedule(rank, int(min(max(least, 0), rank)), power if power > 0 else 1.0)
+
+
+@lru_cache(maxsize=8)
+def _parsed(text: str) -> Mapping[str, object]:
+    try:
+        values = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _number(value: object, default: float) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        return default
+    return number if math.isfinite(number) else default
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        pass
+    else:
+        try:
+            return datetime.fromtimestamp(seconds, timezone.utc) if math.isfinite(seconds) else None
+        except (OverflowError, OSError, ValueError):
+            return None
+    try:
+        when = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    return when if when.tzinfo else when.replace(tzinfo=timezone.utc)

@@ -1,0 +1,69 @@
+"""OFT with a block-diagonal rotation of the outputs, https://arxiv.org/abs/2306.07280: LyCORIS' Diag-OFT and kohya's.
+
+Q = B - B^T, shrunk to |Q| <= c over all blocks, c = alpha * out; R = (I + Q)(I - Q)^-1; W' = s * R^T W, block by block
+of the outputs, s being LyCORIS' `rescale`. Sources: LyCORIS modules/diag_oft.py, kohya networks/oft.py; the multiplier
+is m (R - I) + I in both. LyCORIS leaves s as it is at any m, which would make 0 differ from no adapter: here it is
+1 + m (s - 1).
+
+Alpha 0 is where the two differ. In LyCORIS, whose default it is, Q is free; kohya's clamp to 0 leaves nothing. The
+spelling tells which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import Self
+
+from ._rotation import OutputRotation, Turn, bounded, cayley, check_blocks, number, scale_for
+from .base import Origin, Params, Site
+
+
+class DiagOFT(OutputRotation):
+    """Block rotation of the outputs."""
+
+    __slots__ = ()
+
+    name: ClassVar[str] = "diag_oft"
+    params: ClassVar[Params] = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}))
+
+    @classmethod
+    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return cls.params.claim(shapes) and len(shapes["oft_blocks"]) == 3
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        blocks, out = params["oft_blocks"], site.shape[0]
+        check_blocks(blocks, out, "oft_blocks")
+        limit = limit_of(number(params, "alpha"), out, always=origin.spelling == "kohya_oft")
+        return cls((skew_turn(blocks, limit),), scale_for(out, params.get("rescale")))
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        return None
+
+
+def skew_turn(blocks: Tensor, limit: float | None) -> Turn:
+    """R^T - I of parameters B (k, n, n)."""
+    return Turn(blocks, partial(_solve, limit=limit))
+
+
+def limit_of(alpha: float | None, width: int, *, always: bool) -> float | None:
+    """The largest norm of Q; None where it is free.
+
+    Args:
+        alpha: of the file.
+        width: number of channels that are rotated.
+        always: whether 0 is a limit like any other, as in kohya's trainer, or none, as in LyCORIS.
+    """
+    if alpha is None or (alpha <= 0 and not always):
+        return None
+    return max(alpha, 0.0) * width
+
+
+def _solve(source: Tensor, limit: float | None) -> Tensor:
+    # R^T is the R of -Q
+    return cayley(bounded(source.transpose(-1, -2) - source, limit))

@@ -1,0 +1,96 @@
+"""LoHa: the Hadamard product of two low-rank matrices, FedPara, https://arxiv.org/abs/2108.06098.
+
+dW = alpha / r * (w1_a w1_b) * (w2_a w2_b), entry by entry (LyCORIS functional/loha.py). Each half may have a tucker
+core, `hada_t1` and `hada_t2`; its factors then lie with the rank first. LyCORIS 3.x merges at the square of the scale,
+but trains at the scale itself, which is what counts; so does PEFT.
+
+The product of matrices of rank r1 and r2 has rank r1 * r2 at most, and as a pair of that rank it is written down at
+once: u_(ij) = a1_i * a2_j, v_(ij) = b1_i * b2_j. Where that costs less than a second product of the layer, LoHa
+acts as that pair; above, dW is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ._product import BuiltEffect, Product, balanced, product
+from ._trainer import lycoris_scale
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Site
+
+_CORES = frozenset({"hada_t1", "hada_t2"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoHa(Adapter):
+    """Two low-rank matrices, multiplied entry by entry."""
+
+    first: Product  # (out, in * kernel)
+    second: Product  # (out, in * kernel)
+    scale: float
+    shape: tuple[int, ...]
+
+    name: ClassVar[str] = "loha"
+    params: ClassVar[Params] = Params(
+        required=frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}), optional=_CORES | {"alpha"}
+    )
+    by_rows: ClassVar[bool] = True
+
+    @classmethod
+    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return cls.params.claim(shapes) and len(_CORES & shapes.keys()) != 1
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        halves = []
+        for i in ("1", "2"):
+            half = product(params, "", f"hada_w{i}_a", f"hada_w{i}_b", f"hada_t{i}", site.shape[2:])
+            if (half.rows, half.columns) != (site.shape[0], site.inside):
+                want = f"({site.shape[0]}, {site.inside})"
+                raise ValueError(f"want hada_w{i} to make {want}, got ({half.rows}, {half.columns})")
+            halves.append(half)
+        rank = params["hada_w1_b"].shape[0]
+        return cls(halves[0], halves[1], lycoris_scale(origin, rank), site.shape)
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        a, b = shapes["hada_w1_a"], shapes["hada_w1_b"]
+        core = shapes.get("hada_t1")
+        return (*a[:1], *b[1:2]) if core is None else (*a[1:2], *b[1:2], *core[2:])
+
+    @property
+    def rank(self) -> int:
+        return self.first.rank
+
+    @property
+    def prefers_dense(self) -> bool:
+        return self._pair is None
+
+    @property
+    def _pair(self) -> Pair | None:
+        rank, out = self.first.rank * self.second.rank, self.first.rows
+        cheaper = rank * (out + self.first.columns) < out * self.first.columns
+        return Pair(rank, self.scale) if cheaper else None
+
+    def form(self, rank: int | None = None) -> Form:
+        pair = self._pair
+        return Form(pair, on_output=pair is None)
+
+    def factors(self, rank: int | None = None) -> Factors:
+        (a1, b1), (a2, b2) = self.first.pair(), self.second.pair()
+        up = (a1.unsqueeze(2) * a2.unsqueeze(1)).flatten(1)
+        down = (b1.unsqueeze(1) * b2.unsqueeze(0)).flatten(0, 1)
+        return balanced(up, down, self.shape)
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        return BuiltEffect(self.placed(device), self.shape)
+
+    def delta_weight(self, at: At) -> Tensor:
+        rows = None if at.rows is None else slice(*at.rows)
+        delta = self.first.dense(at.device, at.dtype, rows) * self.second.dense(at.device, at.dtype, rows)
+        return delta.mul_(self.scale * at.multiplier).reshape(-1, *self.shape[1:])

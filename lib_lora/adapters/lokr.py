@@ -1,0 +1,257 @@
+"""LoKr: the Kronecker product of two matrices, https://arxiv.org/abs/2212.10650 (KronA), LyCORIS functional/lokr.py.
+
+dW = scale * w1 (x) w2, w1 being (a, b) and w2 (c, d, *kernel), out = a c and in = b d. Either is one full matrix or a
+product of two, w2 also with a tucker core. The scale is alpha / rank; where both are full, LyCORIS, OneTrainer,
+ai-toolkit and musubi train at 1 whatever alpha they store, PEFT at alpha / r of its configuration.
+
+A Kronecker product of matrices acts on a vector as the matrices do on the two axes of a (b, d) array, in any order:
+`_Chain` takes the order that costs least, which is mostly w2's right factor, w1, w2's left factor. Files of 2023 may
+split the flattened in * kernel where no channel ends, so that there is no such array; being
+(l1 r1) (x) (l2 r2) = (l1 (x) l2) (r1 (x) r2), they act as a pair of matrices.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import Tensor
+from typing_extensions import Self
+
+from ..operation import Operation
+from ..tensors import wide
+from ._product import BuiltEffect, Product, balanced, product
+from ._trainer import lycoris_scale
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Site, placed
+
+Side = Literal["left", "right"]
+"""The axis of the (b, d) array a matrix acts on: w1's is the left one."""
+Sizes = tuple[int, int]
+"""Rows and columns of a matrix, a kernel's places among the columns."""
+
+_W1 = frozenset({"lokr_w1_a", "lokr_w1_b"})
+_W2 = frozenset({"lokr_w2_a", "lokr_w2_b"})
+_PAIR_RATE = 2
+"""A pair of large matrices runs at this many times the rate of a chain of small ones, measured on a CPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain(OutputEffect):
+    """The matrices on the two axes of the input's channels, one after the other."""
+
+    matrices: tuple[Tensor, ...]  # (p, q); the first on the right axis (p, q, *kernel)
+    sides: tuple[Side, ...]
+    axis: int  # length of the left axis of the input
+    weakest: int  # the smallest matrix, which the multiplier goes into
+    reads_output: ClassVar[bool] = False
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        matrices = list(self.matrices)
+        matrices[self.weakest] = matrices[self.weakest] * multiplier
+        return self._conv(x, matrices, op) if op.spatial else self._linear(x, matrices)
+
+    def _linear(self, x: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+        h = x.reshape(-1, self.axis, x.shape[-1] // self.axis)
+        for side, matrix in zip(self.sides, matrices, strict=True):
+            h = torch.matmul(matrix, h) if side == "left" else F.linear(h, matrix)
+        return h.flatten(1).reshape(*x.shape[:-1], h.shape[1] * h.shape[2])
+
+    def _conv(self, x: Tensor, matrices: Sequence[Tensor], op: Operation) -> Tensor:
+        """The left axis is part of the batch while a convolution sees the right one as the channels."""
+        batched = x.ndim > op.spatial + 1
+        count, channels, *size = (x if batched else x.unsqueeze(0)).shape
+        h = x.reshape(count, self.axis, channels // self.axis, *size)
+        for side, matrix in zip(self.sides, matrices, strict=True):
+            if side == "left":
+                h = torch.matmul(matrix, h.flatten(2)).reshape(count, matrix.shape[0], *h.shape[2:])
+            else:
+                one = h.flatten(0, 1)
+                one = op.apply(one, matrix) if matrix.ndim > 2 else op.pointwise(one, matrix)
+                h = one.reshape(*h.shape[:2], *one.shape[1:])
+        h = h.flatten(1, 2)
+        return h if batched else h.squeeze(0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoKr(Adapter):
+    """Kronecker product of two matrices."""
+
+    first: Product  # w1, (a, b)
+    second: Product  # w2, (c, d * kernel), or what of in * kernel the first leaves
+    scale: float
+    shape: tuple[int, ...]
+
+    name: ClassVar[str] = "lokr"
+    params: ClassVar[Params] = Params(
+        required=frozenset(), optional=frozenset({"lokr_w1", "lokr_w2", "lokr_t2", "alpha"}) | _W1 | _W2
+    )
+    by_rows: ClassVar[bool] = True
+
+    @classmethod
+    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        names = set(shapes)
+        first, second = names & (_W1 | {"lokr_w1"}), names & (_W2 | {"lokr_w2"})
+        one_way = first in (_W1, {"lokr_w1"}) and second in (_W2, {"lokr_w2"})
+        return one_way and cls.params.claim(shapes) and ("lokr_t2" not in names or second == _W2)
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        first = product(params, "lokr_w1", "lokr_w1_a", "lokr_w1_b", "", ())
+        second = product(params, "lokr_w2", "lokr_w2_a", "lokr_w2_b", "lokr_t2", site.shape[2:])
+        out, inside = first.rows * second.rows, first.columns * second.columns
+        if (out, inside) != (site.shape[0], site.inside):
+            raise ValueError(f"want w1 (x) w2 to be ({site.shape[0]}, {site.inside}), got ({out}, {inside})")
+        return cls(first, second, _scale(params, origin), site.shape)
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        if "lokr_w1" in shapes:
+            first = shapes["lokr_w1"]
+        else:
+            first = (*shapes["lokr_w1_a"][:1], *shapes["lokr_w1_b"][1:])
+        if "lokr_w2" in shapes:
+            second = shapes["lokr_w2"]
+        elif "lokr_t2" in shapes:
+            second = (*shapes["lokr_w2_a"][1:2], *shapes["lokr_w2_b"][1:2], *shapes["lokr_t2"][2:])
+        else:
+            second = (*shapes["lokr_w2_a"][:1], *shapes["lokr_w2_b"][1:])
+        if len(first) != 2 or len(second) < 2:
+            return None
+        return (first[0] * second[0], first[1] * second[1], *second[2:])
+
+    @property
+    def rank(self) -> int | None:
+        known = [half.rank for half in (self.second, self.first) if half.factored]
+        return known[0] if known else None
+
+    @property
+    def prefers_dense(self) -> bool:
+        return self._pair is None and not (self._aligned and self._plan[1] < self.shape[0] * self._inside)
+
+    def form(self, rank: int | None = None) -> Form:
+        pair = self._pair
+        return Form(pair, on_output=pair is None)
+
+    def factors(self, rank: int | None = None) -> Factors:
+        (l1, r1), (l2, r2) = self.first.pair(), self.second.pair()
+        return balanced(_kron(l1, l2), _kron(r1, r2), self.shape)
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        if not self._aligned:
+            return BuiltEffect(self.placed(device), self.shape)
+        sides, _ = self._plan
+        left, right = iter(_matrices(self.first)), iter(_matrices(self.second))
+        ordered = _even([next(left if side == "left" else right) for side in sides], self.scale)
+        kernel, widest = self.shape[2:], sides.index("right")
+        ordered[widest] = ordered[widest].reshape(-1, self.shape[1] // self.first.columns, *kernel)
+        weakest = min(range(len(ordered)), key=lambda i: ordered[i].numel())
+        return _Chain(tuple(placed(one, device, dtype) for one in ordered), sides, self.first.columns, weakest)
+
+    def delta_weight(self, at: At) -> Tensor:
+        rows = torch.arange(*(at.rows or (0, self.shape[0])), device=self.first.right.device)
+        # row i of a Kronecker product is that of row i // c of w1 and row i % c of w2
+        first = self.first.dense(at.device, at.dtype, rows // self.second.rows)
+        second = self.second.dense(at.device, at.dtype, rows % self.second.rows)
+        delta = (first * (self.scale * at.multiplier)).unsqueeze(2) * second.unsqueeze(1)
+        return delta.reshape(-1, *self.shape[1:])
+
+    @property
+    def _inside(self) -> int:
+        return math.prod(self.shape[1:])
+
+    @property
+    def _aligned(self) -> bool:
+        """Whether the two axes are of channels: only files of 2023 divide in * kernel elsewhere."""
+        return self.shape[1] % self.first.columns == 0
+
+    @property
+    def _plan(self) -> tuple[tuple[Side, ...], int]:
+        """On which side each matrix acts in turn, and what that costs per place."""
+        axes = self.first.columns, self.shape[1] // self.first.columns
+        return _cheapest(_sizes(self.first), _sizes(self.second), *axes)
+
+    @property
+    def _pair(self) -> Pair | None:
+        """The pair, where that is the cheaper way or the only one."""
+        rank, out = self.first.rank * self.second.rank, self.shape[0]
+        cost = rank * (out + self._inside)
+        limit = out * self._inside
+        if self._aligned:
+            limit = min(limit, _PAIR_RATE * self._plan[1])
+        return Pair(rank, self.scale) if cost < limit else None
+
+
+def _scale(params: Mapping[str, Tensor], origin: Origin) -> float:
+    """alpha / rank; of two factored halves the second's rank, as in every trainer."""
+    right = params.get("lokr_w2_b", params.get("lokr_w1_b"))
+    if right is not None:
+        return lycoris_scale(origin, right.shape[0])
+    rank = origin.config.get("r")
+    if origin.spelling == "peft" and isinstance(rank, int) and rank > 0:
+        return origin.alpha.scale(rank)
+    return 1.0
+
+
+def _splits(half: Product) -> bool:
+    """Whether two matrices cost less than the one they make."""
+    return half.factored and half.rank * (half.rows + half.columns) < half.rows * half.columns
+
+
+def _sizes(half: Product) -> tuple[Sizes, ...]:
+    """Of the matrices of one half, in the order in which they act."""
+    if _splits(half):
+        return (half.rank, half.columns), (half.rows, half.rank)
+    return ((half.rows, half.columns),)
+
+
+def _matrices(half: Product) -> tuple[Tensor, ...]:
+    """The matrices of one half, in the order in which they act, in fp32 or better."""
+    dtype = wide(half.right.dtype)
+    device = half.right.device
+    if _splits(half):
+        assert half.left is not None
+        return half.folded(device, dtype), half.left.to(dtype)
+    return (half.dense(device, dtype),)
+
+
+def _cheapest(left: Sequence[Sizes], right: Sequence[Sizes], b: int, d: int) -> tuple[tuple[Side, ...], int]:
+    """The order of least cost in which matrices act on the axes of a (b, d) array, and the multiplications it takes.
+
+    The matrices of one side keep their order.
+    """
+    count = len(left) + len(right)
+    found: list[tuple[int, tuple[Side, ...]]] = []
+    for places in itertools.combinations(range(count), len(left)):
+        sides: tuple[Side, ...] = tuple("left" if i in places else "right" for i in range(count))
+        rest = {"left": iter(left), "right": iter(right)}
+        size = {"left": b, "right": d}
+        cost = 0
+        for side in sides:
+            rows, columns = next(rest[side])
+            cost += rows * columns * size["right" if side == "left" else "left"]
+            size[side] = rows
+        found.append((cost, sides))
+    cost, sides = min(found)
+    return sides, cost
+
+
+def _even(matrices: Sequence[Tensor], scale: float) -> list[Tensor]:
+    """The same product times `scale`, all but the last matrix leaving the size of what they act on as it is.
+
+    So no step of the chain leaves the range of fp16 unless the result does.
+    """
+    *early, last = matrices
+    norms = [one.flatten(1).norm(dim=1).max() for one in early]
+    norms = [torch.where(norm > 0, norm, torch.ones_like(norm)) for norm in norms]
+    return [*(one / norm for one, norm in zip(early, norms, strict=True)), last * (math.prod(norms) * scale)]
+
+
+def _kron(first: Tensor, second: Tensor) -> Tensor:
+    """The Kronecker product; torch.kron views its arguments, and so refuses some transposed ones."""
+    whole = first[:, None, :, None] * second[None, :, None, :]
+    return whole.reshape(first.shape[0] * second.shape[0], -1)

@@ -1,0 +1,51 @@
+"""kohya's OFT of a fused layer of Flux: a rotation for each of q, k, v (and the MLP), as `oft_blocks.0`, `.1`, ….
+
+The slices have the widths that their blocks make up, one after the other; each Q is bound by alpha times its own width.
+Source: kohya networks/oft_flux.py, the forward. (Its merge joins the slices along the wrong axis.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import Self
+
+from ._rotation import OutputRotation, check_blocks, number
+from .base import Origin, Params, Site
+from .diag_oft import limit_of, skew_turn
+
+
+class SplitOFT(OutputRotation):
+    """Block rotations of slices of the outputs."""
+
+    __slots__ = ()
+
+    name: ClassVar[str] = "split_oft"
+    params: ClassVar[Params] = Params(frozenset({"oft_blocks.0"}), frozenset({"alpha"}))
+
+    @classmethod
+    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        names = shapes.keys() - cls.params.optional
+        return len(names) > 0 and names == set(_names(len(names))) and all(len(shapes[name]) == 3 for name in names)
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        slices = [params[name] for name in _names(len(params.keys() - cls.params.optional))]
+        widths = [blocks.shape[0] * blocks.shape[1] for blocks in slices]
+        if sum(widths) != site.shape[0]:
+            raise ValueError(f"want oft_blocks.N of {site.shape[0]} outputs together, got {widths}")
+        alpha = number(params, "alpha")
+        for name, blocks, width in zip(_names(len(slices)), slices, widths, strict=True):
+            check_blocks(blocks, width, name)
+        limits = [limit_of(alpha, width, always=True) for width in widths]
+        return cls(tuple(map(skew_turn, slices, limits)), None)
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        return None
+
+
+def _names(count: int) -> list[str]:
+    return [f"oft_blocks.{i}" for i in range(count)]

@@ -1,0 +1,363 @@
+"""Merging is opt-in, starts from pristine weights each time, and leaves no trace."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from lib_lora import Engine, Entry, FileError, Stack, StackError, load_network, patch
+from lib_lora.merged import Merged
+from lib_lora.patch import slot_of
+from lib_lora.pristine import Backup, InFile
+from lib_lora.rounding import digest, generator_for, round_stochastically
+from tests.fakes.accelerator import device, simulated
+from tests.fakes.files import pair, save
+from tests.fakes.kinds import SAMPLES
+from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet, unet_inputs
+from tests.fakes.schemes import call
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+LOW = DTYPES[1:]
+
+
+class Model(nn.Module):
+    """Two layers, the second of which has the first one's weight if `tied`."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, *, tied: bool = False) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(16, 16), nn.Linear(16, 16)
+        if tied:
+            self.two.weight = self.one.weight
+        self.to(dtype).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both layers, one after the other."""
+        result: Tensor = self.two(self.one(x))
+        return result
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    tensors = pair("lora_unet_one", (16, 16), 4, seed=1) | pair("lora_unet_two", (16, 16), 4, seed=2)
+    return save(tmp_path / "a.safetensors", tensors)
+
+
+def bits(model: nn.Module) -> dict[str, tuple[int, int]]:
+    return {name: digest(value) for name, value in model.state_dict().items()}
+
+
+def merged(entries: list[Entry], **more: object) -> Stack:
+    return Stack(entries, mode="merged", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_it_is_the_rounded_sum_and_comes_off_to_the_bit(file, dtype):
+    model = Model(dtype)
+    before, pristine = bits(model), model.one.weight.clone()
+    engine = Engine({"unet": model})
+    live = Engine({"unet": (other := Model(torch.float32))})
+    other.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
+    for strength in (1.0, 0.3, -2.0, 0.3):
+        report = engine.activate(merged([Entry(file, strength)]))
+        assert (report.merged, dict(report.live)) == (2, {})
+        assert "2 layers merged" in report.summary()
+        network = live.activate(Stack([Entry(file, strength)])).entries[0]
+        assert network.hit == 2
+        exact = pristine.double() + strength * load_network(file, {"unet": other}).delta_weight("unet", "one")
+        step = torch.finfo(dtype).eps * exact.abs().clamp_min(torch.finfo(dtype).tiny)
+        assert ((model.one.weight.double() - exact).abs() <= 1.01 * step + 1e-7).all()
+    engine.set_multiplier(0, 0.0)
+    assert bits(model) == before, "0 is the base"
+    engine.set_multiplier(0, 1.0)
+    assert bits(model) != before
+    engine.deactivate()
+    assert bits(model) == before
+
+
+def test_the_same_stack_gives_the_same_bits_whatever_came_before(file):
+    model, fresh = Model(torch.bfloat16), Model(torch.bfloat16)
+    fresh.load_state_dict(model.state_dict())
+    engine = Engine({"unet": model})
+    for strength in (0.1, -3.0, 0.7):
+        engine.activate(merged([Entry(file, strength)]))
+    Engine({"unet": fresh}).activate(merged([Entry(file, 0.7)]))
+    # the second engine is gone by now, and its model pristine again
+    again = Engine({"unet": fresh})
+    again.activate(merged([Entry(file, 0.7)]))
+    assert bits(model) == bits(fresh)
+
+
+def test_merged_equals_live_on_a_whole_unet(tmp_path):
+    unet, inputs = tiny_unet(0), unet_inputs(0)
+    file = kohya_lora(tmp_path / "a.safetensors", {"unet": unet}, conv=True)
+    engine = Engine({"unet": unet})
+    before, plain = bits(unet), call(unet, inputs)
+    engine.activate(Stack([Entry(file, 0.8)]))
+    live = call(unet, inputs)
+    report = engine.activate(merged([Entry(file, 0.8)]))
+    assert report.merged == report.entries[0].hit
+    assert (call(unet, inputs) - live).abs().max() < 1e-5 * live.abs().max()
+    engine.activate(Stack([Entry(file, 0.8)]))
+    assert bits(unet) == before, "going live puts the weights back"
+    assert torch.equal(call(unet, inputs), live)
+    engine.deactivate()
+    assert torch.equal(call(unet, inputs), plain)
+
+
+def test_all_ways_of_leaving_put_the_weights_back(file):
+    model = Model()
+    before = bits(model)
+    engine = Engine({"unet": model})
+    engine.activate(merged([Entry(file)]))
+    assert bits(model) != before
+    engine.components = {"unet": Model()}
+    assert bits(model) == before, "another model is served"
+    engine = Engine({"unet": model})
+    engine.activate(merged([Entry(file)]))
+    del engine
+    gc.collect()
+    assert bits(model) == before, "the engine is gone"
+    engine = Engine({"unet": model})
+    engine.activate(merged([Entry(file)]))
+    patch.uninstall()
+    assert bits(model) == before, "everything was uninstalled"
+
+
+def test_a_failure_leaves_what_was_in_force(file, tmp_path, monkeypatch):
+    model = Model()
+    engine = Engine({"unet": model})
+    engine.activate(merged([Entry(file, 0.5)]))
+    held = bits(model)
+    other = save(tmp_path / "b.safetensors", pair("lora_unet_two", (16, 16), 4) | pair("lora_unet_one", (16, 16), 4))
+    merge = Merged._merge
+
+    def fails(self: Merged, layer: nn.Module) -> None:
+        merge(self, layer)
+        if layer is model.two and not failed:
+            failed.append(layer)
+            raise RuntimeError("out of memory")
+
+    failed: list[nn.Module] = []
+    monkeypatch.setattr(Merged, "_merge", fails)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.activate(merged([Entry(other)]))
+    assert bits(model) == held
+    assert engine.stack.entries[0].path == file
+    failed.clear()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        engine.set_multiplier(0, 2.0)
+    assert bits(model) == held
+    engine.set_multiplier(0, 0.0)
+    engine.deactivate()
+
+
+def test_a_weight_that_something_else_wrote_to_is_left_alone(file, caplog):
+    """A1111 loads another checkpoint's weights into the same model."""
+    model, loaded = Model(), Model()
+    engine = Engine({"unet": model})
+    engine.activate(merged([Entry(file)]))
+    model.one.load_state_dict(loaded.one.state_dict())
+    two = digest(model.two.weight)
+    with caplog.at_level(logging.WARNING):
+        engine.deactivate()
+    assert "changed by something else" in caplog.text
+    assert torch.equal(model.one.weight, loaded.one.weight)
+    assert digest(model.two.weight) != two, "the other layer was put back"
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Model(tied=True), "belongs to several layers"),
+        (lambda: Model().to("meta"), "elsewhere"),
+    ],
+)
+def test_what_cannot_be_put_back_is_served_live_and_said(file, make, reason):
+    model = make()
+    report = Engine({"unet": model}).activate(merged([Entry(file)]))
+    assert report.merged == 0
+    assert sum(report.live.values()) == 2
+    assert all(reason in text for text in report.live)
+    assert reason in report.summary()
+
+
+def test_a_bias_is_merged_where_there_is_one(tmp_path):
+    tensors = pair("lora_unet_one", (16, 16), 4) | {"lora_unet_one.diff_b": torch.randn(16)}
+    file = save(tmp_path / "a.safetensors", tensors)
+    for model, count in ((Model(), 1), (without := Model(), 0)):
+        if model is without:
+            model.one.bias = None
+        x = torch.randn(3, 16)
+        engine = Engine({"unet": model})
+        before = bits(model)
+        engine.activate(Stack([Entry(file, 0.5)]))
+        live = model(x)
+        report = engine.activate(merged([Entry(file, 0.5)]))
+        assert report.merged == count
+        assert (model(x) - live).abs().max() < 1e-5
+        engine.deactivate()
+        assert bits(model) == before
+
+
+def test_a_model_that_moves_takes_the_merged_weights_along(file):
+    model = Model(torch.bfloat16)
+    before = bits(model)
+    engine = Engine({"unet": model})
+    with simulated():
+        engine.activate(merged([Entry(file)]))
+        held = bits(model)
+        model.to(device())
+        engine.set_multiplier(0, 0.5)
+        engine.set_multiplier(0, 1.0)
+        model.to("cpu")
+        assert bits(model) == held
+        model.to(device())
+        engine.deactivate()
+        model.to("cpu")
+    assert bits(model) == before
+
+
+def test_weights_made_in_inference_mode(file):
+    with torch.inference_mode():
+        model = Model()
+    before = bits(model)
+    engine = Engine({"unet": model})
+    engine.activate(merged([Entry(file)]))
+    assert bits(model) != before
+    engine.deactivate()
+    assert bits(model) == before
+
+
+def test_auto_merges_where_it_pays(tmp_path):
+    unet, encoder = tiny_unet(0), tiny_text_encoder(0)
+    file = kohya_lora(tmp_path / "a.safetensors", {"unet": unet, "text_encoder": encoder})
+    engine = Engine({"unet": unet, "text_encoder": encoder})
+    for calls, some in ((None, False), (4, False), (50, True)):
+        report = engine.activate(Stack([Entry(file)], mode="auto", calls=calls))
+        assert bool(report.merged) is some
+        assert not report.live
+    ways = [slot.way for layer in encoder.modules() if (slot := slot_of(layer)) is not None]
+    assert ways
+    assert not any(isinstance(way, Merged) for way in ways), "a text encoder is called once"
+    with pytest.raises(StackError, match="mode 'often' must be one of live, merged, auto"):
+        Stack(mode="often")  # type: ignore[arg-type]
+    with pytest.raises(StackError, match="from 0 up"):
+        Stack(calls=-1)
+
+
+class TestCheckpoint:
+    """Pristine weights that are in the checkpoint need no copy."""
+
+    @pytest.fixture
+    def model(self) -> Model:
+        return Model(torch.float16)
+
+    @staticmethod
+    def sources(model: nn.Module) -> set[type]:
+        ways = [slot.way for layer in model.modules() if (slot := slot_of(layer)) is not None]
+        return {type(one.pristine) for way in ways if isinstance(way, Merged) for one in way._written.values()}
+
+    @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+    def test_weights_are_read_again_from_where_they_came(self, model, file, tmp_path, prefix):
+        path = tmp_path / "model.safetensors"
+        save_file({prefix + name: value for name, value in model.state_dict().items()}, path)
+        before = bits(model)
+        engine = Engine({"unet": model}, checkpoints={"unet": [path]})
+        engine.activate(merged([Entry(file)]))
+        assert self.sources(model) == {InFile}
+        engine.set_multiplier(0, -1.0)
+        replaced = tmp_path / "new.safetensors"
+        save_file({"x": torch.zeros(1)}, replaced)
+        replaced.replace(path)  # as downloads do; whoever has the old file open still has it
+        engine.deactivate()
+        assert bits(model) == before
+
+    def test_weights_that_differ_from_the_checkpoint_are_copied(self, model, file, tmp_path):
+        path = tmp_path / "model.safetensors"
+        save_file({name: value + 1 for name, value in model.state_dict().items()}, path)
+        engine = Engine({"unet": model}, checkpoints={"unet": [path]})
+        engine.activate(merged([Entry(file)]))
+        assert self.sources(model) == {Backup}
+
+    def test_a_checkpoint_that_was_overwritten_is_named(self, model, file, tmp_path):
+        path = tmp_path / "model.safetensors"
+        save_file(model.state_dict(), path)
+        engine = Engine({"unet": model}, checkpoints={"unet": [path]})
+        engine.activate(merged([Entry(file)]))
+        with path.open("r+b") as stream:
+            stream.write(path.read_bytes())
+        os.utime(path, ns=(1, 1))
+        with pytest.raises(FileError, match=r"model\.safetensors: was overwritten while .* load the model again"):
+            engine.deactivate()
+
+
+class TestOrder:
+    """Stacking in order is what AUTOMATIC1111 bakes; adding up is what it is by default."""
+
+    @pytest.mark.parametrize("mode", ["live", "merged"])
+    @pytest.mark.parametrize("first", [one for one in SAMPLES if not one.additive and "linear" in one.layers])
+    def test_each_entry_acts_on_what_the_ones_before_left(self, tmp_path, first, mode):
+        last = next(one for one in SAMPLES if one.name == "set weight")
+        model = nn.ModuleDict({"layer": nn.Linear(24, 24)}).requires_grad_(False)
+        weight, x = model["layer"].weight.clone(), torch.randn(5, 24)
+        files, effective, bias = [], weight.double(), model["layer"].bias.double()
+        for i, (sample, strength) in enumerate(((first, 0.7), (last, 0.4), (first, -0.5))):
+            path, tensors = sample.write(tmp_path, (24, 24), i)
+            files.append(Entry(path, strength))
+            effective = sample.weight(tensors, effective, strength)
+            delta = sample.bias_delta(tensors, strength, bias)
+            bias = bias if delta is None else bias + delta
+        engine = Engine({"unet": model})
+        engine.activate(Stack(files, mode=mode, in_order=True))
+        want = nn.functional.linear(x.double(), effective.reshape(24, 24), bias)
+        got = model["layer"](x)
+        assert (got - want).abs().max() < 1e-5 * want.abs().max()
+        engine.activate(Stack(files, mode=mode))
+        assert (model["layer"](x) - want).abs().max() > 1e-3 * want.abs().max()
+        engine.deactivate()
+        assert torch.equal(model["layer"].weight, weight)
+
+
+def _smallest(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+
+
+class TestRounding:
+    """Stochastic rounding goes to one of the two neighbours, and to the right number on average."""
+
+    @pytest.mark.parametrize("dtype", LOW, ids=str)
+    @pytest.mark.parametrize("number", [0.3, -0.3, 1.0, -1.0, 3e-5, -1.0001, 1.9999, 0.0, 1e-9, -1e-9, 17.3])
+    def test_the_expectation_is_the_number(self, dtype, number):
+        value = torch.full((20_000,), number)
+        out = torch.empty(20_000, dtype=dtype)
+        round_stochastically(out, value, generator_for(torch.device("cpu"), 1))
+        got = out.double().unique()
+        assert got.numel() <= 2
+        assert got.min() <= value[0] <= got.max() or torch.isclose(got.mean(), value[0].double(), rtol=1e-6)
+        gap = (got.max() - got.min()).item()
+        assert abs(out.double().mean().item() - value[0].item()) <= 0.02 * max(gap, _smallest(dtype))
+
+    @pytest.mark.parametrize("dtype", LOW, ids=str)
+    def test_numbers_that_need_no_rounding_stay(self, dtype):
+        size = torch.empty(0, dtype=dtype).element_size()
+        every = torch.arange(256 if size == 1 else 65536).to(torch.uint8 if size == 1 else torch.int16).view(dtype)
+        exact = every[every.float().isfinite()]
+        out = torch.empty_like(exact)
+        round_stochastically(out, exact.float(), generator_for(torch.device("cpu"), 1))
+        assert torch.equal(out.float(), exact.float())
+
+    @pytest.mark.parametrize("dtype", LOW, ids=str)
+    def test_the_ends_of_the_range_stay_finite_where_torch_does(self, dtype):
+        largest = torch.finfo(dtype).max
+        value = torch.tensor([largest, -largest, largest * 0.999, -largest * 0.999])
+        out = torch.empty(4, dtype=dtype)
+        for seed in range(20):
+            round_stochastically(out, value, generator_for(torch.device("cpu"), seed))
+            assert out.float().isfinite().all()
