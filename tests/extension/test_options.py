@@ -64,7 +64,7 @@ def test_settings_are_read_from_the_host(host: StandaloneHost) -> None:
 
 
 def test_the_defaults_are_live_unordered_and_unlimited(host: StandaloneHost) -> None:
-    assert options.settings(host) == Settings(True, "live", False, Memory("file", None, 1024 * MB))
+    assert options.settings(host) == Settings(True, "live", False, Memory("file", None, 4096 * MB))
 
 
 @pytest.mark.parametrize(("value", "mode"), [(NEVER, "live"), (ALWAYS, "merged"), (PAYS, "auto")])

@@ -253,7 +253,7 @@ def test_progress_and_interrupt_of_a_running_job(client: TestClient) -> None:
 def test_options_are_read_and_set(client: TestClient, runner: Runner) -> None:
     options = client.get("/sdapi/v1/options").json()
     assert options["sd_model_checkpoint"].startswith("remora-demo [")
-    assert (options[DEFAULT_MULTIPLIER], options[MERGE], options[CACHE]) == (1.0, NEVER, 1024)
+    assert (options[DEFAULT_MULTIPLIER], options[MERGE], options[CACHE]) == (1.0, NEVER, 4096)
     assert (
         client.post("/sdapi/v1/options", json={DEFAULT_MULTIPLIER: 0.7, "CLIP_stop_at_last_layers": 2}).status_code
         == 200

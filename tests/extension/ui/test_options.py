@@ -61,4 +61,4 @@ def test_a_setting_is_changed_and_shown(backend: PageBackend) -> None:
 def test_a_bad_value_changes_nothing_and_is_said(backend: PageBackend) -> None:
     with pytest.raises(gr.Error, match="remora_cache_mb must be a whole number from 0"):
         Handlers(backend).set_option(CACHE, None)
-    assert backend.option(CACHE) == 1024
+    assert backend.option(CACHE) == 4096
