@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import Protocol, TypeGuard, get_args
 
 from .hosts import Option
-from .session import Memory, Mode, Settings
+from .session import Memory, Mode, Settings, Storage
 
 DEFAULT_MULTIPLIER = "remora_default_multiplier"
 ON_BAD_LORA = "remora_on_bad_lora"
@@ -53,29 +53,30 @@ TABLE: tuple[Option, ...] = (
     Option(
         STORAGE,
         "file",
-        "Keep LoRA in memory as",
-        "bfloat16 and float8 are smaller and less exact; file is as stored",
-        choices=("file", "bfloat16", "float8"),
+        "Keep LoRA on the GPU as",
+        "bfloat16 and float8 take less room, at some cost in precision and time; file costs nothing",
+        choices=get_args(Storage),
     ),
     Option(
         DEVICE_BUDGET,
         0,
-        "Memory for LoRA on the GPU, in MB",
-        "what exceeds it is brought in for each call; 0 is no limit",
+        "Room for LoRA on the GPU, in MB",
+        "what does not fit is brought in for each call, to the same picture; 0 is no limit",
         minimum=0,
         maximum=_MAX_MB,
     ),
     Option(
         CACHE,
-        1024,
-        "Memory for LoRA that are not in use, in MB",
-        "so that the next one is there at once",
+        4096,
+        "LoRA files to keep open after use, in MB",
+        "so that they are there at once when they are used again",
         minimum=0,
         maximum=_MAX_MB,
     ),
 )
 
 _BY_KEY = {option.key: option for option in TABLE}
+_STORAGES: Mapping[object, Storage] = {name: name for name in get_args(Storage)}
 _MODES: Mapping[object, Mode] = {NEVER: "live", ALWAYS: "merged", PAYS: "auto"}
 # Setting -> its name in a parameters text and the words for values that are not the default: what changes a picture.
 _PARAMETERS: Mapping[str, tuple[str, Mapping[object, str]]] = {
@@ -152,7 +153,7 @@ def in_order(values: Values) -> bool:
 def memory(values: Values) -> Memory:
     """Return how the engine keeps LoRA, in bytes."""
     budget = int(_number(values, DEVICE_BUDGET)) * _MB
-    storage = str(checked(STORAGE, values.option(STORAGE)))
+    storage = _STORAGES[checked(STORAGE, values.option(STORAGE))]
     return Memory(storage, budget or None, int(_number(values, CACHE)) * _MB)
 
 
@@ -201,6 +202,6 @@ def _wanted(option: Option) -> str:
             return "true or false"
         case int() | float():
             what = "a whole number" if isinstance(option.default, int) else "a number"
-            return what if math.isinf(option.maximum) else f"{what} from {option.minimum:g} to {option.maximum:g}"
+            return what if math.isinf(option.maximum) else f"{what} from {option.minimum:.10g} to {option.maximum:.10g}"
         case _:
             return f"one of: {', '.join(option.choices)}"

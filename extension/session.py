@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Mode: TypeAlias = Literal["live", "merged", "auto"]
 """As in `lib_lora.Stack`."""
+Storage: TypeAlias = Literal["file", "bfloat16", "float8"]
+"""As in `lib_lora.Engine`."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +70,12 @@ class Activation:
 class Memory:
     """How the engine keeps LoRA."""
 
-    storage: str = "file"
-    """`file` as stored there, else the dtype they are kept in: `bfloat16` or `float8`."""
+    storage: Storage = "file"
+    """How they are stored on a device: in the dtype they are computed in, or in fewer bytes."""
     device_budget: int | None = None
-    """Bytes on the device; None is no limit."""
-    cache_bytes: int = 0
-    """Bytes in memory for LoRA that are not in use."""
+    """Bytes they may take of a device; None is no limit."""
+    cache_bytes: int | None = None
+    """Bytes that files kept open after use may have together; None is no limit."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +117,8 @@ class Session:
         Raises:
             LoraError: a name or a file failed, and is not to be skipped; what was in force before stays so.
         """
-        named: list[tuple[Wish, CatalogFile]] = []
         skipped: list[str] = []
-        for wish in wishes:
-            try:
-                named.append((wish, self.catalog.find(wish.name)))
-            except LoraError as error:
-                _skip_or_raise(error, settings.skip_bad, skipped)
+        named = self._found(wishes, settings.skip_bad, skipped)
         while True:
             try:
                 report = self._activate(named, settings, calls)
@@ -155,6 +152,15 @@ class Session:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+
+    def _found(self, wishes: Sequence[Wish], skip_bad: bool, skipped: list[str]) -> list[tuple[Wish, CatalogFile]]:
+        named = []
+        for wish in wishes:
+            try:
+                named.append((wish, self.catalog.find(wish.name)))
+            except LoraError as error:
+                _skip_or_raise(error, skip_bad, skipped)
+        return named
 
     def _activate(
         self, named: Sequence[tuple[Wish, CatalogFile]], settings: Settings, calls: int | None

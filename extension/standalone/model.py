@@ -126,8 +126,8 @@ def _load_folder(path: Path, dtype: torch.dtype, prediction_type: str | None) ->
 
 def _variant(path: Path) -> str | None:
     """Return "fp16" where a folder holds its unet in that variant only."""
-    names = [file.name for file in (path / "unet").glob("*.safetensors")]
-    return "fp16" if names and all(".fp16." in name for name in names) else None
+    files = list((path / "unet").glob("*.safetensors"))
+    return "fp16" if files and all(_is_of(file, "fp16") for file in files) else None
 
 
 def _is_of(file: Path, variant: str | None) -> bool:
