@@ -9,6 +9,7 @@ from .errors import (
     NoMatchError,
     PickleError,
     StackError,
+    StorageError,
     UnknownAdapterError,
     UnknownFormatError,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "PickleError",
     "Stack",
     "StackError",
+    "StorageError",
     "UnknownAdapterError",
     "UnknownFormatError",
     "Unused",

@@ -22,8 +22,10 @@ from .network import Network, ParsedFile, alias_table
 from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
 from .report import ActivationReport
+from .resident import Keeping
 from .slot import Slot, Way
 from .stack import Entry, Multiplier, Stack
+from .storage import Storage, check_storage
 from .tensors import plain_mode
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,11 @@ class Engine:
             memory only as far as the system likes to cache it.
         checkpoints: component -> the safetensors files it was loaded from. Weights that are merged into are put back
             from there where they are in it bit for bit, instead of from a copy in memory.
+        storage: how adapters are stored on a device: `file`, in the dtype they are computed in; `bfloat16` or
+            `float8`, in fewer bytes, at some cost in precision and time. See `storage.py`.
+
+    Raises:
+        StorageError: no such storage, or this torch has no float8.
     """
 
     def __init__(
@@ -53,8 +60,11 @@ class Engine:
         *,
         cache_size: int = 32,
         checkpoints: Mapping[str, Sequence[Path]] | None = None,
+        storage: Storage = "file",
     ) -> None:
+        check_storage(storage)
         patch.install()
+        self._keeping = Keeping(storage)
         self._sources = dict(checkpoints or {})
         self._opened: dict[str, Checkpoint] = {}
         self._lock = threading.RLock()
@@ -109,7 +119,8 @@ class Engine:
                 assert self._plan is not None
                 self._plan.write(stack)
             else:
-                self._publish(make_plan(stack, networks, indexes, self.components, self._checkpoints(indexes, stack)))
+                checkpoints = self._checkpoints(indexes, stack)
+                self._publish(make_plan(stack, networks, indexes, self.components, checkpoints, self._keeping))
             self._stack = stack
             assert self._plan is not None
             return self._plan.report

@@ -17,6 +17,7 @@ from .merged import Merged, why_not_merged
 from .network import Network
 from .pristine import Checkpoint
 from .report import ActivationReport
+from .resident import Keeping
 from .slot import Way
 from .stack import Stack
 from .strength import Strengths
@@ -80,6 +81,7 @@ def make_plan(
     indexes: Sequence[LayerIndex],
     components: Mapping[str, nn.Module],
     checkpoints: Mapping[str, Checkpoint],
+    keeping: Keeping,
 ) -> Plan:
     """Choose a way for every layer that the networks change.
 
@@ -89,10 +91,11 @@ def make_plan(
         indexes: of the components.
         components: by their names.
         checkpoints: where a component's pristine weights can be read again, as far as known.
+        keeping: how the layers keep what they place.
     """
     cells = tuple((i, index.component) for i in range(len(stack)) for index in indexes)
     strengths = Strengths([stack.entries[i].strength(component) for i, component in cells])
-    chooser = _Chooser(stack, strengths, components, checkpoints)
+    chooser = _Chooser(stack, strengths, components, checkpoints, keeping)
     layers = tuple(
         (weakref.ref(layer), chooser.way(component, layer, bound))
         for component, layer, bound in _bindings(stack, networks, indexes, cells)
@@ -132,7 +135,9 @@ class _Chooser:
         strengths: Strengths,
         components: Mapping[str, nn.Module],
         checkpoints: Mapping[str, Checkpoint],
+        keeping: Keeping,
     ) -> None:
+        self._keeping = keeping
         self._strengths = strengths
         self._checkpoints = checkpoints
         self._merging, self._in_order = how(stack, components)
@@ -151,16 +156,23 @@ class _Chooser:
                 checkpoint = self._checkpoints.get(component)
                 return Merged(bindings, self._strengths, in_order=self._in_order, checkpoint=checkpoint)
             self.live[reason] += 1
-        return live_way(layer, bindings, self._strengths, in_order=self._in_order)
+        return live_way(layer, bindings, self._strengths, keeping=self._keeping, in_order=self._in_order)
 
 
-def live_way(layer: nn.Module, bindings: Sequence[Binding], strengths: Strengths, *, in_order: bool = False) -> Way:
+def live_way(
+    layer: nn.Module,
+    bindings: Sequence[Binding],
+    strengths: Strengths,
+    *,
+    keeping: Keeping | None = None,
+    in_order: bool = False,
+) -> Way:
     """The way for one layer whose weight is not written to."""
     in_order = in_order and len(bindings) > 1 and any(binding.adapter.reads_base for binding in bindings)
     if in_order or not all(_can_be_beside(layer, binding) for binding in bindings):
-        return Transient(bindings, strengths, in_order=in_order)
+        return Transient(bindings, strengths, keeping, in_order=in_order)
     dense = any(b.adapter.prefers_dense and has_plain_weight(layer, b.target.param) for b in bindings)
-    return Transient(bindings, strengths) if dense else Factored(bindings, strengths)
+    return (Transient if dense else Factored)(bindings, strengths, keeping)
 
 
 def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
@@ -16,11 +17,19 @@ from .adapters.base import Adapter
 from .binding import Binding
 from .layer import read_base_weight
 from .residency import stays
+from .storage import Storage
 from .strength import Strengths
 from .tensors import plain_mode
 
 if TYPE_CHECKING:
     from .patch import BaseForward
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How all layers of an engine keep what they placed."""
+
+    storage: Storage = "file"
 
 
 class Placement(Protocol):
@@ -41,7 +50,8 @@ class Resident(ABC, Generic[P]):
 
     at_rest = False
 
-    def __init__(self, bindings: Sequence[Binding], strengths: Strengths) -> None:
+    def __init__(self, bindings: Sequence[Binding], strengths: Strengths, keeping: Keeping) -> None:
+        self._keeping = keeping
         self._bindings = tuple(bindings)
         self._strengths = strengths
         self._placed: P | None = None

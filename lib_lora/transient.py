@@ -21,21 +21,29 @@ from .binding import Binding
 from .build import Part, build
 from .layer import has_plain_weight, holds_values, read_base_weight
 from .operation import Operation
-from .resident import Resident
+from .resident import Keeping, Resident
+from .storage import Stored, store
 from .strength import Strengths
-from .tensors import plain_mode
+from .tensors import TensorFields, plain_mode
 
 if TYPE_CHECKING:
     from .patch import BaseForward
 
 
 @dataclass(frozen=True, slots=True)
+class Adapters(TensorFields):
+    """A layer's adapters, in the dtypes of their files: what is built of them is built in fp32."""
+
+    all: tuple[Adapter, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Placed:
-    """A layer's adapters where it computes, in the dtypes of their files: what is built of them is built in fp32."""
+    """A layer's adapters where it computes."""
 
     device: torch.device
     dtype: torch.dtype
-    adapters: tuple[Adapter, ...]
+    stored: Stored[Adapters]
 
 
 class Transient(Resident[Placed]):
@@ -44,11 +52,19 @@ class Transient(Resident[Placed]):
     Args:
         bindings: the adapters, in the order of the stack.
         strengths: of the plan.
+        keeping: how what is placed is kept.
         in_order: let each adapter act on the weight that the ones before it left.
     """
 
-    def __init__(self, bindings: Sequence[Binding], strengths: Strengths, *, in_order: bool = False) -> None:
-        super().__init__(bindings, strengths)
+    def __init__(
+        self,
+        bindings: Sequence[Binding],
+        strengths: Strengths,
+        keeping: Keeping | None = None,
+        *,
+        in_order: bool = False,
+    ) -> None:
+        super().__init__(bindings, strengths, keeping or Keeping())
         self._in_order = in_order
         for binding in self._bindings:
             strengths.register(binding.layout)
@@ -58,7 +74,7 @@ class Transient(Resident[Placed]):
         x: Tensor = next(iter(args or kwargs.values()))
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
-            effective = self._effective(layer, placed.adapters, x)
+            effective = self._effective(layer, placed.stored.get().all, x)
         if all(holds_values(layer, binding.target.param) for binding in self._bindings):
             y = base_forward(_stand_in(layer, effective), *args, **kwargs)
         else:  # a forward that unpacks its weight cannot be handed one that is not packed
@@ -112,7 +128,8 @@ class Transient(Resident[Placed]):
         (total if target.bias_rows is None else total[slice(*target.bias_rows)]).add_(delta)
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
-        return Placed(device, _ANY, tuple(adapter.placed(device) for adapter in self._adapters(layer)))
+        adapters = Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer)))
+        return Placed(device, _ANY, store(adapters, self._keeping.storage))
 
 
 _ANY = torch.float32
