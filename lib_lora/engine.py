@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from torch import nn
 
 from . import patch, residency, scratch
-from .errors import ActivationError, ComponentError, FileError, LoraError, NoMatchError, StackError
-from .file import AdapterFile, Stamp
+from .cache import NetworkCache
+from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
 from .layer import LayerIndex
-from .network import Network, ParsedFile, alias_table
+from .network import Network, alias_table
 from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
 from .report import ActivationReport
@@ -45,6 +44,8 @@ class Engine:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
         cache_size: how many files are kept open and resolved after use. A file that is kept costs address space, and
             memory only as far as the system likes to cache it.
+        cache_bytes: how many bytes the tensors of these files may have together; None for any. Of both limits, files
+            that are in force are never dropped.
         checkpoints: component -> the safetensors files it was loaded from. Weights that are merged into are put back
             from there where they are in it bit for bit, instead of from a copy in memory.
         storage: how adapters are stored on a device: `file`, in the dtype they are computed in; `bfloat16` or
@@ -59,6 +60,7 @@ class Engine:
         components: Mapping[str, nn.Module],
         *,
         cache_size: int = 32,
+        cache_bytes: int | None = None,
         checkpoints: Mapping[str, Sequence[Path]] | None = None,
         storage: Storage = "file",
     ) -> None:
@@ -69,9 +71,7 @@ class Engine:
         self._opened: dict[str, Checkpoint] = {}
         self._lock = threading.RLock()
         self._token = object()
-        self._cache_size = cache_size
-        self._parsed: OrderedDict[tuple[Path, Stamp], ParsedFile] = OrderedDict()
-        self._networks: OrderedDict[tuple[Path, Stamp, tuple[tuple[str, int], ...]], Network] = OrderedDict()
+        self._cache = NetworkCache(cache_size, cache_bytes)
         self._carriers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._components: dict[str, weakref.ref[nn.Module]] = {}
         self._indexed: dict[str, LayerIndex] = {}
@@ -107,7 +107,7 @@ class Engine:
             StackError: a multiplier names no component.
             ComponentError: a component was unloaded, or another engine serves one of its layers.
         """
-        with self._lock, plain_mode(_CPU):
+        with self._lock, plain_mode(_CPU), self._trimmed():
             if not stack.entries:
                 self.deactivate()
                 return ActivationReport(())
@@ -147,13 +147,21 @@ class Engine:
             self._stack, self._plan = Stack(), None
             _detach_all(self._carriers)
             scratch.free()
+            self._cache.trim()
 
     def close(self) -> None:
         """Deactivate and forget all files."""
         with self._lock:
             self.deactivate()
-            self._networks.clear()
-            self._parsed.clear()
+            self._cache.clear()
+
+    @contextmanager
+    def _trimmed(self) -> Iterator[None]:
+        """Whatever happens inside, the cache keeps its limits then, by what is in force then."""
+        try:
+            yield
+        finally:
+            self._cache.trim(self._plan.networks if self._plan is not None else ())
 
     def _check_names(self, stack: Stack) -> None:
         for i, entry in enumerate(stack):
@@ -175,7 +183,7 @@ class Engine:
 
     def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex]) -> Network:
         try:
-            network = self._resolved(Path(entry.path), indexes)
+            network = self._cache.resolved(Path(entry.path), indexes)
         except LoraError as error:
             raise ActivationError(i, entry.name, error) from error
         if not network.bound:
@@ -183,22 +191,6 @@ class Engine:
             text = f"fits no layer of the loaded model{made_for}; its keys are {network.report.causes()}"
             misfit = NoMatchError(network.file.path, text)
             raise ActivationError(i, entry.name, misfit) from misfit
-        return network
-
-    def _resolved(self, path: Path, indexes: Sequence[LayerIndex]) -> Network:
-        try:
-            stamp = Stamp.of(path.stat())
-        except OSError as error:
-            raise FileError(path, f"cannot be read: {error.strerror or error}") from error
-        key = (path, stamp, tuple(index.signature for index in indexes))
-        network = self._networks.get(key)
-        if network is None:
-            parsed = self._parsed.get((path, stamp))
-            if parsed is None:
-                parsed = ParsedFile(AdapterFile.open(path))
-                _remember(self._parsed, (path, stamp), parsed, self._cache_size)
-            network = Network(parsed, indexes)
-        _remember(self._networks, key, network, self._cache_size)
         return network
 
     def _serves(self, networks: tuple[Network, ...], stack: Stack, indexes: Sequence[LayerIndex]) -> bool:
@@ -285,14 +277,3 @@ def _detach_all(layers: Iterable[nn.Module]) -> None:
         patch.detach(layer)
     if isinstance(layers, weakref.WeakSet):
         layers.clear()
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def _remember(cache: OrderedDict[K, V], key: K, value: V, size: int) -> None:
-    cache[key] = value
-    cache.move_to_end(key)
-    while len(cache) > size:
-        cache.popitem(last=False)

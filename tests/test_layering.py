@@ -18,9 +18,10 @@ BASICS = "errors registry tensors"
 LIB_LORA = {
     "__init__": "engine file network patch report stack",
     "__main__": "*",
-    "engine": "file layer network patch plan pristine report residency resident scratch slot stack storage",
+    "engine": "cache layer network patch plan pristine report residency resident scratch slot stack storage",
     "plan": "binding factored layer merged network pristine report residency resident slot stack strength transient",
     "network": "adapters.base architectures file formats layer peft_config recipe report",
+    "cache": "file layer network",
     "recipe": "adapters",
     "peft_config": "adapters.base file",
     "skeleton": "file",
