@@ -16,7 +16,7 @@ from .errors import (
 from .file import AdapterFile
 from .network import Network, load_network
 from .patch import install, uninstall
-from .report import ActivationReport, NetworkReport, Unused
+from .report import ActivationReport, MemoryReport, NetworkReport, Unused
 from .stack import Entry, Multiplier, Stack
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Entry",
     "FileError",
     "LoraError",
+    "MemoryReport",
     "Multiplier",
     "Network",
     "NetworkReport",

@@ -14,13 +14,14 @@ import torch
 from torch import nn
 
 from . import patch, residency, scratch
+from .budget import Budget
 from .cache import NetworkCache
 from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
 from .layer import LayerIndex
 from .network import Network, alias_table
 from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
-from .report import ActivationReport
+from .report import ActivationReport, MemoryReport
 from .resident import Keeping
 from .slot import Slot, Way
 from .stack import Entry, Multiplier, Stack
@@ -50,6 +51,8 @@ class Engine:
             from there where they are in it bit for bit, instead of from a copy in memory.
         storage: how adapters are stored on a device: `file`, in the dtype they are computed in; `bfloat16` or
             `float8`, in fewer bytes, at some cost in precision and time. See `storage.py`.
+        device_budget: how many bytes of each device but the CPU adapters may take; None for any number. Layers for
+            which that is not enough are placed for each call and dropped after it, to the same result. See `budget.py`.
 
     Raises:
         StorageError: no such storage, or this torch has no float8.
@@ -63,10 +66,12 @@ class Engine:
         cache_bytes: int | None = None,
         checkpoints: Mapping[str, Sequence[Path]] | None = None,
         storage: Storage = "file",
+        device_budget: int | None = None,
     ) -> None:
         check_storage(storage)
         patch.install()
-        self._keeping = Keeping(storage)
+        self._budget = Budget(device_budget)
+        self._keeping = Keeping(storage, self._budget)
         self._sources = dict(checkpoints or {})
         self._opened: dict[str, Checkpoint] = {}
         self._lock = threading.RLock()
@@ -93,6 +98,7 @@ class Engine:
             self._components = {name: weakref.ref(module) for name, module in components.items()}
             self._indexed = {}
             self._opened = {}
+            self._budget.forget()
 
     @property
     def stack(self) -> Stack:
@@ -147,7 +153,21 @@ class Engine:
             self._stack, self._plan = Stack(), None
             _detach_all(self._carriers)
             scratch.free()
+            self._budget.settle()
             self._cache.trim()
+
+    def memory(self) -> MemoryReport:
+        """What adapters take now, and where."""
+        with self._lock:
+            return MemoryReport(
+                placed={str(device): nbytes for device, nbytes in self._budget.placed.items()},
+                staging=self._budget.staging,
+                streaming=self._budget.streaming,
+                home=self._budget.home_bytes,
+                files=self._cache.nbytes,
+                backups=0 if self._plan is None else self._plan.backup_bytes,
+                scratch=scratch.nbytes(),
+            )
 
     def close(self) -> None:
         """Deactivate and forget all files."""
@@ -200,12 +220,12 @@ class Engine:
             return False
         by_component = {index.component: index for index in indexes}
         wanted = {by_component[one.component].module(one.target.path) for net in networks for one in net.bound}
-        return wanted == {layer for ref, way in plan.layers if (layer := ref()) is not None and _carries(layer, way)}
+        return wanted == {layer for layer, way in plan.layers.items() if _carries(layer, way)}
 
     def _publish(self, plan: Plan) -> None:
         """Put the plan in force, or leave all as it was."""
         before = {layer: slot.way for layer in self._carriers if (slot := patch.slot_of(layer)) is not None}
-        after = {layer: way for ref, way in plan.layers if (layer := ref()) is not None}
+        after = dict(plan.layers)
         try:
             slots = {layer: self._slot(layer) for layer in after}
             for layer in before.keys() - after.keys():
@@ -214,6 +234,7 @@ class Engine:
             for layer, old in before.items():
                 if old is not None:
                     old.release(layer)  # before the new ones are placed: never both on the device
+            self._budget.settle()
             for layer, way in after.items():
                 slots[layer].way = way
             resting = self._resting()

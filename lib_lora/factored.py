@@ -22,7 +22,8 @@ from .binding import Binding
 from .effective import effective_linear, is_torchs, pays
 from .operation import Operation
 from .resident import Keeping, Resident
-from .storage import Stored, store
+from .storage import store
+from .streaming import Placement
 from .strength import Layout, Strengths
 from .tensors import TensorFields
 
@@ -51,13 +52,9 @@ class Parts(TensorFields):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Placement[Parts]):
     """A layer's adapters where it computes, and their strengths: views that `Strengths` writes."""
 
-    device: torch.device
-    dtype: torch.dtype
-    input_dtype: torch.dtype
-    stored: Stored[Parts]
     pair: Tensor  # (R,)
     inputs: tuple[Tensor, ...]  # each (1,)
     outputs: tuple[Tensor, ...]  # each (1,)
@@ -85,19 +82,26 @@ class Factored(Resident[Placed]):
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer plus its deltas."""
+        if self._budget.contended:
+            self._budget.note(self._share)
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
+        try:
+            return self._run(layer, base_forward, _calling(layer, base_forward, args, kwargs), x)
+        finally:
+            if not self._stays:
+                self.evict()
+
+    def _run(self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
             placed = self._placed_at(layer, x.device, x.dtype)
             parts = placed.stored.get()
             assert parts.pair is not None
             y = effective_linear(layer, x, parts.pair.down, parts.pair.up, placed.pair)
         else:
-            y, placed, parts = self._beside(layer, base_forward, _calling(layer, base_forward, args, kwargs), x)
+            y, placed, parts = self._beside(layer, base_forward, base, x)
         if parts.bias is not None:
             bias = placed.bias @ parts.bias
             y = y + bias.view(-1, *(1,) * self._spatial)
-        if not self._stays:
-            self._placed = None
         return y
 
     def _beside(
@@ -155,7 +159,7 @@ class Factored(Resident[Placed]):
             device=device,
             dtype=dtype,
             input_dtype=input_dtype,
-            stored=store(parts, self._keeping.storage),
+            stored=store(parts, self._storage),
             pair=view(self._layout, device, dtype),
             inputs=tuple(view(own[i], device, input_dtype) for i in on_input),
             outputs=tuple(view(own[i], device, dtype) for i in on_output),

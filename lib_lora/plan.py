@@ -35,7 +35,8 @@ class Plan:
     ranks: tuple[int | None, ...]
     how: tuple[frozenset[str], bool]
     """Components to merge into, and whether entries act in order."""
-    layers: tuple[tuple[weakref.ref[nn.Module], Way], ...]
+    layers: weakref.WeakKeyDictionary[nn.Module, Way]
+    """Weakly, so that what lies beside a layer goes when the model does."""
     cells: tuple[tuple[int, str], ...]  # (entry, component) of each strength
     strengths: Strengths
     report: ActivationReport
@@ -62,10 +63,14 @@ class Plan:
             raise
 
     def _merge(self) -> None:
-        for ref, way in self.layers:
-            layer = ref()
-            if way.at_rest and layer is not None:
+        for layer, way in list(self.layers.items()):
+            if way.at_rest:
                 way.prefetch(layer)
+
+    @property
+    def backup_bytes(self) -> int:
+        """Bytes of the copies of weights that were merged into."""
+        return sum(way.backup_bytes for way in self.layers.values() if isinstance(way, Merged))
 
 
 def how(stack: Stack, components: Iterable[str]) -> tuple[frozenset[str], bool]:
@@ -96,10 +101,9 @@ def make_plan(
     cells = tuple((i, index.component) for i in range(len(stack)) for index in indexes)
     strengths = Strengths([stack.entries[i].strength(component) for i, component in cells])
     chooser = _Chooser(stack, strengths, components, checkpoints, keeping)
-    layers = tuple(
-        (weakref.ref(layer), chooser.way(component, layer, bound))
-        for component, layer, bound in _bindings(stack, networks, indexes, cells)
-    )
+    layers: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
+    for component, layer, bound in _bindings(stack, networks, indexes, cells):
+        layers[layer] = chooser.way(component, layer, bound)
     strengths.seal()
     return Plan(
         networks=networks,

@@ -22,7 +22,8 @@ from .build import Part, build
 from .layer import has_plain_weight, holds_values, read_base_weight
 from .operation import Operation
 from .resident import Keeping, Resident
-from .storage import Stored, store
+from .storage import store
+from .streaming import Placement
 from .strength import Strengths
 from .tensors import TensorFields, plain_mode
 
@@ -37,16 +38,7 @@ class Adapters(TensorFields):
     all: tuple[Adapter, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A layer's adapters where it computes."""
-
-    device: torch.device
-    dtype: torch.dtype
-    stored: Stored[Adapters]
-
-
-class Transient(Resident[Placed]):
+class Transient(Resident[Placement[Adapters]]):
     """Bindings of one layer that need an effective weight.
 
     Args:
@@ -71,17 +63,23 @@ class Transient(Resident[Placed]):
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with effective weights instead of its own."""
+        if self._budget.contended:
+            self._budget.note(self._share)
+        try:
+            return self._run(layer, base_forward, args, kwargs)
+        finally:
+            if not self._stays:
+                self.evict()
+
+    def _run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x: Tensor = next(iter(args or kwargs.values()))
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
             effective = self._effective(layer, placed.stored.get().all, x)
         if all(holds_values(layer, binding.target.param) for binding in self._bindings):
-            y = base_forward(_stand_in(layer, effective), *args, **kwargs)
-        else:  # a forward that unpacks its weight cannot be handed one that is not packed
-            y = self._product(layer, x, effective)
-        if not self._stays:
-            self._placed = None
-        return y
+            return base_forward(_stand_in(layer, effective), *args, **kwargs)
+        # a forward that unpacks its weight cannot be handed one that is not packed
+        return self._product(layer, x, effective)
 
     def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
         """The product of a linear layer or a convolution with an effective weight."""
@@ -127,9 +125,11 @@ class Transient(Resident[Placed]):
         delta = adapter.delta_bias().to(weight.device, torch.float32) * self._strength(binding, weight)
         (total if target.bias_rows is None else total[slice(*target.bias_rows)]).add_(delta)
 
-    def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
+    def _make(
+        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+    ) -> Placement[Adapters]:
         adapters = Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer)))
-        return Placed(device, _ANY, store(adapters, self._keeping.storage))
+        return Placement(device, _ANY, _ANY, store(adapters, self._storage))
 
 
 _ANY = torch.float32
