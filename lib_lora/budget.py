@@ -86,6 +86,7 @@ class Budget:
         self._full: set[torch.device] = set()
         self._lanes: dict[torch.device, Lane] = {}
         self._clock = 0
+        self._latest: Share | None = None
         self._scan_at: dict[torch.device, float] = {}
 
     def join(self, tenant: Tenant) -> Share:
@@ -101,8 +102,10 @@ class Budget:
         if compiling():
             share.used = math.inf  # a compiled layer cannot tell later when it was called, so it is never stale
             return
-        self._clock += 1
-        share.before, share.used = share.used, self._clock
+        if share is not self._latest:  # called again and again is called once
+            self._latest = share
+            self._clock += 1
+            share.before, share.used = share.used, self._clock
 
     def full(self, device: torch.device) -> bool:
         """Whether placing something before it is called is in vain."""
@@ -238,17 +241,20 @@ class Budget:
             return sum(share.streams for share in self._shares)
 
     def _fits(self, share: Share, device: torch.device, nbytes: int) -> bool:
-        limit = None if device.type == "cpu" else self._fitted.get(device, self._limit)
+        limit = self._limit_of(device)
         if limit is None or self._placed[device] + nbytes <= limit:
             return True
         if self._clock >= self._scan_at.get(device, 0):
             self._evict_stale(share, device, limit - nbytes)
         return self._placed[device] + nbytes <= limit
 
+    def _limit_of(self, device: torch.device) -> int | None:
+        return None if device.type == "cpu" else self._fitted.get(device, self._limit)
+
     def _evict_stale(self, share: Share, device: torch.device, goal: int) -> None:
         """Drop layers that are not called any more, the longest unused first, until no more than `goal` is placed."""
         there = sorted(self._residents(device), key=lambda one: one[0].used)
-        turn = self._clock - len(self._shares)  # a layer that is called twice in a row has not seen all others go by
+        turn = self._clock - len(self._shares)  # after a layer's two calls in one pass, the others are not stale yet
         for other, tenant in there:
             if self._placed[device] <= goal or other.used >= min(share.before, turn):
                 break

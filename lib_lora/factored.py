@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .patch import BaseForward
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class FusedPair(TensorFields):
     """The low-rank pairs of a layer as one."""
 
@@ -39,7 +39,7 @@ class FusedPair(TensorFields):
     up: Tensor  # (out, R)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Parts(TensorFields):
     """A layer's adapters, in the dtype of the base output; changes of the input in the input's."""
 
@@ -51,7 +51,7 @@ class Parts(TensorFields):
     exact: ClassVar[frozenset[str]] = frozenset({"bias"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Placed(Placement[Parts]):
     """A layer's adapters where it computes, and their strengths: views that `Strengths` writes."""
 

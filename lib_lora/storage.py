@@ -31,7 +31,7 @@ _FLOAT8: torch.dtype | None = getattr(torch, "float8_e4m3fn", None)
 _LARGEST = 448.0  # of e4m3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Packed(TensorFields):
     """A tensor in fewer bytes."""
 
@@ -48,7 +48,7 @@ class Packed(TensorFields):
 T = TypeVar("T", bound=TensorFields)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stored(Generic[T]):
     """Tensors as they lie on a device."""
 

@@ -24,7 +24,7 @@ _ALIGNMENT = 512  # bytes, as CUDA's own allocator has it: kernels are chosen by
 T = TypeVar("T", bound=TensorFields)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Placement(Generic[T]):
     """What was placed for a layer, and where."""
 
@@ -115,7 +115,7 @@ class Lane:
         return 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Buffer:
     """Memory that layers take turns in."""
 

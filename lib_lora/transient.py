@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .patch import BaseForward
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Adapters(TensorFields):
     """A layer's adapters, in the dtypes of their files: what is built of them is built in fp32."""
 
