@@ -67,6 +67,11 @@ class Merged(Transient):
         self._written: dict[str, _Written] = {}
         self._values: tuple[float, ...] = ()
 
+    @property
+    def backup_bytes(self) -> int:
+        """Bytes of the copies of what was written over."""
+        return sum(written.pristine.nbytes for written in self._written.values())
+
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer, whose weight has its adapters."""
         return base_forward(layer, *args, **kwargs)

@@ -21,52 +21,67 @@ from .binding import Binding
 from .build import Part, build
 from .layer import Target, has_plain_weight, holds_values, read_base_weight
 from .operation import Operation
-from .resident import Resident
+from .resident import Keeping, Resident
+from .storage import store
+from .streaming import Placement
 from .strength import Strengths
-from .tensors import plain_mode, wide
+from .tensors import TensorFields, plain_mode, wide
 
 if TYPE_CHECKING:
     from .patch import BaseForward
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A layer's adapters where it computes, in the dtypes of their files: what is built of them is built in fp32."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapters(TensorFields):
+    """A layer's adapters, in the dtypes of their files: what is built of them is built in fp32."""
 
-    device: torch.device
-    dtype: torch.dtype
-    adapters: tuple[Adapter, ...]
+    all: tuple[Adapter, ...]
 
 
-class Transient(Resident[Placed]):
+class Transient(Resident[Placement[Adapters]]):
     """Bindings of one layer that need an effective weight.
 
     Args:
         bindings: the adapters, in the order of the stack.
         strengths: of the plan.
+        keeping: how what is placed is kept.
         in_order: let each adapter act on the weight that the ones before it left.
     """
 
-    def __init__(self, bindings: Sequence[Binding], strengths: Strengths, *, in_order: bool = False) -> None:
-        super().__init__(bindings, strengths)
+    def __init__(
+        self,
+        bindings: Sequence[Binding],
+        strengths: Strengths,
+        keeping: Keeping | None = None,
+        *,
+        in_order: bool = False,
+    ) -> None:
+        super().__init__(bindings, strengths, keeping or Keeping())
         self._in_order = in_order
         for binding in self._bindings:
             strengths.register(binding.layout)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # a graph must not know scratch memory, which other layers and other graphs use too
+    # a graph must not know scratch memory, which other layers and other graphs use too
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with effective weights instead of its own."""
+        if self._budget.contended:
+            self._budget.note(self._share)
+        try:
+            return self._run(layer, base_forward, args, kwargs)
+        finally:
+            if not self._stays:
+                self.evict()
+
+    def _run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x: Tensor = next(iter(args or kwargs.values()))
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
-            effective = self._effective(layer, placed.adapters, x)
+            effective = self._effective(layer, placed.stored.get().all, x)
         if all(holds_values(layer, binding.target.param) for binding in self._bindings):
-            y = base_forward(_stand_in(layer, effective), *args, **kwargs)
-        else:  # a forward that unpacks its weight cannot be handed one that is not packed
-            y = self._product(layer, x, effective)
-        if not self._stays:
-            self._placed = None
-        return y
+            return base_forward(_stand_in(layer, effective), *args, **kwargs)
+        # a forward that unpacks its weight cannot be handed one that is not packed
+        return self._product(layer, x, effective)
 
     def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
         """The product of a linear layer or a convolution with an effective weight."""
@@ -126,8 +141,11 @@ class Transient(Resident[Placed]):
             return tuple(binding.adapter for binding in self._bindings)
         return super()._adapters(layer)
 
-    def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
-        return Placed(device, _ANY, tuple(adapter.placed(device) for adapter in self._adapters(layer)))
+    def _make(
+        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+    ) -> Placement[Adapters]:
+        adapters = Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer)))
+        return Placement(device, _ANY, _ANY, store(adapters, self._storage))
 
 
 _ANY = torch.float32
