@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from torch import Tensor
+from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack
+from lib_lora import Engine, Entry, Stack, resident, transient
 from lib_lora.layer import read_base_weight
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
@@ -72,3 +72,31 @@ def defined(
     changed = F.linear(x.double(), sample.weight(tensors, weight, multiplier).reshape(weight.shape))
     bias = sample.bias_delta(tensors, multiplier, own)
     return changed - F.linear(x.double(), weight) + (0 if bias is None else bias)
+
+
+def test_a_packed_weight_is_unpacked_once_per_activation_and_only_for_kinds_that_need_it(tmp_path, monkeypatch):
+    model, reads = made("bitsandbytes nf4"), []
+
+    def counted(layer: nn.Module, param: str) -> Tensor:
+        reads.append(param)
+        return read_base_weight(layer, param)
+
+    for module in (resident, transient):
+        monkeypatch.setattr(module, "read_base_weight", counted)
+    x = torch.randn(2, 7, INSIDE)
+    engine = Engine({"unet": model})
+    for kind, want in {
+        "lora": 0,
+        "lokr": 0,
+        "loha": 0,
+        "glora": 0,
+        "diag_oft": 0,
+        "set_weight": 0,
+        "lora+dora": 1,
+    }.items():
+        reads.clear()
+        engine.activate(Stack([Entry(KINDS[kind].write(tmp_path, (OUT, INSIDE))[0])]))
+        for multiplier in (1.0, 0.5):
+            engine.set_multiplier(0, multiplier)
+            model(x), model(x)
+        assert len(reads) == want, kind
