@@ -211,7 +211,13 @@ class Session:
 
 def make_engine(host: Host, memory: Memory) -> Engine:
     """Make the engine for the host's model."""
-    return Engine(host.components(), checkpoints=host.checkpoints())
+    return Engine(
+        host.components(),
+        checkpoints=host.checkpoints(),
+        storage=memory.storage,
+        device_budget=memory.device_budget,
+        cache_bytes=memory.cache_bytes,
+    )
 
 
 def _skip_or_raise(error: LoraError, skip_bad: bool, skipped: list[str]) -> None:

@@ -17,6 +17,7 @@ from extension.prompt import Tag
 from extension.session import Memory, Session, Settings
 from extension.standalone.demo_model import Demo, make_pipeline
 from lib_lora import ActivationError, Engine, PickleError
+from tests.fakes import accelerator
 from tests.fakes.files import pair, save
 
 PROJECTION = "layers.0.mlp.fc1"  # of the text encoder, (256, 64)
@@ -203,6 +204,39 @@ def test_the_engine_is_made_anew_where_memory_is_used_in_another_way(
     assert made == [Memory(), half]
     setup.session.end()
     assert torch.equal(setup.output(), before)
+
+
+def test_memory_is_used_as_the_settings_say(setup: Setup) -> None:
+    placed, kept = {}, {}
+    for memory in (Memory(), Memory(storage="bfloat16"), Memory(cache_bytes=0)):
+        setup.session.begin([Tag("demo-linear")], Settings(memory=memory))
+        setup.output()
+        engine = setup.session._engine
+        assert engine is not None
+        placed[memory] = sum(engine.memory().placed.values())
+        setup.session.end()
+        kept[memory] = engine.memory().files
+    assert placed[Memory(storage="bfloat16")] < 0.6 * placed[Memory()]
+    assert kept[Memory()] > 0
+    assert kept[Memory(cache_bytes=0)] == 0
+
+
+def test_a_budget_of_the_device_is_kept(setup: Setup) -> None:
+    budget = 1024
+    with accelerator.simulated():
+        setup.encoder.requires_grad_(False).to(accelerator.device())
+        tokens = torch.arange(10)[None].to(accelerator.device())
+        outputs = []
+        for memory in (Memory(), Memory(device_budget=budget)):
+            setup.session.begin([Tag("demo-linear")], Settings(memory=memory))
+            with torch.no_grad():
+                outputs.append(setup.encoder(tokens).last_hidden_state.cpu())
+            assert setup.session._engine is not None
+            placed = setup.session._engine.memory().placed.get(str(accelerator.device()), 0)
+            assert (placed <= budget) == (memory.device_budget is not None)
+            setup.session.end()
+        setup.encoder.cpu()
+    assert torch.equal(*outputs)
 
 
 def test_weights_are_put_back_from_the_checkpoint_the_host_names(
