@@ -1,10 +1,10 @@
 """How much of each device adapters may take, and what happens to those for which that is not enough.
 
 Adapters that were placed stay while the budget lasts. One that would exceed it takes the room of stale ones: layers
-that were not called since it was called last, though everybody has had a turn since, such as a text encoder's while
-the UNet runs. If that is not enough, it streams: it is placed for its call and dropped after it. The layers of a model
-are called in the same order again and again, and the least recently used one is then the one that is needed next; so
-nobody who is still called ever makes room, and as many as fit stay where they are.
+that were not called since it was called last, nor for as long as it takes to call every layer twice, such as a text
+encoder's while the UNet runs. If that is not enough, it streams: it is placed for its call and dropped after it. The
+layers of a model are called in the same order again and again, and the least recently used one is then the one that is
+needed next; so nobody who is still called makes room, and as many as fit stay where they are.
 
 The peak is the budget plus the largest layer that streams, twice that on CUDA, see `streaming.py`. The CPU has no
 budget. The bytes counted are those of the tensors placed: not scratch memory, and not the strengths, of which a plan
@@ -254,13 +254,13 @@ class Budget:
     def _evict_stale(self, share: Share, device: torch.device, goal: int) -> None:
         """Drop layers that are not called any more, the longest unused first, until no more than `goal` is placed."""
         there = sorted(self._residents(device), key=lambda one: one[0].used)
-        turn = self._clock - len(self._shares)  # after a layer's two calls in one pass, the others are not stale yet
+        turns = self._clock - 2 * len(self._shares)  # in a pass that calls some layers twice, nobody is stale
         for other, tenant in there:
-            if self._placed[device] <= goal or other.used >= min(share.before, turn):
+            if self._placed[device] <= goal or other.used >= min(share.before, turns):
                 break
             tenant.evict()
         oldest = min((other.used for other, _ in there if other.device == device), default=0)
-        self._scan_at[device] = oldest + len(self._shares) + 1  # before that, nobody can be stale
+        self._scan_at[device] = oldest + 2 * len(self._shares) + 1  # before that, nobody can be stale
 
     def _residents(self, device: torch.device) -> list[tuple[Share, Tenant]]:
         found = ((share, ref()) for share, ref in self._shares.items() if share.device == device and not share.streams)

@@ -167,29 +167,31 @@ class TestTwoComponents:
         engine.activate(expected.stack)
         for picture in range(2):
             encoder(IDS.to(accelerator))
-            for _ in range(3):
+            for _ in range(4):
                 assert_same(call(unet, expected.inputs, accelerator), expected.full)
             assert streaming(unet) == set(), f"picture {picture}"
             assert 0 < placed_bytes(encoder) <= text - text // 4, "only as far as it was in the way"
         assert engine.memory().placed[str(accelerator)] == placed_bytes(unet) + placed_bytes(encoder)
 
-    def test_a_layer_that_is_called_twice_in_a_row_drives_nobody_out(
-        self, tmp_path: Path, accelerator: torch.device, peaks: list[tuple[int, int]]
+    @pytest.mark.parametrize(
+        "order",
+        [[0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, *[5] * 12], [0, 1, 2, 3, 4, 5, 4, 5], [4, 5, 0, 1, 2, 3, *[0, 1] * 9]],
+        ids=["once", "again and again", "in turns", "others in turns"],
+    )
+    def test_nobody_makes_room_who_is_called_in_every_pass(
+        self, order: list[int], tmp_path: Path, accelerator: torch.device, peaks: list[tuple[int, int]]
     ) -> None:
-        layers = [nn.Linear(8, 8) for _ in range(6)]
-        model = nn.Sequential(*layers).requires_grad_(False).to(accelerator)
-        file = save(
-            tmp_path / "a.safetensors", {k: v for i in range(6) for k, v in pair(f"lora_unet_{i}", (8, 8), 4).items()}
-        )
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6))).requires_grad_(False).to(accelerator)
+        tensors = {key: value for i in range(6) for key, value in pair(f"lora_unet_{i}", (8, 8), 4).items()}
         engine = Engine({"unet": model}, device_budget=4 * 256)
-        engine.activate(Stack([Entry(file)]))
+        engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
         x = torch.randn(2, 8).to(accelerator)
         for _ in range(4):
             peaks.clear()
-            for layer in (*layers, layers[5], layers[5], layers[5]):
-                layer(x)
+            for i in order:
+                model[i](x)
             assert streaming(model) == {"4", "5"}
-            assert len(peaks) == 5
+            assert len(peaks) == order.count(4) + order.count(5)
 
 
 class TestHomes:

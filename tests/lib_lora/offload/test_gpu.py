@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lib_lora import Engine
+from lib_lora.storage import Storage
 from tests.fakes.models import (
     tiny_pipeline,
     tiny_unet,
@@ -122,3 +123,33 @@ class TestCuda:
                 call(unet, expected.inputs, cuda)
             rank_vectors = 1 << 16  # bytes; strengths stay on the device
             assert torch.cuda.memory_allocated(cuda) <= before + rank_vectors
+
+    @pytest.mark.parametrize("storage", ["file", "bfloat16", "float8"])
+    @pytest.mark.parametrize("share", [0.0, 0.5])
+    def test_streaming_changes_no_bit(
+        self, share: float, storage: Storage, expected: Expected, cuda: torch.device
+    ) -> None:
+        unet = tiny_unet(0).to(cuda)
+        engine = Engine({"unet": unet}, storage=storage)
+        engine.activate(expected.stack)
+        want = call(unet, expected.inputs, cuda)
+        [placed] = engine.memory().placed.values()
+        engine.close()
+        before = torch.cuda.memory_allocated(cuda)
+        engine = Engine({"unet": unet}, storage=storage, device_budget=int(share * placed))
+        engine.activate(expected.stack)
+        inputs = {
+            name: value.to(cuda) if isinstance(value, Tensor) else value for name, value in expected.inputs.items()
+        }
+        pictures = [
+            unet(**inputs)[0] for _ in range(20)
+        ]  # queued as fast as the host can: nothing waits for the device
+        assert all(torch.equal(picture.cpu(), want) for picture in pictures)
+        report = engine.memory()
+        assert report.streaming > 0
+        assert report.placed.get(str(cuda), 0) <= share * placed
+        assert 0 < report.staging <= 2 * max(way._home.nbytes for way in ways(unet).values() if way._home)
+        assert all(way._home.flat.is_pinned() for way in ways(unet).values() if way._home)
+        engine.deactivate()
+        del pictures, inputs
+        assert torch.cuda.memory_allocated(cuda) <= before
