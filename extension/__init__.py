@@ -63,12 +63,12 @@ def _register() -> Session | None:
 
 def _events(host: Host, session: Session) -> Events:
     from .hosts import Events
-    from .options import skip_bad
+    from .options import settings
     from .prompt import parse_arguments
 
-    def tags(arguments: Sequence[str]) -> None:
+    def tags(arguments: Sequence[str], calls: int | None = None) -> None:
         wishes = [tag for tag in map(parse_arguments, arguments) if not tag.is_off]
-        session.begin(wishes, skip_bad(host))
+        session.begin(wishes, settings(host), calls)
 
     def app_started(app: Any) -> None:
         from .api import add_routes  # fastapi is imported where a host serves with it

@@ -39,8 +39,16 @@ def list_loras(session: Session) -> list[dict[str, Any]]:
 
 
 def last_report(session: Session) -> dict[str, Any]:
-    """Return what the latest generation ran with: per LoRA the layers hit and the keys unused, and what was skipped."""
+    """Return what the latest generation ran with.
+
+    Per LoRA the layers hit and the keys unused; the LoRAs skipped; the layers merged, and why how many others were not
+    where that was asked for; the embeddings that cannot be used.
+    """
+    last = session.last
     return {
-        "active": [{"name": active.name, **active.report.to_json()} for active in session.last.active],
-        "skipped": list(session.last.skipped),
+        "active": [{"name": active.name, **active.report.to_json()} for active in last.active],
+        "skipped": list(last.skipped),
+        "merged": last.report.merged,
+        "live": dict(last.report.live),
+        "notes": list(last.notes),
     }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,10 +42,17 @@ class Txt2Img:
     n_iter: int = 1
     clip_skip: int = 1
     """1 uses the text encoder's last layer, 2 the one before, as in A1111."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Settings of Remora that are others for this job, by their keys."""
 
     @property
     def count(self) -> int:
         return self.batch_size * self.n_iter
+
+    @property
+    def calls(self) -> int:
+        """How often the model is called, but for samplers that do so more than once per step."""
+        return self.steps * self.n_iter
 
     def check(self) -> None:
         """Check every bound.
@@ -89,9 +97,9 @@ class Result:
     """The first picture's, drawn if -1 was asked for."""
     cancelled: bool = False
     lora_reports: tuple[str, ...] = ()
-    """One line per LoRA: layers hit, keys unused."""
+    """One line per LoRA: layers hit, kinds, keys unused; and one on merging where that was asked for."""
     notes: tuple[str, ...] = ()
-    """What the user should know: LoRAs skipped, a prompt cut short."""
+    """What the user should know: LoRAs skipped, embeddings without effect, a prompt cut short."""
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, TypeGuard, get_args
 
 from .hosts import Option
-
-if TYPE_CHECKING:
-    from .hosts import Host
+from .session import Memory, Mode, Settings, Storage
 
 DEFAULT_MULTIPLIER = "remora_default_multiplier"
 ON_BAD_LORA = "remora_on_bad_lora"
 HASHES = "remora_hashes_in_parameters"
+MERGE = "remora_merge"
+IN_ORDER = "remora_stack_in_order"
+STORAGE = "remora_storage"
+DEVICE_BUDGET = "remora_device_budget_mb"
+CACHE = "remora_cache_mb"
 
 SKIP = "skip with a warning"
 FAIL = "fail the generation"
+NEVER, ALWAYS, PAYS = "never", "always", "when it pays"
+
+_MAX_MB = 1 << 20  # a terabyte
+_MB = 1 << 20  # bytes
 
 TABLE: tuple[Option, ...] = (
     Option(DEFAULT_MULTIPLIER, 1.0, "Multiplier of an inserted LoRA", "what a click on a LoRA writes into the prompt"),
@@ -26,7 +37,71 @@ TABLE: tuple[Option, ...] = (
         choices=(SKIP, FAIL),
     ),
     Option(HASHES, True, "Write LoRA hashes into the parameters text", "read once per file"),
+    Option(
+        MERGE,
+        NEVER,
+        "Merge LoRA into the weights",
+        "steps cost nothing more, a change of strength costs a merge; the weights are put back bit for bit",
+        choices=(NEVER, ALWAYS, PAYS),
+    ),
+    Option(
+        IN_ORDER,
+        False,
+        "Stack LoRA in order, as AUTOMATIC1111 bakes",
+        "differs for DoRA, OFT, GLoRA and IA3; off, all act on the model as it is, and their order does not matter",
+    ),
+    Option(
+        STORAGE,
+        "file",
+        "Keep LoRA on the GPU as",
+        "bfloat16 and float8 take less room, at some cost in precision and time; file costs nothing",
+        choices=get_args(Storage),
+    ),
+    Option(
+        DEVICE_BUDGET,
+        0,
+        "Room for LoRA on the GPU, in MB",
+        "what does not fit is brought in for each call, to the same picture; 0 is no limit",
+        minimum=0,
+        maximum=_MAX_MB,
+    ),
+    Option(
+        CACHE,
+        4096,
+        "LoRA files to keep open after use, in MB",
+        "so that they are there at once when they are used again",
+        minimum=0,
+        maximum=_MAX_MB,
+    ),
 )
+
+_BY_KEY = {option.key: option for option in TABLE}
+_STORAGES: Mapping[object, Storage] = {name: name for name in get_args(Storage)}
+_MODES: Mapping[object, Mode] = {NEVER: "live", ALWAYS: "merged", PAYS: "auto"}
+# Setting -> its name in a parameters text and the words for values that are not the default: what changes a picture.
+_PARAMETERS: Mapping[str, tuple[str, Mapping[object, str]]] = {
+    MERGE: ("Remora mode", {ALWAYS: "merged", PAYS: "auto"}),
+    IN_ORDER: ("Remora stacking", {True: "in order"}),
+    STORAGE: ("Remora storage", {"bfloat16": "bfloat16", "float8": "float8"}),
+}
+
+
+class Values(Protocol):
+    """Whatever has the settings' present values; a host is one."""
+
+    def option(self, key: str) -> object:
+        """Return one of them."""
+
+
+@dataclass(frozen=True)
+class Overridden:
+    """Settings of which some are others for one generation."""
+
+    present: Values
+    own: Mapping[str, object]
+
+    def option(self, key: str) -> object:
+        return self.own[key] if key in self.own else self.present.option(key)
 
 
 def checked(key: str, value: object) -> object:
@@ -36,30 +111,97 @@ def checked(key: str, value: object) -> object:
         KeyError: no such setting.
         ValueError: the value is not one it takes; the text says which are.
     """
-    option = {option.key: option for option in TABLE}[key]
-    if option.choices and value not in option.choices:
-        raise ValueError(f"{key} must be one of: {', '.join(option.choices)}")
-    if isinstance(option.default, bool):
-        if not isinstance(value, bool):
-            raise ValueError(f"{key} must be true or false")
-    elif isinstance(option.default, float):
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{key} must be a number")
-        return float(value)
-    return value
+    option = _BY_KEY[key]
+    match option.default:
+        case bool():
+            if isinstance(value, bool):
+                return value
+        case int() | float():
+            if _is_number(value, option):
+                return type(option.default)(value)  # a whole number may come as 1.0, any number as 1
+        case _:
+            if value in option.choices:
+                return value
+    raise ValueError(f"{key} must be {_wanted(option)}, not {value!r}")
 
 
-def skip_bad(host: Host) -> bool:
+def skip_bad(values: Values) -> bool:
     """Tell whether a LoRA that fails is left out, so that the generation goes on without it."""
-    return host.option(ON_BAD_LORA) == SKIP
+    return values.option(ON_BAD_LORA) == SKIP
 
 
-def default_multiplier(host: Host) -> float:
+def default_multiplier(values: Values) -> float:
     """Return the multiplier for an inserted tag."""
-    value = host.option(DEFAULT_MULTIPLIER)
-    return float(value) if isinstance(value, (int, float, str)) else 1.0
+    return _number(values, DEFAULT_MULTIPLIER)
 
 
-def hashes_wanted(host: Host) -> bool:
+def hashes_wanted(values: Values) -> bool:
     """Tell whether the parameters text gets "Lora hashes"."""
-    return bool(host.option(HASHES))
+    return bool(values.option(HASHES))
+
+
+def merge_mode(values: Values) -> Mode:
+    """Return whether LoRA are merged, in the library's word."""
+    return _MODES[checked(MERGE, values.option(MERGE))]
+
+
+def in_order(values: Values) -> bool:
+    """Tell whether each LoRA acts on what the ones before it left."""
+    return bool(values.option(IN_ORDER))
+
+
+def memory(values: Values) -> Memory:
+    """Return how the engine keeps LoRA, in bytes."""
+    budget = int(_number(values, DEVICE_BUDGET)) * _MB
+    storage = _STORAGES[checked(STORAGE, values.option(STORAGE))]
+    return Memory(storage, budget or None, int(_number(values, CACHE)) * _MB)
+
+
+def settings(values: Values) -> Settings:
+    """Return all that a generation's beginning needs."""
+    return Settings(skip_bad(values), merge_mode(values), in_order(values), memory(values))
+
+
+def to_parameters(values: Values) -> dict[str, str]:
+    """Return what the parameters text says of the settings that change a picture, where they are not the default."""
+    found = {name: words.get(values.option(key)) for key, (name, words) in _PARAMETERS.items()}
+    return {name: word for name, word in found.items() if word is not None}
+
+
+def from_parameters(parameters: Mapping[str, str]) -> dict[str, object]:
+    """Return the settings a parameters text tells of; what is not there, or not understood, is left out."""
+    return {
+        key: value
+        for key, (name, words) in _PARAMETERS.items()
+        for value, word in words.items()
+        if parameters.get(name) == word
+    }
+
+
+def _number(values: Values, key: str) -> float:
+    value = values.option(key)
+    if isinstance(value, str):  # some hosts hand back text
+        with suppress(ValueError):
+            value = float(value)
+    number = checked(key, value)
+    assert isinstance(number, int | float)
+    return number
+
+
+def _is_number(value: object, option: Option) -> TypeGuard[int | float]:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return False
+    if isinstance(option.default, int) and value != int(value):
+        return False
+    return option.minimum <= value <= option.maximum
+
+
+def _wanted(option: Option) -> str:
+    match option.default:
+        case bool():
+            return "true or false"
+        case int() | float():
+            what = "a whole number" if isinstance(option.default, int) else "a number"
+            return what if math.isinf(option.maximum) else f"{what} from {option.minimum:.10g} to {option.maximum:.10g}"
+        case _:
+            return f"one of: {', '.join(option.choices)}"

@@ -9,13 +9,14 @@ from .errors import (
     NoMatchError,
     PickleError,
     StackError,
+    StorageError,
     UnknownAdapterError,
     UnknownFormatError,
 )
 from .file import AdapterFile
 from .network import Network, load_network
 from .patch import install, uninstall
-from .report import ActivationReport, NetworkReport, Unused
+from .report import ActivationReport, MemoryReport, NetworkReport, Unused
 from .stack import Entry, Multiplier, Stack
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "Entry",
     "FileError",
     "LoraError",
+    "MemoryReport",
     "Multiplier",
     "Network",
     "NetworkReport",
@@ -34,6 +36,7 @@ __all__ = [
     "PickleError",
     "Stack",
     "StackError",
+    "StorageError",
     "UnknownAdapterError",
     "UnknownFormatError",
     "Unused",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .adapters.base import Adapter
 from .file import AdapterFile
 from .layer import Target
-from .strength import Layout
+from .strength import Layout, Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,4 +26,4 @@ class Binding:
     @property
     def layout(self) -> Layout:
         """The strength alone, as one number."""
-        return ((self.cell, 1, 1.0),)
+        return (Share(self.cell, schedule=self.adapter.ranks_by_timestep),)

@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 from . import scratch
+from .tensors import compiling
 
 if TYPE_CHECKING:
     from .patch import BaseForward
@@ -37,7 +38,7 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
     if x.dtype != weight.dtype or x.device != weight.device or not is_torchs(base_forward):
         return False
     trained = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    return not trained and not _compiling()
+    return not trained and not compiling()
 
 
 def is_torchs(base_forward: BaseForward) -> bool:
@@ -61,6 +62,3 @@ def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, stre
     with torch.no_grad():
         torch.addmm(weight, up * strength, down, out=total)
     return F.linear(x, total, layer._parameters.get("bias"))
-
-
-_compiling = getattr(torch.compiler, "is_compiling", lambda: False)  # not in every 2.1

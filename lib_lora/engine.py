@@ -5,26 +5,29 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import patch, residency, scratch
-from .errors import ActivationError, ComponentError, FileError, LoraError, NoMatchError, StackError
-from .file import AdapterFile, Stamp
+from .budget import Budget
+from .cache import NetworkCache
+from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
 from .layer import LayerIndex
-from .network import Network, ParsedFile, alias_table
+from .network import Network, alias_table
 from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
-from .report import ActivationReport
+from .report import ActivationReport, MemoryReport
+from .resident import Keeping
 from .slot import Slot, Way
 from .stack import Entry, Multiplier, Stack
+from .storage import Storage, check_storage
 from .tensors import plain_mode
+from .timestep import listen
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +46,17 @@ class Engine:
         components: diffusers' component name (`unet`, `transformer`, `text_encoder`, `text_encoder_2`, …) -> module.
         cache_size: how many files are kept open and resolved after use. A file that is kept costs address space, and
             memory only as far as the system likes to cache it.
+        cache_bytes: how many bytes the tensors of these files may have together; None for any. Of both limits, files
+            that are in force are never dropped.
         checkpoints: component -> the safetensors files it was loaded from. Weights that are merged into are put back
             from there where they are in it bit for bit, instead of from a copy in memory.
+        storage: how adapters are stored on a device: `file`, in the dtype they are computed in; `bfloat16` or
+            `float8`, in fewer bytes, at some cost in precision and time. See `storage.py`.
+        device_budget: how many bytes of each device but the CPU adapters may take; None for any number. Layers for
+            which that is not enough are placed for each call and dropped after it, to the same result. See `budget.py`.
+
+    Raises:
+        StorageError: no such storage, or this torch has no float8.
     """
 
     def __init__(
@@ -52,22 +64,27 @@ class Engine:
         components: Mapping[str, nn.Module],
         *,
         cache_size: int = 32,
+        cache_bytes: int | None = None,
         checkpoints: Mapping[str, Sequence[Path]] | None = None,
+        storage: Storage = "file",
+        device_budget: int | None = None,
     ) -> None:
+        check_storage(storage)
         patch.install()
+        self._budget = Budget(device_budget)
+        self._keeping = Keeping(storage, self._budget)
         self._sources = dict(checkpoints or {})
         self._opened: dict[str, Checkpoint] = {}
         self._lock = threading.RLock()
         self._token = object()
-        self._cache_size = cache_size
-        self._parsed: OrderedDict[tuple[Path, Stamp], ParsedFile] = OrderedDict()
-        self._networks: OrderedDict[tuple[Path, Stamp, tuple[tuple[str, int], ...]], Network] = OrderedDict()
+        self._cache = NetworkCache(cache_size, cache_bytes)
+        self._deaf: list[Callable[[], None]] = []  # ends what was begun with `listen`
         self._carriers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._components: dict[str, weakref.ref[nn.Module]] = {}
         self._indexed: dict[str, LayerIndex] = {}
         self._stack = Stack()
         self._plan: Plan | None = None
-        self._finalizer = weakref.finalize(self, _detach_all, self._carriers)
+        self._finalizer = weakref.finalize(self, _clear, self._carriers, self._deaf)
         self.components = dict(components)
 
     @property
@@ -83,11 +100,22 @@ class Engine:
             self._components = {name: weakref.ref(module) for name, module in components.items()}
             self._indexed = {}
             self._opened = {}
+            self._budget.forget()
 
     @property
     def stack(self) -> Stack:
         """What is in force."""
         return self._stack
+
+    @property
+    def embeddings(self) -> tuple[dict[str, dict[str, Tensor]], ...]:
+        """The textual inversions that came with each entry in force, as `Network.embeddings`.
+
+        Raises:
+            FileError: an entry's file cannot be read any more.
+        """
+        plan = self._plan
+        return () if plan is None else tuple(network.embeddings for network in plan.networks)
 
     def activate(self, stack: Stack) -> ActivationReport:
         """Make `stack` be in force, and only it. An empty one takes everything off.
@@ -97,7 +125,7 @@ class Engine:
             StackError: a multiplier names no component.
             ComponentError: a component was unloaded, or another engine serves one of its layers.
         """
-        with self._lock, plain_mode(_CPU):
+        with self._lock, plain_mode(_CPU), self._trimmed():
             if not stack.entries:
                 self.deactivate()
                 return ActivationReport(())
@@ -109,7 +137,8 @@ class Engine:
                 assert self._plan is not None
                 self._plan.write(stack)
             else:
-                self._publish(make_plan(stack, networks, indexes, self.components, self._checkpoints(indexes, stack)))
+                checkpoints = self._checkpoints(indexes, stack)
+                self._publish(make_plan(stack, networks, indexes, self.components, checkpoints, self._keeping))
             self._stack = stack
             assert self._plan is not None
             return self._plan.report
@@ -130,19 +159,51 @@ class Engine:
             self._plan.write(stack)
             self._stack = stack
 
+    def set_timestep(self, timestep: float | None) -> None:
+        """Say which timestep the next model call is for, between 0 and 1000; None is any.
+
+        Only T-LoRA asks. Calls of a component named `unet` or `transformer` say it by themselves.
+        """
+        with self._lock, plain_mode(_CPU):
+            if self._plan is not None:
+                self._plan.strengths.set_timestep(timestep)
+
     def deactivate(self) -> None:
         """Take everything off: the model is as if nothing had ever been applied."""
         with self._lock:
             self._stack, self._plan = Stack(), None
+            self._listen()
             _detach_all(self._carriers)
             scratch.free()
+            self._budget.settle()
+            self._cache.trim()
+
+    def memory(self) -> MemoryReport:
+        """What adapters take now, and where."""
+        with self._lock:
+            return MemoryReport(
+                placed={str(device): nbytes for device, nbytes in self._budget.placed.items()},
+                staging=self._budget.staging,
+                streaming=self._budget.streaming,
+                home=self._budget.home_bytes,
+                files=self._cache.nbytes,
+                backups=0 if self._plan is None else self._plan.backup_bytes,
+                scratch=scratch.nbytes(),
+            )
 
     def close(self) -> None:
         """Deactivate and forget all files."""
         with self._lock:
             self.deactivate()
-            self._networks.clear()
-            self._parsed.clear()
+            self._cache.clear()
+
+    @contextmanager
+    def _trimmed(self) -> Iterator[None]:
+        """Whatever happens inside, the cache keeps its limits then, by what is in force then."""
+        try:
+            yield
+        finally:
+            self._cache.trim(self._plan.networks if self._plan is not None else ())
 
     def _check_names(self, stack: Stack) -> None:
         for i, entry in enumerate(stack):
@@ -164,7 +225,7 @@ class Engine:
 
     def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex]) -> Network:
         try:
-            network = self._resolved(Path(entry.path), indexes)
+            network = self._cache.resolved(Path(entry.path), indexes)
         except LoraError as error:
             raise ActivationError(i, entry.name, error) from error
         if not network.bound:
@@ -174,22 +235,6 @@ class Engine:
             raise ActivationError(i, entry.name, misfit) from misfit
         return network
 
-    def _resolved(self, path: Path, indexes: Sequence[LayerIndex]) -> Network:
-        try:
-            stamp = Stamp.of(path.stat())
-        except OSError as error:
-            raise FileError(path, f"cannot be read: {error.strerror or error}") from error
-        key = (path, stamp, tuple(index.signature for index in indexes))
-        network = self._networks.get(key)
-        if network is None:
-            parsed = self._parsed.get((path, stamp))
-            if parsed is None:
-                parsed = ParsedFile(AdapterFile.open(path))
-                _remember(self._parsed, (path, stamp), parsed, self._cache_size)
-            network = Network(parsed, indexes)
-        _remember(self._networks, key, network, self._cache_size)
-        return network
-
     def _serves(self, networks: tuple[Network, ...], stack: Stack, indexes: Sequence[LayerIndex]) -> bool:
         """Whether the plan in force is the one this stack needs, but for its strengths."""
         plan = self._plan
@@ -197,12 +242,12 @@ class Engine:
             return False
         by_component = {index.component: index for index in indexes}
         wanted = {by_component[one.component].module(one.target.path) for net in networks for one in net.bound}
-        return wanted == {layer for ref, way in plan.layers if (layer := ref()) is not None and _carries(layer, way)}
+        return wanted == {layer for layer, way in plan.layers.items() if _carries(layer, way)}
 
     def _publish(self, plan: Plan) -> None:
         """Put the plan in force, or leave all as it was."""
         before = {layer: slot.way for layer in self._carriers if (slot := patch.slot_of(layer)) is not None}
-        after = {layer: way for ref, way in plan.layers if (layer := ref()) is not None}
+        after = dict(plan.layers)
         try:
             slots = {layer: self._slot(layer) for layer in after}
             for layer in before.keys() - after.keys():
@@ -211,6 +256,7 @@ class Engine:
             for layer, old in before.items():
                 if old is not None:
                     old.release(layer)  # before the new ones are placed: never both on the device
+            self._budget.settle()
             for layer, way in after.items():
                 slots[layer].way = way
             resting = self._resting()
@@ -221,6 +267,16 @@ class Engine:
             self._restore(before)
             raise
         self._plan = plan
+        self._listen()
+
+    def _listen(self) -> None:
+        """Hear of timesteps as long as something depends on them."""
+        _end(self._deaf)
+        if self._plan is not None and self._plan.strengths.scheduled:
+            tell = self._plan.strengths.set_timestep
+            for name, component in self.components.items():
+                if name.startswith(("unet", "transformer", "prior")):
+                    self._deaf.append(listen(component, tell))
 
     def _resting(self) -> set[nn.Module]:
         """Layers that are not where they compute, so that placing adapters beside them would be in vain."""
@@ -269,6 +325,17 @@ def _carries(layer: nn.Module, way: Way) -> bool:
     return slot is not None and slot.way is way
 
 
+def _clear(layers: Iterable[nn.Module], listeners: list[Callable[[], None]]) -> None:
+    """Leave nothing on a model whose engine is gone."""
+    _end(listeners)
+    _detach_all(layers)
+
+
+def _end(listeners: list[Callable[[], None]]) -> None:
+    while listeners:
+        listeners.pop()()
+
+
 def _detach_all(layers: Iterable[nn.Module]) -> None:
     """Take the slots of all layers away, also where putting back the weights of one fails."""
     failed: LoraError | None = None
@@ -281,14 +348,3 @@ def _detach_all(layers: Iterable[nn.Module]) -> None:
         layers.clear()
     if failed is not None:
         raise failed
-
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def _remember(cache: OrderedDict[K, V], key: K, value: V, size: int) -> None:
-    cache[key] = value
-    cache.move_to_end(key)
-    while len(cache) > size:
-        cache.popitem(last=False)

@@ -11,51 +11,61 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
-from .adapters.base import InputEffect, OutputEffect, Pair
+from .adapters.base import Adapter, InputEffect, OutputEffect, Pair
 from .binding import Binding
 from .effective import effective_linear, is_torchs, pays
 from .operation import Operation
-from .resident import Resident
-from .strength import Layout, Strengths
+from .resident import Keeping, Resident
+from .storage import store
+from .streaming import Placement
+from .strength import Layout, Share, Strengths
+from .tensors import TensorFields
 
 if TYPE_CHECKING:
     from .patch import BaseForward
 
 
-@dataclass(frozen=True, slots=True)
-class FusedPair:
+@dataclass(frozen=True, slots=True, eq=False)
+class FusedPair(TensorFields):
     """The low-rank pairs of a layer as one."""
 
     down: Tensor  # (R, in, *kernel), R = sum of ranks
     up: Tensor  # (out, R)
-    strength: Tensor  # (R,), a view that `Strengths` writes
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A layer's adapters where it computes, in the dtype of the base output; changes of the input in the input's."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts(TensorFields):
+    """A layer's adapters, in the dtype of the base output; changes of the input in the input's."""
 
-    device: torch.device
-    dtype: torch.dtype
-    input_dtype: torch.dtype
     pair: FusedPair | None
-    inputs: tuple[tuple[InputEffect, Tensor], ...]  # with its strength (1,)
-    outputs: tuple[tuple[OutputEffect, Tensor], ...]
+    inputs: tuple[InputEffect, ...]
+    outputs: tuple[OutputEffect, ...]
     bias: Tensor | None  # (n, out), of the bindings that have one
-    bias_strength: Tensor | None  # (n,)
+
+    exact: ClassVar[frozenset[str]] = frozenset({"bias"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed(Placement[Parts]):
+    """A layer's adapters where it computes, and their strengths: views that `Strengths` writes."""
+
+    pair: Tensor  # (R,)
+    inputs: tuple[Tensor, ...]  # each (1,)
+    outputs: tuple[Tensor, ...]  # each (1,)
+    bias: Tensor  # (n,)
 
 
 class Factored(Resident[Placed]):
     """Bindings of one linear, convolution or embedding layer that act beside it."""
 
-    def __init__(self, bindings: Sequence[Binding], strengths: Strengths) -> None:
-        super().__init__(bindings, strengths)
+    def __init__(self, bindings: Sequence[Binding], strengths: Strengths, keeping: Keeping | None = None) -> None:
+        super().__init__(bindings, strengths, keeping or Keeping())
         target = bindings[0].target
         self._kind = target.kind
         self._spatial = len(target.shape) - 2
@@ -72,35 +82,44 @@ class Factored(Resident[Placed]):
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer plus its deltas."""
+        if self._budget.contended:
+            self._budget.note(self._share)
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
+        try:
+            return self._run(layer, base_forward, _calling(layer, base_forward, args, kwargs), x)
+        finally:
+            if not self._stays:
+                self.evict()
+
+    def _run(self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
             placed = self._placed_at(layer, x.device, x.dtype)
-            assert placed.pair is not None
-            y = effective_linear(layer, x, placed.pair.down, placed.pair.up, placed.pair.strength)
+            parts = placed.stored.get()
+            assert parts.pair is not None
+            y = effective_linear(layer, x, parts.pair.down, parts.pair.up, placed.pair)
         else:
-            y, placed = self._beside(layer, base_forward, _calling(layer, base_forward, args, kwargs), x)
-        if placed.bias is not None and placed.bias_strength is not None:
-            bias = placed.bias_strength @ placed.bias
+            y, placed, parts = self._beside(layer, base_forward, base, x)
+        if parts.bias is not None:
+            bias = placed.bias @ parts.bias
             y = y + bias.view(-1, *(1,) * self._spatial)
-        if not self._stays:
-            self._placed = None
         return y
 
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
-    ) -> tuple[Tensor, Placed]:
+    ) -> tuple[Tensor, Placed, Parts]:
         op = Operation(layer, self._spatial, base)
         changed = self._changed_input(layer, x, op) if self._on_input else x
         y = base(changed)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
-        deltas = self._output_deltas(placed, x, y, op)
-        if placed.pair is not None:
+        parts = placed.stored.get()
+        deltas = self._output_deltas(placed, parts, x, y, op)
+        if parts.pair is not None:
             # under autocast, or with a host that casts inside its forward, the two differ
             x = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
-            y = _add_pair(self._kind, layer, x, y, placed.pair, base_forward)
+            y = _add_pair(self._kind, layer, x, y, parts.pair, placed.pair, base_forward)
         for delta in deltas:
             y = y + delta
-        return y, placed
+        return y, placed, parts
 
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation) -> Tensor:
         placed = self._placed
@@ -108,52 +127,53 @@ class Factored(Resident[Placed]):
             # the dtype of the output is not known before the base call; that of the last call is the best guess
             placed = self._place(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         changed = x
-        for effect, strength in placed.inputs:
+        for effect, strength in zip(placed.stored.get().inputs, placed.inputs, strict=True):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)
         return changed
 
-    def _output_deltas(self, placed: Placed, x: Tensor, y: Tensor, op: Operation) -> list[Tensor]:
-        if not placed.outputs:
+    def _output_deltas(self, placed: Placed, parts: Parts, x: Tensor, y: Tensor, op: Operation) -> list[Tensor]:
+        if not parts.outputs:
             return []
-        reads = any(effect.reads_output for effect, _ in placed.outputs)
+        reads = any(effect.reads_output for effect in parts.outputs)
         pristine = y
         if reads:
             pristine = op.base(x) if self._on_input else op.without_bias(y)
         x = x.to(device=y.device, dtype=y.dtype)
-        return [effect.delta(x, pristine, strength, op) for effect, strength in placed.outputs]
+        effects = zip(parts.outputs, placed.outputs, strict=True)
+        return [effect.delta(x, pristine, strength, op) for effect, strength in effects]
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
-        pairs, biases = [], []
-        inputs: list[tuple[InputEffect, Tensor]] = []
-        outputs: list[tuple[OutputEffect, Tensor]] = []
-        for binding, adapter in zip(self._bindings, self._adapters(layer), strict=True):
-            form = adapter.form(binding.rank)
-            assert form is not None  # or the layer would be transient
-            if form.pair is not None:
-                pairs.append(adapter.factors(binding.rank))
-            if form.on_input:
-                strength = self._strengths.view(binding.layout, device, input_dtype)
-                inputs.append((adapter.input_effect(device, input_dtype), strength))
-            if form.on_output:
-                strength = self._strengths.view(binding.layout, device, dtype)
-                outputs.append((adapter.output_effect(device, dtype), strength))
-            if adapter.has_bias:
-                biases.append(adapter.delta_bias().unsqueeze(0))
-        pair = None
-        if pairs:
-            down = _stacked([one.down for one in pairs], 0, device, dtype)
-            up = _stacked([one.up for one in pairs], 1, device, dtype)
-            pair = FusedPair(down, up, self._strengths.view(self._layout, device, dtype))
+        view, adapters = self._strengths.view, self._adapters(layer)
+        own = [binding.layout for binding in self._bindings]
+        forms = [adapter.form(binding.rank) for adapter, binding in zip(adapters, self._bindings, strict=True)]
+        on_input = [i for i, form in enumerate(forms) if form and form.on_input]
+        on_output = [i for i, form in enumerate(forms) if form and form.on_output]
+        biases = [adapter.delta_bias().unsqueeze(0) for adapter in adapters if adapter.has_bias]
+        parts = Parts(
+            pair=self._pair(adapters, device, dtype) if self._layout else None,
+            inputs=tuple(adapters[i].input_effect(device, input_dtype) for i in on_input),
+            outputs=tuple(adapters[i].output_effect(device, dtype) for i in on_output),
+            bias=_stacked(biases, 0, device, dtype) if biases else None,
+        )
         return Placed(
             device=device,
             dtype=dtype,
             input_dtype=input_dtype,
-            pair=pair,
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
-            bias=_stacked(biases, 0, device, dtype) if biases else None,
-            bias_strength=self._strengths.view(self._bias_layout, device, dtype) if biases else None,
+            stored=store(parts, self._storage),
+            pair=view(self._layout, device, dtype),
+            inputs=tuple(view(own[i], device, input_dtype) for i in on_input),
+            outputs=tuple(view(own[i], device, dtype) for i in on_output),
+            bias=view(self._bias_layout, device, dtype),
         )
+
+    def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
+        pairs = []
+        for adapter, binding in zip(adapters, self._bindings, strict=True):
+            form = adapter.form(binding.rank)
+            if form is not None and form.pair is not None:
+                pairs.append(adapter.factors(binding.rank))
+        down = _stacked([one.down for one in pairs], 0, device, dtype)
+        return FusedPair(down, _stacked([one.up for one in pairs], 1, device, dtype))
 
 
 def _layouts(bindings: Sequence[Binding]) -> tuple[Layout, Layout]:
@@ -163,8 +183,8 @@ def _layouts(bindings: Sequence[Binding]) -> tuple[Layout, Layout]:
         form = binding.adapter.form(binding.rank)
         if form is not None and form.pair is not None:
             pairs.append((binding.cell, form.pair))
-    ranks = tuple((cell, pair.rank, pair.scale) for cell, pair in pairs)
-    return ranks, tuple((binding.cell, 1, 1.0) for binding in bindings if binding.adapter.has_bias)
+    ranks = tuple(Share(cell, one.rank, one.scale, one.schedule, one.per_rank) for cell, one in pairs)
+    return ranks, tuple(Share(binding.cell) for binding in bindings if binding.adapter.has_bias)
 
 
 def _calling(
@@ -177,16 +197,18 @@ def _calling(
     return lambda x: base_forward(layer, **{**kwargs, name: x})
 
 
-def _add_pair(kind: str, layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, base_forward: BaseForward) -> Tensor:
+def _add_pair(
+    kind: str, layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor, base_forward: BaseForward
+) -> Tensor:
     if kind == "linear":
-        return _add_linear(x, y, pair, base_forward)
+        return _add_linear(x, y, pair, strength, base_forward)
     if kind == "conv":
-        return _add_conv(layer, x, y, pair)
-    return y + (F.embedding(x, pair.up) * pair.strength) @ pair.down
+        return _add_conv(layer, x, y, pair, strength)
+    return y + (F.embedding(x, pair.up) * strength) @ pair.down
 
 
-def _add_linear(x: Tensor, y: Tensor, pair: FusedPair, base_forward: BaseForward) -> Tensor:
-    h = F.linear(x, pair.down) * pair.strength
+def _add_linear(x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor, base_forward: BaseForward) -> Tensor:
+    h = F.linear(x, pair.down) * strength
     if not y.is_contiguous():
         return y + F.linear(h, pair.up)
     flat, h = y.view(-1, y.shape[-1]), h.view(-1, h.shape[-1])
@@ -196,11 +218,11 @@ def _add_linear(x: Tensor, y: Tensor, pair: FusedPair, base_forward: BaseForward
     return torch.addmm(flat, h, pair.up.t()).view(y.shape)
 
 
-def _add_conv(layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair) -> Tensor:
+def _add_conv(layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor) -> Tensor:
     # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
     h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]
     spatial = pair.down.ndim - 2
-    h = h * pair.strength.view(-1, *(1,) * spatial)
+    h = h * strength.view(-1, *(1,) * spatial)
     if y.ndim == spatial + 2 and y.is_contiguous() and h.is_contiguous():
         up = pair.up.expand(y.shape[0], *pair.up.shape)
         return torch.baddbmm(y.flatten(2), up, h.flatten(2)).view(y.shape)

@@ -25,7 +25,7 @@ from .pristine import Backup, Checkpoint, Pristine
 from .rounding import digest, generator_for, round_stochastically
 from .strength import Strengths
 from .tensors import plain_mode, wide
-from .transient import Transient
+from .transient import Transient, bias_of
 
 if TYPE_CHECKING:
     from .patch import BaseForward
@@ -66,6 +66,11 @@ class Merged(Transient):
         self._checkpoint = checkpoint
         self._written: dict[str, _Written] = {}
         self._values: tuple[float, ...] = ()
+
+    @property
+    def backup_bytes(self) -> int:
+        """Bytes of the copies of what was written over."""
+        return sum(written.pristine.nbytes for written in self._written.values())
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer, whose weight has its adapters."""
@@ -125,16 +130,16 @@ class Merged(Transient):
     def _merge_biases(self, layer: nn.Module, adapters: Sequence[Adapter]) -> None:
         totals: dict[str, Tensor] = {}
         for binding, adapter in zip(self._bindings, adapters, strict=True):
-            if not adapter.has_bias:
+            bias = _changed_bias(layer, binding)
+            if bias is None:
                 continue
             target = binding.target
-            bias = layer.get_parameter(target.bias)
-            total = totals.get(target.bias)
-            if total is None:
-                pristine = self._pristine(layer, target.bias, bias)
-                total = totals[target.bias] = pristine.to(bias.device, wide(bias.dtype), copy=True)
-            delta = adapter.delta_bias().to(total) * self._strength(binding, total)
-            (total if target.bias_rows is None else total[slice(*target.bias_rows)]).add_(delta)
+            pristine = self._pristine(layer, target.bias, bias).to(bias.device, wide(bias.dtype))
+            total = totals.setdefault(target.bias, pristine.clone())
+            rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
+            delta = adapter.change_of_bias((total if self._in_order else pristine)[rows])
+            if delta is not None:
+                total[rows].add_(delta.to(total) * self._strength(binding, total))
         for param, total in totals.items():
             bias = layer.get_parameter(param)
             with _writing(bias):
@@ -172,6 +177,12 @@ class Merged(Transient):
         return zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
 
 
+def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:
+    """The bias that an adapter changes; None where it changes none, or there is none."""
+    changes = binding.adapter.has_bias or binding.adapter.bias_excess is not None
+    return bias_of(layer, binding.target) if changes else None
+
+
 def _rounding(seed: int, weight: Tensor) -> Round | None:
     if weight.element_size() >= 4:
         return None
@@ -197,7 +208,10 @@ def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozen
         shared: ids of the parameters that several layers of the model have in common.
     """
     for binding in bindings:
-        params = [binding.target.param, *((binding.target.bias,) if binding.adapter.has_bias else ())]
+        if binding.adapter.ranks_by_timestep is not None:
+            return "its ranks change from step to step"
+        bias = binding.adapter.has_bias or _changed_bias(layer, binding) is not None
+        params = [binding.target.param, *((binding.target.bias,) if bias else ())]
         for param in params:
             reason = _unwritable(layer, param, shared)
             if reason is not None:

@@ -53,7 +53,14 @@ class Operation:
 
     def without_bias(self, y: Tensor) -> Tensor:
         """A base output less the layer's bias."""
+        bias = self._bias(y)
+        return y if bias is None else y - bias
+
+    def with_bias(self, y: Tensor) -> Tensor:
+        """An output plus the layer's bias."""
+        bias = self._bias(y)
+        return y if bias is None else y + bias
+
+    def _bias(self, y: Tensor) -> Tensor | None:
         bias = getattr(self._layer, "bias", None)
-        if bias is None:
-            return y
-        return y - self.per_channel(bias.detach().to(device=y.device, dtype=y.dtype))
+        return None if bias is None else self.per_channel(bias.detach().to(device=y.device, dtype=y.dtype))

@@ -17,6 +17,7 @@ from .merged import Merged, why_not_merged
 from .network import Network
 from .pristine import Checkpoint
 from .report import ActivationReport
+from .resident import Keeping
 from .slot import Way
 from .stack import Stack
 from .strength import Strengths
@@ -34,7 +35,8 @@ class Plan:
     ranks: tuple[int | None, ...]
     how: tuple[frozenset[str], bool]
     """Components to merge into, and whether entries act in order."""
-    layers: tuple[tuple[weakref.ref[nn.Module], Way], ...]
+    layers: weakref.WeakKeyDictionary[nn.Module, Way]
+    """Weakly, so that what lies beside a layer goes when the model does."""
     cells: tuple[tuple[int, str], ...]  # (entry, component) of each strength
     strengths: Strengths
     report: ActivationReport
@@ -61,10 +63,14 @@ class Plan:
             raise
 
     def _merge(self) -> None:
-        for ref, way in self.layers:
-            layer = ref()
-            if way.at_rest and layer is not None:
+        for layer, way in list(self.layers.items()):
+            if way.at_rest:
                 way.prefetch(layer)
+
+    @property
+    def backup_bytes(self) -> int:
+        """Bytes of the copies of weights that were merged into."""
+        return sum(way.backup_bytes for way in self.layers.values() if isinstance(way, Merged))
 
 
 def how(stack: Stack, components: Iterable[str]) -> tuple[frozenset[str], bool]:
@@ -80,6 +86,7 @@ def make_plan(
     indexes: Sequence[LayerIndex],
     components: Mapping[str, nn.Module],
     checkpoints: Mapping[str, Checkpoint],
+    keeping: Keeping,
 ) -> Plan:
     """Choose a way for every layer that the networks change.
 
@@ -89,14 +96,14 @@ def make_plan(
         indexes: of the components.
         components: by their names.
         checkpoints: where a component's pristine weights can be read again, as far as known.
+        keeping: how the layers keep what they place.
     """
     cells = tuple((i, index.component) for i in range(len(stack)) for index in indexes)
     strengths = Strengths([stack.entries[i].strength(component) for i, component in cells])
-    chooser = _Chooser(stack, strengths, components, checkpoints)
-    layers = tuple(
-        (weakref.ref(layer), chooser.way(component, layer, bound))
-        for component, layer, bound in _bindings(stack, networks, indexes, cells)
-    )
+    chooser = _Chooser(stack, strengths, components, checkpoints, keeping)
+    layers: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
+    for component, layer, bound in _bindings(stack, networks, indexes, cells):
+        layers[layer] = chooser.way(component, layer, bound)
     strengths.seal()
     return Plan(
         networks=networks,
@@ -135,7 +142,9 @@ class _Chooser:
         strengths: Strengths,
         components: Mapping[str, nn.Module],
         checkpoints: Mapping[str, Checkpoint],
+        keeping: Keeping,
     ) -> None:
+        self._keeping = keeping
         self._strengths = strengths
         self._checkpoints = checkpoints
         self._merging, self._in_order = how(stack, components)
@@ -154,16 +163,23 @@ class _Chooser:
                 checkpoint = self._checkpoints.get(component)
                 return Merged(bindings, self._strengths, in_order=self._in_order, checkpoint=checkpoint)
             self.live[reason] += 1
-        return live_way(layer, bindings, self._strengths, in_order=self._in_order)
+        return live_way(layer, bindings, self._strengths, keeping=self._keeping, in_order=self._in_order)
 
 
-def live_way(layer: nn.Module, bindings: Sequence[Binding], strengths: Strengths, *, in_order: bool = False) -> Way:
+def live_way(
+    layer: nn.Module,
+    bindings: Sequence[Binding],
+    strengths: Strengths,
+    *,
+    keeping: Keeping | None = None,
+    in_order: bool = False,
+) -> Way:
     """The way for one layer whose weight is not written to."""
     in_order = in_order and len(bindings) > 1 and any(binding.adapter.reads_base for binding in bindings)
     if in_order or not all(_can_be_beside(layer, binding) for binding in bindings):
-        return Transient(bindings, strengths, in_order=in_order)
+        return Transient(bindings, strengths, keeping, in_order=in_order)
     dense = any(b.adapter.prefers_dense and has_plain_weight(layer, b.target.param) for b in bindings)
-    return Transient(bindings, strengths) if dense else Factored(bindings, strengths)
+    return (Transient if dense else Factored)(bindings, strengths, keeping)
 
 
 def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:

@@ -28,6 +28,11 @@ class Pristine(Protocol):
         """
         ...
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory it takes to have it."""
+        ...
+
 
 class Backup:
     """A copy in memory."""
@@ -39,9 +44,15 @@ class Backup:
         """The copy."""
         return self._copy
 
+    @property
+    def nbytes(self) -> int:
+        return self._copy.numel() * self._copy.element_size()
+
 
 class InFile:
     """A tensor of a checkpoint, mapped; costs no memory."""
+
+    nbytes = 0
 
     def __init__(self, checkpoint: Checkpoint, key: str) -> None:
         self._checkpoint = checkpoint

@@ -47,6 +47,9 @@ class Recipe:
         Raises:
             ValueError: the tensors do not fit each other or the site; the text says want and got.
         """
+        least = 1 if site.kind == "norm" and "norm" in self.kinds else 2
+        if len(site.shape) < least or 0 in site.shape:  # a file may make itself out to be for such a weight
+            raise ValueError(f"want the parameters of a weight, got those of one of the shape {site.shape}")
         adapter: Adapter = self.kind.from_params(params, site, origin)
         for modifier in self.modifiers:
             adapter = modifier.around(adapter, params, site, origin)

@@ -105,5 +105,32 @@ class ActivationReport:
         return "\n".join(lines)
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """What an engine takes, in bytes."""
+
+    placed: Mapping[str, int]
+    """Device -> adapters that are there now."""
+    staging: int
+    """Buffers on devices through which layers are streamed. Those that are there for a call count as placed, too."""
+    streaming: int
+    """How many layers are streamed."""
+    home: int
+    """Copies in the computer's memory of layers that are streamed."""
+    files: int
+    """Tensors of the files that are kept open. They are mapped: in memory as far as the system likes to cache them."""
+    backups: int
+    """Copies of weights that were merged into."""
+    scratch: int
+    """Effective weights and the like, of all engines of the process."""
+
+    def summary(self) -> str:
+        """One line for a log."""
+        placed = ", ".join(f"{nbytes >> 20} MB on {device}" for device, nbytes in self.placed.items())
+        streams = f", {self.streaming} layers streamed" if self.streaming else ""
+        others = ", ".join(f"{name} {getattr(self, name) >> 20} MB" for name in ("home", "files", "backups", "scratch"))
+        return f"adapters: {placed or 'nothing placed'}{streams}; {others}"
+
+
 def _range(low: int, high: int) -> str:
     return str(low) if low == high else f"{low} to {high}"

@@ -1,21 +1,26 @@
 """What lies beside a layer while it computes there: made when first needed, following the layer, dropped when it goes.
 
-Going to a device is a copy of what the file has; leaving it is a drop, without a copy back.
+Going to a device is a copy of what the file has; leaving it is a drop, without a copy back. Where the device has no
+room for all layers, some are placed for each call anew, see `budget.py`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .adapters.base import Adapter
 from .binding import Binding
+from .budget import OUT_OF_MEMORY, Budget
 from .layer import read_base_weight
 from .residency import stays
+from .storage import Storage
+from .streaming import Home, Placement
 from .strength import Strengths
 from .tensors import plain_mode
 
@@ -23,17 +28,15 @@ if TYPE_CHECKING:
     from .patch import BaseForward
 
 
-class Placement(Protocol):
-    """What was placed, and where."""
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How all layers of an engine keep what they place."""
 
-    @property
-    def device(self) -> torch.device: ...
-
-    @property
-    def dtype(self) -> torch.dtype: ...
+    storage: Storage = "file"
+    budget: Budget = field(default_factory=Budget)
 
 
-P = TypeVar("P", bound=Placement)
+P = TypeVar("P", bound=Placement[Any])
 
 
 class Resident(ABC, Generic[P]):
@@ -41,7 +44,11 @@ class Resident(ABC, Generic[P]):
 
     at_rest = False
 
-    def __init__(self, bindings: Sequence[Binding], strengths: Strengths) -> None:
+    def __init__(self, bindings: Sequence[Binding], strengths: Strengths, keeping: Keeping) -> None:
+        self._storage = keeping.storage
+        self._budget = keeping.budget
+        self._share = keeping.budget.join(self)
+        self._home: Home[P] | None = None
         self._bindings = tuple(bindings)
         self._strengths = strengths
         self._placed: P | None = None
@@ -66,19 +73,29 @@ class Resident(ABC, Generic[P]):
         placed = self._placed
         if placed is None or placed.device == device:
             return
-        self._placed = None
+        self.evict()
         if device.type not in ("cpu", "meta"):
-            self._place(layer, device, placed.dtype)
+            self._place_early(layer, device, placed.dtype)
 
     def prefetch(self, layer: nn.Module) -> None:
         """Place now if the layer is somewhere real and its dtype tells the one it computes in."""
         weight = getattr(layer, "weight", None)
         if isinstance(weight, Tensor) and weight.device.type != "meta" and weight.dtype in _COMPUTING:
-            self._place(layer, weight.device, weight.dtype)
+            self._place_early(layer, weight.device, weight.dtype)
 
     def release(self, layer: nn.Module) -> None:
-        """Drop what was placed; the home copy stays."""
+        """Drop what was placed; the file's own tensors stay."""
+        self.evict()
+        self._leave_home()
+
+    def evict(self) -> None:
+        """Drop what was placed; the next call places it again."""
+        if self._placed is None:
+            return
         self._placed = None
+        self._budget.free(self._share)
+        if self._home is not None:
+            self._budget.lane(self._home.placed.device).done(self._home)
 
     def _placed_at(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype | None = None
@@ -88,17 +105,62 @@ class Resident(ABC, Generic[P]):
             placed = self._place(layer, device, dtype, input_dtype)
         return placed
 
+    def _place_early(self, layer: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+        """Place before a call, if it may stay until then."""
+        if not self._budget.full(device):
+            self._place(layer, device, dtype)
+            if self._share.streams:
+                self.evict()
+
     def _place(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype | None = None
     ) -> P:
-        for binding in self._bindings:
-            binding.file.verify()
-        self._placed = None  # never the old and the new at once
-        with plain_mode(device):
-            placed = self._make(layer, device, dtype, input_dtype or dtype)
-        self._stays = stays(layer)
+        """Place for a call.
+
+        Raises:
+            FileError: a file changed on disk.
+            torch.OutOfMemoryError: there is not even room for this layer alone; nothing is placed.
+        """
+        self.evict()  # never the old and the new at once
+        where = device, dtype, input_dtype or dtype
+        if self._home is not None and not self._home.placed.is_for(*where):
+            self._leave_home()
+        fits = self._budget.make_room(self._share, device)
+        placed = self._if_there_is_memory(layer, where, fits)
+        if placed is None:  # asked for again only here, where the failure and all that it held are gone
+            self._budget.shrink(device)
+            fits = False
+            placed = self._brought(layer, where, fits=fits)
+        lent = self._home is not None and not fits
+        may_stay = self._budget.charge(self._share, device, placed.stored.nbytes, lent=lent)
+        if may_stay:
+            self._leave_home()
+        elif self._home is None:
+            self._home = self._budget.home(self._share, placed)
+        self._stays = may_stay and stays(layer)
         self._placed = placed
         return placed
+
+    def _if_there_is_memory(self, layer: nn.Module, where: _Where, fits: bool) -> P | None:
+        try:
+            return self._brought(layer, where, fits=fits)
+        except OUT_OF_MEMORY:
+            return None
+
+    def _brought(self, layer: nn.Module, where: _Where, *, fits: bool) -> P:
+        """The placement, from the home copy or made of the files, in memory of its own if it fits."""
+        with plain_mode(where[0]):
+            if self._home is not None:
+                lane = self._budget.lane(where[0])
+                return lane.settle(self._home) if fits else lane.fetch(self._home)
+            for binding in self._bindings:
+                binding.file.verify()
+            return self._make(layer, *where)
+
+    def _leave_home(self) -> None:
+        if self._home is not None:
+            self._home = None
+            self._budget.free_home(self._share)
 
     def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
         """The adapters, knowing the base weight as far as they need it, which is read once for all of them."""
@@ -120,6 +182,9 @@ def _reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> 
 
     return read
 
+
+_Where = tuple[torch.device, torch.dtype, torch.dtype]
+"""Device, and dtypes of the output and the input."""
 
 _COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Weights of these dtypes are computed with as they are; fp8 and packed ones are cast by their host first."""

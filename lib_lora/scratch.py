@@ -22,6 +22,11 @@ def take(use: str, like: Tensor, dtype: torch.dtype) -> Tensor:
     return buffer[: like.numel()].view(like.shape)
 
 
+def nbytes() -> int:
+    """Bytes of all buffers of the process."""
+    return sum(buffer.numel() * buffer.element_size() for buffer in list(_buffers.values()))
+
+
 def free() -> None:
     """Give all buffers back; the next call makes new ones."""
     _buffers.clear()

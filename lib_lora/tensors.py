@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ class TensorFields:
     """Mixin for dataclasses whose fields hold tensors, tuples of tensors, or others of their kind."""
 
     __slots__ = ()
+
+    exact: ClassVar[frozenset[str]] = frozenset()
+    """Fields that a coarser storage must leave as they are: an error in them is not in proportion to the delta."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (field name, tensor) of every tensor, `inner.down` being one of the field `inner`."""
@@ -38,6 +42,25 @@ class TensorFields:
         assert is_dataclass(self)
         return replace(self, **{field.name: _placed(getattr(self, field.name), device) for field in fields(self)})
 
+    def mapped(self, change: Callable[[Tensor], object], *, exact: bool = True) -> Self:
+        """The same with every tensor replaced by what `change` makes of it.
+
+        Args:
+            change: called once for each tensor, in the order of `tensors()`.
+            exact: whether the fields that are listed as such are changed, too.
+        """
+        assert is_dataclass(self)
+        names = [field.name for field in fields(self) if exact or field.name not in self.exact]
+        return replace(self, **{name: _mapped(getattr(self, name), change, exact) for name in names})
+
+
+def _mapped(value: object, change: Callable[[Tensor], object], exact: bool) -> object:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, TensorFields):
+        return value.mapped(change, exact=exact)
+    return tuple(_mapped(one, change, exact) for one in value) if isinstance(value, tuple) else value
+
 
 def _placed(value: object, device: torch.device) -> object:
     if isinstance(value, Tensor):
@@ -48,7 +71,7 @@ def _placed(value: object, device: torch.device) -> object:
 
 
 def wide(*dtypes: torch.dtype) -> torch.dtype:
-    """The dtype in which weights are multiplied and added: fp32, or fp64 where one of `dtypes` is."""
+    """The dtype in which weights are multiplied and added: fp32, or fp64 where one of `dtypes` is. fp8 has no sums."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
@@ -68,6 +91,9 @@ def plain_mode(device: torch.device) -> Iterator[None]:
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
+
+compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+"""Whether the code is being compiled; not in every 2.1."""
 
 _AUTOCASTING = frozenset({"cpu", "cuda", "xpu", "mps"})
 

@@ -19,53 +19,69 @@ from . import scratch
 from .adapters.base import Adapter
 from .binding import Binding
 from .build import Part, build
-from .layer import has_plain_weight, holds_values, read_base_weight
+from .layer import Target, has_plain_weight, holds_values, read_base_weight
 from .operation import Operation
-from .resident import Resident
+from .resident import Keeping, Resident
+from .storage import store
+from .streaming import Placement
 from .strength import Strengths
-from .tensors import plain_mode, wide
+from .tensors import TensorFields, plain_mode, wide
 
 if TYPE_CHECKING:
     from .patch import BaseForward
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A layer's adapters where it computes, in the dtypes of their files: what is built of them is built in fp32."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapters(TensorFields):
+    """A layer's adapters, in the dtypes of their files: what is built of them is built in fp32."""
 
-    device: torch.device
-    dtype: torch.dtype
-    adapters: tuple[Adapter, ...]
+    all: tuple[Adapter, ...]
 
 
-class Transient(Resident[Placed]):
+class Transient(Resident[Placement[Adapters]]):
     """Bindings of one layer that need an effective weight.
 
     Args:
         bindings: the adapters, in the order of the stack.
         strengths: of the plan.
+        keeping: how what is placed is kept.
         in_order: let each adapter act on the weight that the ones before it left.
     """
 
-    def __init__(self, bindings: Sequence[Binding], strengths: Strengths, *, in_order: bool = False) -> None:
-        super().__init__(bindings, strengths)
+    def __init__(
+        self,
+        bindings: Sequence[Binding],
+        strengths: Strengths,
+        keeping: Keeping | None = None,
+        *,
+        in_order: bool = False,
+    ) -> None:
+        super().__init__(bindings, strengths, keeping or Keeping())
         self._in_order = in_order
         for binding in self._bindings:
             strengths.register(binding.layout)
 
+    # a graph must not know scratch memory, which other layers and other graphs use too
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with effective weights instead of its own."""
+        if self._budget.contended:
+            self._budget.note(self._share)
+        try:
+            return self._run(layer, base_forward, args, kwargs)
+        finally:
+            if not self._stays:
+                self.evict()
+
+    def _run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x: Tensor = next(iter(args or kwargs.values()))
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
-            effective = self._effective(layer, placed.adapters, x)
+            effective = self._effective(layer, placed.stored.get().all, x)
         if all(holds_values(layer, binding.target.param) for binding in self._bindings):
-            y = base_forward(_stand_in(layer, effective), *args, **kwargs)
-        else:  # a forward that unpacks its weight cannot be handed one that is not packed
-            y = self._product(layer, x, effective)
-        if not self._stays:
-            self._placed = None
-        return y
+            return base_forward(_stand_in(layer, effective), *args, **kwargs)
+        # a forward that unpacks its weight cannot be handed one that is not packed
+        return self._product(layer, x, effective)
 
     def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
         """The product of a linear layer or a convolution with an effective weight."""
@@ -84,44 +100,63 @@ class Transient(Resident[Placed]):
             build(total, base, self._parts(param, adapters, base), in_order=self._in_order)
             found[param] = total
         for binding, adapter in zip(self._bindings, adapters, strict=True):
-            if adapter.has_bias:
-                self._add_bias(layer, binding, adapter, found)
+            self._change_bias(layer, binding, adapter, found)
         return found
 
     def _parts(self, param: str, adapters: Sequence[Adapter], base: Tensor) -> list[Part]:
         return [
-            Part(adapter, self._strength(binding, base), binding.rank, binding.target.rows)
+            Part(adapter, self._strength(binding, base), self._rank(binding), binding.target.rows)
             for binding, adapter in zip(self._bindings, adapters, strict=True)
             if binding.target.param == param
         ]
 
+    def _rank(self, binding: Binding) -> int | None:
+        """The rank components that act now."""
+        schedule, timestep = binding.adapter.ranks_by_timestep, self._strengths.timestep
+        if schedule is None or timestep is None:
+            return binding.rank
+        first = schedule.first(timestep)
+        return first if binding.rank is None else min(first, binding.rank)
+
     def _strength(self, binding: Binding, like: Tensor) -> Tensor:
         return self._strengths.view(binding.layout, like.device, wide(like.dtype))
 
-    def _add_bias(self, layer: nn.Module, binding: Binding, adapter: Adapter, found: dict[str, Tensor]) -> None:
-        target = binding.target
-        weight = found[target.param]
-        total = found.get(target.bias)
+    def _change_bias(self, layer: nn.Module, binding: Binding, adapter: Adapter, found: dict[str, Tensor]) -> None:
+        target, weight = binding.target, found[binding.target.param]
+        bias, total = bias_of(layer, target), found.get(target.bias)
+        rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
+        own = total if self._in_order and total is not None else bias
+        strength = self._strength(binding, weight)
+        delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(strength))
+        if delta is None:
+            return
         if total is None:
-            owner, _, leaf = target.bias.rpartition(".")
-            bias = getattr(layer.get_submodule(owner), leaf, None)
             width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
             total = weight.new_zeros(width) if bias is None else bias.detach().to(weight, copy=True)
             found[target.bias] = total
-        delta = adapter.delta_bias().to(weight.device, torch.float32) * self._strength(binding, weight)
-        (total if target.bias_rows is None else total[slice(*target.bias_rows)]).add_(delta)
+        total[rows].add_(delta.to(strength) * strength)
 
     def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
         if self._in_order:  # norms are then those of the weight that the adapters before leave, not of the base's
             return tuple(binding.adapter for binding in self._bindings)
         return super()._adapters(layer)
 
-    def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
-        return Placed(device, _ANY, tuple(adapter.placed(device) for adapter in self._adapters(layer)))
+    def _make(
+        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+    ) -> Placement[Adapters]:
+        adapters = Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer)))
+        return Placement(device, _ANY, _ANY, store(adapters, self._storage))
 
 
 _ANY = torch.float32
 """Adapters are placed in their files' dtypes, so the one that a placement is asked for makes no difference."""
+
+
+def bias_of(layer: nn.Module, target: Target) -> Tensor | None:
+    """The bias beside a weight; None where the layer has none."""
+    owner, _, leaf = target.bias.rpartition(".")
+    bias: Tensor | None = getattr(layer.get_submodule(owner), leaf, None)
+    return bias
 
 
 def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module:

@@ -6,9 +6,9 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from .base import Events, Host, Option
+from .base import Embeddings, Events, Host, Option
 
-__all__ = ["Events", "Host", "Option", "current_host", "known_hosts"]
+__all__ = ["Embeddings", "Events", "Host", "Option", "current_host", "known_hosts"]
 
 
 def known_hosts() -> Iterator[Host]:

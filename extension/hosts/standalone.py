@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from .base import Events, Host, Option
+from .base import Embeddings, Events, Host, Option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,6 +25,8 @@ class StandaloneHost(Host):
     def _reset(self) -> None:
         self._open = False
         self._parts: Mapping[str, nn.Module] = {}
+        self._checkpoints: Mapping[str, Sequence[Path]] = {}
+        self._use_embeddings: Callable[[Embeddings], Sequence[str]] | None = None
         self._dirs: tuple[Path, ...] = ()
         self._values: dict[str, object] = {}
         self._events: Events | None = None
@@ -41,8 +43,22 @@ class StandaloneHost(Host):
             self._events.unloaded()
         self._reset()
 
-    def set_components(self, parts: Mapping[str, object]) -> None:
-        """Serve the parts of a newly loaded pipeline that LoRA can change, and say so."""
+    def set_components(
+        self,
+        parts: Mapping[str, object],
+        checkpoints: Mapping[str, Sequence[Path]] | None = None,
+        use_embeddings: Callable[[Embeddings], Sequence[str]] | None = None,
+    ) -> None:
+        """Serve the parts of a newly loaded pipeline that LoRA can change, and say so.
+
+        Args:
+            parts: the pipeline's.
+            checkpoints: as `Host.checkpoints`.
+            use_embeddings: what takes textual inversions for the pipeline, as `Host.use_embeddings`.
+        """
+        if self._use_embeddings is not None:
+            self._use_embeddings({})  # the former pipeline's
+        self._checkpoints, self._use_embeddings = checkpoints or {}, use_embeddings
         self._parts = {name: part for name in _ADAPTABLE if (part := _module(parts.get(name))) is not None}
         if self._events is not None:
             self._events.model_changed()
@@ -57,6 +73,13 @@ class StandaloneHost(Host):
 
     def components(self) -> Mapping[str, nn.Module]:
         return self._parts
+
+    def checkpoints(self) -> Mapping[str, Sequence[Path]]:
+        return self._checkpoints
+
+    def use_embeddings(self, embeddings: Embeddings) -> Sequence[str]:
+        take = super().use_embeddings if self._use_embeddings is None else self._use_embeddings
+        return take(embeddings)
 
     def layer_classes(self) -> Sequence[type[nn.Module]]:
         return ()

@@ -42,6 +42,16 @@ class LoadedModel:
         return self.path.stem if self.path.is_file() else self.path.name
 
     @property
+    def checkpoints(self) -> dict[str, list[Path]]:
+        """The safetensors files that each part of the pipeline was loaded from."""
+        parts = [name for name, part in self.pipeline.components.items() if isinstance(part, torch.nn.Module)]
+        if self.path.is_file():
+            return {name: [self.path] for name in parts}
+        variant = _variant(self.path)
+        found = {name: sorted((self.path / name).glob("*.safetensors")) for name in parts}
+        return {name: [file for file in files if _is_of(file, variant)] for name, files in found.items()}
+
+    @property
     def side(self) -> int:
         """Width and height the model was made for, in pixels."""
         return int(self.pipeline.unet.config.sample_size) * int(self.pipeline.vae_scale_factor)
@@ -116,8 +126,14 @@ def _load_folder(path: Path, dtype: torch.dtype, prediction_type: str | None) ->
 
 def _variant(path: Path) -> str | None:
     """Return "fp16" where a folder holds its unet in that variant only."""
-    names = [file.name for file in (path / "unet").glob("*.safetensors")]
-    return "fp16" if names and all(".fp16." in name for name in names) else None
+    files = list((path / "unet").glob("*.safetensors"))
+    return "fp16" if files and all(_is_of(file, "fp16") for file in files) else None
+
+
+def _is_of(file: Path, variant: str | None) -> bool:
+    """Whether a file such as `model.safetensors`, `model.fp16.safetensors` or a piece of one is of this variant."""
+    _, _, own = file.stem.partition(".")
+    return own.split("-")[0] == (variant or "")
 
 
 def _unet_file(path: Path) -> Path | None:

@@ -12,13 +12,14 @@ import torch
 
 from ..generation import Picture, Progress, Result, Txt2Img
 from ..infotext import Infotext, format_hashes, format_infotext
-from ..options import hashes_wanted, skip_bad
+from ..options import Overridden, hashes_wanted, settings, to_parameters
 from ..prompt import Parsed, parse
 from .encode import encode_skipping
 from .preview import preview
 from .sampling import Sampling, find_sampling
 
 if TYPE_CHECKING:
+    from ..options import Values
     from ..session import Activation
     from .studio import Studio
 
@@ -71,18 +72,20 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     pictures: list[Picture] = []
     cancelled = False
     pipeline = studio.model.pipeline
+    values = Overridden(studio.host, request.settings)
+    wishes = [tag for tag in plan.prompt.tags if not tag.is_off]
     try:
-        activation = studio.session.begin([tag for tag in plan.prompt.tags if not tag.is_off], skip_bad(studio.host))
-        settings = _settings(studio, plan, activation)
+        activation = studio.session.begin(wishes, settings(values), request.calls)
+        notes = (*activation.skipped, *activation.notes, *_notes(studio, plan))
+        parameters = _parameters(studio, plan, activation, values)
         for batch in range(request.n_iter):
-            pictures += _batch(studio, plan, batch, settings, watch)
+            pictures += _batch(studio, plan, batch, parameters, watch)
     except Cancelled:
         cancelled = True
     finally:
         studio.session.end()
         pipeline.maybe_free_model_hooks()  # a pipeline left in the middle has not done it
-    notes = (*activation.skipped, *_notes(studio, plan))
-    return Result(tuple(pictures), plan.seed, cancelled, tuple(a.report.summary() for a in activation.active), notes)
+    return Result(tuple(pictures), plan.seed, cancelled, activation.lines(), notes)
 
 
 def _plan(request: Txt2Img) -> _Plan:
@@ -91,7 +94,7 @@ def _plan(request: Txt2Img) -> _Plan:
     return _Plan(request, parse(request.prompt), find_sampling(request.sampler, request.schedule), seed)
 
 
-def _batch(studio: Studio, plan: _Plan, batch: int, settings: Mapping[str, str], watch: Watch) -> list[Picture]:
+def _batch(studio: Studio, plan: _Plan, batch: int, parameters: Mapping[str, str], watch: Watch) -> list[Picture]:
     if watch.cancelled():
         raise Cancelled
     first = plan.seed + batch * plan.request.batch_size
@@ -103,7 +106,7 @@ def _batch(studio: Studio, plan: _Plan, batch: int, settings: Mapping[str, str],
     ).images
     pictures = []
     for image, seed in zip(images, seeds, strict=True):
-        own = {name: str(seed) if name == "Seed" else value for name, value in settings.items()}
+        own = {name: str(seed) if name == "Seed" else value for name, value in parameters.items()}
         text = format_infotext(Infotext(plan.request.prompt, plan.request.negative_prompt, own))
         pictures.append(Picture(image, seed, text))
     return pictures
@@ -114,8 +117,8 @@ def _arguments(studio: Studio, plan: _Plan, seeds: list[int]) -> dict[str, Any]:
     # one CPU generator per picture: what it shows depends neither on the batch it is in nor on the device
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     arguments: dict[str, Any] = {
-        "prompt": [plan.prompt.text] * len(seeds),
-        "negative_prompt": [request.negative_prompt] * len(seeds),
+        "prompt": [studio.inversions.spell(plan.prompt.text)] * len(seeds),
+        "negative_prompt": [studio.inversions.spell(request.negative_prompt)] * len(seeds),
         "num_inference_steps": request.steps,
         "guidance_scale": request.cfg_scale,
         "generator": generators,
@@ -150,9 +153,9 @@ def _step(studio: Studio, plan: _Plan, batch: int, watch: Watch) -> Callable[...
     return on_step_end
 
 
-def _settings(studio: Studio, plan: _Plan, activation: Activation) -> dict[str, str]:
+def _parameters(studio: Studio, plan: _Plan, activation: Activation, values: Values) -> dict[str, str]:
     request = plan.request
-    settings = {
+    parameters = {
         "Steps": str(request.steps),
         "Sampler": plan.sampling.sampler.name,
         "Schedule type": plan.sampling.schedule,
@@ -163,11 +166,13 @@ def _settings(studio: Studio, plan: _Plan, activation: Activation) -> dict[str, 
         "Model": studio.model.name,
     }
     if request.clip_skip > 1:
-        settings["Clip skip"] = str(request.clip_skip)
-    if activation.active and hashes_wanted(studio.host):
+        parameters["Clip skip"] = str(request.clip_skip)
+    if activation.active:
+        parameters |= to_parameters(values)
+    if activation.active and hashes_wanted(values):
         hashes = {active.name: studio.session.catalog.shorthash(active.file) for active in activation.active}
-        settings["Lora hashes"] = format_hashes(hashes.items())
-    return settings
+        parameters["Lora hashes"] = format_hashes(hashes.items())
+    return parameters
 
 
 def _notes(studio: Studio, plan: _Plan) -> list[str]:
@@ -175,7 +180,7 @@ def _notes(studio: Studio, plan: _Plan) -> list[str]:
     pipeline = studio.model.pipeline
     tokenizer = getattr(pipeline, "tokenizer", None) or pipeline.tokenizer_2
     for what, text in (("prompt", plan.prompt.text), ("negative prompt", plan.request.negative_prompt)):
-        tokens = len(tokenizer(text, truncation=False, verbose=False).input_ids)
+        tokens = len(tokenizer(studio.inversions.spell(text), truncation=False, verbose=False).input_ids)
         if tokens > tokenizer.model_max_length:
             room = tokenizer.model_max_length - 2
             notes.append(f"the {what} has {tokens - 2} tokens; only the first {room} were read")

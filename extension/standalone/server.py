@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from ..generation import Txt2Img
-from ..options import default_multiplier
+from ..options import checked, default_multiplier
 from ..prompt import Tag, format_tag
 from . import offload
 from .jobs import Job, Runner
@@ -55,6 +55,12 @@ class PageBackend:
 
     def submit(self, request: Txt2Img) -> Job:
         return self._runner.submit(request, save=True)
+
+    def option(self, key: str) -> object:
+        return self._runner.studio.host.option(key)
+
+    def set_option(self, key: str, value: object) -> None:
+        self._runner.studio.host.set_option(key, checked(key, value))
 
     def set_offload(self, mode: str) -> None:
         self._runner.call(lambda: self._runner.studio.set_offload(mode))

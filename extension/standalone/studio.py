@@ -11,6 +11,7 @@ from .. import register
 from ..hosts.standalone import STANDALONE, StandaloneHost
 from ..options import FAIL, ON_BAD_LORA
 from . import offload
+from .inversions import TextualInversions
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +28,7 @@ class Studio:
     session: Session
     host: StandaloneHost
     device: torch.device
+    inversions: TextualInversions
     output_dir: Path | None = None
     """Pictures made with the page are saved here; None saves none."""
     offload_mode: str = offload.NONE
@@ -65,6 +67,7 @@ def open_studio(
     session = register()
     if session is None:
         raise RuntimeError("Remora could not be set up; the log has the reason")
-    STANDALONE.set_components(model.pipeline.components)
+    inversions = TextualInversions(model.pipeline)
+    STANDALONE.set_components(model.pipeline.components, model.checkpoints, inversions.use)
     offload.set_mode(model.pipeline, offload_mode, device)
-    return Studio(model, session, STANDALONE, device, output_dir, offload_mode)
+    return Studio(model, session, STANDALONE, device, inversions, output_dir, offload_mode)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..generation import RequestError, Txt2Img
+from ..options import TABLE, checked
 
 N = TypeVar("N", int, float)
 
@@ -36,6 +37,7 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "s_min_uncond": (0, None),
 }
 _IGNORED_OVERRIDES = {"samples_format": ("png",)}
+_OWN = frozenset(option.key for option in TABLE)
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,8 @@ def read_request(payload: Mapping[str, Any], clip_skip: int, is_current: Callabl
         if name in payload and payload[name] not in harmless:
             raise RequestError(f"{name}={payload[name]!r} is not supported here")
     overrides = payload.get("override_settings") or {}
+    if not isinstance(overrides, Mapping):
+        raise RequestError("override_settings must be an object")
     request = Txt2Img(
         prompt=_text(payload, "prompt"),
         negative_prompt=_text(payload, "negative_prompt"),
@@ -74,22 +78,28 @@ def read_request(payload: Mapping[str, Any], clip_skip: int, is_current: Callabl
         seed=_number(payload, "seed", -1, int),
         batch_size=_number(payload, "batch_size", 1, int),
         n_iter=_number(payload, "n_iter", 1, int),
-        clip_skip=_overridden(overrides, clip_skip, is_current),
+        clip_skip=_number(overrides, _CLIP_SKIP, clip_skip, int),
+        settings=_own_settings(overrides, is_current),
     )
     return Asked(request, _flag(payload, "send_images", True), _flag(payload, "save_images", False))
 
 
-def _overridden(overrides: object, clip_skip: int, is_current: Callable[[object], bool]) -> int:
-    if not isinstance(overrides, Mapping):
-        raise RequestError("override_settings must be an object")
+def _own_settings(overrides: Mapping[str, Any], is_current: Callable[[object], bool]) -> dict[str, object]:
+    """Return those of Remora's; of the others, refuse what is not here."""
+    own: dict[str, object] = {}
     for key, value in overrides.items():
-        if key == _MODEL and not is_current(value):
+        if key in _OWN:
+            try:
+                own[key] = checked(key, value)
+            except ValueError as error:
+                raise RequestError(f"override_settings: {error}") from error
+        elif key == _MODEL and not is_current(value):
             raise RequestError(
                 f"override_settings: model {value!r} is not loaded; it is chosen when the program starts"
             )
-        if key not in (_MODEL, _CLIP_SKIP) and value not in _IGNORED_OVERRIDES.get(key, ()):
+        elif key not in (_MODEL, _CLIP_SKIP) and value not in _IGNORED_OVERRIDES.get(key, ()):
             raise RequestError(f"override_settings: {key} is not supported here")
-    return _number(overrides, _CLIP_SKIP, clip_skip, int)
+    return own
 
 
 def _text(payload: Mapping[str, Any], name: str) -> str:

@@ -67,5 +67,11 @@ class Backend(Protocol):
     def submit(self, request: Txt2Img) -> Job:
         """Queue a job; raises what the user should read."""
 
+    def option(self, key: str) -> object:
+        """Return the present value of one of Remora's settings."""
+
+    def set_option(self, key: str, value: object) -> None:
+        """Change one of them for the jobs that start from now on; raises what the user should read."""
+
     def set_offload(self, mode: str) -> None:
         """Change the offload mode between two jobs; raises what the user should read."""

@@ -13,6 +13,7 @@ from lib_lora import LoraError
 
 from ..generation import RequestError, Txt2Img
 from ..infotext import parse_infotext
+from ..options import TABLE
 from . import shown
 
 if TYPE_CHECKING:
@@ -146,6 +147,17 @@ class Handlers:
         """Write a LoRA's tag at the end of the prompt."""
         tag = self._backend.lora_tag(row[0])
         return f"{prompt.rstrip()} {tag}".lstrip() if prompt else tag
+
+    def options(self) -> list[Any]:
+        """Return the present values of Remora's settings, in the order of their table."""
+        return [self._backend.option(option.key) for option in TABLE]
+
+    def set_option(self, key: str, value: object) -> None:
+        """Change one of Remora's settings; one that it does not take changes nothing, and the reason is shown."""
+        try:
+            self._backend.set_option(key, value)
+        except ValueError as error:
+            raise gr.Error(str(error)) from error
 
     def offload(self, mode: str) -> str:
         """Change the offload mode; the mode in force comes back."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,10 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import gradio as gr
 
 from ..generation import MAX_BATCH, MAX_CFG, MAX_COUNT, MAX_SIDE, MAX_STEPS, SIDE_STEP
+from ..options import TABLE
 from . import shown
 from .handlers import Handlers
 
 if TYPE_CHECKING:
+    from ..hosts import Option
     from .backend import Backend
 
 A = TypeVar("A")  # a FastAPI application
@@ -68,11 +72,13 @@ def build_page(backend: Backend) -> Any:
                     cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", interactive=False, scale=1)
                 _loras(backend, handlers, prompt)
                 settings, dice, reuse = _settings(backend)
+                options = _options(handlers)
                 _offload(backend, handlers)
             with gr.Column(scale=6, min_width=360):
                 outputs = _results(generate, cancel)
         inputs = _Inputs(prompt, negative, **settings)
         _connect(handlers, inputs, outputs)
+        page.load(handlers.options, None, options, **_EVENT)
         page.load(handlers.first, list(vars(inputs).values()), list(vars(outputs).values()), **_EVENT)
         dice.click(lambda: -1, None, inputs.seed, **_EVENT)
         reuse.click(handlers.last_seed, [outputs.infotext, inputs.seed], inputs.seed, **_EVENT)
@@ -158,6 +164,34 @@ def _settings(backend: Backend) -> tuple[dict[str, Any], Any, Any]:
             reuse = gr.Button("From picture", size="sm", elem_id="seed-reuse", scale=1, min_width=110)
     names = ("steps", "sampler", "cfg", "width", "height", "seed", "batch_size", "n_iter")
     return dict(zip(names, (steps, sampler, cfg, width, height, seed, batch_size, n_iter), strict=True)), dice, reuse
+
+
+def _options(handlers: Handlers) -> list[Any]:
+    """Return the controls of Remora's settings, in the order of their table; the page fills them when it opens."""
+    with gr.Accordion("LoRA settings", open=False, elem_id="lora-settings"):
+        controls = [_control(option) for option in TABLE]
+    for option, control in zip(TABLE, controls, strict=True):
+        # a number is whole when it is left, not at every key
+        events = [control.submit, control.blur] if isinstance(control, gr.Number) else [control.input]
+        gr.on(events, partial(handlers.set_option, option.key), control, None, **_EVENT)
+    return controls
+
+
+def _control(option: Option) -> Any:
+    shared: dict[str, Any] = {"label": option.label, "info": option.info, "elem_id": option.key.replace("_", "-")}
+    match option.default:
+        case bool():
+            return gr.Checkbox(**shared)
+        case int() | float():
+            whole = isinstance(option.default, int)
+            bounds = {
+                name: bound
+                for name, bound in (("minimum", option.minimum), ("maximum", option.maximum))
+                if math.isfinite(bound)
+            }
+            return gr.Number(**shared, **bounds, precision=0 if whole else None)
+        case _:
+            return gr.Dropdown(list(option.choices), **shared)
 
 
 def _offload(backend: Backend, handlers: Handlers) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..operation import Operation
-from ..tensors import TensorFields
+from ..tensors import TensorFields, wide
 from .base import Adapter, At, Factors, OutputEffect, shape_text
 
 _BLOCK = 1 << 20
@@ -56,7 +56,7 @@ class Product(TensorFields):
         if self.core is None:
             return right
         # in fp32 or better, whatever the dtype asked for: this product must not cost precision
-        exact = torch.promote_types(dtype, torch.float32)
+        exact = wide(dtype)
         return torch.einsum("ijk,jq->iqk", self.core.to(device, exact), right.to(exact)).flatten(1).to(dtype)
 
     def dense(self, device: torch.device, dtype: torch.dtype, rows: slice | Tensor | None = None) -> Tensor:
@@ -69,7 +69,7 @@ class Product(TensorFields):
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """(rows, rank) and (rank, columns) in fp32 or better whose product it is; one is the identity if it is full."""
-        dtype = torch.promote_types(self.right.dtype, torch.float32)
+        dtype = wide(self.right.dtype)
         right = self.folded(self.right.device, dtype)
         if self.left is not None:
             return self.left.to(dtype), right
@@ -132,7 +132,7 @@ class BuiltEffect(OutputEffect):
     reads_output: ClassVar[bool] = False
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        dtype = torch.promote_types(x.dtype, torch.float32)
+        dtype = wide(x.dtype)
         rows, inside = self.shape[0], math.prod(self.shape[1:])
         step = max(_BLOCK // inside, 1)
         parts = []

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache
 
-from .base import Origin
+from .base import Origin, RankSchedule
 
 GLORA_OLD = (datetime(2023, 6, 28, tzinfo=timezone.utc), datetime(2024, 5, 25, tzinfo=timezone.utc))
 """When LyCORIS saved GLoRA in its first layout (changed by 8c6576f)."""
@@ -68,6 +68,26 @@ def dylora_block(origin: Origin, rank: int) -> int:
     return size if size > 0 and rank % size == 0 else 1
 
 
+def lora_scale(origin: Origin, rank: int) -> float:
+    """alpha / rank of a LoRA, which may have been trained as something else."""
+    return lycoris_scale(origin, rank) * dylora_block(origin, rank)
+
+
+def rank_schedule(origin: Origin, rank: int, *, certain: bool = False) -> RankSchedule | None:
+    """The schedule of a T-LoRA, by the names that SimpleTuner and LyCORIS' wrapper have for its numbers.
+
+    Args:
+        origin: of the adapter.
+        rank: of the adapter.
+        certain: the parameters say already that it is one. LoRAs that were trained with a schedule look like others.
+    """
+    said = arguments(origin)
+    if not certain and str(said.get("use_timestep_mask", False)).lower() == "false":
+        return None
+    least, power = _number(said.get("tlora_min_rank"), 1), _number(said.get("tlora_alpha"), 1)
+    return RankSchedule(rank, int(min(max(least, 0), rank)), power if power > 0 else 1.0)
+
+
 @lru_cache(maxsize=8)
 def _parsed(text: str) -> Mapping[str, object]:
     try:
@@ -75,6 +95,14 @@ def _parsed(text: str) -> Mapping[str, object]:
     except (ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
+
+
+def _number(value: object, default: float) -> float:
+    try:
+        number = float(str(value))
+    except ValueError:
+        return default
+    return number if math.isfinite(number) else default
 
 
 def _time(text: str) -> datetime | None:

@@ -132,11 +132,31 @@ class At:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSchedule:
+    """How many ranks act at a timestep: few in noise, all at the end. T-LoRA, https://arxiv.org/abs/2507.05964."""
+
+    max_rank: int
+    min_rank: int = 1
+    power: float = 1.0
+    steps: int = 1000
+    """The timestep of pure noise."""
+
+    def first(self, timestep: float) -> int:
+        """The number of ranks that act, from the first; `timestep` is between 0 and `steps`."""
+        done = min(max((self.steps - timestep) / self.steps, 0.0), 1.0)
+        return min(int(done**self.power * (self.max_rank - self.min_rank)) + self.min_rank, self.max_rank)
+
+
+@dataclass(frozen=True, slots=True)
 class Pair:
     """The measures of a low-rank pair."""
 
     rank: int
     scale: float
+    schedule: RankSchedule | None = None
+    """Which ranks act when; without a timestep all do."""
+    per_rank: int = 1
+    """How many components of the pair make one rank of the schedule; they lie together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +266,36 @@ class Adapter(TensorFields, ABC):
         """The change of the bias at multiplier 1, (out,); proportional to the multiplier. Only where `has_bias`."""
         raise TypeError(f"{self.name} changes no bias")
 
+    @property
+    def bias_excess(self) -> Tensor | None:
+        """What the layer's own bias is multiplied by, less 1, (out,), at multiplier 1; None where it is left alone.
+
+        Proportional to the multiplier. For the dense ways: an output effect has the bias at hand, in `op`.
+        """
+        return None
+
+    def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
+        """The whole change of a layer's bias at multiplier 1, for the dense ways; None where there is none.
+
+        Args:
+            bias: the layer's own (out,), where the change is computed and in the dtype for that; None if it has none.
+        """
+        excess = None if bias is None else self.bias_excess
+        scaled = None if bias is None or excess is None else bias * excess.to(bias)
+        if not self.has_bias:
+            return scaled
+        delta = self.delta_bias()
+        return delta if scaled is None else delta.to(scaled) + scaled
+
     def form(self, rank: int | None = None) -> Form | None:
         """Which parts it has beside the layer, told without touching any data; None where only dense."""
         return None
+
+    @property
+    def ranks_by_timestep(self) -> RankSchedule | None:
+        """Which ranks act when; None where all always do."""
+        form = self.form()
+        return None if form is None or form.pair is None else form.pair.schedule
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         """The adapter for one particular base weight: itself, unless norms or singular vectors of W are part of it.
@@ -333,6 +380,10 @@ class Modifier(Adapter):
 
     def delta_bias(self) -> Tensor:
         return self.inner.delta_bias()
+
+    @property
+    def bias_excess(self) -> Tensor | None:
+        return self.inner.bias_excess
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         assert is_dataclass(self)

@@ -24,6 +24,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..operation import Operation
+from ..tensors import wide
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
 from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Site, placed
@@ -63,14 +64,15 @@ class _Chain(OutputEffect):
     def _conv(self, x: Tensor, matrices: Sequence[Tensor], op: Operation) -> Tensor:
         """The left axis is part of the batch while a convolution sees the right one as the channels."""
         batched = x.ndim > op.spatial + 1
-        h = (x if batched else x.unsqueeze(0)).unflatten(1, (self.axis, -1))  # (n, b, d, ...)
+        count, channels, *size = (x if batched else x.unsqueeze(0)).shape
+        h = x.reshape(count, self.axis, channels // self.axis, *size)
         for side, matrix in zip(self.sides, matrices, strict=True):
             if side == "left":
-                h = torch.matmul(matrix, h.flatten(2)).unflatten(2, h.shape[2:])
+                h = torch.matmul(matrix, h.flatten(2)).reshape(count, matrix.shape[0], *h.shape[2:])
             else:
                 one = h.flatten(0, 1)
                 one = op.apply(one, matrix) if matrix.ndim > 2 else op.pointwise(one, matrix)
-                h = one.unflatten(0, h.shape[:2])
+                h = one.reshape(*h.shape[:2], *one.shape[1:])
         h = h.flatten(1, 2)
         return h if batched else h.squeeze(0)
 
@@ -108,12 +110,7 @@ class LoKr(Adapter):
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        first = shapes.get("lokr_w1") or (*shapes["lokr_w1_a"][:1], *shapes["lokr_w1_b"][1:2])
-        core = shapes.get("lokr_t2")
-        if core is not None:
-            second = (*shapes["lokr_w2_a"][1:2], *shapes["lokr_w2_b"][1:2], *core[2:])
-        else:
-            second = shapes.get("lokr_w2") or (*shapes["lokr_w2_a"][:1], *shapes["lokr_w2_b"][1:])
+        first, second = (_own_matrix(shapes, name) for name in ("lokr_w1", "lokr_w2"))
         if len(first) != 2 or len(second) < 2:
             return None
         return (first[0] * second[0], first[1] * second[1], *second[2:])
@@ -141,8 +138,8 @@ class LoKr(Adapter):
         sides, _ = self._plan
         left, right = iter(_matrices(self.first)), iter(_matrices(self.second))
         ordered = _even([next(left if side == "left" else right) for side in sides], self.scale)
-        kernel, wide = self.shape[2:], sides.index("right")
-        ordered[wide] = ordered[wide].reshape(-1, self.shape[1] // self.first.columns, *kernel)
+        kernel, widest = self.shape[2:], sides.index("right")
+        ordered[widest] = ordered[widest].reshape(-1, self.shape[1] // self.first.columns, *kernel)
         weakest = min(range(len(ordered)), key=lambda i: ordered[i].numel())
         return _Chain(tuple(placed(one, device, dtype) for one in ordered), sides, self.first.columns, weakest)
 
@@ -180,6 +177,15 @@ class LoKr(Adapter):
         return Pair(rank, self.scale) if cost < limit else None
 
 
+def _own_matrix(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
+    """The shape of w1 or w2, by its name."""
+    if name in shapes:
+        return shapes[name]
+    left, right = shapes[f"{name}_a"], shapes[f"{name}_b"]
+    core = shapes.get(name.replace("w", "t"))
+    return (*left[:1], *right[1:]) if core is None else (*left[1:2], *right[1:2], *core[2:])
+
+
 def _scale(params: Mapping[str, Tensor], origin: Origin) -> float:
     """alpha / rank; of two factored halves the second's rank, as in every trainer."""
     right = params.get("lokr_w2_b", params.get("lokr_w1_b"))
@@ -205,7 +211,7 @@ def _sizes(half: Product) -> tuple[Sizes, ...]:
 
 def _matrices(half: Product) -> tuple[Tensor, ...]:
     """The matrices of one half, in the order in which they act, in fp32 or better."""
-    dtype = torch.promote_types(half.right.dtype, torch.float32)
+    dtype = wide(half.right.dtype)
     device = half.right.device
     if _splits(half):
         assert half.left is not None
@@ -246,5 +252,6 @@ def _even(matrices: Sequence[Tensor], scale: float) -> list[Tensor]:
 
 
 def _kron(first: Tensor, second: Tensor) -> Tensor:
-    """torch.kron, which views its arguments and so refuses transposed ones."""
-    return torch.kron(first.contiguous(), second.contiguous())
+    """The Kronecker product; torch.kron views its arguments, and so refuses some transposed ones."""
+    whole = first[:, None, :, None] * second[None, :, None, :]
+    return whole.reshape(first.shape[0] * second.shape[0], -1)

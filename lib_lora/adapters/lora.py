@@ -17,7 +17,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Site, bias_for, shape_text
+from ._trainer import lora_scale, rank_schedule
+from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, RankSchedule, Site, bias_for, shape_text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +31,7 @@ class LoRA(Adapter):
     shape: tuple[int, ...]
     mid: Tensor | None = None  # (r, r', *kernel)
     bias: Tensor | None = None  # (out,), PEFT's lora_bias
+    schedule: RankSchedule | None = None
 
     name: ClassVar[str] = "lora"
     params: ClassVar[Params] = Params(
@@ -43,30 +45,19 @@ class LoRA(Adapter):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         down, up = params["lora_down.weight"], params["lora_up.weight"]
         mid, bias = params.get("lora_mid.weight"), params.get("lora_up.bias")
-        shape, out, inside = site.shape, site.shape[0], site.inside
+        out = site.shape[0]
         rank = up.shape[1] if up.ndim > 1 else 0
         if rank == 0 or up.numel() != out * rank:
             raise ValueError(f"want up ({out}, r), got {shape_text(up)}")
-        if down.ndim < 2:
-            raise ValueError(f"want down ({rank}, {inside}), got {shape_text(down)}")
-        if mid is not None:
-            core = (rank, down.shape[0], *shape[2:])
-            if tuple(mid.shape) != core or down.numel() != down.shape[0] * shape[1]:
-                got = f"{shape_text(mid)} and {shape_text(down)}"
-                raise ValueError(f"want mid {core} and down (r, {shape[1]}), got {got}")
-            down = down.reshape(down.shape[0], shape[1])
-        else:
-            if down.shape[0] != rank or down.numel() != rank * inside:
-                raise ValueError(f"want down ({', '.join(map(str, (rank, *shape[1:])))}), got {shape_text(down)}")
-            # linear layers saved as 1x1 convolutions, the reverse, and LyCORIS' flattened convolutions all occur
-            down = down.reshape(rank, *shape[1:])
+        down = _down(down, mid, rank, site)
         return cls(
             down=down,
             up=up.reshape(out, rank),
-            scale=origin.alpha.scale(down.shape[0]),
-            shape=shape,
+            scale=lora_scale(origin, down.shape[0]),
+            shape=site.shape,
             mid=mid,
             bias=bias_for(site, "a bias", bias),
+            schedule=rank_schedule(origin, rank),
         )
 
     @classmethod
@@ -88,7 +79,7 @@ class LoRA(Adapter):
         return self.bias * self.scale
 
     def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), self.scale))
+        return Form(Pair(min(self.rank, rank or self.rank), self.scale, self.schedule))
 
     def factors(self, rank: int | None = None) -> Factors:
         down = self.down
@@ -102,3 +93,24 @@ class LoRA(Adapter):
         factors = self.factors(at.rank)
         delta = at.cut(factors.up) @ at.put(factors.down).flatten(1)
         return delta.mul_(self.scale * at.multiplier).reshape(-1, *self.shape[1:])
+
+
+def _down(down: Tensor, mid: Tensor | None, rank: int, site: Site) -> Tensor:
+    """`down` in the site's shape, checked.
+
+    Raises:
+        ValueError: it does not fit; the text says want and got.
+    """
+    shape = site.shape
+    if down.ndim < 2:
+        raise ValueError(f"want down ({rank}, {site.inside}), got {shape_text(down)}")
+    if mid is not None:
+        core = (rank, down.shape[0], *shape[2:])
+        if tuple(mid.shape) != core or down.numel() != down.shape[0] * shape[1]:
+            got = f"{shape_text(mid)} and {shape_text(down)}"
+            raise ValueError(f"want mid {core} and down (r, {shape[1]}), got {got}")
+        return down.reshape(down.shape[0], shape[1])
+    if down.shape[0] != rank or down.numel() != rank * site.inside:
+        raise ValueError(f"want down ({', '.join(map(str, (rank, *shape[1:])))}), got {shape_text(down)}")
+    # linear layers saved as 1x1 convolutions, the reverse, and LyCORIS' flattened convolutions all occur
+    return down.reshape(rank, *shape[1:])

@@ -9,7 +9,7 @@ AUTOMATIC1111 does. Source: LyCORIS modules/diag_oft.py, of 2023-10 to 2023-11.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date
+from datetime import datetime, timezone
 from typing import ClassVar
 
 import torch
@@ -17,10 +17,10 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ._rotation import OutputRotation, Turn, check_blocks
-from ._trained import trained_on
+from ._trainer import trained_within
 from .base import Origin, Params, Site, shape_text
 
-_WHOLE_SINCE = date(2023, 11, 11)
+_LESS_IDENTITY = (datetime(2023, 1, 1, tzinfo=timezone.utc), datetime(2023, 11, 11, tzinfo=timezone.utc))
 
 
 class OFTDiag(OutputRotation):
@@ -35,9 +35,8 @@ class OFTDiag(OutputRotation):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         blocks, rescale = params["oft_diag"], params.get("rescale")
         check_blocks(blocks, site.shape[0], "oft_diag")
-        day = trained_on(origin.metadata)
         if rescale is None:
-            early = day is not None and day < _WHOLE_SINCE
+            early = trained_within(origin, _LESS_IDENTITY)
             return cls((Turn(blocks, _transposed if early else _less_identity),), None)
         if tuple(rescale.shape[:2]) != tuple(blocks.shape[:2]) or rescale.numel() != site.shape[0]:
             raise ValueError(f"want rescale ({blocks.shape[0]}, {blocks.shape[1]}, 1), got {shape_text(rescale)}")

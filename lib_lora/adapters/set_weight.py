@@ -23,6 +23,8 @@ from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Site, p
 class _Instead(OutputEffect):
     value: Tensor  # (out, in, *kernel)
 
+    exact: ClassVar[frozenset[str]] = frozenset({"value"})  # what acts is its small difference to the weight
+
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         return (op.apply(x, self.value) - y) * multiplier
 
@@ -39,6 +41,7 @@ class SetWeight(Adapter):
     reads_base: ClassVar[bool] = True
     by_rows: ClassVar[bool] = True
     prefers_dense: ClassVar[bool] = True
+    exact: ClassVar[frozenset[str]] = frozenset({"value"})
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:

@@ -1,20 +1,37 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 
+from extension import options
 from extension.hosts.standalone import StandaloneHost
 from extension.options import (
+    ALWAYS,
+    CACHE,
     DEFAULT_MULTIPLIER,
+    DEVICE_BUDGET,
     FAIL,
     HASHES,
+    IN_ORDER,
+    MERGE,
+    NEVER,
     ON_BAD_LORA,
+    PAYS,
     SKIP,
+    STORAGE,
     TABLE,
+    Overridden,
     checked,
     default_multiplier,
+    from_parameters,
     hashes_wanted,
     skip_bad,
+    to_parameters,
 )
+from extension.session import Memory, Settings
+
+MB = 1024 * 1024
 
 
 @pytest.fixture
@@ -32,6 +49,12 @@ def test_keys_are_unique_and_have_one_prefix() -> None:
     assert all(not option.choices or option.default in option.choices for option in TABLE)
 
 
+def test_every_default_is_a_good_value_of_its_type() -> None:
+    for option in TABLE:
+        assert checked(option.key, option.default) == option.default
+        assert type(checked(option.key, option.default)) is type(option.default)
+
+
 def test_settings_are_read_from_the_host(host: StandaloneHost) -> None:
     assert (skip_bad(host), default_multiplier(host), hashes_wanted(host)) == (True, 1.0, True)
     host.set_option(ON_BAD_LORA, FAIL)
@@ -40,12 +63,104 @@ def test_settings_are_read_from_the_host(host: StandaloneHost) -> None:
     assert (skip_bad(host), default_multiplier(host), hashes_wanted(host)) == (False, 0.5, False)
 
 
-@pytest.mark.parametrize(("key", "value"), [(ON_BAD_LORA, SKIP), (DEFAULT_MULTIPLIER, 2), (HASHES, False)])
+def test_the_defaults_are_live_unordered_and_unlimited(host: StandaloneHost) -> None:
+    assert options.settings(host) == Settings(True, "live", False, Memory("file", None, 4096 * MB))
+
+
+@pytest.mark.parametrize(("value", "mode"), [(NEVER, "live"), (ALWAYS, "merged"), (PAYS, "auto")])
+def test_merging_in_the_librarys_words(host: StandaloneHost, value: str, mode: str) -> None:
+    host.set_option(MERGE, value)
+    assert options.settings(host).mode == mode
+
+
+def test_memory_is_in_bytes_and_no_budget_is_no_limit(host: StandaloneHost) -> None:
+    host.set_option(STORAGE, "float8")
+    host.set_option(DEVICE_BUDGET, "512")
+    host.set_option(CACHE, 0)
+    host.set_option(IN_ORDER, True)
+    assert options.settings(host) == Settings(True, "live", True, Memory("float8", 512 * MB, 0))
+    host.set_option(DEVICE_BUDGET, 0)
+    assert options.memory(host).device_budget is None
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(MERGE, "sometimes"), (STORAGE, "int3"), (CACHE, "lots"), (DEVICE_BUDGET, -1)]
+)
+def test_a_host_that_holds_a_bad_value_is_told_which(host: StandaloneHost, key: str, value: object) -> None:
+    host.set_option(key, value)
+    with pytest.raises(ValueError, match=f"{key} must be"):
+        options.settings(host)
+
+
+def test_one_generation_may_have_settings_of_its_own(host: StandaloneHost) -> None:
+    own = Overridden(host, {MERGE: ALWAYS, ON_BAD_LORA: FAIL})
+    assert options.settings(own) == Settings(False, "merged", False, options.memory(host))
+    assert options.settings(host).mode == "live"
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(ON_BAD_LORA, SKIP), (DEFAULT_MULTIPLIER, 2), (HASHES, False), (CACHE, 7.0), (MERGE, PAYS), (DEVICE_BUDGET, 0)],
+)
 def test_a_good_value_is_taken(key: str, value: object) -> None:
     assert checked(key, value) == value
 
 
-@pytest.mark.parametrize(("key", "value"), [(ON_BAD_LORA, "x"), (DEFAULT_MULTIPLIER, True), (HASHES, 1)])
-def test_a_bad_value_is_refused(key: str, value: object) -> None:
-    with pytest.raises(ValueError, match=key):
+def test_numbers_become_what_the_setting_is() -> None:
+    assert type(checked(DEFAULT_MULTIPLIER, 2)) is float
+    assert type(checked(CACHE, 7.0)) is int
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        (ON_BAD_LORA, "x", f"one of: {SKIP}, {FAIL}, not 'x'"),
+        (ON_BAD_LORA, ["x"], "one of"),
+        (DEFAULT_MULTIPLIER, True, "a number, not True"),
+        (DEFAULT_MULTIPLIER, math.nan, "a number, not nan"),
+        (DEFAULT_MULTIPLIER, None, "a number, not None"),
+        (HASHES, 1, "true or false, not 1"),
+        (CACHE, 1.5, "a whole number from 0 to 1048576, not 1.5"),
+        (CACHE, math.inf, "a whole number"),
+        (DEVICE_BUDGET, -1, "a whole number from 0"),
+        (DEVICE_BUDGET, 1 << 21, "a whole number from 0"),
+        (DEVICE_BUDGET, False, "a whole number from 0"),
+        (MERGE, "live", "one of: never, always, when it pays, not 'live'"),
+        (STORAGE, "int3", "one of: file, bfloat16, float8, not 'int3'"),
+    ],
+)
+def test_a_bad_value_is_refused_with_what_is_wanted(key: str, value: object, wanted: str) -> None:
+    with pytest.raises(ValueError, match=key) as caught:
         checked(key, value)
+    assert f"{key} must be {wanted}" in str(caught.value)
+
+
+def test_an_unknown_setting_is_a_key_error() -> None:
+    with pytest.raises(KeyError):
+        checked("remora_no_such", 1)
+
+
+def test_what_changes_a_picture_is_in_its_parameters_where_it_is_not_the_default(host: StandaloneHost) -> None:
+    assert to_parameters(host) == {}
+    host.set_option(IN_ORDER, True)
+    assert to_parameters(host) == {"Remora stacking": "in order"}
+    host.set_option(MERGE, ALWAYS)
+    host.set_option(STORAGE, "float8")
+    assert to_parameters(host) == {
+        "Remora mode": "merged",
+        "Remora stacking": "in order",
+        "Remora storage": "float8",
+    }
+
+
+@pytest.mark.parametrize("merge", [NEVER, ALWAYS, PAYS])
+@pytest.mark.parametrize("storage", ["file", "bfloat16", "float8"])
+@pytest.mark.parametrize("order", [False, True])
+def test_parameters_say_how_it_was_set(host: StandaloneHost, merge: str, storage: str, order: bool) -> None:
+    own = Overridden(host, {MERGE: merge, STORAGE: storage, IN_ORDER: order})
+    again = Overridden(host, from_parameters(to_parameters(own)))
+    assert options.settings(again) == options.settings(own)
+
+
+def test_parameters_of_others_say_nothing() -> None:
+    assert from_parameters({"Steps": "20", "Remora mode": "sideways"}) == {}

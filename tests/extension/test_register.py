@@ -88,7 +88,13 @@ def test_routes_are_added_beside_a_hosts_own(pipeline: object) -> None:
     STANDALONE.app_started(app)  # a reload
     with TestClient(app) as client:
         assert client.get("/sdapi/v1/loras").json() == "the host's"
-        assert client.get("/remora/v1/report").json() == {"active": [], "skipped": []}
+        assert client.get("/remora/v1/report").json() == {
+            "active": [],
+            "skipped": [],
+            "merged": 0,
+            "live": {},
+            "notes": [],
+        }
     assert [getattr(route, "path", "") for route in app.routes].count("/remora/v1/report") <= 1
 
 

@@ -14,9 +14,13 @@ from torch import Tensor, nn
 from extension.catalog import CatalogError
 from extension.hosts.standalone import StandaloneHost
 from extension.prompt import Tag
-from extension.session import Session
+from extension.session import Memory, Session, Settings
 from extension.standalone.demo_model import Demo, make_pipeline
-from lib_lora import ActivationError, PickleError
+from lib_lora import ActivationError, Engine, PickleError
+from tests.fakes.files import pair, save
+
+PROJECTION = "layers.0.mlp.fc1"  # of the text encoder, (256, 64)
+KEY = "lora_te_text_model_encoder_layers_0_mlp_fc1"
 
 
 @dataclass
@@ -27,6 +31,17 @@ class Setup:
     session: Session
     encoder: nn.Module
     folder: Path
+
+    def weight(self) -> Tensor:
+        """One weight that every LoRA made here changes."""
+        (name,) = (name for name, _ in self.encoder.named_modules() if name.endswith(PROJECTION))
+        return self.encoder.get_submodule(name).get_parameter("weight")
+
+    def save(self, name: str, seed: int = 0, **tensors: Tensor) -> None:
+        """Add a LoRA on that weight to the folder, with further tensors under keys with `__` for `.`."""
+        made = pair(KEY, (256, 64), 2, seed=seed, size=0.3)
+        save(self.folder / f"{name}.safetensors", made | {k.replace("__", "."): v for k, v in tensors.items()})
+        self.session.catalog.refresh()
 
     def output(self) -> Tensor:
         with torch.no_grad():
@@ -48,7 +63,7 @@ def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
 
 def test_a_generation_has_its_loras_and_the_end_takes_them_off(setup: Setup) -> None:
     before = setup.output()
-    activation = setup.session.begin([Tag("demo-linear", 0.8, 0.8)], skip_bad=False)
+    activation = setup.session.begin([Tag("demo-linear", 0.8, 0.8)])
     assert activation.active[0].report.hit == 172
     assert activation.active[0].file.name == "demo-linear"
     assert not torch.equal(setup.output(), before)
@@ -58,16 +73,16 @@ def test_a_generation_has_its_loras_and_the_end_takes_them_off(setup: Setup) -> 
 
 def test_no_wishes_switch_all_off(setup: Setup) -> None:
     before = setup.output()
-    setup.session.begin([Tag("demo-linear")], skip_bad=False)
-    assert setup.session.begin([], skip_bad=False).active == ()
+    setup.session.begin([Tag("demo-linear")])
+    assert setup.session.begin([]).active == ()
     assert torch.equal(setup.output(), before)
     assert setup.session.last.active == ()
 
 
 def test_rank_and_multiplier_reach_the_engine(setup: Setup) -> None:
-    whole = setup.session.begin([Tag("demo-linear")], skip_bad=False) and setup.output()
-    cut = setup.session.begin([Tag("demo-linear", rank=1)], skip_bad=False) and setup.output()
-    weak = setup.session.begin([Tag("demo-linear", 0.5, 1.0)], skip_bad=False) and setup.output()
+    whole = setup.session.begin([Tag("demo-linear")]) and setup.output()
+    cut = setup.session.begin([Tag("demo-linear", rank=1)]) and setup.output()
+    weak = setup.session.begin([Tag("demo-linear", 0.5, 1.0)]) and setup.output()
     setup.session.end()
     assert not torch.equal(whole, cut)
     assert not torch.equal(whole, weak)
@@ -75,14 +90,14 @@ def test_rank_and_multiplier_reach_the_engine(setup: Setup) -> None:
 
 
 def test_a_failure_leaves_in_force_what_was(setup: Setup) -> None:
-    setup.session.begin([Tag("demo-linear")], skip_bad=False)
+    setup.session.begin([Tag("demo-linear")])
     before = setup.output()
     (setup.folder / "old.pt").write_bytes(b"PK\x03\x04")
     (setup.folder / "bad.safetensors").write_bytes(b"\xff" * 32)
     setup.session.catalog.refresh()
     for name, kind in (("nope", CatalogError), ("old", ActivationError), ("bad", ActivationError)):
         with pytest.raises(kind, match=name):
-            setup.session.begin([Tag("demo-locon"), Tag(name)], skip_bad=False)
+            setup.session.begin([Tag("demo-locon"), Tag(name)])
         assert torch.equal(setup.output(), before)
 
 
@@ -91,33 +106,33 @@ def test_what_fails_is_skipped_with_its_reason(setup: Setup) -> None:
     (setup.folder / "bad.safetensors").write_bytes(b"\xff" * 32)
     setup.session.catalog.refresh()
     wishes = [Tag("bad"), Tag("demo-linear"), Tag("nope"), Tag("old"), Tag("demo-locon")]
-    activation = setup.session.begin(wishes, skip_bad=True)
+    activation = setup.session.begin(wishes, Settings(skip_bad=True))
     assert [active.name for active in activation.active] == ["demo-linear", "demo-locon"]
     assert len(activation.skipped) == 3
     for name in ("bad.safetensors", "'nope'", "old.pt"):
         assert sum(name in reason for reason in activation.skipped) == 1
     alone = setup.output()
-    setup.session.begin([Tag("demo-linear"), Tag("demo-locon")], skip_bad=False)
+    setup.session.begin([Tag("demo-linear"), Tag("demo-locon")])
     assert torch.equal(setup.output(), alone)
 
 
 def test_a_pickle_is_refused_with_the_way_to_convert_it(setup: Setup) -> None:
     (setup.folder / "old.ckpt").write_bytes(b"PK\x03\x04")
     with pytest.raises(ActivationError, match="convert it") as caught:
-        setup.session.begin([Tag("old")], skip_bad=False)
+        setup.session.begin([Tag("old")])
     assert isinstance(caught.value.__cause__, PickleError)
 
 
 def test_a_new_model_is_followed_and_the_old_one_is_clean(setup: Setup) -> None:
     before = setup.output()
-    setup.session.begin([Tag("demo-linear")], skip_bad=False)
+    setup.session.begin([Tag("demo-linear")])
     other = make_pipeline()
     setup.host.set_components(other.components)
     setup.session.model_changed()
     assert torch.equal(setup.output(), before)
     old, setup.encoder = setup.encoder, other.text_encoder.eval()
     fresh = setup.output()
-    setup.session.begin([Tag("demo-linear")], skip_bad=False)
+    setup.session.begin([Tag("demo-linear")])
     assert not torch.equal(setup.output(), fresh)
     setup.encoder = old
     assert torch.equal(setup.output(), before)
@@ -125,9 +140,149 @@ def test_a_new_model_is_followed_and_the_old_one_is_clean(setup: Setup) -> None:
 
 def test_closing_takes_everything_off_and_a_later_begin_starts_anew(setup: Setup) -> None:
     before = setup.output()
-    setup.session.begin([Tag("demo-linear")], skip_bad=False)
+    setup.session.begin([Tag("demo-linear")])
     with_lora = setup.output()
     setup.session.close()
     assert torch.equal(setup.output(), before)
-    setup.session.begin([Tag("demo-linear")], skip_bad=False)
+    setup.session.begin([Tag("demo-linear")])
     assert torch.equal(setup.output(), with_lora)
+
+
+def test_what_is_live_writes_no_weight(setup: Setup) -> None:
+    version = setup.weight()._version
+    setup.session.begin([Tag("demo-linear")])
+    assert setup.weight()._version == version
+    assert setup.session.last.report.merged == 0
+    assert len(setup.session.last.lines()) == 1
+
+
+def test_what_is_merged_is_in_the_weights_until_the_end(setup: Setup) -> None:
+    before, live = setup.weight().clone(), setup.session.begin([Tag("demo-linear")]) and setup.output()
+    activation = setup.session.begin([Tag("demo-linear")], Settings(mode="merged"))
+    assert not torch.equal(setup.weight(), before)
+    assert (setup.output() - live).abs().max() <= 1e-5 * live.abs().max()  # fp32, the same sum in another order
+    assert activation.report.merged == 172
+    assert activation.lines()[-1] == "172 layers merged"
+    setup.session.end()
+    assert torch.equal(setup.weight(), before)
+
+
+@pytest.mark.parametrize(("calls", "merged"), [(None, 0), (4, 0), (400, 160)])
+def test_whether_merging_pays_depends_on_the_calls(setup: Setup, calls: int | None, merged: int) -> None:
+    # the twelve layers of the text encoder are called once
+    activation = setup.session.begin([Tag("demo-linear")], Settings(mode="auto"), calls)
+    assert activation.report.merged == merged
+
+
+def test_order_counts_where_the_setting_says_so(setup: Setup) -> None:
+    setup.save("first")
+    setup.save("dora", 1, **{f"{KEY}__dora_scale": torch.full((1, 64), 0.5)})
+    outputs = {}
+    for in_order in (False, True):
+        for names in (("first", "dora"), ("dora", "first")):
+            setup.session.begin([Tag(name) for name in names], Settings(in_order=in_order))
+            outputs[in_order, names[0]] = setup.output()
+    assert torch.equal(outputs[False, "first"], outputs[False, "dora"])
+    assert not torch.equal(outputs[True, "first"], outputs[True, "dora"])
+    assert setup.session.last.active[0].report.kinds == {"lora+dora": 1}
+
+
+def test_the_engine_is_made_anew_where_memory_is_used_in_another_way(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Memory] = []
+
+    def make(host: StandaloneHost, memory: Memory) -> Engine:
+        made.append(memory)
+        return Engine(host.components())
+
+    monkeypatch.setattr("extension.session.make_engine", make)
+    before, half = setup.output(), Memory(storage="bfloat16")
+    for memory in (Memory(), Memory(), half, half):
+        setup.session.begin([Tag("demo-linear")], Settings(memory=memory))
+    assert made == [Memory(), half]
+    setup.session.end()
+    assert torch.equal(setup.output(), before)
+
+
+def test_weights_are_put_back_from_the_checkpoint_the_host_names(
+    demo: Demo, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"unet": [demo.model / "unet" / "diffusion_pytorch_model.safetensors"]}
+    monkeypatch.setattr(setup.host, "checkpoints", lambda: files)
+    setup.session.begin([Tag("demo-linear")], Settings(mode="merged"))
+    assert setup.session._engine is not None
+    assert set(setup.session._engine._opened) == {"unet"}
+
+
+class Lent:
+    """What a host was handed."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.seen: list[dict[str, dict[str, Tensor]]] = []
+        self.answer: list[str] = []
+        setup.host.set_components(setup.host.components(), None, self)
+
+    def __call__(self, embeddings: dict[str, dict[str, Tensor]]) -> list[str]:
+        self.seen.append({name: dict(parts) for name, parts in embeddings.items()})
+        return self.answer if embeddings else []
+
+
+def test_embeddings_of_the_loras_are_lent_to_the_host_until_the_end(setup: Setup) -> None:
+    lent = Lent(setup)
+    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 64))
+    setup.session.begin([Tag("one"), Tag("demo-linear")])
+    assert torch.equal(lent.seen[-1]["mychar"]["clip_l"], torch.ones(2, 64))
+    setup.session.begin([Tag("demo-linear")])
+    assert lent.seen[-1] == {}
+    setup.session.begin([Tag("one")])
+    setup.session.end()
+    assert lent.seen[-1] == {}
+
+
+def test_of_two_embeddings_of_one_name_the_first_is_lent_and_that_is_said(setup: Setup) -> None:
+    lent = Lent(setup)
+    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 64))
+    setup.save("two", bundle_emb__MyChar__clip_l=torch.zeros(2, 64))
+    activation = setup.session.begin([Tag("one"), Tag("two"), Tag("one")])
+    assert list(lent.seen[-1]) == ["mychar"]
+    assert activation.notes == ("embedding 'MyChar' is that of one; the one of two is not used",)
+
+
+def test_what_a_host_does_not_take_is_noted_each_time_and_logged_once(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 64))
+    notes = [setup.session.begin([Tag("one")]).notes for _ in range(2)]
+    assert notes == [("embedding 'mychar' stays plain words: standalone takes none from a LoRA file",)] * 2
+    assert caplog.text.count("stays plain words") == 1
+
+
+def test_a_host_that_fails_over_an_embedding_leaves_nothing_in_force(setup: Setup) -> None:
+    def fails(embeddings: dict[str, object]) -> list[str]:
+        if embeddings:
+            raise RuntimeError("no room")
+        return []
+
+    before = setup.output()
+    setup.host.set_components(setup.host.components(), None, fails)
+    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 64))
+    with pytest.raises(RuntimeError, match="no room"):
+        setup.session.begin([Tag("one")])
+    assert torch.equal(setup.output(), before)
+
+
+def test_loras_go_off_even_if_the_host_keeps_an_embedding(setup: Setup) -> None:
+    def fails(embeddings: dict[str, object]) -> list[str]:
+        if not embeddings:
+            raise RuntimeError("cannot let go")
+        return []
+
+    before = setup.output()
+    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 64))
+    setup.host.set_components(setup.host.components(), None, fails)
+    setup.session.begin([Tag("one")])
+    with pytest.raises(RuntimeError, match="cannot let go"):
+        setup.session.end()
+    assert torch.equal(setup.output(), before)
+    setup.host._use_embeddings = None

@@ -9,8 +9,9 @@ device's own are not simulated.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -103,6 +104,35 @@ class _Literals(TorchFunctionMode):
         return func(*args, **kwargs).to(where)
 
 
+@dataclass
+class Shortage:
+    """Allocations that fail, counted from when it began."""
+
+    failing: Collection[int]
+    """Which ones, by their number; all others succeed."""
+    count: int = 0
+
+    def allocate(self) -> None:
+        self.count += 1
+        if self.count in self.failing:
+            raise OutOfMemoryError("lazy out of memory. Tried to allocate some.")
+
+
+OutOfMemoryError: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+_shortage: Shortage | None = None
+
+
+@contextmanager
+def short_of_memory(*failing: int) -> Iterator[Shortage]:
+    """Let the allocations of these numbers fail, from 1: empty tensors, and copies from elsewhere."""
+    global _shortage
+    _shortage = Shortage(failing)
+    try:
+        yield _shortage
+    finally:
+        _shortage = None
+
+
 @contextmanager
 def simulated() -> Iterator[None]:
     """Simulate the devices `lazy:0` and `lazy:1` inside the block; nothing of it is left behind."""
@@ -122,6 +152,8 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return func(*args, **kwargs)
     _refuse_mixed(func, args, tensors)
     target = torch.device(wanted) if wanted is not None else wrappers[0].device
+    if _shortage is not None and wanted is not None and target.type == TYPE:
+        _shortage.allocate()
     if func is _aten.copy_.default:
         target = args[0].device
     if wanted is not None and target.type == TYPE:

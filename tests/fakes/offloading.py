@@ -117,9 +117,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     placements: list[torch.device] = []
     place = Factored._place
 
-    def noting(self: Factored, layer: nn.Module, where: torch.device, dtype: torch.dtype) -> object:
+    def noting(self: Factored, layer: nn.Module, where: torch.device, *dtypes: torch.dtype) -> object:
         placements.append(where)
-        return place(self, layer, where, dtype)
+        return place(self, layer, where, *dtypes)
 
     monkeypatch.setattr(Factored, "_place", noting)
     return placements

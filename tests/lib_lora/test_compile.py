@@ -46,3 +46,21 @@ def test_strengths_removal_and_swap_are_seen_by_compiled_code(tmp_path):
     engine.deactivate()
     assert torch.equal(same(), plain)
     assert counter.frame_count == 2, "neither strength, nor swap, nor removal compiled again"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("storage", ["bfloat16", "float8"])
+def test_a_storage_of_fewer_bytes_is_widened_in_the_graph(tmp_path, storage):
+    torch._dynamo.reset()
+    install()
+    model = nn.Sequential(nn.Linear(8, 12)).requires_grad_(False)
+    file = save(tmp_path / "a.safetensors", pair("lora_unet_0", (12, 8), 4))
+    engine = Engine({"unet": model}, storage=storage)
+    engine.activate(Stack([Entry(file, 0.5)]))
+    counter = testing.CompileCounter()
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    x = torch.randn(3, 8)
+    for multiplier in (1.0, -0.3, 0.0):
+        engine.set_multiplier(0, multiplier)
+        assert torch.equal(compiled(x), model(x))
+    assert counter.frame_count == 1

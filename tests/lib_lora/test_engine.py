@@ -68,6 +68,19 @@ def test_public_names_are_sorted_and_there():
     assert all(hasattr(lib_lora, name) for name in lib_lora.__all__)
 
 
+def test_embeddings_are_those_of_the_entries_in_force(net, both, tmp_path):
+    vectors = torch.randn(2, 8)
+    own = pair("lora_unet_a", (12, 8), 2) | {"bundle_emb.mychar.clip_l": vectors}
+    engine = Engine({"unet": net})
+    assert engine.embeddings == ()
+    engine.activate(Stack([Entry(both), Entry(save(tmp_path / "char.safetensors", own))]))
+    first, second = engine.embeddings
+    assert first == {}
+    assert torch.equal(second["mychar"]["clip_l"], vectors)
+    engine.deactivate()
+    assert engine.embeddings == ()
+
+
 def test_activation_replaces_what_was_active(net, x, both, only_a):
     engine = Engine({"unet": net})
     plain = net(x)

@@ -307,20 +307,16 @@ class TestOrder:
         last = next(one for one in SAMPLES if one.name == "set weight")
         model = nn.ModuleDict({"layer": nn.Linear(24, 24)}).requires_grad_(False)
         weight, x = model["layer"].weight.clone(), torch.randn(5, 24)
-        files, effective = [], weight.double()
+        files, effective, bias = [], weight.double(), model["layer"].bias.double()
         for i, (sample, strength) in enumerate(((first, 0.7), (last, 0.4), (first, -0.5))):
-            tensors = sample.tensors((24, 24), i)
-            folder = tmp_path / str(i)
-            folder.mkdir()
-            if sample.config is not None:
-                import json
-
-                (folder / "adapter_config.json").write_text(json.dumps(sample.config))
-            files.append(Entry(save(folder / "a.safetensors", tensors, sample.metadata), strength))
+            path, tensors = sample.write(tmp_path, (24, 24), i)
+            files.append(Entry(path, strength))
             effective = sample.weight(tensors, effective, strength)
+            delta = sample.bias_delta(tensors, strength, bias)
+            bias = bias if delta is None else bias + delta
         engine = Engine({"unet": model})
         engine.activate(Stack(files, mode=mode, in_order=True))
-        want = nn.functional.linear(x.double(), effective.reshape(24, 24), model["layer"].bias.double())
+        want = nn.functional.linear(x.double(), effective.reshape(24, 24), bias)
         got = model["layer"](x)
         assert (got - want).abs().max() < 1e-5 * want.abs().max()
         engine.activate(Stack(files, mode=mode))

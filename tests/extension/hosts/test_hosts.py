@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from extension import hosts
 from extension.hosts import Host, current_host, known_hosts
@@ -63,6 +64,36 @@ def test_the_standalone_host_serves_what_lora_can_change(tmp_path: Path) -> None
     host.close()
     assert not host.is_current()
     assert not host.components()
+
+
+def test_the_standalone_host_says_where_its_weights_are(tmp_path: Path) -> None:
+    host = StandaloneHost()
+    assert not host.checkpoints()
+    host.set_components({}, {"unet": [tmp_path / "a.safetensors"]})
+    assert host.checkpoints() == {"unet": [tmp_path / "a.safetensors"]}
+    host.set_components({})
+    assert not host.checkpoints()
+
+
+def test_a_host_takes_no_embeddings_by_itself_and_says_so() -> None:
+    host = Fake("plain")
+    assert host.use_embeddings({}) == []
+    (sentence,) = host.use_embeddings({"mychar": {}})
+    assert sentence == "embedding 'mychar' stays plain words: plain takes none from a LoRA file"
+
+
+def test_the_former_pipeline_gives_its_embeddings_up() -> None:
+    host, seen = StandaloneHost(), []
+
+    def take(embeddings: Mapping[str, Mapping[str, Tensor]]) -> list[str]:
+        seen.append(dict(embeddings))
+        return ["noted"]
+
+    host.set_components({}, use_embeddings=take)
+    assert host.use_embeddings({"mychar": {}}) == ["noted"]
+    host.set_components({})
+    assert seen == [{"mychar": {}}, {}]
+    assert host.use_embeddings({}) == []
 
 
 def test_every_host_answers_the_whole_contract() -> None:

@@ -13,7 +13,7 @@ import torch
 from extension.catalog import CatalogError
 from extension.generation import Picture, RequestError, Txt2Img
 from extension.infotext import parse_infotext
-from extension.options import FAIL, ON_BAD_LORA, SKIP
+from extension.options import ALWAYS, FAIL, IN_ORDER, MERGE, ON_BAD_LORA, PAYS, SKIP
 from extension.prompt import PromptError
 from extension.standalone import render
 from extension.standalone.encode import encode_skipping
@@ -92,6 +92,28 @@ def test_the_parameters_text_says_how_to_make_the_picture(runner: Runner, studio
         "Lora hashes": f"demo-linear: {digest}",
     }
     assert "172 of 172 layers" in result.lora_reports[0]
+
+
+def test_the_calls_that_decide_on_merging_are_those_of_the_whole_job(runner: Runner) -> None:
+    request = replace(WITH_LORA, steps=2, settings={MERGE: PAYS})
+    few, many = (runner.submit(replace(request, n_iter=count)).result(60) for count in (1, 10))
+    assert few.lora_reports[1:] == ()
+    assert many.lora_reports[1:] == ("160 layers merged",)
+    # the same sum, rounded once more
+    assert np.abs(pixels(few.pictures[0]) - pixels(many.pictures[0])).max() <= 1
+    assert parse_infotext(few.pictures[0].infotext).settings["Remora mode"] == "auto"
+
+
+def test_without_a_lora_nothing_is_said_of_how_it_is_stacked(runner: Runner) -> None:
+    result = runner.submit(replace(SMALL, settings={IN_ORDER: True})).result(60)
+    assert "Remora" not in result.pictures[0].infotext
+
+
+def test_a_merged_job_leaves_the_weights_as_they_were(runner: Runner, studio: Studio) -> None:
+    unet = studio.model.pipeline.unet
+    before = {key: value.clone() for key, value in unet.state_dict().items()}
+    runner.submit(replace(WITH_LORA, settings={MERGE: ALWAYS})).result(60)
+    assert all(torch.equal(value, before[key]) for key, value in unet.state_dict().items())
 
 
 def test_minus_one_draws_a_seed_and_says_which(runner: Runner) -> None:

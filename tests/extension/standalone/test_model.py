@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,41 @@ def test_a_half_precision_variant_is_found(demo: Demo, tmp_path: Path) -> None:
     for path in list(folder.rglob("*.safetensors")):
         path.rename(path.with_name(path.name.replace(".safetensors", ".fp16.safetensors")))
     assert load_model(folder, torch.float32).family == "sd"
+
+
+def test_the_files_of_each_part_are_known(demo: Demo, tmp_path: Path) -> None:
+    model = load_model(demo.model, torch.float32)
+    assert model.checkpoints == {
+        "unet": [demo.model / "unet" / "diffusion_pytorch_model.safetensors"],
+        "vae": [demo.model / "vae" / "diffusion_pytorch_model.safetensors"],
+        "text_encoder": [demo.model / "text_encoder" / "model.safetensors"],
+    }
+    (single := tmp_path / "all.safetensors").touch()
+    assert replace(model, path=single).checkpoints == {key: [single] for key in ("unet", "vae", "text_encoder")}
+
+
+@pytest.mark.parametrize(
+    ("present", "loaded"),
+    [
+        (("model.safetensors", "model.fp16.safetensors", "model.non_ema.safetensors"), ("model.safetensors",)),
+        (
+            ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.fp16.safetensors"),
+            ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"),
+        ),
+        (
+            ("model.fp16-00001-of-00002.safetensors", "model-00002-of-00002.fp16.safetensors"),
+            ("model-00002-of-00002.fp16.safetensors", "model.fp16-00001-of-00002.safetensors"),
+        ),
+    ],
+)
+def test_files_of_other_variants_are_not_those_loaded(
+    demo: Demo, tmp_path: Path, present: tuple[str, ...], loaded: tuple[str, ...]
+) -> None:
+    (tmp_path / "unet").mkdir()
+    for name in present:
+        (tmp_path / "unet" / name).touch()
+    model = replace(load_model(demo.model, torch.float32), path=tmp_path)
+    assert model.checkpoints["unet"] == [tmp_path / "unet" / name for name in loaded]
 
 
 def test_a_folder_of_pickles_is_refused(demo: Demo, tmp_path: Path) -> None:

@@ -17,7 +17,18 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from extension.infotext import parse_infotext
-from extension.options import DEFAULT_MULTIPLIER, ON_BAD_LORA
+from extension.options import (
+    ALWAYS,
+    CACHE,
+    DEFAULT_MULTIPLIER,
+    HASHES,
+    IN_ORDER,
+    MERGE,
+    NEVER,
+    ON_BAD_LORA,
+    STORAGE,
+    from_parameters,
+)
 from extension.standalone.jobs import Runner
 from extension.standalone.pnginfo import read_infotext
 from extension.standalone.server import make_api
@@ -111,6 +122,8 @@ def test_an_existing_client_sees_the_reason_of_a_failure(api: webuiapi.WebUIApi)
         ({"override_settings": {"sd_vae": "x"}}, "sd_vae is not supported"),
         ({"override_settings": {"sd_model_checkpoint": "other"}}, "'other' is not loaded"),
         ({"override_settings": "x"}, "override_settings must be an object"),
+        ({"override_settings": {MERGE: "maybe"}}, "override_settings: remora_merge must be one of: never, always"),
+        ({"override_settings": {CACHE: -1}}, "remora_cache_mb must be a whole number from 0"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_sentence(client: TestClient, change: dict[str, Any], message: str) -> None:
@@ -152,6 +165,38 @@ def test_override_settings_set_clip_skip_for_one_job(client: TestClient) -> None
     assert json.loads(plain["info"])["clip_skip"] == 1
 
 
+def test_override_settings_of_ours_hold_for_one_job(client: TestClient, runner: Runner) -> None:
+    request = {**SMALL, "prompt": "a fox <lora:demo-linear:0.8>"}
+    plain = client.post(TXT2IMG, json=request).json()
+    overrides = {MERGE: ALWAYS, IN_ORDER: True, HASHES: False, "CLIP_stop_at_last_layers": 1}
+    merged = client.post(TXT2IMG, json={**request, "override_settings": overrides}).json()
+    report = client.get("/remora/v1/report").json()
+    again = client.post(TXT2IMG, json=request).json()
+    info = json.loads(merged["info"])
+    settings = parse_infotext(info["infotexts"][0]).settings
+    assert (settings["Remora mode"], settings["Remora stacking"]) == ("merged", "in order")
+    assert "Lora hashes" not in settings
+    assert from_parameters(settings) == {MERGE: ALWAYS, IN_ORDER: True}
+    assert info["remora"]["loras"][1] == "172 layers merged"
+    assert (report["merged"], report["live"], report["notes"]) == (172, {}, [])
+    assert report["active"][0]["kinds"] == {"lora": 172}
+    assert plain["images"] == again["images"]
+    assert runner.studio.host.option(MERGE) == NEVER
+
+
+def test_why_layers_are_not_merged_is_in_the_report(client: TestClient, runner: Runner) -> None:
+    unet = runner.studio.model.pipeline.unet
+    one, other = unet.mid_block.resnets[0].conv1, unet.mid_block.resnets[1].conv1
+    own, other.weight = other.weight, one.weight
+    try:
+        override = {"override_settings": {MERGE: ALWAYS}}
+        client.post(TXT2IMG, json={**SMALL, "prompt": "a fox <lora:demo-locon:0.8>", **override})
+        report = client.get("/remora/v1/report").json()
+    finally:
+        other.weight = own
+    assert report["live"] == {"the weight belongs to several layers": 2}
+
+
 def test_pictures_are_sent_and_saved_as_asked(client: TestClient, runner: Runner) -> None:
     folder = runner.studio.output_dir
     assert folder is not None
@@ -184,7 +229,7 @@ def test_the_report_of_the_latest_job(client: TestClient) -> None:
     assert report["skipped"] == []
     assert report["active"][0]["name"] == "demo-locon"
     client.post(TXT2IMG, json=SMALL)
-    assert client.get("/remora/v1/report").json() == {"active": [], "skipped": []}
+    assert client.get("/remora/v1/report").json()["active"] == []
 
 
 def test_progress_and_interrupt_of_a_running_job(client: TestClient) -> None:
@@ -208,7 +253,7 @@ def test_progress_and_interrupt_of_a_running_job(client: TestClient) -> None:
 def test_options_are_read_and_set(client: TestClient, runner: Runner) -> None:
     options = client.get("/sdapi/v1/options").json()
     assert options["sd_model_checkpoint"].startswith("remora-demo [")
-    assert options[DEFAULT_MULTIPLIER] == 1.0
+    assert (options[DEFAULT_MULTIPLIER], options[MERGE], options[CACHE]) == (1.0, NEVER, 4096)
     assert (
         client.post("/sdapi/v1/options", json={DEFAULT_MULTIPLIER: 0.7, "CLIP_stop_at_last_layers": 2}).status_code
         == 200
@@ -228,6 +273,8 @@ def test_options_are_read_and_set(client: TestClient, runner: Runner) -> None:
         ({"CLIP_stop_at_last_layers": 0}, "clip skip is 0"),
         ({ON_BAD_LORA: "maybe"}, "must be one of"),
         ({DEFAULT_MULTIPLIER: "much"}, "must be a number"),
+        ({STORAGE: "int3"}, "must be one of: file, bfloat16, float8"),
+        ({MERGE: ALWAYS, CACHE: 1.5}, "must be a whole number"),
     ],
 )
 def test_a_wrong_option_changes_nothing(client: TestClient, values: dict[str, Any], message: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .base import PEFT, Sample, Shape, Tensors, randn
+from .base import FEW, PEFT, Sample, Shape, Tensors, randn
 
 
 def _make(rank: int, alpha: bool = True) -> Callable[[Shape, torch.Generator], Tensors]:
@@ -59,9 +59,9 @@ def _effective_tucker(rank: int) -> Callable[[Tensors, Tensor, float], Tensor]:
 
 SAMPLES = (
     Sample("loha", "loha", _make(2), _effective(1 / 2)),
-    Sample("loha, many ranks", "loha", _make(9), _effective(1 / 9)),
+    Sample("loha, many ranks", "loha", _make(9), _effective(1 / 9), FEW),
     Sample("loha tucker", "loha", _make_tucker(2), _effective_tucker(2), frozenset({"conv", "grouped"})),
-    Sample("loha tucker, many ranks", "loha", _make_tucker(7), _effective_tucker(7), frozenset({"conv", "grouped"})),
+    Sample("loha tucker, many ranks", "loha", _make_tucker(7), _effective_tucker(7), frozenset({"conv 3x3, stride"})),
     Sample(
         "loha of PEFT",
         "loha",

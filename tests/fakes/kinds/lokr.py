@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .base import PEFT, Sample, Shape, Tensors, randn
+from .base import FEW, PEFT, Sample, Shape, Tensors, randn
 
 Make = Callable[[Shape, torch.Generator], Tensors]
 
@@ -67,13 +67,14 @@ def _effective(scale: float) -> Callable[[Tensors, Tensor, float], Tensor]:
     return effective
 
 
-_CONV = frozenset({"conv", "grouped"})
+_CONVS = frozenset({"conv", "grouped"})
+_CONV = FEW - {"linear", "attention q"}
 SAMPLES = (
-    Sample("lokr full, full", "lokr", _make("full", "full"), _effective(1.0)),
+    Sample("lokr full, full", "lokr", _make("full", "full"), _effective(1.0), FEW),
     Sample("lokr full, factored", "lokr", _make("full", "factored"), _effective(2 / 3)),
-    Sample("lokr factored, full", "lokr", _make("factored", "full", alpha=None), _effective(1.0)),
-    Sample("lokr factored, factored", "lokr", _make("factored", "factored"), _effective(2 / 3)),
-    Sample("lokr full, core", "lokr", _make("full", "core"), _effective(2 / 3), _CONV),
+    Sample("lokr factored, full", "lokr", _make("factored", "full", alpha=None), _effective(1.0), FEW),
+    Sample("lokr factored, factored", "lokr", _make("factored", "factored"), _effective(2 / 3), FEW),
+    Sample("lokr full, core", "lokr", _make("full", "core"), _effective(2 / 3), _CONVS),
     Sample("lokr factored, core", "lokr", _make("factored", "core"), _effective(2 / 3), _CONV),
     Sample("lokr full, flat", "lokr", _make("full", "flat"), _effective(1.0), _CONV),
     Sample("lokr across, factored", "lokr", _make("factored", "factored", across=True), _effective(2 / 3), _CONV),

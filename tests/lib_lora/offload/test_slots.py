@@ -164,7 +164,9 @@ class TestResidency:
         layer(torch.randn(1, 4, 8, 8, device=accelerator, dtype=torch.bfloat16))
         placed = ways(unet)["conv_in"]._placed
         assert placed is not None
-        assert placed.pair.down.dtype == placed.pair.up.dtype == placed.pair.strength.dtype == torch.bfloat16
+        pair = placed.stored.get().pair
+        assert pair is not None
+        assert pair.down.dtype == pair.up.dtype == placed.pair.dtype == torch.bfloat16
         layer.to(torch.float8_e4m3fn)
         assert ways(unet)["conv_in"]._placed in (placed, None)
         layer.to("meta")

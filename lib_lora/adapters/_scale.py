@@ -1,0 +1,94 @@
+"""Scales of a layer's input or output, channel by channel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..operation import Operation
+from ..tensors import wide
+from .base import Adapter, At, Form, InputEffect, OutputEffect, Site, placed, shape_text
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledInput(InputEffect):
+    """The change of x where it is scaled by 1 + excess."""
+
+    excess: Tensor  # (in,)
+
+    def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return x * op.per_channel(self.excess * multiplier)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledOutput(OutputEffect):
+    """The change of y where it is scaled by 1 + excess, with the bias or without."""
+
+    excess: Tensor  # (out,)
+    with_bias: bool
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return (op.with_bias(y) if self.with_bias else y) * op.per_channel(self.excess * multiplier)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scale(Adapter):
+    """W' = W * (1 + m e), along the inputs or the outputs; b' = b * (1 + m e) where the bias is meant too."""
+
+    vector: Tensor  # (in,), (groups * in / groups,) or (out,)
+    one: float
+    """What leaves a channel as it is: e = vector - one."""
+    on_input: bool
+    with_bias: bool
+    site: Site
+
+    @property
+    def reads_base(self) -> bool:
+        return True
+
+    @property
+    def by_rows(self) -> bool:
+        return True
+
+    @property
+    def bias_excess(self) -> Tensor | None:
+        return self.vector.to(wide(self.vector.dtype)) - self.one if self.with_bias else None
+
+    def delta_weight(self, at: At) -> Tensor:
+        shape = at.base.shape
+        excess = at.put(self.vector) - self.one
+        rows = slice(None) if at.rows is None else slice(*at.rows)
+        if not self.on_input:
+            factor = excess[rows].unsqueeze(1)
+        elif excess.numel() == shape[1]:
+            factor = excess.unsqueeze(0)
+        else:  # each group of outputs has inputs of its own
+            groups = self.site.groups
+            factor = excess.view(groups, -1).repeat_interleave(self.site.shape[0] // groups, 0)[rows]
+        return at.base * (factor * at.multiplier).reshape(*factor.shape, *(1,) * (len(shape) - 2))
+
+    def form(self, rank: int | None = None) -> Form:
+        return Form(on_input=self.on_input, on_output=not self.on_input)
+
+    def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
+        return ScaledInput(self._placed_excess(device, dtype))
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        return ScaledOutput(self._placed_excess(device, dtype), self.with_bias)
+
+    def _placed_excess(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        return placed(self.vector.to(device, wide(self.vector.dtype, dtype)) - self.one, device, dtype)
+
+
+def check_channels(vector: Tensor, site: Site, name: str, *, on_input: bool) -> Tensor:
+    """A vector over the inputs or the outputs.
+
+    Raises:
+        ValueError: it has another length; the text says want and got.
+    """
+    wants = {site.shape[1], site.groups * site.shape[1]} if on_input else {site.shape[0]}
+    if vector.numel() not in wants:
+        raise ValueError(f"want {name} of {' or '.join(map(str, sorted(wants)))}, got {shape_text(vector)}")
+    return vector.reshape(-1)

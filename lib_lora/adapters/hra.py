@@ -1,0 +1,128 @@
+"""Householder reflections of the input, https://arxiv.org/abs/2405.17484.
+
+W' = W H, H = (I - 2 u_1 u_1^T) ... (I - 2 u_r u_r^T), u being the columns of `hra_u` (in * kernel, r) at length 1; with
+`apply_GS` in PEFT's configuration they are made orthogonal first, and H = I - 2 sum u u^T. H - I has rank r:
+
+    H - I = -U T U^T,  T^-1 = upper triangle of U^T U with its diagonal halved  (Joffrain et al., 2006)
+          = B K B^T,   U = B S with orthonormal B, K = -S T S^T
+
+The second form is the one to multiply with. HRA begins with equal pairs of u, whose reflections cancel; in B and K that
+has happened before anything is rounded to half precision.
+
+PEFT has no multiplier: it scales the complete effect, W' = W + m (W H - W). On a pointwise layer H acts on the input;
+a convolution's is the low-rank pair (W B K, B^T), made once from the base weight. Source: huggingface/peft
+tuners/hra/layer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..operation import Operation
+from ..tensors import TensorFields, wide
+from ._rotation import pointwise
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, Pair, Params, Site, placed, shape_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reflections(TensorFields):
+    """H - I = B K B^T: as the vectors of the file, or once placed as B and K."""
+
+    vectors: Tensor  # u, or B (in, r)
+    core: Tensor | None  # K (r, r)
+    orthogonal: bool
+
+    def solved(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """B and K on `device`, in fp32 or in `dtype` if that is better; not to be written to."""
+        exact = wide(self.vectors.dtype, dtype)
+        vectors = self.vectors.to(device, exact)
+        if self.core is not None:
+            return vectors, self.core.to(device, exact)
+        eye = torch.eye(vectors.shape[1], device=device, dtype=exact)
+        length = torch.linalg.vector_norm(vectors, dim=0).clamp_min(torch.finfo(exact).tiny)
+        basis, upper = torch.linalg.qr(vectors / length)
+        if self.orthogonal:
+            return basis, -2 * eye
+        products = (upper.T @ upper).triu(1) + eye / 2
+        return basis, -upper @ torch.linalg.solve_triangular(products, upper.T, upper=True)
+
+    def placed(self, device: torch.device) -> Self:
+        """A copy on `device` that is solved, so that a dense delta can be made at every call."""
+        basis, core = self.solved(device, torch.float32)
+        return replace(self, vectors=placed(basis, device, basis.dtype), core=placed(core, device, core.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reflected(InputEffect):
+    """(H - I) x."""
+
+    down: Tensor  # (r, in), B^T
+    up: Tensor  # (in, r), B K
+
+    def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return op.pointwise(op.pointwise(x, self.down) * multiplier, self.up)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HRA(Adapter):
+    """A chain of reflections of the input."""
+
+    reflections: Reflections
+    shape: tuple[int, ...]
+    products: Tensor | None = None  # W B K (out, r); known once the base weight is
+
+    name: ClassVar[str] = "hra"
+    params: ClassVar[Params] = Params(frozenset({"hra_u"}))
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        vectors = params["hra_u"]
+        if vectors.ndim != 2 or vectors.shape[0] != site.inside or not 0 < vectors.shape[1] <= site.inside:
+            raise ValueError(f"want hra_u ({site.inside}, r), got {shape_text(vectors)}")
+        return cls(Reflections(vectors, None, bool(origin.config.get("apply_GS", False))), site.shape)
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        return None
+
+    @property
+    def reads_base(self) -> bool:
+        return True
+
+    @property
+    def by_rows(self) -> bool:
+        return True
+
+    def delta_weight(self, at: At) -> Tensor:
+        basis, core = (at.put(one) for one in self.reflections.solved(at.device, at.dtype))
+        delta = at.base.flatten(1) @ basis @ core @ basis.T
+        return delta.mul_(at.multiplier).reshape(at.base.shape)
+
+    def form(self, rank: int | None = None) -> Form:
+        if pointwise(self.shape):
+            return Form(on_input=True)
+        return Form(Pair(self.reflections.vectors.shape[1], 1.0))
+
+    def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
+        if pointwise(self.shape):
+            return self
+        weight = read()
+        basis, core = self.reflections.solved(weight.device, weight.dtype)
+        products = weight.flatten(1).to(basis.dtype) @ basis @ core
+        solved = Reflections(basis.cpu(), core.cpu(), self.reflections.orthogonal)
+        return replace(self, reflections=solved, products=products.cpu())
+
+    def factors(self, rank: int | None = None) -> Factors:
+        if self.products is None:
+            raise TypeError("the pair of an HRA on a convolution is known only once `on` has seen the base weight")
+        return Factors(self.reflections.vectors.T.reshape(-1, *self.shape[1:]), self.products)
+
+    def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
+        basis, core = self.reflections.solved(device, dtype)
+        return _Reflected(placed(basis.T, device, dtype), placed(basis @ core, device, dtype))

@@ -1,0 +1,170 @@
+"""T-LoRA: orthogonal factors that begin as singular vectors of W, fewer of them in noise.
+
+dW = alpha / r * (P diag(l) Q - P0 diag(l0) Q0), https://arxiv.org/abs/2507.05964; LyCORIS modules/tlora.py. The second
+product is what the first began as: r singular triplets of the base weight, the principal ones unless the file says
+otherwise. LyCORIS does not save it, a fork does. In training only the first ranks of both products act in noise; see
+`RankSchedule`.
+
+The two are nearly the same, and large. So that their difference survives half precision it is made rank by rank, before
+rounding: p l q - p0 l0 q0 = (p l - p0 l0) q + p0 l0 (q - q0), two components per rank, both small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..tensors import TensorFields, wide
+from ._trainer import arguments, lycoris_scale, rank_schedule
+from .base import Adapter, At, Factors, Form, Origin, Pair, Params, RankSchedule, Site, shape_text
+
+Part = Literal["principal", "last", "middle"]
+"""Which singular triplets of W the training began with."""
+
+_PARTS: tuple[Part, ...] = ("principal", "last", "middle")
+_BASE = frozenset({"base_q", "base_p", "base_lambda"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Triplets(TensorFields):
+    """P diag(l) Q."""
+
+    q: Tensor  # (r, in, *kernel)
+    p: Tensor  # (out, r)
+    values: Tensor  # (r,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TLoRA(Adapter):
+    """What became of some singular triplets of the weight."""
+
+    now: _Triplets
+    begun: _Triplets | None  # as it began; known once the base weight is
+    scale: float
+    schedule: RankSchedule | None
+    shape: tuple[int, ...]
+    part: Part = "principal"
+
+    name: ClassVar[str] = "tlora"
+    params: ClassVar[Params] = Params(
+        required=frozenset({"q_layer.weight", "p_layer.weight", "lambda_layer"}), optional=_BASE | {"alpha"}
+    )
+
+    @classmethod
+    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return cls.params.claim(shapes) and _BASE & shapes.keys() in (frozenset(), _BASE)
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        now = _triplets(params, ("q_layer.weight", "p_layer.weight", "lambda_layer"), site)
+        begun = _triplets(params, ("base_q", "base_p", "base_lambda"), site) if "base_q" in params else None
+        rank = now.values.shape[0]
+        if begun is not None and begun.values.shape[0] != rank:
+            raise ValueError(f"want base_lambda (1, {rank}), got {shape_text(params['base_lambda'])}")
+        schedule = rank_schedule(origin, rank, certain=True)
+        return cls(now, begun, lycoris_scale(origin, rank), schedule, site.shape, _part(origin))
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        return (*shapes["p_layer.weight"][:1], *shapes["q_layer.weight"][1:])
+
+    @property
+    def rank(self) -> int:
+        return self.now.values.shape[0]
+
+    @property
+    def reads_base(self) -> bool:
+        return self.begun is None
+
+    @property
+    def by_rows(self) -> bool:
+        return self.begun is not None
+
+    def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
+        if self.begun is not None:
+            return self
+        return replace(self, begun=_begun(read(), self.now, self.part))
+
+    def form(self, rank: int | None = None) -> Form:
+        return Form(Pair(2 * min(self.rank, rank or self.rank), self.scale, self.schedule, per_rank=2))
+
+    def factors(self, rank: int | None = None) -> Factors:
+        if self.begun is None:
+            raise TypeError("what a T-LoRA began as is known only once `on` has seen the base weight")
+        q, p, values = _exact(self.now, rank)
+        q0, p0, values0 = _exact(self.begun, rank)
+        down = torch.stack([q, values0.unsqueeze(1) * (q - q0)], 1)
+        up = torch.stack([p * values - p0 * values0, p0], 2)
+        return Factors(down.flatten(0, 1).reshape(-1, *self.shape[1:]), up.flatten(1))
+
+    def delta_weight(self, at: At) -> Tensor:
+        known = self if self.begun is not None else replace(self, begun=_begun(at.base, self.now, self.part))
+        factors = known.factors(at.rank)
+        delta = at.cut(factors.up) @ at.put(factors.down).flatten(1)
+        return delta.mul_(self.scale * at.multiplier).reshape(-1, *self.shape[1:])
+
+
+def _part(origin: Origin) -> Part:
+    said = arguments(origin).get("sig_type", "principal")
+    for part in _PARTS:
+        if said == part:
+            return part
+    raise ValueError(f"sig_type {said!r} is none of {', '.join(_PARTS)}")
+
+
+def _triplets(params: Mapping[str, Tensor], names: tuple[str, str, str], site: Site) -> _Triplets:
+    """Read triplets, checked against each other and the site."""
+    q, p, values = (params[name] for name in names)
+    rank, out = values.numel(), site.shape[0]
+    if rank == 0 or q.numel() != rank * site.inside or p.numel() != out * rank:
+        want = f"{names[0]} ({', '.join(map(str, (rank, *site.shape[1:])))}) and {names[1]} ({out}, {rank})"
+        raise ValueError(f"want {want}, got {shape_text(q)} and {shape_text(p)}")
+    return _Triplets(q.reshape(rank, *site.shape[1:]), p.reshape(out, rank), values.reshape(rank))
+
+
+def _exact(triplets: _Triplets, rank: int | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Q (r, in * kernel), P (out, r) and l (r,), the first `rank` of them, in fp32 or better."""
+    dtype = wide(triplets.q.dtype)
+    q, p, values = triplets.q.to(dtype), triplets.p.to(dtype), triplets.values.to(dtype)
+    return q.flatten(1)[:rank], p[:, :rank], values[:rank]
+
+
+def _begun(weight: Tensor, now: _Triplets, part: Part) -> _Triplets:
+    """The singular triplets of a weight that `now` began as.
+
+    By the eigenvectors of the smaller Gram matrix, which are less work than the whole singular value decomposition and
+    in fp64 more exact than the trainer's in fp32. A triplet's sign is that of the trained one: it is anybody's choice,
+    and the difference of the two is small only if they agree.
+    """
+    device = weight.device if weight.device.type in ("cpu", "cuda") else torch.device("cpu")  # others lack fp64
+    matrix = weight.to(device, torch.float64).flatten(1)
+    flat = matrix.shape[0] <= matrix.shape[1]
+    gram = matrix @ matrix.t() if flat else matrix.t() @ matrix
+    vectors = _chosen(torch.linalg.eigh(gram)[1].flip(1), now.values.shape[0], part)
+    others = vectors.t() @ matrix if flat else (matrix @ vectors).t()
+    values = others.norm(dim=1)
+    others = others / torch.where(values > 0, values, torch.ones_like(values)).unsqueeze(1)
+    p, q = (vectors, others) if flat else (others.t(), vectors.t())
+    like = now.q.to(q).flatten(1), now.p.to(p)
+    sign = torch.where((q * like[0]).sum(1) + (p * like[1]).sum(0) < 0, -1.0, 1.0).to(q)
+    found = _padded(q * sign.unsqueeze(1), p * sign, values, like[0].shape[0])
+    return _Triplets(*(one.to(now.q.device, torch.float32) for one in found))
+
+
+def _chosen(vectors: Tensor, count: int, part: Part) -> Tensor:
+    """Columns by falling singular value: the first, the last or the middle `count`."""
+    spare = max(vectors.shape[1] - count, 0)
+    start = {"principal": 0, "last": spare, "middle": spare // 2}[part]
+    return vectors[:, start : start + count]
+
+
+def _padded(q: Tensor, p: Tensor, values: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """With zeros in the place of the triplets that a small weight does not have."""
+    missing = rank - values.shape[0]
+    pad = torch.nn.functional.pad
+    return pad(q, (0, 0, 0, missing)), pad(p, (0, missing)), pad(values, (0, missing))

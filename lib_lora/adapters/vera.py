@@ -1,0 +1,73 @@
+"""VeRA: two vectors per layer between a pair of random matrices that all layers share.
+
+dW = diag(lambda_b) B diag(lambda_d) A, https://arxiv.org/abs/2310.11454; huggingface/peft tuners/vera/layer.py. A and B
+are as large as the largest layer that was trained, each layer using the first of their columns and rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import Self
+
+from ..tensors import wide
+from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Site, shape_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VeRA(Adapter):
+    """Vectors on shared random matrices."""
+
+    a: Tensor  # (r, in)
+    b: Tensor  # (out, r)
+    inner: Tensor  # (r,), lambda_d
+    outer: Tensor  # (out,), lambda_b
+
+    name: ClassVar[str] = "vera"
+    params: ClassVar[Params] = Params(
+        required=frozenset({"vera_lambda_b", "vera_lambda_d"}), optional=frozenset({"alpha"})
+    )
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear"})
+    by_rows: ClassVar[bool] = True
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        outer, inner = params["vera_lambda_b"].reshape(-1), params["vera_lambda_d"].reshape(-1)
+        out, inside, rank = site.shape[0], site.inside, inner.shape[0]
+        if outer.shape[0] != out:
+            raise ValueError(f"want vera_lambda_b ({out},), got {shape_text(outer)}")
+        a, b = origin.shared.get("vera_A"), origin.shared.get("vera_B")
+        if a is None or b is None:
+            # PEFT would draw them again from a seed, in the sizes of the largest layer, which need not be in the model
+            raise ValueError(
+                "the file lacks vera_A and vera_B, which all its layers share, and does not tell their sizes: "
+                "save it again with save_projection=True"
+            )
+        if a.ndim != 2 or a.shape[0] != rank or a.shape[1] < inside:
+            raise ValueError(f"want vera_A ({rank}, {inside} or more), got {shape_text(a)}")
+        if b.ndim != 2 or b.shape[1] != rank or b.shape[0] < out:
+            raise ValueError(f"want vera_B ({out} or more, {rank}), got {shape_text(b)}")
+        return cls(a[:, :inside], b[:out], inner, outer)
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        return None  # how much of vera_A is used, only the layer tells
+
+    @property
+    def rank(self) -> int:
+        return self.inner.shape[0]
+
+    def form(self, rank: int | None = None) -> Form:
+        return Form(Pair(min(self.rank, rank or self.rank), 1.0))
+
+    def factors(self, rank: int | None = None) -> Factors:
+        dtype = wide(self.outer.dtype)
+        down = self.a[:rank].to(dtype) * self.inner[:rank].to(dtype).unsqueeze(1)
+        return Factors(down, self.b[:, :rank].to(dtype) * self.outer.to(dtype).unsqueeze(1))
+
+    def delta_weight(self, at: At) -> Tensor:
+        factors = self.factors(at.rank)
+        return (at.cut(factors.up) @ at.put(factors.down)).mul_(at.multiplier)

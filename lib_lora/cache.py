@@ -1,0 +1,91 @@
+"""Files that are kept open and resolved after use: the least recently used go first, those in force never."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .errors import FileError
+from .file import AdapterFile, Stamp
+from .layer import LayerIndex
+from .network import Network, ParsedFile
+
+_MODELS = 4
+"""Models for which one file is kept resolved."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """One file, and what it is to each model it was used with."""
+
+    parsed: ParsedFile
+    networks: OrderedDict[tuple[tuple[str, int], ...], Network] = field(default_factory=OrderedDict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors in the file."""
+        return sum(info.end - info.start for info in self.parsed.file.infos.values())
+
+
+class NetworkCache:
+    """Networks by file and model.
+
+    Args:
+        count: how many files to keep.
+        nbytes: how many bytes their tensors may have together, as the files have them; None for any.
+    """
+
+    def __init__(self, count: int, nbytes: int | None = None) -> None:
+        self._count = count
+        self._limit = nbytes
+        self._files: OrderedDict[tuple[Path, Stamp], _Kept] = OrderedDict()
+
+    def resolved(self, path: Path, indexes: Sequence[LayerIndex]) -> Network:
+        """The network of a file for a model. May go beyond the limits until the next `trim`.
+
+        Raises:
+            LoraError: the file cannot be read, or nobody knows what it is.
+        """
+        try:
+            key = path, Stamp.of(path.stat())
+        except OSError as error:
+            raise FileError(path, f"cannot be read: {error.strerror or error}") from error
+        kept = self._files.get(key)
+        if kept is None:
+            kept = self._files[key] = _Kept(ParsedFile(AdapterFile.open(path)))
+        self._files.move_to_end(key)
+        model = tuple(index.signature for index in indexes)
+        network = kept.networks.get(model)
+        if network is None:
+            network = kept.networks[model] = Network(kept.parsed, indexes)
+        kept.networks.move_to_end(model)
+        return network
+
+    def trim(self, in_force: Collection[Network] = ()) -> None:
+        """Forget what is beyond the limits, the least recently used first, but nothing that is in force."""
+        used = {id(network.file) for network in in_force}
+        total = self.nbytes
+        for key, kept in list(self._files.items()):
+            while len(kept.networks) > _MODELS:
+                kept.networks.popitem(last=False)
+            if len(self._files) <= self._count and (self._limit is None or total <= self._limit):
+                continue
+            if id(kept.parsed.file) not in used:
+                total -= kept.nbytes
+                del self._files[key]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._files.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors of all files that are kept."""
+        return sum(kept.nbytes for kept in self._files.values())
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files that are kept, the least recently used first."""
+        return tuple(path for path, _ in self._files)

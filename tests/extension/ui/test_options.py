@@ -1,0 +1,64 @@
+"""Remora's settings on the page, without a browser."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gradio as gr
+import pytest
+
+from extension.options import CACHE, IN_ORDER, MERGE, PAYS, TABLE
+from extension.standalone.jobs import Runner
+from extension.standalone.server import PageBackend
+from extension.ui.handlers import Handlers
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = """
+import json
+from types import SimpleNamespace
+from extension.ui.page import build_page
+backend = SimpleNamespace(
+    model_name="", first_prompt="", side=64, samplers=["Euler a"], loras=list,
+    offload_modes=["none"], offload_mode="none",
+)
+print(json.dumps(build_page(backend).get_config_file()["components"], default=str))
+"""
+
+
+@pytest.fixture
+def backend(runner: Runner) -> PageBackend:
+    assert runner.studio.output_dir is not None
+    return PageBackend(runner, runner.studio.output_dir)
+
+
+def test_every_setting_has_a_control_with_its_bounds() -> None:
+    # in a process of its own: gradio leaves event loops open, and warnings are errors here
+    done = subprocess.run([sys.executable, "-c", PAGE], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    props = {component["props"].get("elem_id"): component["props"] for component in json.loads(done.stdout)}
+    for option in TABLE:
+        assert props[option.key.replace("_", "-")]["label"] == option.label
+    assert (props["remora-cache-mb"]["minimum"], props["remora-cache-mb"]["maximum"]) == (0, 1 << 20)
+    assert [value for _, value in props["remora-merge"]["choices"]] == ["never", "always", "when it pays"]
+
+
+def test_a_setting_is_changed_and_shown(backend: PageBackend) -> None:
+    handlers = Handlers(backend)
+    before = handlers.options()
+    try:
+        handlers.set_option(MERGE, PAYS)
+        handlers.set_option(IN_ORDER, True)
+        shown = dict(zip([option.key for option in TABLE], handlers.options(), strict=True))
+        assert (shown[MERGE], shown[IN_ORDER]) == (PAYS, True)
+    finally:
+        for option, value in zip(TABLE, before, strict=True):
+            backend.set_option(option.key, value)
+
+
+def test_a_bad_value_changes_nothing_and_is_said(backend: PageBackend) -> None:
+    with pytest.raises(gr.Error, match="remora_cache_mb must be a whole number from 0"):
+        Handlers(backend).set_option(CACHE, None)
+    assert backend.option(CACHE) == 4096

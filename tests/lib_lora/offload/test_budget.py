@@ -1,0 +1,507 @@
+"""More adapters than fit: who stays on the device, who streams, and that nobody can tell by the numbers."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lib_lora import Engine, Entry, FileError, Stack
+from lib_lora.budget import Budget, Share
+from lib_lora.patch import slot_of
+from lib_lora.resident import Resident
+from lib_lora.streaming import CudaLane, Home
+from tests.fakes.accelerator import OutOfMemoryError, device, short_of_memory
+from tests.fakes.files import pair, save
+from tests.fakes.models import tiny_text_encoder, tiny_unet
+from tests.fakes.offloading import IDS, Expected, assert_same
+from tests.fakes.schemes import CPU, SCHEMES, call
+
+
+def residents(module: nn.Module) -> dict[str, Resident]:
+    """What serves each layer."""
+    slots = {path: slot_of(layer) for path, layer in module.named_modules()}
+    return {path: slot.way for path, slot in slots.items() if slot is not None and isinstance(slot.way, Resident)}
+
+
+def streaming(module: nn.Module) -> set[str]:
+    return {path for path, way in residents(module).items() if way._share.streams}
+
+
+def placed_bytes(module: nn.Module) -> int:
+    """Bytes of what lies on the accelerator, counted tensor by tensor."""
+    placements = [way._placed for way in residents(module).values() if way._placed is not None]
+    tensors = [tensor for one in placements for _, tensor in one.stored.content.tensors()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.device.type == "lazy")
+
+
+@pytest.fixture
+def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(all bytes on the device, bytes of this layer) after each placement."""
+    noted: list[tuple[int, int]] = []
+    charge = Budget.charge
+
+    def noting(self: Budget, share: Share, where: torch.device, nbytes: int, *, lent: bool = False) -> bool:
+        fits = charge(self, share, where, nbytes, lent=lent)
+        if where.type != "cpu":
+            noted.append((self.placed[where], nbytes))
+        return fits
+
+    monkeypatch.setattr(Budget, "charge", noting)
+    return noted
+
+
+@contextmanager
+def on(accelerator: torch.device, *modules: nn.Module) -> Iterator[None]:
+    for module in modules:
+        module.to(accelerator)
+    yield
+    for module in modules:
+        module.to(CPU)
+
+
+def whole(expected: Expected, accelerator: torch.device) -> int:
+    """Bytes of all factors of the file."""
+    unet = tiny_unet(0).to(accelerator)
+    engine = Engine({"unet": unet})
+    engine.activate(expected.stack)
+    [nbytes] = engine.memory().placed.values()
+    assert nbytes == placed_bytes(unet)
+    engine.close()
+    return nbytes
+
+
+class TestHalfOfTheFactors:
+    """A budget that half of the factors of a UNet fit into."""
+
+    @pytest.mark.parametrize("order", ["there when activated", "moved later"])
+    def test_peak_numbers_and_who_streams(
+        self, order: str, expected: Expected, accelerator: torch.device, peaks: list[tuple[int, int]]
+    ) -> None:
+        budget = whole(expected, accelerator) // 2
+        peaks.clear()
+        unet = tiny_unet(0)
+        engine = Engine({"unet": unet}, device_budget=budget)
+        if order == "moved later":
+            engine.activate(expected.stack)
+        with on(accelerator, unet):
+            engine.activate(expected.stack)
+            streams = []
+            for step in range(4):
+                peaks.append((0, 0))
+                assert_same(call(unet, expected.inputs, accelerator), expected.full)
+                streams.append(streaming(unet))
+                assert engine.memory().placed[str(accelerator)] == placed_bytes(unet) <= budget
+                if step:
+                    placements = peaks[::-1].index((0, 0))
+                    assert placements == len(streams[-1]), "only those that stream are placed again"
+            assert streams[1] == streams[2] == streams[3], "as many as fit stay, whatever the order of the calls"
+            assert 0 < len(streams[3]) < len(residents(unet)) * 3 // 4
+            assert engine.memory().streaming == len(streams[3])
+            assert max(total for total, _ in peaks) <= budget + max(nbytes for _, nbytes in peaks)
+            engine.set_multiplier(0, 0.5)
+            assert_same(call(unet, expected.inputs, accelerator), expected.half)
+            engine.deactivate()
+            assert_same(call(unet, expected.inputs, accelerator), expected.base)
+            assert engine.memory().placed == {}
+
+    def test_a_larger_budget_is_used_up(self, expected: Expected, accelerator: torch.device) -> None:
+        nbytes, unet = whole(expected, accelerator), tiny_unet(0)
+        engine = Engine({"unet": unet}, device_budget=nbytes)
+        engine.activate(expected.stack)
+        with on(accelerator, unet):
+            assert_same(call(unet, expected.inputs, accelerator), expected.full)
+            assert engine.memory().placed == {str(accelerator): nbytes}
+            assert engine.memory().streaming == engine.memory().home == 0
+
+    def test_layers_that_fit_are_not_watched(
+        self, expected: Expected, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        unet = tiny_unet(0).to(accelerator)
+        engine = Engine({"unet": unet}, device_budget=1 << 30)
+        engine.activate(expected.stack)
+        for name in ("note", "make_room", "charge", "free"):
+            monkeypatch.delattr(Budget, name)
+        assert_same(call(unet, expected.inputs, accelerator), expected.full)
+
+    def test_the_cpu_has_no_budget(self, expected: Expected) -> None:
+        unet = tiny_unet(0)
+        engine = Engine({"unet": unet}, device_budget=0)
+        engine.activate(expected.stack)
+        assert_same(call(unet, expected.inputs), expected.full)
+        assert not streaming(unet)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_no_budget_at_all_under_any_scheme(scheme: str, expected: Expected, accelerator: torch.device) -> None:
+    unet = tiny_unet(0)
+    engine = Engine({"unet": unet}, device_budget=0)
+    with SCHEMES[scheme](unet, accelerator):
+        engine.activate(expected.stack)
+        for _ in range(2):
+            assert_same(call(unet, expected.inputs, accelerator), expected.full)
+        engine.set_multiplier(0, 0.5)
+        assert_same(call(unet, expected.inputs, accelerator), expected.half)
+        assert engine.memory().placed.get(str(accelerator), 0) == 0
+        engine.deactivate()
+        assert_same(call(unet, expected.inputs, accelerator), expected.base)
+
+
+class TestTwoComponents:
+    """A text encoder is called once, a UNet many times."""
+
+    def test_the_text_encoder_makes_room(self, expected: Expected, accelerator: torch.device) -> None:
+        unet, encoder = tiny_unet(0).to(accelerator), tiny_text_encoder(0).to(accelerator)
+        engine = Engine({"text_encoder": encoder, "unet": unet})
+        engine.activate(expected.stack)
+        both, text = placed_bytes(unet) + placed_bytes(encoder), placed_bytes(encoder)
+        engine.close()
+        engine = Engine({"text_encoder": encoder, "unet": unet}, device_budget=both - text // 2)
+        engine.activate(expected.stack)
+        for picture in range(2):
+            encoder(IDS.to(accelerator))
+            for _ in range(3):
+                assert_same(call(unet, expected.inputs, accelerator), expected.full)
+            assert streaming(unet) == set(), f"picture {picture}"
+            assert 0 < placed_bytes(encoder) <= text - text // 4, "only as far as it was in the way"
+        assert engine.memory().placed[str(accelerator)] == placed_bytes(unet) + placed_bytes(encoder)
+
+    def test_a_layer_that_is_called_twice_in_a_row_drives_nobody_out(
+        self, tmp_path: Path, accelerator: torch.device, peaks: list[tuple[int, int]]
+    ) -> None:
+        layers = [nn.Linear(8, 8) for _ in range(6)]
+        model = nn.Sequential(*layers).requires_grad_(False).to(accelerator)
+        file = save(
+            tmp_path / "a.safetensors", {k: v for i in range(6) for k, v in pair(f"lora_unet_{i}", (8, 8), 4).items()}
+        )
+        engine = Engine({"unet": model}, device_budget=4 * 256)
+        engine.activate(Stack([Entry(file)]))
+        x = torch.randn(2, 8).to(accelerator)
+        for _ in range(4):
+            peaks.clear()
+            for layer in (*layers, layers[5], layers[5], layers[5]):
+                layer(x)
+            assert streaming(model) == {"4", "5"}
+            assert len(peaks) == 5
+
+
+class TestHomes:
+    """Copies in memory of layers that stream."""
+
+    def streamed(self, expected: Expected, accelerator: torch.device, homes: int) -> tuple[Engine, nn.Module]:
+        unet = tiny_unet(0).to(accelerator)
+        engine = Engine({"unet": unet}, device_budget=0)
+        engine._budget._homes = homes
+        engine.activate(expected.stack)
+        for _ in range(2):
+            assert_same(call(unet, expected.inputs, accelerator), expected.full)
+        return engine, unet
+
+    def test_they_are_bounded(self, expected: Expected, accelerator: torch.device) -> None:
+        engine, unet = self.streamed(expected, accelerator, 64 << 10)
+        homes = [way._home for way in residents(unet).values()]
+        assert None in homes
+        assert 32 << 10 < engine.memory().home == sum(home.nbytes for home in homes if home) <= 64 << 10
+        engine.deactivate()
+        assert engine.memory().home == 0
+
+    def test_without_them_files_are_read_at_every_call(self, expected: Expected, accelerator: torch.device) -> None:
+        engine, _ = self.streamed(expected, accelerator, 0)
+        assert engine.memory().home == 0
+
+    def test_with_them_files_are_not_read_again(
+        self, expected: Expected, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        engine, unet = self.streamed(expected, accelerator, 1 << 30)
+        monkeypatch.setattr(
+            "lib_lora.file.AdapterFile.verify", lambda self: (_ for _ in ()).throw(FileError(self.path, ""))
+        )
+        assert_same(call(unet, expected.inputs, accelerator), expected.full)
+        engine.set_multiplier(0, 0.5)
+        assert_same(call(unet, expected.inputs, accelerator), expected.half)
+
+    def test_another_dtype_is_another_copy(self, expected: Expected, accelerator: torch.device) -> None:
+        _, unet = self.streamed(expected, accelerator, 1 << 30)
+        layer = unet.mid_block.attentions[0].proj_in
+        x = torch.randn(1, *layer.weight.shape[1:2], 1, 1, device=accelerator)
+        want = layer(x)
+        layer.to(torch.bfloat16)
+        assert layer(x.to(torch.bfloat16)).dtype == torch.bfloat16
+        layer.to(torch.float32)
+        layer.weight.data = tiny_unet(0).to(accelerator).mid_block.attentions[0].proj_in.weight.data
+        layer.bias.data = tiny_unet(0).to(accelerator).mid_block.attentions[0].proj_in.bias.data
+        assert torch.equal(layer(x), want)
+
+
+class Mixed(nn.Module):
+    """One layer of each way, and of each part beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dora, self.full, self.bias = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.grouped, self.norm = nn.Conv1d(8, 8, 1, groups=2), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.bias(self.full(self.dora(x))))
+        output: Tensor = self.grouped(x[..., None])[..., 0]
+        return output
+
+
+def mixed_file(path: Path) -> Path:
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator) * 0.2
+
+    tensors = pair("lora_unet_dora", (8, 8), 2) | pair("lora_unet_grouped", (8, 4, 1), 2)
+    tensors |= pair("lora_unet_bias", (8, 8), 2) | {"lora_unet_bias.lora_up.bias": randn(8)}
+    tensors |= {"lora_unet_dora.dora_scale": 1 + randn(1, 8), "lora_unet_full.diff": randn(8, 8)}
+    return save(path, tensors | {"lora_unet_norm.w_norm": randn(8), "lora_unet_norm.b_norm": randn(8)})
+
+
+@pytest.mark.parametrize("storage", ["file", "bfloat16", "float8"])
+def test_every_part_streams(storage: str, tmp_path: Path, accelerator: torch.device) -> None:
+    model = Mixed().requires_grad_(False).to(accelerator)
+    x = torch.randn(3, 8).to(accelerator)
+    stack = Stack([Entry(mixed_file(tmp_path / "a.safetensors"), 0.7)])
+    base, engine = model(x), Engine({"unet": model}, storage=storage)
+    assert engine.activate(stack).entries[0].hit == 5
+    want = model(x)
+    assert engine.memory().placed == {str(accelerator): placed_bytes(model)}
+    engine.close()
+    engine = Engine({"unet": model}, storage=storage, device_budget=0)
+    engine.activate(stack)
+    for _ in range(3):
+        assert torch.equal(model(x), want)
+        assert placed_bytes(model) == 0
+    assert streaming(model) == {"dora", "full", "bias", "grouped", "norm"}
+    assert engine.memory().home > 0
+    engine.deactivate()
+    assert torch.equal(model(x), base)
+
+
+class TestReleased:
+    """What is no more is not counted."""
+
+    def test_dead_models(self, expected: Expected, accelerator: torch.device) -> None:
+        unet, other = tiny_unet(0).to(accelerator), tiny_unet(1).to(accelerator)
+        engine = Engine({"unet": unet}, device_budget=whole(expected, accelerator) // 2)
+        engine.activate(expected.stack)
+        call(unet, expected.inputs, accelerator)
+        assert engine.memory().placed
+        assert engine.memory().home
+        del unet
+        gc.collect()
+        memory = engine.memory()
+        assert (memory.placed, memory.home, memory.streaming) == ({}, 0, 0)
+        engine.components = {"unet": other}
+        engine.activate(expected.stack)
+        assert engine.memory().placed == {str(accelerator): placed_bytes(other)}
+
+    def test_layers_that_left_the_device(self, expected: Expected, accelerator: torch.device) -> None:
+        unet = tiny_unet(0).to(accelerator)
+        engine = Engine({"unet": unet})
+        engine.activate(expected.stack)
+        unet.to(device(1))
+        assert engine.memory().placed == {str(device(1)): placed_bytes(unet)}
+        unet.to(CPU)
+        assert engine.memory().placed == {}
+
+    def test_a_call_that_failed(self, tmp_path: Path, accelerator: torch.device) -> None:
+        model = nn.Sequential(nn.Linear(8, 8)).requires_grad_(False).to(accelerator)
+        file = save(tmp_path / "a.safetensors", pair("lora_unet_0", (8, 8), 4))
+        engine = Engine({"unet": model}, device_budget=0)
+        engine.activate(Stack([Entry(file)]))
+        with pytest.raises(RuntimeError):
+            model(torch.randn(2, 8).to(accelerator).double())
+        assert engine.memory().placed == {}
+
+
+class TestOutOfMemory:
+    """Running out of memory while adapters are placed."""
+
+    @pytest.mark.parametrize("at", [1, 2, 31, 60])
+    def test_others_stream_from_then_on(
+        self, at: int, expected: Expected, accelerator: torch.device, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        unet = tiny_unet(0).to(accelerator)
+        engine = Engine({"unet": unet})
+        with short_of_memory(at, 90), caplog.at_level(logging.WARNING, "lib_lora"):
+            engine.activate(expected.stack)
+            for _ in range(3):
+                assert_same(call(unet, expected.inputs, accelerator), expected.full)
+        assert [record.getMessage() for record in caplog.records] == [caplog.records[0].getMessage()]
+        assert f"{accelerator} is out of memory" in caplog.text
+        assert streaming(unet)
+        assert engine.memory().placed.get(str(accelerator), 0) == placed_bytes(unet)
+        engine.deactivate()
+        assert_same(call(unet, expected.inputs, accelerator), expected.base)
+
+    def test_twice_in_a_row_is_raised_and_changes_nothing(self, expected: Expected, accelerator: torch.device) -> None:
+        unet = tiny_unet(0).to(accelerator)
+        engine = Engine({"unet": unet})
+        engine.activate(expected.stack)
+        other = Stack([Entry(expected.file, 1.0, rank=2)])
+        with short_of_memory(5, 6), pytest.raises(OutOfMemoryError):
+            engine.activate(other)
+        assert engine.stack == expected.stack
+        assert_same(call(unet, expected.inputs, accelerator), expected.full)
+        engine.activate(other)
+        engine.deactivate()
+        assert_same(call(unet, expected.inputs, accelerator), expected.base)
+        assert engine.memory().placed == {}
+
+    def test_another_model_starts_anew(self, expected: Expected, accelerator: torch.device) -> None:
+        unet, other = tiny_unet(0).to(accelerator), tiny_unet(0).to(accelerator)
+        engine = Engine({"unet": unet})
+        with short_of_memory(1):
+            engine.activate(expected.stack)
+        assert streaming(unet) or not placed_bytes(unet)
+        engine.components = {"unet": other}
+        engine.activate(expected.stack)
+        call(other, expected.inputs, accelerator)
+        assert not streaming(other)
+
+    def test_the_devices_cache_is_emptied(
+        self, expected: Expected, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        emptied = []
+        monkeypatch.setattr("torch.lazy.empty_cache", lambda: emptied.append(True))
+        unet = tiny_unet(0).to(accelerator)
+        with short_of_memory(9):
+            Engine({"unet": unet}).activate(expected.stack)
+        assert emptied == [True]
+
+
+class Event:
+    """A point in a stream's order."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream, self.position = stream, len(stream.log)
+
+
+class Stream:
+    """A queue that is recorded: what waits for what, and who writes where."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.log: list[Event] = []
+
+    def wait_event(self, event: Event) -> None:
+        self.log.append(event)
+
+    def record_event(self) -> Event:
+        return Event(self)
+
+
+class Cuda:
+    """The part of `torch.cuda` that a lane uses."""
+
+    def __init__(self) -> None:
+        self.main, self.side = Stream("main"), Stream("side")
+        self.now = self.main
+
+    def Stream(self, where: torch.device) -> Stream:  # noqa: N802
+        return self.side
+
+    def current_stream(self, where: torch.device) -> Stream:
+        return self.now
+
+    @contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.now = self.now, stream
+        yield
+        self.now = before
+
+
+class TestAhead:
+    """The way to CUDA devices, with recorded streams: see `test_gpu.py` for real ones."""
+
+    @pytest.fixture
+    def lane(self, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch) -> CudaLane:
+        monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: None)
+        return CudaLane(accelerator, Cuda())
+
+    def test_the_numbers_are_the_same(self, expected: Expected, accelerator: torch.device, lane: CudaLane) -> None:
+        unet = tiny_unet(0).to(accelerator)
+        engine = Engine({"unet": unet}, device_budget=whole(expected, accelerator) // 2)
+        engine.activate(expected.stack)
+        engine._budget._lanes[accelerator] = lane
+        for _ in range(4):
+            assert_same(call(unet, expected.inputs, accelerator), expected.full)
+        largest = max(way._home.nbytes for way in residents(unet).values() if way._home)
+        assert 0 < engine.memory().staging == lane.nbytes <= 2 * largest
+        engine.deactivate()
+        assert engine.memory().staging == 0
+
+    def homes(self, tmp_path: Path, accelerator: torch.device, count: int) -> tuple[nn.Module, list[Home]]:
+        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(count))).requires_grad_(False).to(accelerator)
+        tensors = {k: v for i in range(count) for k, v in pair(f"lora_unet_{i}", (8, 8), 4, seed=i).items()}
+        self.engine = Engine({"unet": model}, device_budget=0)
+        self.engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
+        model(torch.randn(2, 8).to(accelerator))
+        return model, [way._home for way in residents(model).values()]
+
+    def test_the_next_one_is_on_its_way_while_one_is_used(
+        self, tmp_path: Path, accelerator: torch.device, lane: CudaLane, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        _, homes = self.homes(tmp_path, accelerator, 4)
+        for home in homes:
+            lane.fetch(home)
+            lane.done(home)
+        begun: list[int] = []
+        begin = CudaLane._begin
+        monkeypatch.setattr(
+            CudaLane, "_begin", lambda self, home: (begun.append(homes.index(home)), begin(self, home))[1]
+        )
+        for i, home in enumerate(homes):
+            begun.clear()
+            lane.fetch(home)
+            assert begun == [(i + 1) % 4] if i else [0, 1]
+            lane.done(home)
+
+    def test_nothing_is_written_over_that_is_still_read(
+        self, tmp_path: Path, accelerator: torch.device, lane: CudaLane
+    ) -> None:
+        _, homes = self.homes(tmp_path, accelerator, 3)
+        main, side = lane._cuda.main, lane._cuda.side
+        for home in homes * 3:
+            placed = lane.fetch(home)
+            buffer = lane._buffer_of(home)
+            assert buffer is not None
+            assert main.log[-1] is buffer.ready, "the call waits for the copy"
+            assert buffer.ready.stream is side
+            want = home.placed.stored.content.pair.down
+            assert torch.equal(placed.stored.content.pair.down.cpu(), want)
+            lane.done(home)
+            released = buffer.free
+            assert released.stream is main
+            assert released.position == len(main.log), "the buffer is free when what was queued until now is over"
+        assert all(event.stream is main for event in side.log), "every copy waits for the last use of its buffer"
+
+    def test_calls_around_calls_do_not_share_a_buffer(
+        self, tmp_path: Path, accelerator: torch.device, lane: CudaLane
+    ) -> None:
+        _, homes = self.homes(tmp_path, accelerator, 3)
+        placed = [lane.fetch(home) for home in homes]
+        for one, home in zip(placed, homes, strict=True):
+            assert torch.equal(one.stored.content.pair.down.cpu(), home.placed.stored.content.pair.down)
+            lane.done(home)
+
+    def test_buffers_grow_with_the_layers(self, tmp_path: Path, accelerator: torch.device, lane: CudaLane) -> None:
+        _, homes = self.homes(tmp_path, accelerator, 2)
+        lane.fetch(homes[0])
+        lane.done(homes[0])
+        large = copy.copy(homes[1])
+        large.flat, large.nbytes = torch.zeros(1 << 14, dtype=torch.uint8), 1 << 14
+        large.flat[: homes[1].nbytes] = homes[1].flat
+        got = lane.fetch(large)
+        assert torch.equal(got.stored.content.pair.up.cpu(), homes[1].placed.stored.content.pair.up)
+        assert lane.nbytes >= 1 << 14

@@ -1,0 +1,50 @@
+"""Every kind in compiled code: the same numbers, and a strength changes nothing but numbers.
+
+What acts beside its layer is part of the one graph. An effective weight is built outside of it: scratch memory is
+shared between layers, which a graph must not know.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lib_lora import Engine, Entry, Stack, install
+from lib_lora.factored import Factored
+from lib_lora.patch import slot_of
+from tests.fakes.kinds import SAMPLES
+
+testing = pytest.importorskip("torch._dynamo.testing")
+
+KINDS = {sample.recipe: sample for sample in reversed(SAMPLES) if {"linear", "conv"} <= sample.layers}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@torch.no_grad()
+def test_a_kind_is_one_graph_and_strengths_are_inputs(tmp_path, kind):
+    torch._dynamo.reset()
+    install()
+    model = nn.ModuleDict({"layer": nn.Linear(24, 48)}).requires_grad_(False)
+    path, _ = KINDS[kind].write(tmp_path, (48, 24))
+    counter = testing.CompileCounter()
+    x = torch.randn(3, 24)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, 0.5)]))
+    beside = isinstance(slot_of(model["layer"]).way, Factored)
+    engine.deactivate()
+    compiled = torch.compile(lambda x: model["layer"](x), backend=counter, fullgraph=beside)
+    plain = compiled(x)
+    engine.activate(Stack([Entry(path, 0.5)]))
+    model["layer"](x)
+    for multiplier in (0.5, -1.0, 0.0, 2.0):
+        engine.set_multiplier(0, multiplier)
+        want = model["layer"](x)
+        assert (compiled(x) - want).abs().max() < 1e-5 * want.abs().max()
+    compilations = counter.frame_count
+    assert compilations == 2 or not beside, "the base once, and once with the adapter"
+    engine.set_multiplier(0, 0.3)
+    compiled(x)
+    engine.deactivate()
+    assert torch.equal(compiled(x), plain)
+    assert counter.frame_count == compilations or not beside

@@ -1,0 +1,74 @@
+"""Every kind on every base: what it changes is what it defines for the weight that the base stands for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from lib_lora import Engine, Entry, Stack
+from lib_lora.layer import read_base_weight
+from tests.fakes.kinds import SAMPLES
+from tests.fakes.kinds.base import Sample
+from tests.fakes.quantized import FORMATS, INSIDE, OUT, contents, made
+
+BASES = [
+    "fp32",
+    "fp16",
+    "bf16",
+    "fp8 e4m3 layerwise",
+    "fp8 e5m2 layerwise",
+    "Forge manual cast",
+    "Forge scaled fp8",
+    "SDNQ int8",
+    "SDNQ uint4",
+    "bitsandbytes int8",
+    "bitsandbytes nf4",
+    "GGUF Q8_0",
+    "GGUF Q4_0",
+    "torchao int8",
+    "torchao int4",
+    "torchao fp8",
+    "quanto int8",
+    "quanto int4",
+]
+KINDS = {sample.recipe: sample for sample in reversed(SAMPLES) if "linear" in sample.layers}
+"""The first sample of each recipe."""
+ROUGH = {"bitsandbytes int8": 0.99}
+"""The product itself rounds its input to 8 bits, once for each output that is compared."""
+
+
+def similarity(one: Tensor, other: Tensor) -> float:
+    return F.cosine_similarity(one.double().flatten(), other.double().flatten(), dim=0).item()
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("name", BASES)
+def test_the_change_is_that_of_the_weight_it_stands_for(tmp_path, name, kind):
+    model, sample = made(name), KINDS[kind]
+    x = torch.randn(2, 7, INSIDE, generator=torch.Generator().manual_seed(2)).to(FORMATS[name].dtype)
+    path, tensors = sample.write(tmp_path, (OUT, INSIDE))
+    plain = model(x)
+    before = contents(model.state_dict().items())
+    weight = read_base_weight(model.layer, "weight").double()
+    engine = Engine({"unet": model})
+    for multiplier in (0.8, -0.5):
+        report = engine.activate(Stack([Entry(path, multiplier)])).entries[0]
+        assert (report.hit, report.unused) == (1, ())
+        want = defined(sample, tensors, weight, model.layer.bias, x, multiplier)
+        assert similarity(model(x).double() - plain.double(), want) > ROUGH.get(name, 0.999)
+    engine.activate(Stack([Entry(path, 0.0)]))
+    assert torch.equal(model(x), plain)
+    engine.deactivate()
+    assert torch.equal(model(x), plain)
+    assert contents(model.state_dict().items()) == before
+
+
+def defined(
+    sample: Sample, tensors: dict[str, Tensor], weight: Tensor, own: Tensor | None, x: Tensor, multiplier: float
+) -> Tensor:
+    """The change of the output in fp64."""
+    changed = F.linear(x.double(), sample.weight(tensors, weight, multiplier).reshape(weight.shape))
+    bias = sample.bias_delta(tensors, multiplier, own)
+    return changed - F.linear(x.double(), weight) + (0 if bias is None else bias)

@@ -1,0 +1,182 @@
+"""What an engine takes is counted, and given back."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from lib_lora import Engine, Entry, Stack
+from lib_lora.budget import Budget
+from lib_lora.patch import slot_of
+from lib_lora.streaming import Home, Placement
+from lib_lora.tensors import TensorFields
+from tests.fakes.files import pair, save
+
+WIDTH = 64
+STACKS = 200
+SETTLED = 40  # stacks after which caches are full
+ALLOWED_GROWTH = 4 << 20  # bytes; a stack of these files that was left behind in one of ten would be three times that
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))).requires_grad_(False)
+
+
+@pytest.fixture
+def files(tmp_path):
+    files = []
+    for i in range(4):
+        tensors = {}
+        for layer in range(4):
+            tensors |= pair(f"lora_unet_{layer}", (WIDTH, WIDTH), 32, seed=i)
+        files.append(save(tmp_path / f"{i}.safetensors", tensors))
+    return files
+
+
+def placed_bytes(model):
+    ways = [slot.way for layer in model if (slot := slot_of(layer)) is not None]
+    placements = [way._placed for way in ways if way._placed is not None]
+    return sum(tensor.nbytes for one in placements for _, tensor in one.stored.content.tensors())
+
+
+def ours():
+    """How many objects that hold tensors of ours are alive."""
+    gc.collect()
+    return sum(issubclass(type(one), (TensorFields, Placement, Home)) for one in gc.get_objects())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("storage", ["file", "float8"])
+def test_many_stacks_in_a_row_end_where_they_began(files, model, storage):
+    engine = Engine({"unet": model}, storage=storage, cache_size=2)
+    x, process, memory, alive = torch.randn(2, WIDTH), psutil.Process(), 0, 0
+    plain = model(x)
+    for i in range(STACKS):
+        entries = [Entry(files[(i + j) % 4], 0.1 * (i % 7), rank=(i + j) % 5 + 1) for j in range(i % 3 + 1)]
+        engine.activate(Stack(entries))
+        model(x)
+        assert engine.memory().placed == {"cpu": placed_bytes(model)}
+        if i == SETTLED:
+            engine.deactivate()
+            memory, alive = process.memory_info().rss, ours()
+    assert len(engine._cache.paths) <= 3
+    engine.deactivate()
+    assert torch.equal(model(x), plain)
+    assert process.memory_info().rss - memory < ALLOWED_GROWTH
+    assert ours() <= alive
+    report = engine.memory()
+    assert (report.placed, report.staging, report.home, report.scratch, report.backups) == ({}, 0, 0, 0, 0)
+    assert not engine._budget._shares
+    engine.close()
+    assert engine.memory().files == 0
+
+
+@torch.no_grad()
+def test_the_report_counts_every_byte(files, model):
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(files[0]), Entry(files[1], rank=8)]))
+    model(torch.randn(1000, WIDTH))  # so many rows that the weight is added up first, in scratch memory
+    report = engine.memory()
+    assert report.placed == {"cpu": 4 * 2 * WIDTH * (32 + 8) * 4} == {"cpu": placed_bytes(model)}
+    assert report.files == 2 * 4 * 2 * WIDTH * 32 * 4
+    assert report.scratch == WIDTH * WIDTH * 4
+    assert (report.staging, report.streaming, report.home, report.backups) == (0, 0, 0, 0)
+    engine.activate(Stack([Entry(files[0])], mode="merged"))
+    assert engine.memory().backups == 4 * WIDTH * WIDTH * 4
+    assert engine.memory().placed == {}
+    engine.deactivate()
+    assert engine.memory().backups == engine.memory().scratch == 0
+
+
+def test_the_summary_says_where():
+    report = Engine({}).memory()
+    assert report.summary() == "adapters: nothing placed; home 0 MB, files 0 MB, backups 0 MB, scratch 0 MB"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("storage", "share"), [("bfloat16", 1 / 2), ("float8", 1 / 4 + 1 / WIDTH)])
+def test_fewer_bytes_are_fewer_bytes(files, model, storage, share):
+    sizes = {}
+    for name in ("file", storage):
+        engine = Engine({"unet": model}, storage=name)
+        engine.activate(Stack([Entry(files[0])]))
+        sizes[name] = engine.memory().placed["cpu"]
+        engine.close()
+    assert sizes[storage] == share * sizes["file"]
+
+
+class Tenant:
+    """Something that takes room."""
+
+    def __init__(self, budget):
+        self.budget, self.share = budget, budget.join(self)
+
+    def place(self, where, nbytes):
+        return self.budget.charge(self.share, where, nbytes)
+
+    def evict(self):
+        self.budget.free(self.share)
+
+
+def test_shares_of_the_dead_are_not_counted_from_any_thread():
+    """Finalizers run wherever the garbage collector does, here in the middle of other threads' sums."""
+    budget, where = Budget(), torch.device("meta")
+
+    def churn():
+        for i in range(100):
+            tenant = Tenant(budget)
+            tenant.place(where, 1 + i % 7)
+            tenant.itself = tenant  # so that only the collector frees it
+            if i % 25 == 0:
+                gc.collect()
+
+    threads = [threading.Thread(target=churn) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    gc.collect()
+    assert budget.placed == {}
+    assert not budget._shares
+
+
+def test_one_device_does_not_take_from_another():
+    budget = Budget(10)
+    tenants = [Tenant(budget) for _ in range(4)]
+    places = [torch.device("meta", 0), torch.device("meta", 1), torch.device("cpu")]
+    assert [tenant.place(where, 8) for tenant, where in zip(tenants, places, strict=False)] == [True] * 3
+    assert not tenants[3].place(places[0], 3)
+    assert budget.placed == {places[0]: 11, places[1]: 8, places[2]: 8}
+    assert budget.streaming == 1
+    assert [budget.full(where) for where in places] == [True, False, False]
+
+
+@torch.no_grad()
+def test_compiled_layers_are_never_stale_and_stream_as_well(files, model, monkeypatch):
+    testing = pytest.importorskip("torch._dynamo.testing")
+    torch._dynamo.reset()
+    monkeypatch.setattr(Budget, "_limit_of", lambda self, device: self._limit)  # the CPU's, too
+    engine = Engine({"unet": model}, device_budget=2 * 2 * WIDTH * 32 * 4)
+    engine.activate(Stack([Entry(files[0])]))
+    x = torch.randn(3, WIDTH)
+    want = model(x)
+    counter = testing.CompileCounter()
+    kept = [torch.compile(layer, backend=counter, fullgraph=True) for layer in model[:2]]
+    streamed = [torch.compile(layer, backend="eager") for layer in model[2:]]
+    for _ in range(4):
+        y = x
+        for layer in (*kept, *streamed):
+            y = layer(y)
+        assert torch.equal(y, want)
+    assert engine.memory().streaming == 2
+    compiled = counter.frame_count
+    engine.set_multiplier(0, 0.3)
+    y = kept[1](kept[0](x))
+    assert torch.equal(y, model[:2](x))
+    assert counter.frame_count == compiled <= 2
