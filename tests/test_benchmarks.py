@@ -15,15 +15,23 @@ PROGRAMS = {
     "step_overhead": {"loras", "base_s", "ours", "peft", "above", "flops_ours", "flops_peft", "differ_by", "seconds"},
     "switch": {"operation", "layers", "median_s", "minimum_s", "peft_by_ours", "bake_by_ours", "differ_by", "seconds"},
     "idle": {"patches", "seconds"},
+    "kinds": {"kind", "layer", "way", "base_s", "ours", "peer_name", "peer", "peer_by_ours", "differ_by", "seconds"},
+    "memory": {"stack"},
 }
 TINY = ("--tiny", "--rounds", "1", "--latent", "8", "--rank", "4")
-EXTRA = {"step_overhead": ("--counts", "1", "3"), "idle": ("--calls", "10")}
+EXTRA = {
+    "step_overhead": ("--counts", "1", "3"),
+    "idle": ("--calls", "10"),
+    "kinds": ("--kind", "lora", "full", "--shape", "conv640", "--merged"),
+    "memory": ("--stack", "LoKr", "--changes", "1"),
+}
 
 
 @pytest.fixture
 def load(monkeypatch):
     pytest.importorskip("peft")
     pytest.importorskip("diffusers")
+    pytest.importorskip("lycoris")
     monkeypatch.syspath_prepend(FOLDER)
     return importlib.import_module
 
@@ -89,6 +97,44 @@ def test_idle_leaves_the_classes_patched_as_it_found_them(load) -> None:
     plain = nn.Linear.forward
     load("idle").main([*TINY, "--calls", "10"])
     assert nn.Linear.forward is plain
+
+
+def test_kinds_compares_every_kind_with_its_trainer(load, tmp_path) -> None:
+    file = tmp_path / "out.json"
+    load("kinds").main([*TINY, "--shape", "linear1280", "--json", str(file)])
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert [row["kind"] for row in rows] == list(load("_kinds").KINDS)
+    assert all(row["differ_by"] < 1e-5 for row in rows)
+    wrong = {row["kind"] for row in rows if not row["peer_right"]}
+    assert wrong == {"diag-oft", "boft"}, "whose way beside the layer turns the bias too"
+
+
+def test_memory_follows_every_allocation(load) -> None:
+    import torch
+
+    kept = []
+
+    def passing() -> None:
+        torch.zeros(1000) + torch.zeros(1000)
+
+    phases = load("memory").record({"keep": lambda: kept.append(torch.zeros(500)), "pass": passing, "free": kept.clear})
+    assert {name: (one.before, one.most, one.after) for name, one in phases.items()} == {
+        "keep": (0, 2000, 2000),
+        "pass": (2000, 14000, 2000),
+        "free": (2000, 2000, 0),
+    }
+
+
+def test_memory_finds_nothing_left_and_more_for_more_loras(load, tmp_path) -> None:
+    file = tmp_path / "out.json"
+    load("memory").main([*TINY, "--stack", "LoRA", "4 LoRAs", "OFT", "full", "--changes", "4", "--json", str(file)])
+    *rows, change = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert all(row["left"] == 0 for row in rows)
+    assert all(row["kept"] >= 0.4 * row["factors"] for row in rows)
+    one, four = (next(row for row in rows if row["stack"] == name) for name in ("LoRA", "4 LoRAs"))
+    assert four["kept"] == 4 * one["kept"]
+    assert change["changes"] == 4
+    assert change["in_use"] < 10_000
 
 
 def test_variants_take_turns(common) -> None:

@@ -1,0 +1,141 @@
+"""Adapters of every kind for one layer, made by the library that trains them, and what it does with them itself."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+from lycoris import create_lycoris  # type: ignore[import-untyped]
+from torch import Tensor, nn
+
+logging.getLogger("LyCORIS").setLevel(logging.ERROR)  # it tells of every layer
+
+BLOCK = 32
+"""Of rotations, about: each library takes a divisor near it."""
+NOISE = 0.2
+"""Standard deviation of what is added to parameters that are initialised so that they change nothing."""
+
+
+class OneLayer(nn.Module):
+    """A model of one layer, called `layer`."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's."""
+        output: Tensor = self.layer(x)
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """What another library makes of an adapter that it trained."""
+
+    name: str
+    file: Path
+    """The adapter, as the library saves it."""
+    run: Callable[[Tensor], Tensor]
+    """How it applies it beside the layer, if it can, else as it was trained."""
+    trained: Callable[[Tensor], Tensor]
+    """The forward that the adapter was trained with, which is what it means."""
+
+
+Maker = Callable[[OneLayer, int, Path], Peer]
+"""Makes an adapter of a rank for a model of one layer, of which it may take possession, in a folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of adapter, in the form that is measured."""
+
+    make: Maker
+    faster: bool = False
+    """Whether ours is meant to be faster than the peer."""
+
+
+def twin(model: OneLayer, *, share: bool = True) -> OneLayer:
+    """Return another model, over the same weights or over copies of them."""
+    shared = {id(value): value for value in model.parameters()} if share else {}
+    return copy.deepcopy(model, shared)
+
+
+def _disturb(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Make adapters show that change nothing as they are initialised."""
+    some = torch.Generator().manual_seed(2)
+    for parameter in parameters.values():
+        noise = torch.randn(parameter.shape, generator=some) * NOISE
+        parameter.data.add_(noise.to(parameter))
+
+
+def _lycoris(model: OneLayer, rank: int, folder: Path, *, bypass: bool = True, **arguments: object) -> Peer:
+    dtype = next(model.parameters()).dtype
+    settings = {"linear_dim": rank, "linear_alpha": rank / 2, "bypass_mode": bypass, **arguments}
+    settings |= {"conv_dim": settings["linear_dim"], "conv_alpha": settings["linear_alpha"]}
+    network = create_lycoris(model, 1.0, **settings)
+    network.apply_to()
+    network.to(dtype).eval().requires_grad_(False)
+    _disturb(dict(network.named_parameters()))
+    network.save_weights(str(folder / "lycoris.safetensors"), torch.float32, {})
+    (adapter,) = network.loras
+
+    def run(x: Tensor, *, bypass: bool) -> Tensor:
+        adapter.bypass_mode = bypass
+        with torch.no_grad():
+            return model.forward(x)
+
+    name = "LyCORIS" if bypass else "LyCORIS, weight"
+    return Peer(name, folder / "lycoris.safetensors", partial(run, bypass=bypass), partial(run, bypass=False))
+
+
+def _peft(model: OneLayer, rank: int, folder: Path, *, config: str, **arguments: Any) -> Peer:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning)  # each about training
+        made = peft.get_peft_model(model, getattr(peft, config)(target_modules=["layer"], **arguments))
+    made.to(next(model.parameters()).dtype).eval()
+    _disturb({name: value for name, value in made.named_parameters() if value.requires_grad})
+    made.requires_grad_(False)
+    made.save_pretrained(str(folder))
+
+    def run(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return model.forward(x)
+
+    return Peer("PEFT", folder / "adapter_model.safetensors", run, run)
+
+
+def lycoris(**arguments: object) -> Maker:
+    """A kind that LyCORIS trains, with arguments of `create_lycoris`."""
+    return partial(_lycoris, **arguments)  # type: ignore[arg-type]
+
+
+def peft_lora(**arguments: object) -> Maker:
+    """A kind that PEFT's LoRA has an option for."""
+
+    def make(model: OneLayer, rank: int, folder: Path) -> Peer:
+        return _peft(model, rank, folder, config="LoraConfig", r=rank, lora_alpha=rank / 2, **arguments)
+
+    return make
+
+
+KINDS = {
+    "lora": Kind(lycoris(algo="lora")),
+    "dora": Kind(peft_lora(use_dora=True)),
+    "dora columns": Kind(lycoris(algo="lora", dora_wd=True, wd_on_output=False, bypass=False)),
+    "loha": Kind(lycoris(algo="loha")),
+    "loha rank 4": Kind(lycoris(algo="loha", linear_dim=4, linear_alpha=2)),
+    "lokr": Kind(lycoris(algo="lokr", factor=8), faster=True),
+    "lokr full": Kind(lycoris(algo="lokr", factor=8, full_matrix=True), faster=True),
+    "full": Kind(lycoris(algo="full", bypass=False)),
+    "diag-oft": Kind(lycoris(algo="diag-oft", linear_dim=BLOCK), faster=True),
+    "boft": Kind(lycoris(algo="boft", linear_dim=BLOCK), faster=True),
+}
