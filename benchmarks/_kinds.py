@@ -61,6 +61,8 @@ class Kind:
     make: Maker
     faster: bool = False
     """Whether ours is meant to be faster than the peer."""
+    layers: tuple[str, ...] = ("linear", "conv")
+    """Those that the peer has it for."""
 
 
 def twin(model: OneLayer, *, share: bool = True) -> OneLayer:
@@ -97,7 +99,7 @@ def _lycoris(model: OneLayer, rank: int, folder: Path, *, bypass: bool = True, *
     return Peer(name, folder / "lycoris.safetensors", partial(run, bypass=bypass), partial(run, bypass=False))
 
 
-def _peft(model: OneLayer, rank: int, folder: Path, *, config: str, **arguments: Any) -> Peer:
+def _peft(model: OneLayer, folder: Path, *, config: str, **arguments: Any) -> Peer:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning)  # each about training
         made = peft.get_peft_model(model, getattr(peft, config)(target_modules=["layer"], **arguments))
@@ -118,24 +120,31 @@ def lycoris(**arguments: object) -> Maker:
     return partial(_lycoris, **arguments)  # type: ignore[arg-type]
 
 
-def peft_lora(**arguments: object) -> Maker:
-    """A kind that PEFT's LoRA has an option for."""
+def of_peft(config: str, rank: str | None = None, **arguments: object) -> Maker:
+    """A kind that PEFT trains, with the name that its configuration has for the rank, and other arguments."""
 
-    def make(model: OneLayer, rank: int, folder: Path) -> Peer:
-        return _peft(model, rank, folder, config="LoraConfig", r=rank, lora_alpha=rank / 2, **arguments)
+    def make(model: OneLayer, number: int, folder: Path) -> Peer:
+        ranked = {} if rank is None else {rank: number}
+        return _peft(model, folder, config=config, **ranked, **arguments)
 
     return make
 
 
 KINDS = {
     "lora": Kind(lycoris(algo="lora")),
-    "dora": Kind(peft_lora(use_dora=True)),
+    "dora": Kind(of_peft("LoraConfig", "r", use_dora=True)),
     "dora columns": Kind(lycoris(algo="lora", dora_wd=True, wd_on_output=False, bypass=False)),
     "loha": Kind(lycoris(algo="loha")),
     "loha rank 4": Kind(lycoris(algo="loha", linear_dim=4, linear_alpha=2)),
     "lokr": Kind(lycoris(algo="lokr", factor=8), faster=True),
     "lokr full": Kind(lycoris(algo="lokr", factor=8, full_matrix=True), faster=True),
+    "glora": Kind(lycoris(algo="glora")),
+    "ia3": Kind(lycoris(algo="ia3")),
     "full": Kind(lycoris(algo="full", bypass=False)),
     "diag-oft": Kind(lycoris(algo="diag-oft", linear_dim=BLOCK), faster=True),
     "boft": Kind(lycoris(algo="boft", linear_dim=BLOCK), faster=True),
+    "oft of PEFT": Kind(of_peft("OFTConfig", oft_block_size=BLOCK), layers=("linear",)),
+    "boft of PEFT": Kind(of_peft("BOFTConfig", boft_block_size=BLOCK)),
+    "hra": Kind(of_peft("HRAConfig", "r")),
+    "vera": Kind(of_peft("VeraConfig", "r"), layers=("linear",)),
 }

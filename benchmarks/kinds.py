@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -76,12 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--shape", nargs="+", choices=list(SHAPES), default=list(SHAPES), help="which layers")
     made.add_argument("--merged", action="store_true", help="time the merged way too")
     options = parse(made, arguments)
+    shapes = TINY if options.tiny else SHAPES
     rows = []
-    for name in options.shape:
-        shape = (TINY if options.tiny else SHAPES)[name]
-        for kind in options.kind:
+    for name, kind in product(options.shape, options.kind):
+        if shapes[name].kind in KINDS[kind].layers:
             with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-                rows.append({"kind": kind, "layer": name, **row(KINDS[kind], shape, Path(folder), options)})
+                measured = row(KINDS[kind], shapes[name], Path(folder), options)
+            rows.append({"kind": kind, "layer": name, **measured})
     shown = table(HEADERS, [cells(one, goal(one, options)) for one in rows])
     report("kinds", options, f"{options.batch * options.latent**2} tokens\n\n{shown}", rows)
     return 0

@@ -106,7 +106,7 @@ def test_kinds_compares_every_kind_with_its_trainer(load, tmp_path) -> None:
     assert [row["kind"] for row in rows] == list(load("_kinds").KINDS)
     assert all(row["differ_by"] < 1e-5 for row in rows)
     wrong = {row["kind"] for row in rows if not row["peer_right"]}
-    assert wrong == {"diag-oft", "boft"}, "whose way beside the layer turns the bias too"
+    assert wrong == {"diag-oft", "boft", "ia3"}, "whose way beside the layer changes the bias too"
 
 
 def test_memory_follows_every_allocation(load) -> None:
@@ -134,7 +134,7 @@ def test_memory_finds_nothing_left_and_more_for_more_loras(load, tmp_path) -> No
     one, four = (next(row for row in rows if row["stack"] == name) for name in ("LoRA", "4 LoRAs"))
     assert four["kept"] == 4 * one["kept"]
     assert change["changes"] == 4
-    assert change["in_use"] < 10_000
+    assert change["in_use"] <= load("memory").LEFT
 
 
 def test_variants_take_turns(common) -> None:

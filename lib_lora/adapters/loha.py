@@ -5,8 +5,10 @@ core, `hada_t1` and `hada_t2`; its factors then lie with the rank first. LyCORIS
 but trains at the scale itself, which is what counts; so does PEFT.
 
 The product of matrices of rank r1 and r2 has rank r1 * r2 at most, and as a pair of that rank it is written down at
-once: u_(ij) = a1_i * a2_j, v_(ij) = b1_i * b2_j. Where that costs less than a second product of the layer, LoHa
-acts as that pair; above, dW is built.
+once: u_(ij) = a1_i * a2_j, v_(ij) = b1_i * b2_j. Where that pair is no larger than what it is made of, LoHa acts as it.
+Above, dW is built, which costs r1 + r2 multiplications per entry however many tokens there are, and keeps nothing.
+Where the base weight is in no form to be added to, it still is the pair, as long as that is cheaper than a second
+product of the layer.
 """
 
 from __future__ import annotations
@@ -69,7 +71,8 @@ class LoHa(Adapter):
 
     @property
     def prefers_dense(self) -> bool:
-        return self._pair is None
+        pair = self._pair
+        return pair is None or pair.rank > self.first.rank + self.second.rank
 
     @property
     def _pair(self) -> Pair | None:

@@ -29,7 +29,7 @@ CASES = [
     if {kind, layer} & sample.layers
 ]
 
-DENSE = {"full", "loha, many ranks", "loha tucker, many ranks", "lokr across, full"}
+DENSE = {"full", "loha, many ranks", "loha tucker, many ranks", "loha of PEFT", "lokr across, full"}
 """Samples that take an effective weight where they can."""
 LIVE = re.compile("no bias to merge into|its ranks change from step to step")
 """Why a layer may stay live where merging is asked for."""
@@ -101,6 +101,19 @@ def test_output_is_that_of_the_weight_it_defines(tmp_path, sample, layer, dtype,
     served.deactivate()
     assert torch.equal(run(base, x), plain)
     assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("sample", "layer"), [case for case in CASES if case.values[0].recipe == "loha" and case.values[1] == "linear"]
+)
+def test_a_pair_larger_than_what_it_is_made_of_is_not_kept(tmp_path, sample, layer):
+    base, _ = make(layer)
+    path, _ = write(tmp_path, sample, layer, tuple(weight_of(base, layer).shape))
+    served = Engine({"unet": base})
+    served.activate(Stack([Entry(path)]))
+    slot = slot_of(base.layer)
+    assert slot is not None
+    assert isinstance(slot.way, Transient if sample.name in DENSE else Factored)
 
 
 @pytest.mark.parametrize(
