@@ -1,7 +1,7 @@
 """The effective weight of a layer, W + sum of dW, written block by block into memory that somebody else owns.
 
-By blocks of rows, so that no more than a sixteenth of a second weight is alive at a time, wherever all adapters of the
-layer can give some rows of their delta alone.
+By blocks of rows or columns, so that no more than a sixteenth of a second weight is alive at a time, wherever all
+adapters of the layer can give such a part of their delta alone.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def build(
         write: how a block is rounded into `total`; plainly if not given.
     """
     dtype = wide(base.dtype)
-    for start, stop in _blocks(base, parts):
-        own, out = base[start:stop], total[start:stop]
+    for start, own, out in _blocks(base, total, parts):
         block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)
         pristine = own.to(dtype) if any(part.adapter.reads_base for part in parts) else None
         for part in parts:
@@ -74,11 +73,22 @@ def _add(block: Tensor, pristine: Tensor | None, part: Part, start: int, *, in_o
     window.add_(part.adapter.delta_weight(at).reshape(window.shape))
 
 
-def _blocks(base: Tensor, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
-    """Windows of rows that make up the whole."""
-    rows = base.shape[0]
-    step = rows
-    if base.numel() > _SMALLEST and all(part.adapter.by_rows for part in parts):
-        step = max(rows // _BLOCKS, rows * _SMALLEST // base.numel(), 1)
-    for start in range(0, rows, step):
-        yield start, min(start + step, rows)
+def _blocks(base: Tensor, total: Tensor, parts: Sequence[Part]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Windows that make up the whole: the first row, and the base weight and the memory to write to."""
+    large = base.numel() > _SMALLEST
+    if large and all(part.adapter.by_rows for part in parts):
+        step = _step(base.shape[0], base.numel())
+        for start in range(0, base.shape[0], step):
+            yield start, base[start : start + step], total[start : start + step]
+    elif large and base.is_contiguous() and total.is_contiguous() and all(part.adapter.by_columns for part in parts):
+        flat, out = base.view(base.shape[0], -1), total.view(base.shape[0], -1)
+        step = _step(flat.shape[1], base.numel())
+        for start in range(0, flat.shape[1], step):
+            yield 0, flat[:, start : start + step], out[:, start : start + step]
+    else:
+        yield 0, base, total
+
+
+def _step(length: int, entries: int) -> int:
+    """Rows or columns of a block."""
+    return max(length // _BLOCKS, length * _SMALLEST // entries, 1)

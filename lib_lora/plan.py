@@ -11,6 +11,7 @@ from torch import nn
 
 from . import residency
 from .binding import Binding
+from .by_tokens import ByTokens
 from .factored import Factored
 from .layer import LayerIndex, has_plain_weight
 from .merged import Merged, why_not_merged
@@ -178,8 +179,17 @@ def live_way(
     in_order = in_order and len(bindings) > 1 and any(binding.adapter.reads_base for binding in bindings)
     if in_order or not all(_can_be_beside(layer, binding) for binding in bindings):
         return Transient(bindings, strengths, keeping, in_order=in_order)
-    dense = any(b.adapter.prefers_dense and has_plain_weight(layer, b.target.param) for b in bindings)
-    return (Transient if dense else Factored)(bindings, strengths, keeping)
+    if not all(has_plain_weight(layer, binding.target.param) for binding in bindings):
+        return Factored(bindings, strengths, keeping)
+    adapters = [binding.adapter for binding in bindings]
+    by_blocks = all(one.by_rows for one in adapters) or all(one.by_columns for one in adapters)
+    if any(one.prefers_dense for one in adapters) and (by_blocks or len(bindings) == 1):
+        return Transient(bindings, strengths, keeping)
+    beside = Factored(bindings, strengths, keeping)
+    tokens = [one.dense_from for one in adapters if one.dense_from is not None]
+    if tokens and by_blocks and bindings[0].target.kind == "linear":
+        return ByTokens(beside, Transient(bindings, strengths, keeping), min(tokens))
+    return beside
 
 
 def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:

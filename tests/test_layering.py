@@ -21,7 +21,10 @@ LIB_LORA = {
     "engine": (
         "budget cache layer network patch plan pristine report residency resident scratch slot stack storage timestep"
     ),
-    "plan": "binding factored layer merged network pristine report residency resident slot stack strength transient",
+    "plan": (
+        "binding by_tokens factored layer merged network pristine report residency resident slot stack strength"
+        " transient"
+    ),
     "network": "adapters.base architectures file formats layer peft_config recipe report",
     "cache": "file layer network",
     "recipe": "adapters",
@@ -29,6 +32,7 @@ LIB_LORA = {
     "skeleton": "file",
     "factored": "adapters.base binding effective operation patch? resident storage streaming strength",
     "transient": "adapters.base binding build layer operation patch? resident scratch storage streaming strength",
+    "by_tokens": "factored patch? transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
     "resident": "adapters.base binding budget layer patch? residency storage streaming strength",
     "budget": "streaming",

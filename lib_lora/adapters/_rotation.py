@@ -211,6 +211,10 @@ class OutputRotation(Adapter):
     def reads_base(self) -> bool:
         return True
 
+    @property
+    def by_columns(self) -> bool:
+        return True
+
     def delta_weight(self, at: At) -> Tensor:
         rows = at.base.flatten(1)
         parts = tuple(at.put(part.blocks(at.device, at.dtype)) * at.multiplier for part in self.parts)

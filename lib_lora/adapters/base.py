@@ -249,6 +249,16 @@ class Adapter(TensorFields, ABC):
         return False
 
     @property
+    def by_columns(self) -> bool:
+        """Whether `delta_weight` of some columns of the weight, as (out, columns), needs no more than these."""
+        return False
+
+    @property
+    def dense_from(self) -> int | None:
+        """Number of tokens from which an effective weight is cheaper than `form`, on linear layers; None for none."""
+        return None
+
+    @property
     def prefers_dense(self) -> bool:
         """Whether an effective weight is cheaper than the parts beside the layer, where the base weight is at hand."""
         return False
@@ -366,6 +376,14 @@ class Modifier(Adapter):
     @property
     def by_rows(self) -> bool:
         return self.inner.by_rows
+
+    @property
+    def by_columns(self) -> bool:
+        return self.inner.by_columns
+
+    @property
+    def dense_from(self) -> int | None:
+        return self.inner.dense_from
 
     @property
     def prefers_dense(self) -> bool:

@@ -119,6 +119,10 @@ class DoRA(Modifier):
         return cls(inner, magnitude.reshape(-1), axis, site)
 
     @property
+    def by_columns(self) -> bool:
+        return False
+
+    @property
     def by_rows(self) -> bool:
         return self.inner.by_rows and self.sigma is not None and self.axis != "group"
 

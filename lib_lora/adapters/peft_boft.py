@@ -64,6 +64,10 @@ class PeftBOFT(Adapter):
     def by_rows(self) -> bool:
         return True
 
+    @property
+    def dense_from(self) -> int:
+        return self.shape[0]  # rows to pass over; beside the layer it takes another base call as well
+
     def delta_weight(self, at: At) -> Tensor:
         rows = at.base.flatten(1)
         factors = at.put(self.turn.blocks(at.device, at.dtype)).transpose(-1, -2)

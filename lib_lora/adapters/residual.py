@@ -42,6 +42,7 @@ class Residual(Modifier):
     name: ClassVar[str] = "residual"
     params: ClassVar[Params] = Params(frozenset({"bias_indices", "bias_values", "bias_size"}))
     by_rows: ClassVar[bool] = False
+    by_columns: ClassVar[bool] = False
     prefers_dense: ClassVar[bool] = True
 
     @classmethod

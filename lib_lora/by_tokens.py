@@ -1,0 +1,48 @@
+"""Beside the layer for few tokens, by an effective weight for many: for kinds whose cost beside it is large per token.
+
+A chain of rotations passes over every token several times. Over the weight it passes once per call, however many
+tokens there are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from .factored import Factored
+from .transient import Transient
+
+if TYPE_CHECKING:
+    from .patch import BaseForward
+
+
+class ByTokens:
+    """Two ways of one linear layer, and the number of tokens from which the second is the cheaper one."""
+
+    at_rest = False
+
+    def __init__(self, beside: Factored, dense: Transient, tokens: int) -> None:
+        self._beside = beside
+        self._dense = dense
+        self._tokens = tokens
+
+    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward of the layer with its adapters."""
+        x: Tensor = args[0] if args else next(iter(kwargs.values()))
+        many = x.numel() >= self._tokens * x.shape[-1]
+        return (self._dense if many else self._beside).run(layer, base_forward, args, kwargs)
+
+    def follow(self, layer: nn.Module, device: torch.device) -> None:
+        """Whichever lies beside the layer goes along."""
+        self._beside.follow(layer, device)
+        self._dense.follow(layer, device)
+
+    def prefetch(self, layer: nn.Module) -> None:
+        """Nothing: the first call tells which of the two is needed."""
+
+    def release(self, layer: nn.Module) -> None:
+        """Drop what was placed; the home copy stays."""
+        self._beside.release(layer)
+        self._dense.release(layer)

@@ -1,0 +1,88 @@
+"""Effective weights of real sizes are built by blocks, and never more than a little of a second weight is alive."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lib_lora import Engine, Entry, Stack, build
+from lib_lora.by_tokens import ByTokens
+from lib_lora.factored import Factored
+from lib_lora.patch import slot_of
+from lib_lora.transient import Transient
+from tests.fakes.kinds import SAMPLES
+
+BY_NAME = {sample.name: sample for sample in SAMPLES}
+KINDS = {sample.recipe: sample for sample in reversed(SAMPLES) if "linear" in sample.layers}
+SHAPES = {"linear": (288, 264), "conv": (96, 96, 3, 3)}
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("layer", SHAPES)
+@pytest.mark.parametrize("kind", ["full", "loha", "lokr", "diag_oft", "boft", "oft_diag", "set_weight", "lora+dora"])
+def test_a_weight_of_many_blocks(tmp_path, monkeypatch, kind, layer, memory):
+    shape = SHAPES[layer]
+    if memory is torch.channels_last and layer == "linear":
+        pytest.skip("a matrix has no channels last")
+    if layer not in KINDS[kind].layers:
+        pytest.skip("not defined there")
+    made = nn.Linear(shape[1], shape[0]) if layer == "linear" else nn.Conv2d(shape[1], shape[0], 3, padding=1)
+    model = nn.ModuleDict({"layer": made.to(memory_format=memory).requires_grad_(False)})
+    path, tensors = KINDS[kind].write(tmp_path, shape)
+    want = KINDS[kind].weight(tensors, made.weight, 0.7).reshape(shape)
+    windows: list[int] = []
+    blocks = build._blocks
+
+    def counted(base: Tensor, total: Tensor, parts: list[build.Part]) -> list[tuple[int, Tensor, Tensor]]:
+        found = list(blocks(base, total, parts))
+        windows.append(len(found))
+        return found
+
+    monkeypatch.setattr(build, "_blocks", counted)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, 0.7)], mode="merged"))
+    assert (made.weight - want).abs().max() < 2e-5 * want.abs().max()
+    in_parts = kind != "diag_oft" or memory is torch.contiguous_format
+    assert windows[0] > 1 or not in_parts or kind in ("boft", "oft_diag"), windows
+
+
+def test_many_tokens_are_served_by_a_weight_and_few_beside_the_layer(tmp_path, monkeypatch):
+    model = nn.ModuleDict({"layer": nn.Linear(24, 48).requires_grad_(False)})
+    path, tensors = KINDS["boft"].write(tmp_path, (48, 24))
+    served: list[type] = []
+    for way in (Factored, Transient):
+        run = way.run
+        monkeypatch.setattr(way, "run", lambda self, *args, run=run: (served.append(type(self)), run(self, *args))[1])
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, 0.7)]))
+    slot = slot_of(model["layer"])
+    assert slot is not None
+    assert isinstance(slot.way, ByTokens)
+    weight = KINDS["boft"].weight(tensors, model["layer"].weight, 0.7)
+    for tokens in (1, 47, 48, 500):
+        x = torch.randn(tokens, 24)
+        want = nn.functional.linear(x.double(), weight, model["layer"].bias.double())
+        assert (model["layer"](x) - want).abs().max() < 1e-5 * want.abs().max()
+    assert served == [Factored, Factored, Transient, Transient]
+    model.to("meta")
+    assert engine.memory().placed == {}
+    engine.deactivate()
+
+
+@pytest.mark.parametrize("other", ["loha, many ranks", "full"])
+def test_what_cannot_be_built_by_parts_together_stays_beside_the_layer(tmp_path, other):
+    """A rotation mixes rows, a dense difference is given by rows: together they would take whole weights of memory."""
+    model = nn.ModuleDict({"layer": nn.Linear(24, 24).requires_grad_(False)})
+    weight, x = model["layer"].weight.double(), torch.randn(60, 24)
+    files = [BY_NAME[other].write(tmp_path, (24, 24)), KINDS["diag_oft"].write(tmp_path, (24, 24))]
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path) for path, _ in files]))
+    slot = slot_of(model["layer"])
+    assert slot is not None
+    assert isinstance(slot.way, Factored)
+    total = (
+        BY_NAME[other].weight(files[0][1], weight, 1.0) + KINDS["diag_oft"].weight(files[1][1], weight, 1.0) - weight
+    )
+    want = nn.functional.linear(x.double(), total, model["layer"].bias.double())
+    assert (model["layer"](x) - want).abs().max() < 1e-5 * want.abs().max()
