@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora.adapters._rotation import Turn, mix
+from lib_lora.adapters._rotation import Turn, mix, mix_butterfly
 from lib_lora.adapters.base import Adapter, At, Origin, Site
 from lib_lora.operation import Operation
 from lib_lora.recipe import recipe_of
@@ -312,6 +312,17 @@ class TestMix:
         assert torch.equal(torch.block_diag(*joined), torch.block_diag(*parts))
         assert joined.shape[-1] >= 16 or shape[0] in (1, 5)
         assert joined.data_ptr() != parts.data_ptr()
+
+    @pytest.mark.parametrize("descending", [False, True])
+    @pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+    @pytest.mark.parametrize("dim", [-1, -2, -3])
+    def test_a_butterfly_is_the_same_for_many_places_as_for_each(self, dim, count, descending):
+        """For many it takes its factors two at a time."""
+        x, factors = blocks(128, 64, size=1.0), blocks(count, 16, 4, 4)
+        want = torch.cat([mix_butterfly(row, factors, -1, 0.7, descending=descending) for row in x.split(1)])
+        many = {-1: x, -2: x.t().contiguous(), -3: x.t().reshape(1, 64, 8, 16)}[dim]
+        got = mix_butterfly(many, factors, dim, 0.7, descending=descending)
+        assert close(got.movedim(dim, -1).reshape(x.shape), want)
 
 
 class TestMisfits:
