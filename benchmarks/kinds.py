@@ -21,6 +21,7 @@ from _models import BOUNDS, check_equal
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, plan
+from lib_lora.by_tokens import ByTokens
 from lib_lora.patch import slot_of
 from lib_lora.transient import Transient
 
@@ -132,7 +133,8 @@ class Models:
         slot = slot_of(self.named["ours"].layer)
         assert slot is not None
         built = isinstance(slot.way, Transient)
-        self.way = "built" if built else "beside"
+        # by tokens: beside the layer or built, whichever is cheaper for the number of tokens
+        self.way = "built" if built else "by tokens" if isinstance(slot.way, ByTokens) else "beside"
         if not built:
             self.named["built"] = twin(base)
             self.engines.append(activate(self.named["built"], file, built=True))
@@ -177,7 +179,7 @@ def goal(row: Record, options: argparse.Namespace) -> str:
     reference = {"latent": 64, "batch": 1, "rank": 16, "dtype": "float32", "tiny": False}
     if any(getattr(options, key) != value for key, value in reference.items()):
         return "-"
-    most = TRANSIENT_GOAL if row["way"] == "built" else GOAL
+    most = GOAL if row["way"] == "beside" else TRANSIENT_GOAL
     said = [f"<= {most:.2f} {'met' if row['ours'] <= most else 'missed'}"]
     if row["faster"]:
         said.append(f"faster than {row['peer_name']} {'met' if row['peer_by_ours'] > 1 else 'missed'}")

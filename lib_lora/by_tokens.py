@@ -1,7 +1,7 @@
 """Beside the layer for few tokens, by an effective weight for many: for kinds whose cost beside it is large per token.
 
-A chain of rotations passes over every token several times. Over the weight it passes once per call, however many
-tokens there are.
+A rotation passes over every token once or several times. Over the weight it passes once per call, however many tokens
+there are. Only in dtypes in which the sum of the weight and its change loses nothing that matters, see `effective.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .effective import EXACT
 from .factored import Factored
 from .transient import Transient
 
@@ -31,7 +32,7 @@ class ByTokens:
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with its adapters."""
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
-        many = x.numel() >= self._tokens * x.shape[-1]
+        many = x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
         return (self._dense if many else self._beside).run(layer, base_forward, args, kwargs)
 
     def follow(self, layer: nn.Module, device: torch.device) -> None:

@@ -186,9 +186,8 @@ def live_way(
     if any(one.prefers_dense for one in adapters) and (by_blocks or len(bindings) == 1):
         return Transient(bindings, strengths, keeping)
     beside = Factored(bindings, strengths, keeping)
-    tokens = [one.dense_from for one in adapters if one.dense_from is not None]
-    if tokens and by_blocks and bindings[0].target.kind == "linear":
-        return ByTokens(beside, Transient(bindings, strengths, keeping), min(tokens))
+    if by_blocks and bindings[0].target.kind == "linear" and any(one.dense_for_many for one in adapters):
+        return ByTokens(beside, Transient(bindings, strengths, keeping), bindings[0].target.shape[1])
     return beside
 
 

@@ -32,7 +32,7 @@ LIB_LORA = {
     "skeleton": "file",
     "factored": "adapters.base binding effective operation patch? resident storage streaming strength",
     "transient": "adapters.base binding build layer operation patch? resident scratch storage streaming strength",
-    "by_tokens": "factored patch? transient",
+    "by_tokens": "effective factored patch? transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
     "resident": "adapters.base binding budget layer patch? residency storage streaming strength",
     "budget": "streaming",

@@ -248,6 +248,10 @@ class OutputRotation(Adapter):
     def by_columns(self) -> bool:
         return True
 
+    @property
+    def dense_for_many(self) -> bool:
+        return True
+
     def delta_weight(self, at: At) -> Tensor:
         rows = at.base.flatten(1)
         parts = tuple(at.put(part.blocks(at.device, at.dtype)) * at.multiplier for part in self.parts)

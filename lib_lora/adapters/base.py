@@ -254,9 +254,9 @@ class Adapter(TensorFields, ABC):
         return False
 
     @property
-    def dense_from(self) -> int | None:
-        """Number of tokens from which an effective weight is cheaper than `form`, on linear layers; None for none."""
-        return None
+    def dense_for_many(self) -> bool:
+        """Whether an effective weight is cheaper than `form` for more tokens than a linear layer has inputs."""
+        return False
 
     @property
     def prefers_dense(self) -> bool:
@@ -382,8 +382,8 @@ class Modifier(Adapter):
         return self.inner.by_columns
 
     @property
-    def dense_from(self) -> int | None:
-        return self.inner.dense_from
+    def dense_for_many(self) -> bool:
+        return self.inner.dense_for_many
 
     @property
     def prefers_dense(self) -> bool:

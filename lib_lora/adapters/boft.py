@@ -42,7 +42,6 @@ class BOFT(Adapter):
 
     turn: Turn  # (m, k, b, b)
     rescale: Tensor | None  # (out,)
-    inside: int
 
     name: ClassVar[str] = "boft"
     params: ClassVar[Params] = Params(frozenset({"oft_blocks"}), frozenset({"alpha", "rescale"}))
@@ -56,7 +55,7 @@ class BOFT(Adapter):
         factors, out = params["oft_blocks"], site.shape[0]
         check_butterfly(factors, out, "oft_blocks")
         limit = limit_of(number(params, "alpha"), out, always=False)
-        return cls(Turn(factors, partial(_solve, limit=limit)), scale_for(out, params.get("rescale")), site.inside)
+        return cls(Turn(factors, partial(_solve, limit=limit)), scale_for(out, params.get("rescale")))
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -71,8 +70,8 @@ class BOFT(Adapter):
         return True
 
     @property
-    def dense_from(self) -> int:
-        return 2 * self.inside  # columns to pass over, and a weight to write
+    def dense_for_many(self) -> bool:
+        return True
 
     def delta_weight(self, at: At) -> Tensor:
         rows = at.base.flatten(1)

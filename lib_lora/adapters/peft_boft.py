@@ -65,8 +65,8 @@ class PeftBOFT(Adapter):
         return True
 
     @property
-    def dense_from(self) -> int:
-        return self.shape[0]  # rows to pass over; beside the layer it takes another base call as well
+    def dense_for_many(self) -> bool:
+        return True
 
     def delta_weight(self, at: At) -> Tensor:
         rows = at.base.flatten(1)
