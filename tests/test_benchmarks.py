@@ -130,7 +130,8 @@ def test_memory_finds_nothing_left_and_more_for_more_loras(load, tmp_path) -> No
     load("memory").main([*TINY, "--stack", "LoRA", "4 LoRAs", "OFT", "full", "--changes", "4", "--json", str(file)])
     *rows, change = json.loads(file.read_text(encoding="utf-8"))["rows"]
     assert all(row["left"] == 0 for row in rows)
-    assert all(row["kept"] >= 0.4 * row["factors"] for row in rows)
+    placed_at_once = [row for row in rows if row["stack"] != "OFT"]  # which waits for the number of tokens
+    assert all(row["kept"] >= 0.4 * row["factors"] for row in placed_at_once)
     one, four = (next(row for row in rows if row["stack"] == name) for name in ("LoRA", "4 LoRAs"))
     assert four["kept"] == 4 * one["kept"]
     assert change["changes"] == 4
