@@ -47,18 +47,26 @@ def build(
         write: how a block is rounded into `total`; plainly if not given.
     """
     dtype = wide(base.dtype)
-    for start, own, out in _blocks(base, total, parts):
+    for start, columns, own, out in _blocks(base, total, parts):
         block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)
         pristine = own.to(dtype) if any(part.adapter.reads_base for part in parts) else None
         for part in parts:
-            _add(block, pristine, part, start, in_order=in_order)
+            _add(block, pristine, part, start, columns, in_order=in_order)
         if write is not None:
             write(out, block)
         elif block is not out:
             out.copy_(block)
 
 
-def _add(block: Tensor, pristine: Tensor | None, part: Part, start: int, *, in_order: bool) -> None:
+def _add(
+    block: Tensor,
+    pristine: Tensor | None,
+    part: Part,
+    start: int,
+    columns: tuple[int, int] | None,
+    *,
+    in_order: bool,
+) -> None:
     """Add one delta to the rows of a block that it changes."""
     first, last = part.rows or (0, start + block.shape[0])
     low, high = max(first, start), min(last, start + block.shape[0])
@@ -69,24 +77,27 @@ def _add(block: Tensor, pristine: Tensor | None, part: Part, start: int, *, in_o
     if part.adapter.reads_base and pristine is not None:
         weight = window.clone() if in_order else pristine[low - start : high - start]
     rows = (low - first, high - first) if part.adapter.by_rows else None
-    at = At(block.device, block.dtype, part.multiplier.to(block.dtype), part.rank, rows, weight)
+    at = At(block.device, block.dtype, part.multiplier.to(block.dtype), part.rank, rows, columns, weight)
     window.add_(part.adapter.delta_weight(at).reshape(window.shape))
 
 
-def _blocks(base: Tensor, total: Tensor, parts: Sequence[Part]) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Windows that make up the whole: the first row, and the base weight and the memory to write to."""
+def _blocks(
+    base: Tensor, total: Tensor, parts: Sequence[Part]
+) -> Iterator[tuple[int, tuple[int, int] | None, Tensor, Tensor]]:
+    """Windows that make up the whole: first row, columns if not all, the base weight, and the memory to write to."""
     large = base.numel() > _SMALLEST
     if large and all(part.adapter.by_rows for part in parts):
         step = _step(base.shape[0], base.numel())
         for start in range(0, base.shape[0], step):
-            yield start, base[start : start + step], total[start : start + step]
+            yield start, None, base[start : start + step], total[start : start + step]
     elif large and base.is_contiguous() and total.is_contiguous() and all(part.adapter.by_columns for part in parts):
         flat, out = base.view(base.shape[0], -1), total.view(base.shape[0], -1)
         step = _step(flat.shape[1], base.numel())
         for start in range(0, flat.shape[1], step):
-            yield 0, flat[:, start : start + step], out[:, start : start + step]
+            stop = min(start + step, flat.shape[1])
+            yield 0, (start, stop), flat[:, start:stop], out[:, start:stop]
     else:
-        yield 0, base, total
+        yield 0, None, base, total
 
 
 def _step(length: int, entries: int) -> int:

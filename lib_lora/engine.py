@@ -154,7 +154,7 @@ class Engine:
                 raise StackError(f"no entry {index}; the active stack has {len(self._stack)}", index)
             entries = list(self._stack)
             entries[index] = replace(entries[index], multiplier=multiplier)
-            stack = Stack(entries)
+            stack = replace(self._stack, entries=tuple(entries))
             self._check_names(stack)
             self._plan.write(stack)
             self._stack = stack

@@ -59,13 +59,18 @@ class Product(TensorFields):
         exact = wide(dtype)
         return torch.einsum("ijk,jq->iqk", self.core.to(device, exact), right.to(exact)).flatten(1).to(dtype)
 
-    def dense(self, device: torch.device, dtype: torch.dtype, rows: slice | Tensor | None = None) -> Tensor:
-        """The matrix, or those of its rows that `rows` selects, in that order."""
+    def dense(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        rows: slice | Tensor | None = None,
+        columns: slice | None = None,
+    ) -> Tensor:
+        """The matrix, or those of its rows that `rows` selects, in that order, and of its columns."""
         first = self.right if self.left is None else self.left
-        chosen = first if rows is None else first[rows]
-        if self.left is None:
-            return chosen.to(device, dtype)
-        return chosen.to(device, dtype) @ self.folded(device, dtype)
+        chosen = (first if rows is None else first[rows]).to(device, dtype)
+        across = slice(None) if columns is None else columns
+        return chosen[:, across] if self.left is None else chosen @ self.folded(device, dtype)[:, across]
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """(rows, rank) and (rank, columns) in fp32 or better whose product it is; one is the identity if it is full."""

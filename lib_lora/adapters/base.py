@@ -104,8 +104,13 @@ class At:
     """Use only the first so many rank components."""
     rows: tuple[int, int] | None = None
     """Only these rows of the delta. Given to adapters that say `by_rows`."""
+    columns: tuple[int, int] | None = None
+    """Only these columns of the delta as (out, in * kernel). Given to adapters that say `by_columns`."""
     weight: Tensor | None = None
-    """The base weight (its `rows`) in `dtype`, not to be written to. Given to adapters that say `reads_base`."""
+    """The base weight (its `rows`, or its `columns` as a matrix) in `dtype`, not to be written to.
+
+    Given to adapters that say `reads_base`.
+    """
 
     def put(self, tensor: Tensor) -> Tensor:
         """A parameter where the delta is computed."""
@@ -114,6 +119,15 @@ class At:
     def cut(self, tensor: Tensor) -> Tensor:
         """The wanted rows of a parameter that has one row per output, where the delta is computed."""
         return self.put(tensor if self.rows is None else tensor[slice(*self.rows)])
+
+    def across(self, tensor: Tensor) -> Tensor:
+        """The wanted columns of a parameter that has one per input and place of the kernel, as a matrix, likewise."""
+        matrix = tensor.flatten(1)
+        return self.put(matrix if self.columns is None else matrix[:, slice(*self.columns)])
+
+    def shaped(self, delta: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """A delta that was computed as a matrix, in the shape of the weight; a matrix still if of `columns`."""
+        return delta if self.columns is not None else delta.reshape(-1, *shape[1:])
 
     @property
     def base(self) -> Tensor:
@@ -250,7 +264,7 @@ class Adapter(TensorFields, ABC):
 
     @property
     def by_columns(self) -> bool:
-        """Whether `delta_weight` of some columns of the weight, as (out, columns), needs no more than these."""
+        """Whether `delta_weight` can give some columns alone, of no more of the base weight than these."""
         return False
 
     @property

@@ -199,7 +199,7 @@ class DoRA(Modifier):
             stop = min(start + step, rows)
             block = weight[start:stop].to(dtype)
             window = (start, stop) if self.inner.by_rows else None
-            yield At(weight.device, dtype, 1.0, rank, window, block)
+            yield At(weight.device, dtype, rank=rank, rows=window, weight=block)
 
     def _scaled(self, whole: Tensor, sigma: Tensor) -> Tensor:
         ones = (1,) * (whole.ndim - 2)

@@ -29,6 +29,7 @@ class Full(Adapter):
     params: ClassVar[Params] = Params(frozenset(), frozenset({"diff", "diff_b", "alpha"}))
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "norm"})
     by_rows: ClassVar[bool] = True
+    by_columns: ClassVar[bool] = True
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -59,10 +60,10 @@ class Full(Adapter):
         return self.bias
 
     def delta_weight(self, at: At) -> Tensor:
-        if self.diff is None:
-            rows = self.shape[0] if at.rows is None else at.rows[1] - at.rows[0]
-            return torch.zeros(rows, *self.shape[1:], device=at.device, dtype=at.dtype)
-        return at.cut(self.diff) * at.multiplier
+        diff = torch.zeros(()).expand(self.shape) if self.diff is None else self.diff
+        if at.columns is None:
+            return at.cut(diff) * at.multiplier
+        return at.across(diff) * at.multiplier
 
     def form(self, rank: int | None = None) -> Form:
         return Form(on_output=self.diff is not None)

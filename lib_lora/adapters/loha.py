@@ -42,6 +42,7 @@ class LoHa(Adapter):
         required=frozenset({"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}), optional=_CORES | {"alpha"}
     )
     by_rows: ClassVar[bool] = True
+    by_columns: ClassVar[bool] = True
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -95,5 +96,6 @@ class LoHa(Adapter):
 
     def delta_weight(self, at: At) -> Tensor:
         rows = None if at.rows is None else slice(*at.rows)
-        delta = self.first.dense(at.device, at.dtype, rows) * self.second.dense(at.device, at.dtype, rows)
-        return delta.mul_(self.scale * at.multiplier).reshape(-1, *self.shape[1:])
+        columns = None if at.columns is None else slice(*at.columns)
+        first, second = (half.dense(at.device, at.dtype, rows, columns) for half in (self.first, self.second))
+        return at.shaped(first.mul_(second).mul_(self.scale * at.multiplier), self.shape)

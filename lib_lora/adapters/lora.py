@@ -40,6 +40,7 @@ class LoRA(Adapter):
     )
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding"})
     by_rows: ClassVar[bool] = True
+    by_columns: ClassVar[bool] = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -91,8 +92,8 @@ class LoRA(Adapter):
 
     def delta_weight(self, at: At) -> Tensor:
         factors = self.factors(at.rank)
-        delta = at.cut(factors.up) @ at.put(factors.down).flatten(1)
-        return delta.mul_(self.scale * at.multiplier).reshape(-1, *self.shape[1:])
+        delta = at.cut(factors.up) @ at.across(factors.down)
+        return at.shaped(delta.mul_(self.scale * at.multiplier), self.shape)
 
 
 def _down(down: Tensor, mid: Tensor | None, rank: int, site: Site) -> Tensor:

@@ -40,6 +40,7 @@ class SetWeight(Adapter):
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "norm"})
     reads_base: ClassVar[bool] = True
     by_rows: ClassVar[bool] = True
+    by_columns: ClassVar[bool] = True
     prefers_dense: ClassVar[bool] = True
     exact: ClassVar[frozenset[str]] = frozenset({"value"})
 
@@ -55,7 +56,7 @@ class SetWeight(Adapter):
         return shapes["set_weight"]
 
     def delta_weight(self, at: At) -> Tensor:
-        value = at.cut(self.value)
+        value = at.cut(self.value) if at.columns is None else at.across(self.value)
         return (value - at.base.reshape(value.shape)).mul_(at.multiplier)
 
     def form(self, rank: int | None = None) -> Form:

@@ -34,7 +34,7 @@ def test_a_weight_of_many_blocks(tmp_path, monkeypatch, kind, layer, memory):
     windows: list[int] = []
     blocks = build._blocks
 
-    def counted(base: Tensor, total: Tensor, parts: list[build.Part]) -> list[tuple[int, Tensor, Tensor]]:
+    def counted(base: Tensor, total: Tensor, parts: list[build.Part]) -> list[tuple[object, ...]]:
         found = list(blocks(base, total, parts))
         windows.append(len(found))
         return found
@@ -74,19 +74,36 @@ def test_many_tokens_are_served_by_a_weight_and_few_beside_the_layer(tmp_path, m
     engine.deactivate()
 
 
-@pytest.mark.parametrize("other", ["loha, many ranks", "full"])
-def test_what_cannot_be_built_by_parts_together_stays_beside_the_layer(tmp_path, other):
-    """A rotation mixes rows, a dense difference is given by rows: together they would take whole weights of memory."""
-    model = nn.ModuleDict({"layer": nn.Linear(24, 24).requires_grad_(False)})
-    weight, x = model["layer"].weight.double(), torch.randn(60, 24)
-    files = [BY_NAME[other].write(tmp_path, (24, 24)), KINDS["diag_oft"].write(tmp_path, (24, 24))]
+@pytest.mark.parametrize("others", [("loha, many ranks", "lora"), ("full",), ("set weight", "bias alone")])
+@pytest.mark.parametrize("mode", ["live", "merged"])
+@pytest.mark.parametrize("shape", [(24, 24), (288, 264)], ids=str)
+def test_kinds_that_share_a_direction_are_built_together(tmp_path, others, mode, shape):
+    """A rotation mixes rows, so it is built by columns, and so is what goes with it: never whole weights at a time."""
+    model = nn.ModuleDict({"layer": nn.Linear(shape[1], shape[0]).requires_grad_(False)})
+    weight, x = model["layer"].weight.double(), torch.randn(600, shape[1])
+    samples = [BY_NAME[name] for name in others] + [KINDS["diag_oft"]]
+    files = [sample.write(tmp_path, shape) for sample in samples]
+    pairs = list(zip(samples, files, strict=True))
+    total = weight + sum(sample.weight(file[1], weight, 0.5) - weight for sample, file in pairs)
+    bias = model["layer"].bias.double()
+    for sample, file in pairs:
+        delta = sample.bias_delta(file[1], 0.5, bias)
+        bias = bias if delta is None else bias + delta
+    want = nn.functional.linear(x.double(), total, bias)
     engine = Engine({"unet": model})
-    engine.activate(Stack([Entry(path) for path, _ in files]))
+    engine.activate(Stack([Entry(path, 0.5) for path, _ in files], mode=mode))
+    slot = slot_of(model["layer"])
+    assert slot is not None
+    assert isinstance(slot.way, Transient)
+    assert (model["layer"](x) - want).abs().max() < 2e-5 * want.abs().max()
+
+
+def test_what_shares_no_direction_stays_beside_the_layer(tmp_path):
+    model = nn.ModuleDict({"layer": nn.Linear(24, 24).requires_grad_(False)})
+    kinds = ("full", "diag_oft", "lora+dora")
+    entries = [Entry(KINDS[kind].write(tmp_path, (24, 24))[0]) for kind in kinds]
+    engine = Engine({"unet": model})
+    engine.activate(Stack(entries))
     slot = slot_of(model["layer"])
     assert slot is not None
     assert isinstance(slot.way, Factored)
-    total = (
-        BY_NAME[other].weight(files[0][1], weight, 1.0) + KINDS["diag_oft"].weight(files[1][1], weight, 1.0) - weight
-    )
-    want = nn.functional.linear(x.double(), total, model["layer"].bias.double())
-    assert (model["layer"](x) - want).abs().max() < 1e-5 * want.abs().max()

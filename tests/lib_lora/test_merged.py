@@ -77,6 +77,7 @@ def test_it_is_the_rounded_sum_and_comes_off_to_the_bit(file, dtype):
     assert bits(model) == before, "0 is the base"
     engine.set_multiplier(0, 1.0)
     assert bits(model) != before
+    assert engine.stack.mode == "merged", "a new strength is the same stack otherwise"
     engine.deactivate()
     assert bits(model) == before
 
