@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, load_network, plan
+from lib_lora.adapters.base import At
 from lib_lora.factored import Factored
 from lib_lora.patch import slot_of
 from lib_lora.transient import Transient
@@ -175,3 +177,25 @@ def test_every_kind_of_the_registry_has_a_sample():
 
     sampled = {name for sample in SAMPLES for name in sample.recipe.split("+")}
     assert {one.name for one in (*_kinds(), *_modifiers())} <= sampled
+
+
+@pytest.mark.parametrize(
+    ("sample", "layer"), [case for case in CASES if case.values[1] in ("linear", "conv 3x5, same, dilation, no bias")]
+)
+def test_a_part_of_a_delta_is_that_part_of_it(tmp_path, sample, layer):
+    base, _ = make(layer)
+    weight = weight_of(base, layer)
+    path, _ = write(tmp_path, sample, layer, tuple(weight.shape))
+    (bound,) = load_network(path, {"unet": base}).bound
+    adapter = bound.adapter.on(lambda: weight)
+    at = At(torch.device("cpu"), torch.float64, 0.7, weight=weight)
+    whole = adapter.delta_weight(at).reshape(weight.shape)
+    for start, stop in ((0, 1), (3, 17), (5, 24)):
+        if adapter.by_rows:
+            part = adapter.delta_weight(replace(at, rows=(start, stop), weight=weight[start:stop]))
+            assert worst(part.reshape(whole[start:stop].shape), whole[start:stop]) < 1e-12
+        if adapter.by_columns:
+            matrix, columns = weight.flatten(1), slice(start, stop)
+            part = adapter.delta_weight(replace(at, columns=(start, stop), weight=matrix[:, columns]))
+            assert part.shape == (weight.shape[0], stop - start)
+            assert worst(part, whole.flatten(1)[:, columns]) < 1e-12
