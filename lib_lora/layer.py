@@ -228,11 +228,20 @@ def read_base_weight(layer: nn.Module, param: str) -> Tensor:
     Raises:
         ComponentError: no reader knows it.
     """
+    with torch.no_grad():
+        return weight_reader(layer, param).read(layer, param)
+
+
+def weight_reader(layer: nn.Module, param: str) -> type[WeightReader]:
+    """The first reader that knows the storage of a weight.
+
+    Raises:
+        ComponentError: no reader knows it.
+    """
     reader = _reader(layer, param)
     if reader is None:
         raise ComponentError(f"the weight of a {type(layer).__name__} cannot be read: unknown quantization")
-    with torch.no_grad():
-        return reader.read(layer, param)
+    return reader
 
 
 def has_plain_weight(layer: nn.Module, param: str) -> bool:

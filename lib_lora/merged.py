@@ -116,7 +116,7 @@ class Merged(Transient):
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
         for binding in self._bindings:
             binding.file.verify()
-        for param in dict.fromkeys(binding.target.param for binding in self._bindings):
+        for param in self._params:
             weight = layer.get_parameter(param)
             with _writing(weight):
                 placed = [adapter.placed(weight.device) for adapter in adapters]
@@ -162,6 +162,8 @@ class Merged(Transient):
 
     def _put_back(self, layer: nn.Module, param: str, written: _Written) -> None:
         parameter = layer.get_parameter(param)
+        if parameter.device.type == "meta":
+            return  # the model was unloaded: there is nothing left to put back
         with _writing(parameter):
             found = digest(parameter)
             if found not in (written.after, written.before):

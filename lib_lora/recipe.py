@@ -9,7 +9,8 @@ from functools import lru_cache
 from torch import Tensor
 
 from . import adapters
-from .adapters.base import Adapter, Kind, Modifier, Origin, Site
+from .adapters._modifier import Modifier
+from .adapters.base import Adapter, Kind, Origin, Site
 from .registry import discover_classes
 
 Shapes = Mapping[str, tuple[int, ...]]

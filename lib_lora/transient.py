@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from . import scratch
 from .adapters.base import Adapter
+from .base_weights.base import WeightReader
 from .binding import Binding
 from .build import Part, build
-from .layer import Target, has_plain_weight, holds_values, read_base_weight
+from .layer import Target, weight_reader
 from .operation import Operation
 from .resident import Keeping, Resident
 from .storage import store
@@ -58,6 +59,7 @@ class Transient(Resident[Placement[Adapters]]):
     ) -> None:
         super().__init__(bindings, strengths, keeping or Keeping())
         self._in_order = in_order
+        self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
         for binding in self._bindings:
             strengths.register(binding.layout)
 
@@ -75,10 +77,11 @@ class Transient(Resident[Placement[Adapters]]):
 
     def _run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x: Tensor = next(iter(args or kwargs.values()))
+        readers = {param: weight_reader(layer, param) for param in self._params}
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
-            effective = self._effective(layer, placed.stored.get().all, x)
-        if all(holds_values(layer, binding.target.param) for binding in self._bindings):
+            effective = self._effective(layer, readers, placed.stored.get().all, x)
+        if all(reader.holds_values for reader in readers.values()):
             return base_forward(_stand_in(layer, effective), *args, **kwargs)
         # a forward that unpacks its weight cannot be handed one that is not packed
         return self._product(layer, x, effective)
@@ -90,12 +93,14 @@ class Transient(Resident[Placement[Adapters]]):
         bias = effective.get("bias", getattr(layer, "bias", None))
         return y if bias is None else y + op.per_channel(bias.to(y))
 
-    def _effective(self, layer: nn.Module, adapters: Sequence[Adapter], x: Tensor) -> dict[str, Tensor]:
+    def _effective(
+        self, layer: nn.Module, readers: Mapping[str, type[WeightReader]], adapters: Sequence[Adapter], x: Tensor
+    ) -> dict[str, Tensor]:
         """The parameters the layer shall compute with, in scratch memory."""
         found: dict[str, Tensor] = {}
-        for param in dict.fromkeys(binding.target.param for binding in self._bindings):
-            base = read_base_weight(layer, param)
-            packed = not has_plain_weight(layer, param) and x.is_floating_point()
+        for param, reader in readers.items():
+            base = reader.read(layer, param)
+            packed = not reader.plain and x.is_floating_point()
             total = scratch.take(param, base, x.dtype if packed else base.dtype)
             build(total, base, self._parts(param, adapters, base), in_order=self._in_order)
             found[param] = total

@@ -31,7 +31,10 @@ LIB_LORA = {
     "peft_config": "adapters.base file",
     "skeleton": "file",
     "factored": "adapters.base binding effective operation patch? resident storage streaming strength",
-    "transient": "adapters.base binding build layer operation patch? resident scratch storage streaming strength",
+    "transient": (
+        "adapters.base base_weights.base binding build layer operation patch? resident scratch storage streaming"
+        " strength"
+    ),
     "by_tokens": "effective factored patch? transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
     "resident": "adapters.base binding budget layer patch? residency storage streaming strength",

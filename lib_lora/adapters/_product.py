@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..operation import Operation
 from ..tensors import TensorFields, wide
-from .base import Adapter, At, Factors, OutputEffect, shape_text
+from .base import Adapter, At, Factors, InputEffect, OutputEffect, shape_text
 
 _BLOCK = 1 << 20
 """Entries of a dense delta that are alive at a time, where it is built in the forward."""
@@ -126,6 +126,17 @@ def balanced(up: Tensor, down: Tensor, shape: Sequence[int]) -> Factors:
     left, right = up.abs().amax(0), down.abs().amax(1)
     ratio = torch.where((left > 0) & (right > 0), (right / left).sqrt(), torch.ones_like(left))
     return Factors((down / ratio.unsqueeze(1)).reshape(-1, *shape[1:]), up * ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class LowRankInput(InputEffect):
+    """up (down x), the channels mixed at each place."""
+
+    down: Tensor  # (r, in)
+    up: Tensor  # (in, r)
+
+    def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return op.pointwise(op.pointwise(x, self.down) * op.per_channel(multiplier), self.up)
 
 
 @dataclass(frozen=True, slots=True)

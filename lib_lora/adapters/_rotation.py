@@ -8,6 +8,7 @@ difference of near numbers: R - I = 2 (I - Q)^-1 Q. All of that is computed in f
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -229,16 +230,18 @@ class TurnedOutput(OutputEffect):
         return turned if self.excess is None else rescaled(y, turned, op.per_channel(self.excess * multiplier))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OutputRotation(Adapter):
-    """W' = s * R W: block rotations of the outputs, and a scale of each output after them.
+class OutputTurn(Adapter):
+    """W' = s * R W: a turn of the outputs, and a scale of each output after it, 1 + m (s - 1).
 
-    The multiplier lerps R to I and s to 1. The bias is left as it is: that is what trainers' forward does with a
-    rotated weight.
+    The bias is left as it is: that is what trainers' forward does with a turned weight.
     """
 
-    parts: tuple[Turn, ...]  # of one slice of the outputs each
+    __slots__ = ()
     rescale: Tensor | None  # (out,)
+
+    @abstractmethod
+    def _turned(self, rows: Tensor, at: At) -> Tensor:
+        """(R - I) of the rows of a matrix (out, columns), R being at the multiplier."""
 
     @property
     def reads_base(self) -> bool:
@@ -254,14 +257,25 @@ class OutputRotation(Adapter):
 
     def delta_weight(self, at: At) -> Tensor:
         rows = at.base.flatten(1)
-        parts = tuple(at.put(part.blocks(at.device, at.dtype)) * at.multiplier for part in self.parts)
-        turned = mix_slices(rows, parts, -2)
+        turned = self._turned(rows, at)
         if self.rescale is not None:
             turned = rescaled(rows, turned, ((at.put(self.rescale) - 1) * at.multiplier).unsqueeze(1))
         return turned.reshape(at.base.shape)
 
     def form(self, rank: int | None = None) -> Form:
         return Form(on_output=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OutputRotation(OutputTurn):
+    """Block rotations of the outputs. The multiplier lerps R to I."""
+
+    parts: tuple[Turn, ...]  # of one slice of the outputs each
+    rescale: Tensor | None  # (out,)
+
+    def _turned(self, rows: Tensor, at: At) -> Tensor:
+        parts = (at.put(part.blocks(at.device, at.dtype)) for part in self.parts)
+        return mix_slices(rows, tuple(part * at.multiplier for part in parts), -2)
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         return TurnedOutput(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -243,9 +243,9 @@ class Adapter(TensorFields, ABC):
         """
 
     @classmethod
-    @abstractmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
         """The shape of the weight that parameters of these shapes were made for; None where they do not tell."""
+        return None
 
     @property
     def rank(self) -> int | None:
@@ -346,92 +346,6 @@ class Adapter(TensorFields, ABC):
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         """The change of the output, placed. Only where `form` has one."""
         raise TypeError(f"{self.name} does not change the output")
-
-
-class Modifier(Adapter):
-    """Parameters that change what another algorithm's mean: a magnitude, a bias, a residual.
-
-    What a modifier does not say otherwise is as the inner adapter has it.
-    """
-
-    inner: Adapter
-
-    @classmethod
-    def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-        """The parameters of a group that are its own; empty where it has no part in the group."""
-        own = cls.params.required
-        return own if own <= shapes.keys() else frozenset()
-
-    @classmethod
-    @abstractmethod
-    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        """Build from its own parameters and the adapter made of the others.
-
-        Raises:
-            ValueError: the tensors do not fit the site; the text says want and got.
-        """
-
-    @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        raise TypeError(f"{cls.name} goes around another adapter")
-
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return None
-
-    @property
-    def rank(self) -> int | None:
-        return self.inner.rank
-
-    @property
-    def reads_base(self) -> bool:
-        return self.inner.reads_base
-
-    @property
-    def by_rows(self) -> bool:
-        return self.inner.by_rows
-
-    @property
-    def by_columns(self) -> bool:
-        return self.inner.by_columns
-
-    @property
-    def dense_for_many(self) -> bool:
-        return self.inner.dense_for_many
-
-    @property
-    def prefers_dense(self) -> bool:
-        return self.inner.prefers_dense
-
-    @property
-    def has_bias(self) -> bool:
-        return self.inner.has_bias
-
-    def delta_weight(self, at: At) -> Tensor:
-        return self.inner.delta_weight(at)
-
-    def delta_bias(self) -> Tensor:
-        return self.inner.delta_bias()
-
-    @property
-    def bias_excess(self) -> Tensor | None:
-        return self.inner.bias_excess
-
-    def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
-        assert is_dataclass(self)
-        return replace(self, inner=self.inner.on(read, rank))
-
-    def form(self, rank: int | None = None) -> Form | None:
-        return self.inner.form(rank)
-
-    def factors(self, rank: int | None = None) -> Factors:
-        return self.inner.factors(rank)
-
-    def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
-        return self.inner.input_effect(device, dtype)
-
-    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        return self.inner.output_effect(device, dtype)
 
 
 @dataclass(frozen=True, slots=True)

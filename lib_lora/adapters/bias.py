@@ -9,7 +9,8 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, Kind, Modifier, Origin, Params, Site, bias_for
+from ._modifier import Modifier
+from .base import Adapter, Kind, Origin, Params, Site, bias_for
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,8 +19,19 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..operation import Operation
-from ._rotation import Turn, bounded, cayley, check_butterfly, excess_of, mix_butterfly, number, rescaled, scale_for
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site
+from ._rotation import (
+    OutputTurn,
+    Turn,
+    bounded,
+    cayley,
+    check_butterfly,
+    excess_of,
+    mix_butterfly,
+    number,
+    rescaled,
+    scale_for,
+)
+from .base import At, Origin, OutputEffect, Params, Site
 from .diag_oft import limit_of
 
 
@@ -37,7 +48,7 @@ class _ButterflyOutput(OutputEffect):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BOFT(Adapter):
+class BOFT(OutputTurn):
     """A chain of block rotations of the outputs."""
 
     turn: Turn  # (m, k, b, b)
@@ -57,31 +68,8 @@ class BOFT(Adapter):
         limit = limit_of(number(params, "alpha"), out, always=False)
         return cls(Turn(factors, partial(_solve, limit=limit)), scale_for(out, params.get("rescale")))
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return None
-
-    @property
-    def reads_base(self) -> bool:
-        return True
-
-    @property
-    def by_columns(self) -> bool:
-        return True
-
-    @property
-    def dense_for_many(self) -> bool:
-        return True
-
-    def delta_weight(self, at: At) -> Tensor:
-        rows = at.base.flatten(1)
-        turned = mix_butterfly(rows, at.put(self.turn.blocks(at.device, at.dtype)), -2, at.multiplier)
-        if self.rescale is not None:
-            turned = rescaled(rows, turned, ((at.put(self.rescale) - 1) * at.multiplier).unsqueeze(1))
-        return turned.reshape(at.base.shape)
-
-    def form(self, rank: int | None = None) -> Form:
-        return Form(on_output=True)
+    def _turned(self, rows: Tensor, at: At) -> Tensor:
+        return mix_butterfly(rows, at.put(self.turn.blocks(at.device, at.dtype)), -2, at.multiplier)
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         return _ButterflyOutput(self.turn.effect(device, dtype), excess_of(self.rescale, device, dtype))

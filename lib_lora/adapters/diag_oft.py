@@ -41,10 +41,6 @@ class DiagOFT(OutputRotation):
         limit = limit_of(number(params, "alpha"), out, always=origin.spelling == "kohya_oft")
         return cls((skew_turn(blocks, limit),), scale_for(out, params.get("rescale")))
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return None
-
 
 def skew_turn(blocks: Tensor, limit: float | None) -> Turn:
     """R^T - I of parameters B (k, n, n)."""

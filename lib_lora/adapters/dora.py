@@ -22,6 +22,8 @@ from typing_extensions import Self
 
 from ..operation import Operation
 from ..tensors import wide
+from ._modifier import Modifier
+from ._scale import ScaledInput
 from .base import (
     Adapter,
     At,
@@ -29,7 +31,6 @@ from .base import (
     Form,
     InputEffect,
     Kind,
-    Modifier,
     Origin,
     OutputEffect,
     Params,
@@ -59,16 +60,6 @@ class _ScaledOutput(OutputEffect):
             return change
         whole = torch.ones_like(multiplier)
         return change + self.inner.delta(x, y, whole, op) * op.per_channel(self.sigma * multiplier)
-
-
-@dataclass(frozen=True, slots=True)
-class _ScaledInput(InputEffect):
-    """The change of x that turns W x into W (s * x)."""
-
-    excess: Tensor  # (in,)
-
-    def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        return x * op.per_channel(self.excess * multiplier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +149,7 @@ class DoRA(Modifier):
         return Factors(down * sigma.view(1, -1, *(1,) * (down.ndim - 2)), factors.up)
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
-        return _ScaledInput(placed(self._known() - 1, device, dtype))
+        return ScaledInput(placed(self._known() - 1, device, dtype))
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         form = self.inner.form()

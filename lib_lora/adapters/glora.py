@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation
 from ..tensors import wide
+from ._product import LowRankInput
 from ._trainer import GLORA_OLD, lycoris_scale, trained_within
 from .base import Adapter, At, Factors, Form, InputEffect, Origin, Params, Site, placed, shape_text
 from .lora import LoRA
@@ -28,17 +28,6 @@ from .lora import LoRA
 _NEW = ("a1.weight", "a2.weight", "b1.weight", "b2.weight")
 _OLD = ("a2.weight", "a1.weight", "b2.weight", "b1.weight")
 _CORE = "bm.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class _Mixed(InputEffect):
-    """A x."""
-
-    down: Tensor  # (r, in)
-    up: Tensor  # (in, r), with the scale
-
-    def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        return op.pointwise(op.pointwise(x, self.down) * op.per_channel(multiplier), self.up)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +77,7 @@ class GLoRA(Adapter):
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
         exact = wide(self.up.dtype)
-        return _Mixed(placed(self.down, device, dtype), placed(self.up.to(exact) * self.scale, device, dtype))
+        return LowRankInput(placed(self.down, device, dtype), placed(self.up.to(exact) * self.scale, device, dtype))
 
     def delta_weight(self, at: At) -> Tensor:
         own = self.lora.delta_weight(replace(at, rank=None))

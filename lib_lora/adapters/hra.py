@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation
 from ..tensors import TensorFields, wide
+from ._product import LowRankInput
 from ._rotation import pointwise
 from .base import Adapter, At, Factors, Form, InputEffect, Origin, Pair, Params, Site, placed, shape_text
 
@@ -58,17 +58,6 @@ class Reflections(TensorFields):
         return replace(self, vectors=placed(basis, device, basis.dtype), core=placed(core, device, core.dtype))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reflected(InputEffect):
-    """(H - I) x."""
-
-    down: Tensor  # (r, in), B^T
-    up: Tensor  # (in, r), B K
-
-    def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        return op.pointwise(op.pointwise(x, self.down) * multiplier, self.up)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class HRA(Adapter):
     """A chain of reflections of the input."""
@@ -86,10 +75,6 @@ class HRA(Adapter):
         if vectors.ndim != 2 or vectors.shape[0] != site.inside or not 0 < vectors.shape[1] <= site.inside:
             raise ValueError(f"want hra_u ({site.inside}, r), got {shape_text(vectors)}")
         return cls(Reflections(vectors, None, bool(origin.config.get("apply_GS", False))), site.shape)
-
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return None
 
     @property
     def reads_base(self) -> bool:
@@ -125,4 +110,4 @@ class HRA(Adapter):
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
         basis, core = self.reflections.solved(device, dtype)
-        return _Reflected(placed(basis.T, device, dtype), placed(basis @ core, device, dtype))
+        return LowRankInput(placed(basis.T, device, dtype), placed(basis @ core, device, dtype))

@@ -40,7 +40,3 @@ class IA3(Scale):
             with_bias=not on_input and trained_within(origin, _WITH_BIAS),
             site=site,
         )
-
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return None

@@ -43,10 +43,6 @@ class OFTDiag(OutputRotation):
         rows = rescale.reshape(*blocks.shape[:2], 1)
         return cls((Turn(torch.cat([blocks, rows.to(blocks.dtype)], 2), _scaled_less_identity),), None)
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return None
-
 
 def _transposed(source: Tensor) -> Tensor:
     return source.transpose(-1, -2).contiguous()

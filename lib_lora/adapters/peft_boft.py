@@ -52,10 +52,6 @@ class PeftBOFT(Adapter):
             raise ValueError(f"want boft_s ({out}, 1), got {shape_text(scale)}")
         return cls(Turn(factors, _solve), scale.reshape(-1), site.shape)
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return None
-
     @property
     def reads_base(self) -> bool:
         return True

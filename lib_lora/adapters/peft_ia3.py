@@ -33,10 +33,6 @@ class PeftIA3(Scale):
         vector = check_channels(vector, site, "ia3_l", on_input=on_input)
         return cls(vector, one=1.0, on_input=on_input, with_bias=not on_input, site=site)
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return None
-
 
 def _on_input(vector: Tensor, site: Site, config: Mapping[str, object]) -> bool:
     if vector.ndim == 2:

@@ -52,10 +52,6 @@ class PeftOFT(InputRotation):
         )
         return cls(Turn(triangles, solve), site.shape)
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return None
-
 
 def _block_size(triangles: Tensor, width: int) -> int:
     entries = triangles.shape[1] if triangles.ndim == 2 else 0

@@ -16,7 +16,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..operation import Operation
-from .base import Adapter, At, Form, Modifier, Origin, OutputEffect, Params, Site, placed, shape_text
+from ._modifier import Modifier
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, placed, shape_text
 
 
 @dataclass(frozen=True, slots=True)

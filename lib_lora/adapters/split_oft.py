@@ -42,10 +42,6 @@ class SplitOFT(OutputRotation):
         limits = [limit_of(alpha, width, always=True) for width in widths]
         return cls(tuple(map(skew_turn, slices, limits)), None)
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return None
-
 
 def _names(count: int) -> list[str]:
     return [f"oft_blocks.{i}" for i in range(count)]

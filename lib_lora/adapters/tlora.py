@@ -150,9 +150,10 @@ def _begun(weight: Tensor, now: _Triplets, part: Part) -> _Triplets:
     values = others.norm(dim=1)
     others = others / torch.where(values > 0, values, torch.ones_like(values)).unsqueeze(1)
     p, q = (vectors, others) if flat else (others.t(), vectors.t())
-    like = now.q.to(q).flatten(1), now.p.to(p)
+    rank, count = now.values.shape[0], values.shape[0]
+    like = now.q.to(q).flatten(1)[:count], now.p.to(p)[:, :count]
     sign = torch.where((q * like[0]).sum(1) + (p * like[1]).sum(0) < 0, -1.0, 1.0).to(q)
-    found = _padded(q * sign.unsqueeze(1), p * sign, values, like[0].shape[0])
+    found = _padded(q * sign.unsqueeze(1), p * sign, values, rank)
     return _Triplets(*(one.to(now.q.device, torch.float32) for one in found))
 
 

@@ -52,10 +52,6 @@ class VeRA(Adapter):
             raise ValueError(f"want vera_B ({out} or more, {rank}), got {shape_text(b)}")
         return cls(a[:, :inside], b[:out], inner, outer)
 
-    @classmethod
-    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return None  # how much of vera_A is used, only the layer tells
-
     @property
     def rank(self) -> int:
         return self.inner.shape[0]

@@ -364,6 +364,17 @@ def test_the_small_difference_of_large_products_survives_bf16(sign):
     assert close(got.double(), x @ dense(own).t(), 2e-2)
 
 
+@pytest.mark.parametrize("out", [2, 3, 6])
+def test_a_tlora_of_a_rank_that_its_weight_has_not(out):
+    """Nothing of it began as the triplets beyond the weight's own, so those it has are all that is taken away."""
+    rank, inside = 5, 4
+    params = {"q_layer.weight": randn(rank, inside), "p_layer.weight": randn(out, rank), "lambda_layer": randn(rank)}
+    weight = randn(out, inside)
+    own = build(params, (out, inside)).on(lambda: weight)
+    trained = (params["p_layer.weight"] * params["lambda_layer"]) @ params["q_layer.weight"]
+    assert close(dense(own), trained - weight, 1e-6)  # what it began as is kept in fp32
+
+
 @pytest.mark.parametrize("kind", ["loha", "lokr"])
 def test_products_of_half_precision_factors_are_exact(kind):
     half = torch.bfloat16

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack, resident, transient
-from lib_lora.layer import read_base_weight
+import lib_lora.layer
+from lib_lora import Engine, Entry, Stack, transient
+from lib_lora.base_weights.base import WeightReader
+from lib_lora.layer import read_base_weight, weight_reader
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
 from tests.fakes.quantized import FORMATS, INSIDE, OUT, contents, made
@@ -77,12 +79,12 @@ def defined(
 def test_a_packed_weight_is_unpacked_once_per_activation_and_only_for_kinds_that_need_it(tmp_path, monkeypatch):
     model, reads = made("bitsandbytes nf4"), []
 
-    def counted(layer: nn.Module, param: str) -> Tensor:
+    def counted(layer: nn.Module, param: str) -> type[WeightReader]:
         reads.append(param)
-        return read_base_weight(layer, param)
+        return weight_reader(layer, param)
 
-    for module in (resident, transient):
-        monkeypatch.setattr(module, "read_base_weight", counted)
+    for module in (lib_lora.layer, transient):  # where a weight is read at placement, and in a call
+        monkeypatch.setattr(module, "weight_reader", counted)
     x = torch.randn(2, 7, INSIDE)
     engine = Engine({"unet": model})
     for kind, want in {

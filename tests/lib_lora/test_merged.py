@@ -173,6 +173,15 @@ def test_a_weight_that_something_else_wrote_to_is_left_alone(file, caplog):
     assert digest(model.two.weight) != two, "the other layer was put back"
 
 
+def test_a_model_that_is_unloaded_to_meta_is_let_go(file):
+    model = Model()
+    engine = Engine({"unet": model})
+    engine.activate(merged([Entry(file)]))
+    model.to("meta")
+    engine.deactivate()
+    assert model.one.weight.device.type == "meta"
+
+
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
