@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .hosts import Events, Host
     from .session import Session
 
 __all__ = ["register", "unregister"]
@@ -50,6 +48,7 @@ def _register() -> Session | None:
         return None
     from lib_lora import install
 
+    from .guest import Guest
     from .options import TABLE
     from .session import Session
 
@@ -57,22 +56,5 @@ def _register() -> Session | None:
     if _session is None or _session.host is not host:
         _session = Session(host)
     host.add_options(TABLE)
-    host.connect(_events(host, _session))
+    host.connect(Guest(host, _session, unregister))
     return _session
-
-
-def _events(host: Host, session: Session) -> Events:
-    from .hosts import Events
-    from .options import settings
-    from .prompt import parse_arguments
-
-    def tags(arguments: Sequence[str], calls: int | None = None) -> None:
-        wishes = [tag for tag in map(parse_arguments, arguments) if not tag.is_off]
-        session.begin(wishes, settings(host), calls)
-
-    def app_started(app: Any) -> None:
-        from .api import add_routes  # fastapi is imported where a host serves with it
-
-        add_routes(app, session)
-
-    return Events(session.model_changed, tags, session.end, app_started, unregister)

@@ -31,12 +31,14 @@ class CatalogError(LoraError, LookupError):
     Attributes:
         name: as asked for.
         candidates: names that would do; similar ones where nothing was found.
+        fits_several: there is such a file, and more than one.
     """
 
-    def __init__(self, name: str, reason: str, candidates: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, reason: str, candidates: Sequence[str] = (), *, fits_several: bool = False) -> None:
         super().__init__(f"LoRA {name!r} {reason}")
         self.name = name
         self.candidates = tuple(candidates)
+        self.fits_several = fits_several
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Catalog:
         self._files: tuple[CatalogFile, ...] | None = None
         self._metadata: dict[CatalogFile, Mapping[str, str]] = {}
         self._hashes: dict[CatalogFile, str] = {}
+        self._whole_hashes: dict[CatalogFile, str] = {}
 
     @property
     def files(self) -> tuple[CatalogFile, ...]:
@@ -79,6 +82,7 @@ class Catalog:
         known = set(self._files)
         self._metadata = {file: value for file, value in self._metadata.items() if file in known}
         self._hashes = {file: value for file, value in self._hashes.items() if file in known}
+        self._whole_hashes = {file: value for file, value in self._whole_hashes.items() if file in known}
 
     def find(self, name: str) -> CatalogFile:
         """Return the file meant by a name: by file name, then `sub/name`, then alias, then hash.
@@ -95,16 +99,47 @@ class Catalog:
                     return file
                 case _:
                     shown = [_distinct(file, candidates) for file in candidates]
-                    raise CatalogError(name, f"fits several files: {', '.join(shown)}; write one of these", shown)
+                    reason = f"fits several files: {', '.join(shown)}; write one of these"
+                    raise CatalogError(name, reason, shown, fits_several=True)
         names = sorted({known for file in self.files for known in (file.name, file.relative)})
         close = difflib.get_close_matches(wanted, names, n=3)
         hint = f"; did you mean {' or '.join(close)}?" if close else f"; {len(self.files)} LoRA files are known"
         raise CatalogError(name, f"is not in the LoRA folders{hint}", close)
 
+    def find_anew(self, name: str) -> CatalogFile:
+        """Return the file meant by a name as `find` does, also where it has come since the folders were looked at.
+
+        Raises:
+            CatalogError: as `find`.
+        """
+        try:
+            file = self.find(name)
+            if file.path.exists():
+                return file
+        except CatalogError as error:
+            if error.fits_several:
+                raise
+        self.refresh()
+        return self.find(name)
+
     def names(self) -> list[str]:
         """Return a name for each readable file that `find` leads back to it: the shortest that is its own."""
         shared = Counter(file.name for file in self.files)
         return [file.name if shared[file.name] == 1 else file.relative for file in self.files]
+
+    def name_of(self, file: CatalogFile) -> str:
+        """Return the name of one readable file as in `names`."""
+        return self.names()[self.files.index(file)]
+
+    def with_hash(self, digest: str) -> tuple[CatalogFile, ...]:
+        """Return the readable files whose short hash begins like `digest`, 8 hex digits or more; none for any other.
+
+        The hash of nothing, which some trainers write into every file, is nobody's.
+        """
+        wanted = digest.lower()[:_HASH_LENGTH]
+        if not _HASH.fullmatch(digest) or _HASH_OF_NOTHING.startswith(wanted):
+            return ()
+        return tuple(file for file in self.files if wanted == self._short(file)[: len(wanted)])
 
     def metadata(self, file: CatalogFile) -> Mapping[str, str]:
         """Return the file's metadata; empty, with a warning, where its header cannot be read."""
@@ -128,8 +163,36 @@ class Catalog:
             OSError: the file cannot be read.
         """
         if file not in self._hashes:
-            self._hashes[file] = _hash_after_header(file.path)[:_HASH_LENGTH]
+            self._hashes[file] = _hash_from(file.path, _end_of_header(file.path))[:_HASH_LENGTH]
         return self._hashes[file]
+
+    def known_hash(self, file: CatalogFile) -> str:
+        """Return what `shorthash` does, as its trainer wrote it down where that is credible.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        # reading it from there spares reading every file once
+        stored = self.metadata(file).get("sshs_model_hash", "").lower()
+        credible = _HASH.fullmatch(stored) and not stored.startswith(_HASH_OF_NOTHING)
+        return stored[:_HASH_LENGTH] if credible and len(stored) >= _HASH_LENGTH else self.shorthash(file)
+
+    def sha256(self, file: CatalogFile) -> str:
+        """Return the SHA-256 of the whole file, in hex digits.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if file not in self._whole_hashes:
+            self._whole_hashes[file] = _hash_from(file.path, 0)
+        return self._whole_hashes[file]
+
+    def _short(self, file: CatalogFile) -> str:
+        try:
+            return self.known_hash(file)
+        except OSError as error:  # it went since the folders were looked at
+            logger.warning("remora: %s cannot be read: %s", file.path, error.strerror)
+            return ""
 
     def _all(self) -> tuple[CatalogFile, ...]:
         if self._files is None:
@@ -147,12 +210,7 @@ class Catalog:
         yield relative
         yield [file for file in self.files if self.alias(file) == wanted]
         if _HASH.fullmatch(wanted):
-            yield [file for file in self.files if self._known_hash(file).startswith(wanted.lower()[:_HASH_LENGTH])]
-
-    def _known_hash(self, file: CatalogFile) -> str:
-        # trainers store the same hash; reading it from there spares reading every file once
-        stored = self.metadata(file).get("sshs_model_hash", "").lower()
-        return stored if stored and not stored.startswith(_HASH_OF_NOTHING) else self.shorthash(file)
+            yield list(self.with_hash(wanted))
 
 
 def _scan(folders: Sequence[Path]) -> Iterator[CatalogFile]:
@@ -203,10 +261,15 @@ def _distinct(file: CatalogFile, among: Sequence[CatalogFile]) -> str:
     return file.relative if len(same) == 1 else str(file.path)
 
 
-def _hash_after_header(path: Path) -> str:
+def _end_of_header(path: Path) -> int:
     with path.open("rb") as stream:
-        stream.seek(8 + int.from_bytes(stream.read(8), "little"))
-        digest = hashlib.sha256()
+        return 8 + int.from_bytes(stream.read(8), "little")
+
+
+def _hash_from(path: Path, start: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        stream.seek(start)
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()

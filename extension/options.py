@@ -11,6 +11,7 @@ from typing import Protocol, TypeGuard, get_args
 from .hosts import Option
 from .session import Memory, Mode, Settings, Storage
 
+ENABLED = "remora_enabled"
 DEFAULT_MULTIPLIER = "remora_default_multiplier"
 ON_BAD_LORA = "remora_on_bad_lora"
 HASHES = "remora_hashes_in_parameters"
@@ -28,6 +29,12 @@ _MAX_MB = 1 << 20  # a terabyte
 _MB = 1 << 20  # bytes
 
 TABLE: tuple[Option, ...] = (
+    Option(
+        ENABLED,
+        True,
+        "Apply LoRA with Remora",
+        "off, the web UI applies them itself, from the next picture on, and Remora does nothing",
+    ),
     Option(DEFAULT_MULTIPLIER, 1.0, "Multiplier of an inserted LoRA", "what a click on a LoRA writes into the prompt"),
     Option(
         ON_BAD_LORA,
@@ -123,6 +130,11 @@ def checked(key: str, value: object) -> object:
             if value in option.choices:
                 return value
     raise ValueError(f"{key} must be {_wanted(option)}, not {value!r}")
+
+
+def enabled(values: Values) -> bool:
+    """Tell whether Remora applies LoRA, and not the host itself."""
+    return bool(values.option(ENABLED))
 
 
 def skip_bad(values: Values) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from lib_lora import LoraError
 
@@ -53,6 +53,11 @@ class Tag:
             return self.unet
         return {"text_encoder": self.te, "unet": self.unet, "transformer": self.unet}
 
+    def without(self, components: Collection[str]) -> Tag:
+        """The same, leaving some components alone: text encoders, or the unet and transformer."""
+        te = 0.0 if any(name.startswith("text_encoder") for name in components) else self.te
+        return replace(self, te=te, unet=0.0 if {"unet", "transformer"} & set(components) else self.unet)
+
     @property
     def is_off(self) -> bool:
         """Whether every multiplier is 0, which equals no tag."""
@@ -82,13 +87,17 @@ def parse(prompt: str) -> Parsed:
     return Parsed(_TAG.sub("", prompt), tuple(tags))
 
 
-def parse_arguments(arguments: str) -> Tag:
+def parse_arguments(arguments: str, default: float = 1.0) -> Tag:
     """Read what stands between `<lora:` and `>`; for hosts that split the prompt themselves.
+
+    Args:
+        arguments: the text.
+        default: the multiplier of a tag without one.
 
     Raises:
         PromptError: as `parse`; positions count from the tag's `<`.
     """
-    return _tag(f"<lora:{arguments}>", arguments, len("<lora:"))
+    return _tag(f"<lora:{arguments}>", arguments, len("<lora:"), default)
 
 
 def format_tag(tag: Tag) -> str:
@@ -109,12 +118,12 @@ class _Field:
     place: int
 
 
-def _tag(text: str, arguments: str, start: int) -> Tag:
+def _tag(text: str, arguments: str, start: int, default: float = 1.0) -> Tag:
     name, *rest = arguments.split(":")
     if not name.strip():
         raise PromptError(text, start, "the name is missing")
     fields = _fields(text, rest, start + len(name) + 1)
-    te = _multiplier(text, fields.get("te"), 1.0)
+    te = _multiplier(text, fields.get("te"), default)
     return Tag(name.strip(), te, _multiplier(text, fields.get("unet"), te), _rank(text, fields.get("dyn")))
 
 

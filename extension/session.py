@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from lib_lora import ActivationReport, Engine, Entry, LoraError, Stack
+from lib_lora import ActivationReport, Engine, LoraError, Stack
 
-from .catalog import Catalog, CatalogFile
+from .batch import Wanted, Wish, text_keys, wanted
+from .catalog import Catalog, CatalogError, CatalogFile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from lib_lora import NetworkReport
 
-    from .hosts import Host
+    from .hosts import Host, Rows
 
 Mode: TypeAlias = Literal["live", "merged", "auto"]
 """As in `lib_lora.Stack`."""
@@ -24,19 +25,6 @@ Storage: TypeAlias = Literal["file", "bfloat16", "float8"]
 """As in `lib_lora.Engine`."""
 
 logger = logging.getLogger(__name__)
-
-
-class Wish(Protocol):
-    """One LoRA asked for by name; a prompt's tag is one."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def multiplier(self) -> float | Mapping[str, float]: ...
-
-    @property
-    def rank(self) -> int | None: ...
 
 
 @dataclass(frozen=True)
@@ -47,6 +35,19 @@ class Active:
     """As asked for."""
     file: CatalogFile
     report: NetworkReport
+    images: tuple[int, ...] = (0,)
+    """Those of the batch that it acts on."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """One LoRA that was asked for and left out."""
+
+    name: str
+    reason: str
+    """One sentence."""
+    missing: bool = False
+    """It is not in the folders; otherwise there is something wrong with it, or with its tag."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,28 @@ class Activation:
     """What a generation runs with."""
 
     active: tuple[Active, ...] = ()
-    skipped: tuple[str, ...] = ()
-    """One sentence for each LoRA that was asked for and left out."""
+    left_out: tuple[Skipped, ...] = ()
     report: ActivationReport = field(default_factory=lambda: ActivationReport(()))
     """What the engine says of `active`, and of what was merged."""
     notes: tuple[str, ...] = ()
     """One sentence for each embedding that came with a LoRA and cannot be used."""
+    text_keys: tuple[Hashable, ...] = ((),)
+    """For each image, what the output of the text encoders depends on."""
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        """One sentence for each LoRA that was asked for and left out."""
+        return tuple(one.reason for one in self.left_out)
+
+    @property
+    def text_key(self) -> Hashable:
+        """What the output of the text encoders depends on; equal keys, equal outputs."""
+        return self.text_keys[0] if len(set(self.text_keys)) == 1 else self.text_keys
+
+    @property
+    def images(self) -> int:
+        """How many images have LoRAs of their own."""
+        return len(self.text_keys)
 
     def lines(self) -> tuple[str, ...]:
         """One line per LoRA, and one on merging where that was asked for."""
@@ -89,6 +106,15 @@ class Settings:
     memory: Memory = Memory()
 
 
+@dataclass(frozen=True)
+class _Batch:
+    """What the host asked for last."""
+
+    images: tuple[tuple[Wish, ...], ...]
+    settings: Settings
+    calls: int | None
+
+
 class Session:
     """Turns LoRA names into a stack in force on the host's model; used by one generation at a time."""
 
@@ -97,8 +123,10 @@ class Session:
         self.catalog = Catalog(host.adapter_dirs)
         self.last = Activation()
         """What the latest generation ran with."""
+        self._batch: _Batch | None = None  # in force, or to be on a model that comes in the middle of a generation
         self._engine: Engine | None = None
         self._memory = Memory()  # of the engine
+        self._rows: Rows | None = None
         self._said: set[str] = set()
 
     def begin(
@@ -107,34 +135,57 @@ class Session:
         settings: Settings = Settings(),
         calls: int | None = None,
     ) -> Activation:
+        """Put these LoRAs in force in place of all others, for all images alike; see `begin_batch`."""
+        return self.begin_batch([wishes], settings, calls)
+
+    def begin_batch(
+        self,
+        images: Sequence[Sequence[Wish]],
+        settings: Settings = Settings(),
+        calls: int | None = None,
+    ) -> Activation:
         """Put these LoRAs in force in place of all others; none switches all off.
 
         Args:
-            wishes: the LoRAs, in order.
+            images: for each image of a batch its LoRAs, in order. One alone stands for all.
             settings: how they act, and what becomes of one that fails.
             calls: how often the generation will call the model; None where nobody knows.
 
         Raises:
             LoraError: a name or a file failed, and is not to be skipped; what was in force before stays so.
         """
-        skipped: list[str] = []
-        named = self._found(wishes, settings.skip_bad, skipped)
-        while True:
-            try:
-                report = self._activate(named, settings, calls)
-                break
-            except LoraError as error:
-                culprit = getattr(error, "index", None)  # ActivationError and StackError name the entry
-                if culprit is None:
-                    raise
-                _skip_or_raise(error, settings.skip_bad, skipped)
-                del named[culprit]
-        active = tuple(Active(wish.name, file, one) for (wish, file), one in zip(named, report.entries, strict=True))
-        self.last = Activation(active, tuple(skipped), report, self._lend_embeddings(active))
+        batch = _Batch(tuple(map(tuple, images)), settings, calls)
+        self.last = self._put_in_force(batch)
+        self._batch = batch
         return self.last
+
+    def use_image(self, index: int) -> None:
+        """Let the text encoders work for one image of the batch."""
+        if self._engine is not None:
+            self._engine.use_image(index if self.last.images > 1 else 0)
+
+    def set_rows(self, rows: Rows | None) -> None:
+        """Say which image the rows of a model call belong to, as `lib_lora.Engine.set_rows`; also for later batches."""
+        self._rows = rows
+        if self._engine is not None:
+            self._engine.set_rows(rows)
+
+    def follow_model(self) -> bool:
+        """Have in force on the host's present model what the latest batch asked for; tell whether it was another.
+
+        Raises:
+            LoraError: that failed on this model, and is not to be skipped.
+        """
+        if self._engine is not None and self._serves():
+            return False
+        self._drop_engine()
+        if self._batch is not None:
+            self.last = self._put_in_force(self._batch)
+        return True
 
     def end(self) -> None:
         """Switch all LoRAs off; the model is as it was without any."""
+        self._batch = None
         try:
             self.host.use_embeddings({})
         finally:
@@ -142,42 +193,82 @@ class Session:
                 self._engine.deactivate()
 
     def model_changed(self) -> None:
-        """Follow the host to another model; nothing is in force on the new one until a generation begins."""
+        """Leave the model; `follow_model` or the next batch goes to the one the host has then."""
+        batch = self._batch
         self.close()
+        self._batch = batch
         logger.debug("remora: serving %s", ", ".join(self.host.components()) or "no model")
 
     def close(self) -> None:
         """Take everything off the model; a later `begin` starts anew."""
-        self.end()
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        try:
+            self.end()
+        finally:
+            self._drop_engine()
 
-    def _found(self, wishes: Sequence[Wish], skip_bad: bool, skipped: list[str]) -> list[tuple[Wish, CatalogFile]]:
+    def _drop_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def _serves(self) -> bool:
+        """Whether the engine serves the model the host has now."""
+        assert self._engine is not None
+        served, present = self._engine.components, self.host.components()
+        return served.keys() == present.keys() and all(served[name] is part for name, part in present.items())
+
+    def _put_in_force(self, batch: _Batch) -> Activation:
+        left_out: list[Skipped] = []
+        skip_bad = batch.settings.skip_bad
+        images = [self._found(wishes, skip_bad, left_out) for wishes in batch.images] or [[]]
+        entries = wanted(images, in_order=batch.settings.in_order)
+        while True:
+            try:
+                report, stack = self._activate(entries, len(images), batch)
+                break
+            except LoraError as error:
+                culprit = getattr(error, "index", None)  # ActivationError and StackError name the entry
+                if culprit is None:
+                    raise
+                _skip_or_raise(entries[culprit].name, error, skip_bad, left_out)
+                del entries[culprit]
+        active = tuple(
+            Active(one.name, one.file, own, tuple(sorted(one.multipliers)))
+            for one, own in zip(entries, report.entries, strict=True)
+        )
+        texts = [name for name in self.host.components() if name.startswith("text_encoder")]
+        keys = text_keys(stack, [one.file for one in entries], texts)
+        return Activation(active, tuple(left_out), report, self._lend_embeddings(active), keys)
+
+    def _found(self, wishes: Sequence[Wish], skip_bad: bool, left_out: list[Skipped]) -> list[tuple[Wish, CatalogFile]]:
         named = []
         for wish in wishes:
             try:
-                named.append((wish, self.catalog.find(wish.name)))
+                named.append((wish, self.catalog.find_anew(wish.name)))
             except LoraError as error:
-                _skip_or_raise(error, skip_bad, skipped)
+                _skip_or_raise(wish.name, error, skip_bad, left_out)
         return named
 
-    def _activate(
-        self, named: Sequence[tuple[Wish, CatalogFile]], settings: Settings, calls: int | None
-    ) -> ActivationReport:
-        entries = [Entry(file.path, wish.multiplier, wish.rank) for wish, file in named]
-        stack = Stack(entries, mode=settings.mode, in_order=settings.in_order, calls=calls)
+    def _activate(self, entries: Sequence[Wanted], images: int, batch: _Batch) -> tuple[ActivationReport, Stack]:
+        settings = batch.settings
+        stack = Stack(
+            [one.entry(images) for one in entries],
+            mode=settings.mode,
+            in_order=settings.in_order,
+            calls=batch.calls,
+        )
         report = self._engine_with(settings.memory).activate(stack)
         for line in report.summary().splitlines():
             logger.info("remora: %s", line)
-        return report
+        return report, stack
 
     def _engine_with(self, memory: Memory) -> Engine:
-        """The engine, made anew where LoRA are to be kept in another way."""
-        if self._engine is not None and self._memory != memory:
-            self.close()
+        """The engine of the host's present model, made anew where LoRA are to be kept in another way."""
+        if self._engine is not None and (self._memory != memory or not self._serves()):
+            self._drop_engine()
         if self._engine is None:
             self._engine = make_engine(self.host, memory)
+            self._engine.set_rows(self._rows)
             self._memory = memory
         return self._engine
 
@@ -220,8 +311,10 @@ def make_engine(host: Host, memory: Memory) -> Engine:
     )
 
 
-def _skip_or_raise(error: LoraError, skip_bad: bool, skipped: list[str]) -> None:
+def _skip_or_raise(name: str, error: LoraError, skip_bad: bool, left_out: list[Skipped]) -> None:
     if not skip_bad:
         raise error
-    logger.warning("remora: skipped: %s", error)
-    skipped.append(str(error))
+    skipped = Skipped(name, str(error), missing=isinstance(error, CatalogError) and not error.fits_several)
+    if skipped not in left_out:  # several images may ask for the same
+        logger.warning("remora: skipped: %s", error)
+        left_out.append(skipped)

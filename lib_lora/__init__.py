@@ -17,7 +17,7 @@ from .file import AdapterFile
 from .network import Network, load_network
 from .patch import install, uninstall
 from .report import ActivationReport, MemoryReport, NetworkReport, Unused
-from .stack import Entry, Multiplier, Stack
+from .stack import Entry, Multiplier, PerImage, Stack
 
 __all__ = [
     "ActivationError",
@@ -33,6 +33,7 @@ __all__ = [
     "Network",
     "NetworkReport",
     "NoMatchError",
+    "PerImage",
     "PickleError",
     "Stack",
     "StackError",

@@ -159,6 +159,12 @@ class Engine:
             self._plan.write(stack)
             self._stack = stack
 
+    def set_rows(self, rows: Callable[[int], Sequence[int]] | None) -> None:
+        """Placeholder."""
+
+    def use_image(self, index: int) -> None:
+        """Placeholder."""
+
     def set_timestep(self, timestep: float | None) -> None:
         """Say which timestep the next model call is for, between 0 and 1000; None is any.
 

@@ -17,6 +17,13 @@ Multiplier = float | Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
+class PerImage:
+    """One multiplier per image of a batch."""
+
+    multipliers: tuple[Multiplier, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """One file at one strength.
 
@@ -28,13 +35,19 @@ class Entry:
     """
 
     path: str | Path
-    multiplier: Multiplier = 1.0
+    multiplier: Multiplier | PerImage = 1.0
     rank: int | None = None
     """Use only the first so many rank components (`dyn` in prompts)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
-        object.__setattr__(self, "multiplier", checked(self.multiplier, self.name))
+        if isinstance(self.multiplier, PerImage):
+            every = [checked(one, self.name) for one in self.multiplier.multipliers]
+            object.__setattr__(
+                self, "multiplier", every[0] if all(one == every[0] for one in every) else PerImage(tuple(every))
+            )
+        else:
+            object.__setattr__(self, "multiplier", checked(self.multiplier, self.name))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
             raise StackError(f"{self.name}: rank {self.rank!r} must be a whole number from 1 up")
 
@@ -43,9 +56,10 @@ class Entry:
         """The file's name without its ending."""
         return Path(self.path).stem
 
-    def strength(self, component: str) -> float:
+    def strength(self, component: str, image: int = 0) -> float:
         """The multiplier for one component."""
-        return strength(self.multiplier, component)
+        own = self.multiplier.multipliers[image] if isinstance(self.multiplier, PerImage) else self.multiplier
+        return strength(own, component)
 
 
 Mode = Literal["live", "merged", "auto"]
@@ -88,6 +102,10 @@ class Stack:
         object.__setattr__(self, "mode", mode)
         object.__setattr__(self, "in_order", in_order)
         object.__setattr__(self, "calls", calls)
+
+    @property
+    def images(self) -> int:
+        return next((len(e.multiplier.multipliers) for e in self.entries if isinstance(e.multiplier, PerImage)), 1)
 
     def __len__(self) -> int:
         return len(self.entries)

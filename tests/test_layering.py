@@ -70,14 +70,17 @@ LIB_LORA = {
 
 # The same for extension, which has no BASICS.
 EXTENSION = {
-    "__init__": "api hosts infotext options prompt session ui xyz",
+    "__init__": "guest hosts options session",
+    "guest": "api hosts options paste prompt session ui xyz",
     "standalone": "*",
     "ui": "catalog generation hosts infotext options prompt session",
     "api": "catalog generation hosts infotext options prompt session",
     "xyz": "hosts session",
     "options": "hosts session",
     "infotext": "prompt",
-    "session": "catalog hosts",
+    "paste": "catalog infotext",
+    "session": "batch catalog hosts",
+    "batch": "catalog",
     "catalog": "",
     "generation": "",
     "hosts": "",
@@ -92,7 +95,7 @@ OUTSIDE = {
     "accelerate": PIPELINE,
     "diffusers": PIPELINE,
     "fastapi": ("extension/api.py", "extension/standalone/"),
-    "gradio": ("extension/ui/",),
+    "gradio": ("extension/ui/", "extension/hosts/_webui.py"),  # a setting's description names its component
     "huggingface_hub": PIPELINE,
     "lib_lora": ("extension/",),  # its public names: a module of it is refused
     "modules": ("extension/hosts/",),

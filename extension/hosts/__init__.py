@@ -6,9 +6,20 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from .base import Embeddings, Events, Host, Option
+from .base import Batch, Embeddings, Host, Option, Outcome, Remora, Rows, Used
 
-__all__ = ["Embeddings", "Events", "Host", "Option", "current_host", "known_hosts"]
+__all__ = [
+    "Batch",
+    "Embeddings",
+    "Host",
+    "Option",
+    "Outcome",
+    "Remora",
+    "Rows",
+    "Used",
+    "current_host",
+    "known_hosts",
+]
 
 
 def known_hosts() -> Iterator[Host]:

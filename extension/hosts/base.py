@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
@@ -30,24 +30,105 @@ class Option:
     maximum: float = math.inf
 
 
-class Tags(Protocol):
-    """What is called with a generation's tags."""
-
-    def __call__(self, arguments: Sequence[str], calls: int | None = None) -> None:
-        """Put these in force; `calls` is how often the generation will call the model, None where nobody knows."""
+Rows: TypeAlias = Callable[[int], Sequence[int]]
+"""From the number of rows of a model call to the image each of them belongs to, counted from 0."""
 
 
 @dataclass(frozen=True)
-class Events:
-    """What Remora does when the host says that something happened; each host maps its own callbacks to these."""
+class Batch:
+    """The LoRA tags of the images that are made together, as their prompts have them."""
 
-    model_changed: Callable[[], None]
-    tags: Tags
-    """A generation starts with these tags, each as written between `<lora:` and `>`; empty switches all off."""
-    generation_ended: Callable[[], None]
-    app_started: Callable[[Any], None]
-    """The host's FastAPI application takes routes now."""
-    unloaded: Callable[[], None]
+    images: tuple[tuple[str, ...], ...]
+    """For each image what stands between `<lora:` and `>` in its prompt, in order."""
+    calls: int | None = None
+    """How often the model will be called, over all batches; None where nobody knows."""
+    default: float = 1.0
+    """The multiplier of a tag without one."""
+    without: frozenset[str] = frozenset()
+    """Components that LoRA leave alone this time."""
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """Settings of Remora that are others this time, by their keys."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """One LoRA in force. Its hashes may take reading the whole file, once; they raise OSError if that fails."""
+
+    name: str
+    """As the prompt has it."""
+    path: Path
+    shorthash: Callable[[], str]
+    """12 hex digits of the SHA-256 of everything after the header, as "Lora hashes" has it, or what its trainer wrote
+    down as such."""
+    sha256: Callable[[], str]
+    """Of the whole file."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a batch's tags."""
+
+    images: tuple[tuple[Used, ...], ...] = ((),)
+    """For each image what is in force; one for all where they are alike."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What a parameters text must say of the settings."""
+    hashes_wanted: bool = False
+    """In the parameters text."""
+    problems: tuple[str, ...] = ()
+    """One sentence for each LoRA or embedding that was left out; for the user."""
+
+    def image(self, index: int) -> tuple[Used, ...]:
+        """What is in force for one image of the batch."""
+        return self.images[index] if len(self.images) > 1 else self.images[0]
+
+
+class Remora(Protocol):
+    """What a host may ask of Remora; all of it from the thread that makes pictures, but `app_started`."""
+
+    @property
+    def enabled(self) -> bool:
+        """Whether Remora serves LoRA tags; if not, the host does so itself."""
+
+    def batch(self, batch: Batch) -> Outcome:
+        """Put a batch's LoRAs in force in place of all others; images without tags have none.
+
+        Raises:
+            LoraError: a tag, name or file failed, and the user wants no picture then; nothing is in force.
+        """
+
+    def text_key(self) -> Hashable:
+        """What a text encoder's output depends on of what is in force; equal keys, equal outputs."""
+
+    def text_keys(self) -> Sequence[Hashable]:
+        """The same for each image by itself."""
+
+    def image(self, index: int) -> None:
+        """From now on the text encoders work for this image of the batch."""
+
+    def rows(self, rows: Rows | None) -> None:
+        """Say which image each row of a call of the UNet or transformer belongs to; None for whole batches in a row."""
+
+    def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
+        """Return the prompt of a parameters text that was read, with the names its LoRA have here, and its settings."""
+
+    def follow_model(self) -> bool:
+        """Be in force on the model the host has now, also where it said nothing of a change.
+
+        Returns:
+            Whether it was another one.
+        """
+
+    def model_changed(self) -> None:
+        """The host has loaded a model: what was in force is in force on it, as soon as a batch runs."""
+
+    def generation_ended(self) -> None:
+        """Take all LoRAs off."""
+
+    def app_started(self, app: Any) -> None:
+        """The host's FastAPI application takes routes now."""
+
+    def unloaded(self) -> None:
+        """The host takes its scripts down."""
 
 
 class Host(ABC):
@@ -100,5 +181,5 @@ class Host(ABC):
         """
 
     @abstractmethod
-    def connect(self, events: Events) -> None:
-        """Call these from now on, in place of those given before."""
+    def connect(self, remora: Remora) -> None:
+        """Tell this one from now on what happens, in place of the one given before."""

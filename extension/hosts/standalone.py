@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from .base import Embeddings, Events, Host, Option
+from .base import Embeddings, Host, Option, Remora
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +29,7 @@ class StandaloneHost(Host):
         self._use_embeddings: Callable[[Embeddings], Sequence[str]] | None = None
         self._dirs: tuple[Path, ...] = ()
         self._values: dict[str, object] = {}
-        self._events: Events | None = None
+        self._remora: Remora | None = None
 
     def open(self, dirs: Sequence[Path], settings: Mapping[str, object]) -> None:
         """Become the current host, with these adapter folders and settings that differ from their defaults."""
@@ -39,8 +39,8 @@ class StandaloneHost(Host):
 
     def close(self) -> None:
         """Stop being the current host and forget the model; connected events are told first."""
-        if self._events is not None:
-            self._events.unloaded()
+        if self._remora is not None:
+            self._remora.unloaded()
         self._reset()
 
     def set_components(
@@ -60,13 +60,13 @@ class StandaloneHost(Host):
             self._use_embeddings({})  # the former pipeline's
         self._checkpoints, self._use_embeddings = checkpoints or {}, use_embeddings
         self._parts = {name: part for name in _ADAPTABLE if (part := _module(parts.get(name))) is not None}
-        if self._events is not None:
-            self._events.model_changed()
+        if self._remora is not None:
+            self._remora.model_changed()
 
     def app_started(self, app: object) -> None:
         """Tell that the FastAPI application takes routes now."""
-        if self._events is not None:
-            self._events.app_started(app)
+        if self._remora is not None:
+            self._remora.app_started(app)
 
     def is_current(self) -> bool:
         return self._open
@@ -104,8 +104,8 @@ class StandaloneHost(Host):
             raise KeyError(key)
         self._values[key] = value
 
-    def connect(self, events: Events) -> None:
-        self._events = events
+    def connect(self, remora: Remora) -> None:
+        self._remora = remora
 
 
 STANDALONE = StandaloneHost()

@@ -15,12 +15,18 @@ from fastapi.testclient import TestClient
 from torch import nn
 
 import extension
+from extension.catalog import CatalogError
+from extension.hosts import Batch
 from extension.hosts.standalone import STANDALONE
-from extension.options import DEFAULT_MULTIPLIER, ON_BAD_LORA, SKIP, TABLE
+from extension.options import DEFAULT_MULTIPLIER, FAIL, ON_BAD_LORA, SKIP, TABLE
 from extension.prompt import PromptError
 from extension.standalone.demo_model import Demo, make_pipeline
 
 ROOT = Path(extension.__file__).resolve().parents[1]
+
+
+def batch(*arguments: str) -> Batch:
+    return Batch((arguments,))
 
 
 @pytest.fixture
@@ -44,20 +50,25 @@ def test_without_a_host_one_line_says_so_and_nothing_is_changed(caplog: pytest.L
 
 def test_what_a_host_calls_works(pipeline: object, caplog: pytest.LogCaptureFixture) -> None:
     assert extension.register() is not None
-    events = STANDALONE._events
-    assert events is not None
+    remora = STANDALONE._remora
+    assert remora is not None
     encoder, tokens = pipeline.text_encoder.eval(), torch.arange(10)[None]
     with torch.no_grad():
         before = encoder(tokens).last_hidden_state
-        events.tags(["demo-linear:0.8", "demo-locon:0"])
+        remora.batch(batch("demo-linear:0.8", "demo-locon:0"))
         assert not torch.equal(encoder(tokens).last_hidden_state, before)
-        with pytest.raises(PromptError):
-            events.tags(["demo-linear:x"])
-        events.tags(["no-such"])  # skipped by default, and said
+        outcome = remora.batch(batch("no-such", "demo-linear:x"))  # skipped by default, and said
+        assert [("no-such" in outcome.problems[1]), ("'x' is not a number" in outcome.problems[0])] == [True, True]
         assert "no-such" in caplog.text
         assert torch.equal(encoder(tokens).last_hidden_state, before)
-        events.tags(["demo-linear"])
-        events.generation_ended()
+        STANDALONE.set_option(ON_BAD_LORA, FAIL)
+        remora.batch(batch("demo-linear"))
+        for bad, kind in (("demo-linear:x", PromptError), ("no-such", CatalogError)):
+            with pytest.raises(kind):
+                remora.batch(batch("demo-linear", bad))
+            assert torch.equal(encoder(tokens).last_hidden_state, before)  # no picture comes of it, so nothing stays
+        remora.batch(batch("demo-linear"))
+        remora.generation_ended()
         assert torch.equal(encoder(tokens).last_hidden_state, before)
 
 
@@ -74,7 +85,7 @@ def test_unloading_undoes_everything(pipeline: object) -> None:
     before = nn.Linear.forward
     session = extension.register()
     assert session is not None
-    STANDALONE._events.tags(["demo-linear"])
+    STANDALONE._remora.batch(batch("demo-linear"))
     extension.unregister()
     assert nn.Linear.forward is before
     assert extension.register() is not session

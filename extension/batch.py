@@ -1,0 +1,82 @@
+"""The LoRAs of several images that are made together, as one stack: each entry with a multiplier per image; pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from lib_lora import Entry, Multiplier, PerImage, Stack
+
+from .catalog import CatalogFile
+
+
+class Wish(Protocol):
+    """One LoRA asked for by name; a prompt's tag is one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def multiplier(self) -> float | Mapping[str, float]: ...
+
+    @property
+    def rank(self) -> int | None: ...
+
+
+@dataclass
+class Wanted:
+    """One LoRA of a batch."""
+
+    name: str
+    """As first asked for."""
+    file: CatalogFile
+    rank: int | None
+    multipliers: dict[int, Multiplier] = field(default_factory=dict)
+    """By image; the others do not have it."""
+
+    def entry(self, images: int) -> Entry:
+        """The stack's entry for a batch of so many images."""
+        every = PerImage(tuple(self.multipliers.get(image, 0.0) for image in range(images)))
+        return Entry(self.file.path, every, self.rank)
+
+
+def wanted(images: Sequence[Sequence[tuple[Wish, CatalogFile]]], *, in_order: bool) -> list[Wanted]:
+    """Gather what the images of a batch ask for; a LoRA that several ask for alike is there once.
+
+    Args:
+        images: the LoRAs of each image, in order.
+        in_order: their order matters, so images share one only where they agree in all of them.
+    """
+    alike = all(len(image) == len(images[0]) and _keys(image) == _keys(images[0]) for image in images)
+    found: dict[object, Wanted] = {}
+    for number, image in enumerate(images):
+        for key, (wish, file) in zip(_keys(image), image, strict=True):
+            own: object = (number, key) if in_order and not alike else key
+            found.setdefault(own, Wanted(wish.name, file, wish.rank)).multipliers[number] = wish.multiplier
+    return list(found.values())
+
+
+def text_keys(stack: Stack, files: Sequence[CatalogFile], components: Sequence[str]) -> tuple[tuple[object, ...], ...]:
+    """For each image, what the output of these text encoders depends on: files, and their strengths there."""
+    keys = []
+    for image in range(stack.images):
+        own: list[object] = []
+        for entry, file in zip(stack, files, strict=True):
+            strengths = tuple((name, entry.strength(name, image)) for name in components)
+            if any(strength for _, strength in strengths):
+                own.append((file, entry.rank, strengths))
+        keys.append(tuple(own))
+    return tuple(keys)
+
+
+def _keys(image: Sequence[tuple[Wish, CatalogFile]]) -> list[tuple[Path, int | None, int]]:
+    """What makes a LoRA the same one in two images; where one has it twice, the first is not the second."""
+    seen: Counter[tuple[Path, int | None]] = Counter()
+    keys = []
+    for wish, file in image:
+        seen[file.path, wish.rank] += 1
+        keys.append((file.path, wish.rank, seen[file.path, wish.rank]))
+    return keys

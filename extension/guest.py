@@ -1,0 +1,125 @@
+"""What a web UI tells Remora, and what Remora answers: the part between a host's file and the session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lib_lora import LoraError
+
+from .hosts import Outcome, Used
+from .options import Overridden, enabled, from_parameters, hashes_wanted, settings, to_parameters
+from .paste import with_own_names
+from .prompt import Tag, parse_arguments
+from .session import Activation, Skipped
+
+if TYPE_CHECKING:
+    from .hosts import Batch, Host, Rows
+    from .session import Session
+
+logger = logging.getLogger(__name__)
+
+
+class Guest:
+    """Remora as its host sees it, `hosts.Remora`."""
+
+    def __init__(self, host: Host, session: Session, unloaded: Callable[[], None]) -> None:
+        self._host = host
+        self._session = session
+        self._unloaded = unloaded
+
+    @property
+    def enabled(self) -> bool:
+        """Whether Remora serves LoRA tags; if not, the host does so itself."""
+        return enabled(self._host)
+
+    def batch(self, batch: Batch) -> Outcome:
+        """Put a batch's LoRAs in force in place of all others.
+
+        Raises:
+            LoraError: a tag, name or file failed, and the user wants no picture then; nothing is in force.
+        """
+        values = Overridden(self._host, batch.settings)
+        wanted = settings(values)
+        unread: list[Skipped] = []
+        try:
+            images = [_read(arguments, batch, unread, skip_bad=wanted.skip_bad) for arguments in batch.images]
+            activation = self._session.begin_batch(images, wanted, batch.calls)
+        except BaseException:
+            self._session.end()
+            raise
+        return Outcome(
+            images=tuple(self._used(activation, image) for image in range(activation.images)),
+            settings=to_parameters(values) if activation.active else {},
+            hashes_wanted=hashes_wanted(values),
+            problems=(*(one.reason for one in unread), *activation.skipped, *activation.notes),
+        )
+
+    def text_key(self) -> Hashable:
+        """What a text encoder's output depends on of what is in force; equal keys, equal outputs."""
+        return self._session.last.text_key
+
+    def text_keys(self) -> Sequence[Hashable]:
+        """The same for each image by itself."""
+        return self._session.last.text_keys
+
+    def image(self, index: int) -> None:
+        """From now on the text encoders work for this image of the batch."""
+        self._session.use_image(index)
+
+    def rows(self, rows: Rows | None) -> None:
+        """Say which image each row of a call of the UNet or transformer belongs to; None for whole batches in a row."""
+        self._session.set_rows(rows)
+
+    def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
+        """Return the prompt of a parameters text that was read, with the names its LoRA have here, and its settings."""
+        return with_own_names(parameters, self._session.catalog), from_parameters(parameters)
+
+    def follow_model(self) -> bool:
+        """Be in force on the model the host has now, also where it said nothing of a change."""
+        return self._session.follow_model()
+
+    def model_changed(self) -> None:
+        """The host has loaded a model: what was in force is in force on it, as soon as a batch runs."""
+        self._session.model_changed()
+
+    def generation_ended(self) -> None:
+        """Take all LoRAs off."""
+        self._session.end()
+
+    def app_started(self, app: Any) -> None:
+        """The host's FastAPI application takes routes now."""
+        from .api import add_routes  # fastapi is imported where a host serves with it
+
+        add_routes(app, self._session)
+
+    def unloaded(self) -> None:
+        """The host takes its scripts down."""
+        self._unloaded()
+
+    def _used(self, activation: Activation, image: int) -> tuple[Used, ...]:
+        catalog = self._session.catalog
+        return tuple(
+            Used(one.name, one.file.path, partial(catalog.known_hash, one.file), partial(catalog.sha256, one.file))
+            for one in activation.active
+            if activation.images == 1 or image in one.images
+        )
+
+
+def _read(arguments: Sequence[str], batch: Batch, unread: list[Skipped], *, skip_bad: bool) -> list[Tag]:
+    """One image's tags; each that cannot be read is left out by itself."""
+    tags = []
+    for written in arguments:
+        try:
+            tag = parse_arguments(written, batch.default).without(batch.without)
+        except LoraError as error:
+            if not skip_bad:
+                raise
+            logger.warning("remora: skipped: %s", error)
+            unread.append(Skipped(written, str(error)))
+        else:
+            if not tag.is_off:
+                tags.append(tag)
+    return tags

@@ -1,0 +1,192 @@
+"""What the web UIs that descend from AUTOMATIC1111's have in common, as a host: callbacks, settings, folders, tags.
+
+Their files beside this one say what is different: where the model's parts are, which rows of a call belong to which
+image, how text encoders are asked, what the parameters text looks like. All is found by what is there, never by a
+version.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ._extra_networks import ExtraNetworks, Images
+from .base import Batch, Host, Option, Outcome, Remora
+
+if TYPE_CHECKING:
+    from torch import nn
+
+logger = logging.getLogger(__name__)
+
+_SECTION = ("remora", "Remora")
+
+
+def module(name: str) -> ModuleType | None:
+    """A module of the host, or None where it has none of that name."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            return None
+        raise
+
+
+class WebUIHost(Host):
+    """A web UI with `modules.script_callbacks`, `modules.shared` and `modules.extra_networks`."""
+
+    lora_dir_flags: ClassVar[tuple[str, ...]] = ("lora_dir", "lyco_dir", "lyco_dir_backcompat")
+    """Where the host keeps the names of its folders: in the command line's values or in the settings."""
+
+    def __init__(self) -> None:
+        self._options: dict[str, Option] = {}
+        self._remora: Remora | None = None
+        self._networks: ExtraNetworks | None = None
+        self._connected = False  # the host's callbacks are never taken off, so they are put on once per load of scripts
+
+    # --- what each web UI says of itself ---
+
+    @abstractmethod
+    def quiet_builtin(self) -> None:
+        """Take the built-in's LoRAs off the model, and keep it from touching layers; harmless when done already."""
+
+    @abstractmethod
+    def wake_builtin(self) -> None:
+        """Let the built-in work as it would without Remora; harmless when it does."""
+
+    @abstractmethod
+    def tell(self, p: Any, outcome: Outcome, images: Images) -> None:
+        """Show what became of a batch: in its parameters texts, and its problems to the user."""
+
+    def batch_of(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Batch:
+        """Make the batch that a processing object runs next."""
+        steps, count = getattr(p, "steps", None), getattr(p, "n_iter", 1)
+        calls = steps * count if isinstance(steps, int) and isinstance(count, int) else None
+        return Batch(images, calls=calls, without=frozenset(exclude))
+
+    # --- Host ---
+
+    def add_options(self, options: Sequence[Option]) -> None:
+        self._options = {option.key: option for option in options}
+        self._show_options()
+
+    def option(self, key: str) -> object:
+        option = self._options[key]
+        return self._shared().opts.data.get(key, option.default)
+
+    def adapter_dirs(self) -> Sequence[Path]:
+        shared = self._shared()
+        found = []
+        for flag in self.lora_dir_flags:
+            for values in (shared.opts.data, vars(shared.cmd_opts)):
+                written = values.get(flag)
+                if written and Path(written).is_dir():
+                    found.append(Path(written).absolute())
+        return tuple(dict.fromkeys(found))
+
+    def layer_classes(self) -> Sequence[type[nn.Module]]:
+        return ()
+
+    def connect(self, remora: Remora) -> None:
+        self._remora = remora
+        if self._connected:
+            return
+        self._connected = True
+        self.add_callbacks(importlib.import_module("modules.script_callbacks"))
+
+    def add_callbacks(self, callbacks: ModuleType) -> None:
+        """Ask the host to call back."""
+        callbacks.on_ui_settings(self._show_options)
+        callbacks.on_before_ui(self.take_over)
+        callbacks.on_app_started(self._app_started)
+        callbacks.on_model_loaded(self._model_loaded)
+        callbacks.on_script_unloaded(self.unload)
+
+    def take_over(self) -> None:
+        """Serve the tags from now on, as the setting says."""
+        if self._networks is None:
+            self._networks = ExtraNetworks(
+                importlib.import_module("modules.extra_networks"),
+                batch=self.run_batch,
+                handed_back=self._handed_back,
+                ended=self.ended,
+            )
+        self._networks.take_over()
+        if self.remora.enabled:
+            self.quiet_builtin()
+
+    def unload(self) -> None:
+        """Leave the host as it was."""
+        self._connected = False
+        if self._networks is not None:
+            self._networks.give_back()
+            self._networks = None
+        if self._remora is not None:
+            self._remora.unloaded()
+            self._remora = None
+        self.wake_builtin()
+
+    @property
+    def remora(self) -> Remora:
+        """Who is told what happens."""
+        assert self._remora is not None, "the host calls nobody before `connect`"
+        return self._remora
+
+    def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+        """Put a batch's LoRAs in force and tell what became of them."""
+        outcome = self.remora.batch(self.batch_of(p, images, include, exclude))
+        self.tell(p, outcome, images)
+
+    def ended(self, p: Any, *args: Any, **kwargs: Any) -> None:
+        """The host is done with a generation."""
+        self.remora.generation_ended()
+
+    def _handed_back(self, p: Any) -> bool:
+        """Whether the built-in serves the next batch; what the change of the setting asks for is done here."""
+        if self.remora.enabled:
+            self.quiet_builtin()
+            return False
+        self.remora.generation_ended()
+        self.wake_builtin()
+        return True
+
+    def _app_started(self, demo: Any, app: Any) -> None:
+        self.take_over()  # here too, for hosts in which the built-in is registered after `before_ui` of others
+        self.remora.app_started(app)
+
+    def _model_loaded(self, model: Any) -> None:
+        self.remora.model_changed()
+
+    def _show_options(self) -> None:
+        opts = self._shared().opts
+        for option in self._options.values():
+            opts.add_option(option.key, self._info(option))
+
+    def _info(self, option: Option) -> Any:
+        """The host's description of a setting."""
+        shared = self._shared()
+        info = shared.OptionInfo(option.default, option.label, *_component(option), section=_SECTION)
+        return info.info(option.info) if option.info else info
+
+    @staticmethod
+    def _shared() -> Any:
+        return importlib.import_module("modules.shared")
+
+
+def _component(option: Option) -> tuple[Any, Mapping[str, Any]]:
+    """The gradio component of a setting and its arguments, as `OptionInfo` takes them."""
+    import gradio
+
+    match option.default:
+        case bool():
+            return gradio.Checkbox, {}
+        case int() | float():
+            arguments: dict[str, Any] = {"minimum": option.minimum, "maximum": option.maximum}
+            finite = {name: value for name, value in arguments.items() if abs(value) != float("inf")}
+            return gradio.Number, finite | ({"precision": 0} if isinstance(option.default, int) else {})
+        case _:
+            return gradio.Radio, {"choices": list(option.choices)}
