@@ -93,7 +93,7 @@ def a1111() -> ModuleType:
         for network in [*wanted, *(one for one in registry.values() if one not in wanted)]:
             try:
                 network.activate(p, wanted.get(network, []))
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001  # as the web UIs do
                 shown.append(error)
 
     def deactivate(p: Any, extra_network_data: dict[str, list[Any]]) -> None:
@@ -141,7 +141,7 @@ def sdnext() -> ModuleType:
         both = said if "include" in names and "exclude" in names else {}
         try:
             network.activate(p, params, **both)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # as the web UIs do
             shown.append(error)
 
     def activate(
@@ -152,10 +152,10 @@ def sdnext() -> ModuleType:
         data = extra_network_data or p.network_data
         for name, params in data.items():
             if name in registry:
-                ask(registry[name], p, params, step=step, include=include or [], exclude=exclude or [])
+                ask(registry[name], p, params, step=step, include=list(include), exclude=list(exclude))
         for name, network in registry.items():
             if data.get(name) is None:
-                ask(network, p, [], include=include or [], exclude=exclude or [])
+                ask(network, p, [], include=list(include), exclude=list(exclude))
         p.network_data = data
 
     def activate_filtered(p: Any, extra_network_data: Any = None, step: int = 0) -> None:
