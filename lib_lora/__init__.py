@@ -8,6 +8,7 @@ from .errors import (
     LoraError,
     NoMatchError,
     PickleError,
+    RowsError,
     StackError,
     StorageError,
     UnknownAdapterError,
@@ -17,7 +18,7 @@ from .file import AdapterFile
 from .network import Network, load_network
 from .patch import install, uninstall
 from .report import ActivationReport, MemoryReport, NetworkReport, Unused
-from .stack import Entry, Multiplier, Stack
+from .stack import Entry, Multiplier, PerImage, Stack
 
 __all__ = [
     "ActivationError",
@@ -33,7 +34,9 @@ __all__ = [
     "Network",
     "NetworkReport",
     "NoMatchError",
+    "PerImage",
     "PickleError",
+    "RowsError",
     "Stack",
     "StackError",
     "StorageError",
