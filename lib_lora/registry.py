@@ -58,11 +58,12 @@ def discover_classes(package: ModuleType, base: type[C]) -> list[type[C]]:
     before: dict[str, tuple[str, ...]] = {}
     for module in _plugin_modules(package):
         for value in vars(module).values():
-            if not (inspect.isclass(value) and issubclass(value, base)):
+            # by its own type: to Python 3.10, list[int] says that it is an instance of `type`
+            if not (issubclass(type(value), type) and issubclass(value, base)):
                 continue
             if value.__module__ != module.__name__ or inspect.isabstract(value):
                 continue
-            name: str = value.name  # type: ignore[attr-defined]  # each plug-in base declares it
+            name: str = value.name
             if name in found:
                 raise RegistryError(f"{package.__name__}: two plug-ins are named {name!r}")
             found[name], before[name] = value, getattr(value, "before", ())

@@ -28,7 +28,9 @@ def round_stochastically(out: Tensor, value: Tensor, generator: torch.Generator)
     random = torch.rand(value.shape, generator=generator, device=generator.device, dtype=torch.float32)
     # beyond the largest number the neighbour is infinite or no number, and the comparison false
     other = random.to(value.device) * gap < error.abs()
-    out.copy_(torch.where(other & neighbour.to(value.dtype).isfinite(), neighbour, nearest))
+    taken = other & neighbour.to(value.dtype).isfinite()
+    # as bits: before torch 2.3 there is no `where` for float8
+    out.copy_(torch.where(taken, _bits(neighbour), _bits(nearest)).view(out.dtype))
 
 
 def generator_for(device: torch.device, seed: int) -> torch.Generator:
@@ -40,7 +42,7 @@ def generator_for(device: torch.device, seed: int) -> torch.Generator:
 
 def digest(tensor: Tensor) -> tuple[int, int]:
     """Two sums over the bits of a tensor; equal bits give equal sums on every device, a change other ones."""
-    bits = tensor.detach().contiguous().view(_BITS[tensor.element_size()]).flatten()
+    bits = _bits(tensor.detach().contiguous()).flatten()
     total, weighted = 0, 0
     for i, block in enumerate(torch.split(bits, 1 << 20)):
         numbers = block.to(torch.int64)
@@ -50,9 +52,13 @@ def digest(tensor: Tensor) -> tuple[int, int]:
     return total, weighted
 
 
+def _bits(tensor: Tensor) -> Tensor:
+    return tensor.view(_BITS[tensor.element_size()])
+
+
 def _neighbour(nearest: Tensor, error: Tensor) -> Tensor:
     """The next number of the same dtype on the side where the rounded-off rest lies."""
-    bits = nearest.view(_BITS[nearest.element_size()])
+    bits = _bits(nearest)
     away = (error > 0) == (nearest.to(error.dtype) > 0)  # from zero: one more in the bits, whatever the sign
     stepped = torch.where(away, bits + 1, bits - 1)
     smallest = torch.where(error > 0, torch.ones_like(bits), torch.ones_like(bits) | _sign(bits))

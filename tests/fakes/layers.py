@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -48,7 +49,7 @@ LAYERS: dict[str, tuple[str, Callable[[], nn.Module], tuple[int, ...]]] = {
     "embedding": ("embedding", lambda: nn.Embedding(50, 24), (2, 9)),
     "layer norm": ("norm", lambda: _randomized(nn.LayerNorm(24)), (3, 7, 24)),
     "group norm": ("norm", lambda: _randomized(nn.GroupNorm(4, 24)), (2, 24, 5, 7)),
-    "rms norm": ("norm without bias", lambda: _randomized(nn.RMSNorm(24)), (3, 7, 24)),
+    "rms norm": ("norm without bias", lambda: _randomized(_rms_norm(24)), (3, 7, 24)),
     "attention out": ("attention", lambda: _randomized(nn.MultiheadAttention(24, 4)), (5, 2, 24)),
     "attention q": ("attention", lambda: _randomized(nn.MultiheadAttention(24, 4)), (5, 2, 24)),
 }
@@ -89,6 +90,12 @@ def bias_of(model: Model, name: str) -> Tensor | None:
 def exact(model: Model) -> Model:
     """A copy in fp64, without adapters."""
     return copy.deepcopy(model).double()
+
+
+def _rms_norm(width: int) -> nn.Module:
+    if not hasattr(nn, "RMSNorm"):
+        pytest.skip("nn.RMSNorm came with torch 2.4")
+    return nn.RMSNorm(width)
 
 
 def _randomized(layer: nn.Module) -> nn.Module:

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import torch
 from diffusers import AutoencoderKL, DDIMScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import CLIPTextConfig, CLIPTextModel
 
 WIDTH = 32  # of the text encoder, so of the UNet's cross attention
@@ -32,15 +31,28 @@ def exact_arithmetic() -> Iterator[None]:
 
     One thread, too: between operations this small a pool of them only waits, and the tests take ten times as long.
     """
-    threads, fast_attention = torch.get_num_threads(), torch.backends.mha.get_fastpath_enabled()
+    threads = torch.get_num_threads()
+    mha: Any = getattr(torch.backends, "mha", None)  # torch 2.2 and later
+    fast_attention = mha is not None and mha.get_fastpath_enabled()
     torch.set_num_threads(1)
-    torch.backends.mha.set_fastpath_enabled(False)
+    if fast_attention:
+        mha.set_fastpath_enabled(False)
     try:
-        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+        with torch.no_grad(), _plain_attention():
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast_attention)
+        if fast_attention:
+            mha.set_fastpath_enabled(True)
         torch.set_num_threads(threads)
+
+
+def _plain_attention() -> AbstractContextManager[Any]:
+    """No fused attention."""
+    try:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+    except ModuleNotFoundError:  # before torch 2.3
+        return torch.backends.cuda.sdp_kernel(enable_flash=False, enable_math=True, enable_mem_efficient=False)
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 def tiny_unet(seed: int) -> UNet2DConditionModel:

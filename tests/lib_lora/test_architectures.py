@@ -151,6 +151,7 @@ def test_real_text_encoder_lists_resolve_wholly(real_keys, listed, family, compo
 
 def test_the_same_file_on_open_clip_and_on_transformers_gives_the_same_output(tmp_path):
     """OpenCLIP's fused attention under a kohya file against transformers' separate projections, numerically."""
+    pytest.importorskip("transformers", "5")  # earlier ones cannot make the mask of attention in fp64
     torch.manual_seed(1)
     tower = OpenClipText().double().requires_grad_(False).eval()
     config = CLIPTextConfig(

@@ -44,6 +44,7 @@ def error(got, want):
 
 @pytest.mark.parametrize("dtype", BOUNDS, ids=str)
 def test_full_precision(files, dtype):
+    pytest.importorskip("transformers", "5")  # earlier ones cannot make the mask of attention in fp64
     unet, text, inputs = tiny_unet(0).to(dtype), tiny_text_encoder(0).to(dtype), unet_inputs(3)
     ids = torch.arange(8)[None]
     plain = unet(**cast(inputs, dtype))[0]
