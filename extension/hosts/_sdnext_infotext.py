@@ -40,9 +40,9 @@ class Infotexts:
         for around in self._arounds:
             around.give_back()
 
-    def note(self, p: Any, outcome: Outcome, *, further_pass: bool) -> None:
-        """Keep what became of a batch's tags, in its first pass or in a further one."""
-        batch, told = p.iteration, vars(p).get(_TOLD)
+    def note(self, p: Any, outcome: Outcome, batch: int, *, further_pass: bool) -> None:
+        """Keep what became of the tags of a batch, in its first pass or in a further one."""
+        told = vars(p).get(_TOLD)
         parameters = p.extra_generation_params
         for name in told.written if told is not None else ():
             parameters.pop(name, None)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ._around import Around
 from ._extra_networks import Images
 from ._sdnext_builtin import take_off
 from ._sdnext_infotext import HASHES, Infotexts
@@ -32,6 +33,7 @@ _ADAPTABLE = (
     "llm_adapter",
 )
 _LOGGERS = (__name__.partition(".")[0], "lib_lora")
+_PLACE = "remora_place"  # attribute of a processing object: which batch, and which image of it, the detailer works on
 _DIGITS = 8  # of a hash in a parameters text
 
 
@@ -44,6 +46,7 @@ class SDNextHost(WebUIHost):
         super().__init__()
         self._prompts: Prompts | None = None
         self._infotexts: Infotexts | None = None
+        self._detailer: Around | None = None
         self._log: _HostLog | None = None
         self._serving = False  # whether what is in force is ours
         self._last: tuple[Images, Sequence[str], Sequence[str]] | None = None  # the latest batch
@@ -84,15 +87,19 @@ class SDNextHost(WebUIHost):
             self._prompts, self._infotexts = Prompts(self._serves), Infotexts()
         self._prompts.take()
         self._infotexts.take()
+        detailer = getattr(self._shared(), "detailer", None)
+        if self._detailer is None and hasattr(detailer, "restore"):
+            self._detailer = Around(type(detailer), "restore", self._detail)
+            self._detailer.take()
         self._name_settings()
         super().take_over()
 
     def unload(self) -> None:
         super().unload()
-        for taken in (self._prompts, self._infotexts, self._log):
+        for taken in (self._prompts, self._infotexts, self._detailer, self._log):
             if taken is not None:
                 taken.give_back()
-        self._prompts = self._infotexts = self._log = None
+        self._prompts = self._infotexts = self._detailer = self._log = None
         self._serving, self._last = False, None
 
     def quiet_builtin(self) -> None:
@@ -122,14 +129,18 @@ class SDNextHost(WebUIHost):
         if self._last is None or not self._serving or not hasattr(p, "recursion") or self._networks is None:
             return
         images, include, exclude = self._last
-        if not hasattr(p, "remora_image"):  # the host numbers anew in each pass, but keeps the object for an image
-            p.remora_image = p.batch_index
-        index = p.remora_image if p.remora_image < len(images) else 0
+        batch, image = getattr(p, _PLACE, (p.iteration, p.batch_index))
+        image = image if image < len(images) else 0
         own = self._networks.tags_of(p.prompt) if p.detailer_prompt else ()
-        outcome = self._apply(p, (own or images[index],), include, exclude)
-        if own:
-            alone = tuple(outcome.images[0] if i == index else () for i in range(len(images)))
-            self.tell(p, replace(outcome, images=alone), images)
+        outcome = self._apply(p, (own or images[image],), include, exclude)
+        if own and self._infotexts is not None:
+            alone = tuple(outcome.images[0] if i == image else () for i in range(len(images)))
+            self._infotexts.note(p, replace(outcome, images=alone), batch, further_pass=True)
+
+    def _detail(self, original: Callable[..., Any], detailer: Any, image: Any, p: Any = None) -> Any:
+        if p is not None:  # makes it another class and numbers anew, but what it does not know stays on the object
+            setattr(p, _PLACE, (p.iteration, p.batch_index))
+        return original(detailer, image, p)
 
     def _apply(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Outcome:
         self._serving = True
@@ -144,8 +155,7 @@ class SDNextHost(WebUIHost):
 
     def tell(self, p: Any, outcome: Outcome, images: Images) -> None:
         assert self._infotexts is not None
-        further_pass = bool(getattr(p, "is_hr_pass", False)) or hasattr(p, "recursion")
-        self._infotexts.note(p, outcome, further_pass=further_pass)
+        self._infotexts.note(p, outcome, p.iteration, further_pass=bool(getattr(p, "is_hr_pass", False)))
 
     def ended(self, p: Any, *args: Any, force: bool = False, **kwargs: Any) -> None:
         """The host is done with a generation but for its detailer, which shall have the same LoRA."""
