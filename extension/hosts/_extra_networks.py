@@ -52,7 +52,8 @@ class ExtraNetworks:
             `exclude`, `step`); it puts them in force and may raise.
         handed_back: asked before each batch; True lets the built-in serve it.
         ended: called with the processing object when the host is done with a generation.
-        passed_over: called with the processing object before a pass that the host activates no networks for.
+        passed_over: called with the processing object, `include` and `exclude` before a pass that the host activates no
+            networks for.
     """
 
     _mine: ClassVar[str] = "remora_original"
@@ -64,7 +65,7 @@ class ExtraNetworks:
         batch: Callable[..., None],
         handed_back: Callable[[Any], bool],
         ended: Callable[..., None],
-        passed_over: Callable[[Any], None] = lambda p: None,
+        passed_over: Callable[..., None] = lambda p, include, exclude: None,
     ) -> None:
         self._module = module
         self._batch = batch
@@ -141,7 +142,7 @@ class ExtraNetworks:
 
     def _activate(self, original: Callable[..., Any], p: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
         if getattr(p, "disable_extra_networks", False):
-            self._passed_over(p)
+            self._passed_over(p, include=kwargs.get("include") or (), exclude=kwargs.get("exclude") or ())
             return original(p, data, *args, **kwargs)
         tags = data if data else getattr(p, "network_data", data)
         self._images, self._inside, self._failure = getattr(tags, "images", None), True, None

@@ -8,6 +8,7 @@ of an equal one, and has a cache whose key has the tags of one prompt, whatever 
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Hashable
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,8 @@ from ._around import Around
 from ._extra_networks import KINDS
 from ._webui import module
 from .base import Remora
+
+logger = logging.getLogger(__name__)
 
 _NOTHING: Hashable = ()  # the key of text encoders without LoRA
 
@@ -31,11 +34,14 @@ class Prompts:
         self._remora = remora
         self._key = _NOTHING
         embedder = importlib.import_module("modules.prompt_parser_diffusers").PromptEmbedder
-        self._arounds = [
-            Around(embedder, "checkcache", self._check_cache),
-            Around(embedder, "encode", self._encode),
-            Around(embedder, "clone_embeds", self._clone),
-        ]
+        ours: dict[str, Callable[..., Any]] = {
+            "checkcache": self._check_cache,
+            "encode": self._encode,
+            "clone_embeds": self._clone,
+        }
+        for name in ours.keys() - set(dir(embedder)):
+            logger.warning("remora: this SD.Next has no PromptEmbedder.%s; LoRA in text encoders may be stale", name)
+        self._arounds = [Around(embedder, name, one) for name, one in ours.items() if hasattr(embedder, name)]
 
     def take(self) -> None:
         """Begin; harmless when done already."""

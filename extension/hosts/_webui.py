@@ -146,7 +146,7 @@ class WebUIHost(Host):
         """The host is done with a generation."""
         self.remora.generation_ended()
 
-    def passed_over(self, p: Any) -> None:  # most hosts have no such pass
+    def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
         """The host begins a pass without activating any networks."""
 
     def _handed_back(self, p: Any) -> bool:

@@ -33,7 +33,9 @@ _ADAPTABLE = (
     "llm_adapter",
 )
 _LOGGERS = (__name__.partition(".")[0], "lib_lora")
-_PLACE = "remora_place"  # attribute of a processing object: which batch, and which image of it, the detailer works on
+# attributes of a processing object
+_BATCH = "remora_batch"  # what the first pass of its present batch had
+_PLACE = "remora_place"  # which batch, and which image of it, the detailer works on
 _DIGITS = 8  # of a hash in a parameters text
 
 
@@ -49,7 +51,6 @@ class SDNextHost(WebUIHost):
         self._detailer: Around | None = None
         self._log: _HostLog | None = None
         self._serving = False  # whether what is in force is ours
-        self._last: tuple[Images, Sequence[str], Sequence[str]] | None = None  # the latest batch
 
     def is_current(self) -> bool:
         data = module("modules.modeldata")
@@ -100,7 +101,7 @@ class SDNextHost(WebUIHost):
             if taken is not None:
                 taken.give_back()
         self._prompts = self._infotexts = self._detailer = self._log = None
-        self._serving, self._last = False, None
+        self._serving = False
 
     def quiet_builtin(self) -> None:
         pipe = self._pipe()
@@ -119,19 +120,24 @@ class SDNextHost(WebUIHost):
         return Batch(images, calls=batch.calls, default=float(default), without=without)
 
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
-        self._last = None
         outcome = self._apply(p, images, include, exclude)
         self.tell(p, outcome, images)
-        self._last = (images, include, exclude)
+        if not p.is_hr_pass:  # the detailer's prompt is that of the first pass, and so are its LoRA
+            setattr(p, _BATCH, (images, include, exclude))
 
-    def passed_over(self, p: Any) -> None:
+    def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
         """The detailer works on one image of the batch, with the LoRA of that image or those its own prompt names."""
-        if self._last is None or not self._serving or not hasattr(p, "recursion") or self._networks is None:
+        if not hasattr(p, "recursion") or self._networks is None or self._handed_back(p):
             return
-        images, include, exclude = self._last
+        images: Images
+        own = self._networks.tags_of(p.prompt)
+        if hasattr(p, _BATCH):
+            images, include, exclude = getattr(p, _BATCH)
+            own = own if p.detailer_prompt else ()
+        else:  # of a picture that was not made just now
+            images = ((),)
         batch, image = getattr(p, _PLACE, (p.iteration, p.batch_index))
         image = image if image < len(images) else 0
-        own = self._networks.tags_of(p.prompt) if p.detailer_prompt else ()
         outcome = self._apply(p, (own or images[image],), include, exclude)
         if own and self._infotexts is not None:
             alone = tuple(outcome.images[0] if i == image else () for i in range(len(images)))
@@ -155,12 +161,11 @@ class SDNextHost(WebUIHost):
 
     def tell(self, p: Any, outcome: Outcome, images: Images) -> None:
         assert self._infotexts is not None
-        self._infotexts.note(p, outcome, p.iteration, further_pass=bool(getattr(p, "is_hr_pass", False)))
+        self._infotexts.note(p, outcome, p.iteration, further_pass=bool(p.is_hr_pass))
 
     def ended(self, p: Any, *args: Any, force: bool = False, **kwargs: Any) -> None:
         """The host is done with a generation but for its detailer, which shall have the same LoRA."""
         if force:
-            self._last = None
             super().ended(p)
 
     def _pipe(self) -> Any:

@@ -222,8 +222,23 @@ def test_t11_the_detailer_has_the_loras_of_a_prompt_of_its_own(setup: Setup) -> 
 
 def test_t2_a_forced_deactivation_takes_all_off(setup: Setup) -> None:
     setup.web.opts.lora_force_reload = True
-    plain, with_lora = setup.picture("x"), setup.picture(f"x{A}")
-    assert torch.equal(setup.picture(f"x{A}", detailer_enabled=True), with_lora + plain)
+    with_lora = setup.picture(f"x{A}")
+    assert setup.session._engine is not None
+    assert len(setup.session._engine.stack) == 0
+    assert torch.equal(setup.picture(f"x{A}", detailer_enabled=True), 2 * with_lora)
+
+
+def test_t11_the_detailer_has_the_loras_of_the_first_pass_not_those_of_hires(setup: Setup) -> None:
+    first, hires = setup.picture(f"x{A}"), setup.picture(f"y{B}")
+    found = setup.picture(f"x{A}", refiner_prompt=f"y{B}", detailer_enabled=True)
+    assert near(found, 2 * first + hires)
+
+
+def test_the_detailer_alone_has_what_its_prompt_says_and_nothing_from_before(setup: Setup) -> None:
+    plain, with_lora = setup.picture("x")[0], setup.picture(f"x{A}")[0]
+    detailer, nothing = setup.web.shared.detailer, torch.zeros_like(plain)
+    assert torch.equal(detailer.restore(nothing, fake.Processing(["x"])), plain)
+    assert torch.equal(detailer.restore(nothing, fake.Processing([f"x{A}"])), with_lora)
 
 
 def test_t4_an_interrupted_picture_leaves_nothing_to_the_next(setup: Setup) -> None:
