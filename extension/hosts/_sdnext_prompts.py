@@ -42,6 +42,9 @@ class Prompts:
         for name in ours.keys() - set(dir(embedder)):
             logger.warning("remora: this SD.Next has no PromptEmbedder.%s; LoRA in text encoders may be stale", name)
         self._arounds = [Around(embedder, name, one) for name, one in ours.items() if hasattr(embedder, name)]
+        hijack = module("modules.sd_hijack_te")
+        if hasattr(hijack, "hijack_encode_prompt"):  # given to the pipelines that are loaded from now on
+            self._arounds.append(Around(hijack, "hijack_encode_prompt", self._encode_all))
 
     def take(self) -> None:
         """Begin; harmless when done already."""
@@ -77,6 +80,16 @@ class Prompts:
             return original(embedder, pipe, positive, negative, image)
         finally:
             remora.image(0)
+
+    def _encode_all(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A pipeline encodes all prompts of a batch in one call, which has the LoRA of one image."""
+        remora, prompts = self._remora(), kwargs.get("prompt", args[0] if args else None)
+        if remora is not None and isinstance(prompts, list) and len(prompts) > 1 and len(set(remora.text_keys())) > 1:
+            logger.warning(
+                "remora: the images of this batch have LoRA of their own, but this pipeline encodes all prompts at "
+                "once: the text encoders have those of the first"
+            )
+        return original(*args, **kwargs)
 
     def _clone(self, original: Callable[..., Any], embedder: Any, image: int, like: int) -> Any:
         remora = self._remora()

@@ -244,7 +244,9 @@ class SDNext:
         self._add(made, "infotext", mapping=[("Model", "sd_model_checkpoint")])
         self._add(made, "logger", log=_logger())
         self._add(made, "sd_models", set_diffuser_offload=lambda pipe, op: None)
-        self._add(made, "sd_hijack_te", prompt_cache=SimpleNamespace(cache={}))
+        self._add(
+            made, "sd_hijack_te", prompt_cache=SimpleNamespace(cache={}), hijack_encode_prompt=lambda prompt: prompt
+        )
         self._add(made, "processing", create_infotext=create_infotext, get_processed=get_processed)
         self._add(made, "prompt_parser_diffusers", cache=OrderedDict(), PromptEmbedder=None)
         made["modules.prompt_parser_diffusers"].PromptEmbedder = _embedder_class(self, made)
