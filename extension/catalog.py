@@ -23,6 +23,7 @@ _HASH = re.compile(r"[0-9a-fA-F]{8,64}")
 _HASH_LENGTH = 12  # hex digits, as shown in "Lora hashes"
 _HASH_OF_NOTHING = hashlib.sha256().hexdigest()[:_HASH_LENGTH]  # what ai-toolkit stores in every file
 _CHUNK = 1 << 20  # bytes
+_READ_AT_MOST = 4 << 30  # bytes, to find a file by the hash of all of it
 
 
 class CatalogError(LoraError, LookupError):
@@ -140,6 +141,27 @@ class Catalog:
         if not _HASH.fullmatch(digest) or _HASH_OF_NOTHING.startswith(wanted):
             return ()
         return tuple(file for file in self.files if wanted == self._short(file)[: len(wanted)])
+
+    def with_sha256(self, digest: str, likely: CatalogFile | None = None) -> CatalogFile | None:
+        """Return a readable file whose SHA-256 begins like `digest`, 8 hex digits or more; None where none was found.
+
+        Files whose hash is known are looked at first, then the likely one, then others by size. They must be read
+        whole, so after some gigabytes it is over.
+        """
+        if not _HASH.fullmatch(digest):
+            return None
+        left = _READ_AT_MOST
+        for file in sorted(self.files, key=lambda one: (one not in self._whole_hashes, one != likely, one.size)):
+            if file not in self._whole_hashes:
+                left -= file.size
+                if left < 0 and file != likely:
+                    break
+            try:
+                if self.sha256(file).startswith(digest.lower()):
+                    return file
+            except OSError as error:  # it went since the folders were looked at
+                logger.warning("remora: %s cannot be read: %s", file.path, error.strerror)
+        return None
 
     def metadata(self, file: CatalogFile) -> Mapping[str, str]:
         """Return the file's metadata; empty, with a warning, where its header cannot be read."""

@@ -10,7 +10,7 @@ from .catalog import CatalogError
 from .infotext import parse_hashes
 
 if TYPE_CHECKING:
-    from .catalog import Catalog
+    from .catalog import Catalog, CatalogFile
 
 _TAG = re.compile(r"(<(?:lora|lyco):)([^<>:]+)(?=[:>])", re.IGNORECASE)
 
@@ -21,26 +21,47 @@ def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
     A name is kept where the file of that name is the one that was used, or where the file that was used is not here.
 
     Args:
-        parameters: of the text; "Prompt" and "Lora hashes" are read.
+        parameters: of the text; "Prompt" and "Lora hashes" are read, or SD.Next's "LoRA networks" and "LoRA hashes".
         catalog: the files that are here.
     """
     hashes = dict(parse_hashes(parameters.get("Lora hashes", "")))
+    whole_hashes = _side_by_side(parameters.get("LoRA networks", ""), parameters.get("LoRA hashes", ""))
 
     def renamed(match: re.Match[str]) -> str:
         name = match[2]
-        digest = hashes.get(name.replace(",", ""))
-        return match[1] + (name if digest is None else _own_name(name, digest, catalog))
+        digest, whole = hashes.get(name.replace(",", "")), whole_hashes.get(name)
+        if digest is not None:
+            name = _own_name(name, digest, catalog)
+        elif whole is not None:
+            name = _own_name_by_all(name, whole, catalog)
+        return match[1] + name
 
     return _TAG.sub(renamed, parameters.get("Prompt", ""))
 
 
+def _side_by_side(names: str, hashes: str) -> dict[str, str]:
+    """Which hash is whose; nothing where some are missing."""
+    keys, values = names.split(", "), hashes.split(", ")
+    return dict(zip(keys, values, strict=True)) if len(keys) == len(values) else {}
+
+
 def _own_name(name: str, digest: str, catalog: Catalog) -> str:
     used = catalog.with_hash(digest)
-    if not used:
+    if not used or _named(name, catalog) in used:
         return name
-    try:
-        if catalog.find(name) in used:
-            return name
-    except CatalogError:
-        pass  # that name is not known here, or is that of several
     return catalog.name_of(used[0])
+
+
+def _own_name_by_all(name: str, digest: str, catalog: Catalog) -> str:
+    """The same by the hash of the whole file."""
+    named = _named(name, catalog)
+    used = catalog.with_sha256(digest, named)
+    return name if used is None or used == named else catalog.name_of(used)
+
+
+def _named(name: str, catalog: Catalog) -> CatalogFile | None:
+    """The file of that name here; None where there is none, or several."""
+    try:
+        return catalog.find(name)
+    except CatalogError:
+        return None

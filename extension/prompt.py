@@ -51,7 +51,8 @@ class Tag:
         """The factor per component, one number where all are equal."""
         if self.te == self.unet:
             return self.unet
-        return {"text_encoder": self.te, "unet": self.unet, "transformer": self.unet}
+        model = dict.fromkeys(("unet", "transformer", "prior", "llm_adapter"), self.unet)
+        return {"text_encoder": self.te, **model}
 
     def without(self, components: Collection[str]) -> Tag:
         """The same, leaving some components alone: text encoders, or the unet and transformer."""

@@ -52,6 +52,8 @@ class ExtraNetworks:
             `exclude`, `step`); it puts them in force and may raise.
         handed_back: asked before each batch; True lets the built-in serve it.
         ended: called with the processing object when the host is done with a generation.
+        passed_over: called with the processing object, `include` and `exclude` before a pass that the host activates no
+            networks for.
     """
 
     _mine: ClassVar[str] = "remora_original"
@@ -63,11 +65,13 @@ class ExtraNetworks:
         batch: Callable[..., None],
         handed_back: Callable[[Any], bool],
         ended: Callable[..., None],
+        passed_over: Callable[..., None] = lambda p, include, exclude: None,
     ) -> None:
         self._module = module
         self._batch = batch
         self._handed_back = handed_back
         self._ended = ended
+        self._passed_over = passed_over
         self._images: Images | None = None  # of the `activate` that runs now
         self._inside = False
         self._failure: BaseException | None = None
@@ -105,6 +109,10 @@ class ExtraNetworks:
                 setattr(self._module, name, getattr(ours, self._mine))
         self._wrappers.clear()
 
+    def tags_of(self, prompt: str) -> tuple[str, ...]:
+        """What stands between `<lora:` and `>` in a prompt."""
+        return self._arguments(self._module.parse_prompt(prompt)[1])
+
     def _registries(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         return self._module.extra_network_registry, getattr(self._module, "extra_network_aliases", None)
 
@@ -125,7 +133,7 @@ class ExtraNetworks:
 
     def _parse_prompts(self, original: Callable[..., Any], prompts: Any, *args: Any, **kwargs: Any) -> Any:
         texts, tags = original(prompts, *args, **kwargs)
-        images = tuple(self._arguments(self._module.parse_prompt(prompt)[1]) for prompt in prompts)
+        images = tuple(map(self.tags_of, prompts))
         if not any(images):
             # a second look at prompts that have lost their tags at the first: the host passes what it found then
             earlier = next((one for one in (*args, *kwargs.values()) if isinstance(one, ImageTags)), None)
@@ -133,7 +141,10 @@ class ExtraNetworks:
         return texts, ImageTags.of(tags or {}, images)
 
     def _activate(self, original: Callable[..., Any], p: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
-        tags = data if data is not None else getattr(p, "network_data", None)
+        if getattr(p, "disable_extra_networks", False):
+            self._passed_over(p, include=kwargs.get("include") or (), exclude=kwargs.get("exclude") or ())
+            return original(p, data, *args, **kwargs)
+        tags = data if data else getattr(p, "network_data", data)
         self._images, self._inside, self._failure = getattr(tags, "images", None), True, None
         try:
             result = original(p, data, *args, **kwargs)

@@ -114,6 +114,7 @@ class WebUIHost(Host):
                 batch=self.run_batch,
                 handed_back=self._handed_back,
                 ended=self.ended,
+                passed_over=self.passed_over,
             )
         self._networks.take_over()
         if self.remora.enabled:
@@ -144,6 +145,9 @@ class WebUIHost(Host):
     def ended(self, p: Any, *args: Any, **kwargs: Any) -> None:
         """The host is done with a generation."""
         self.remora.generation_ended()
+
+    def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
+        """The host begins a pass without activating any networks."""
 
     def _handed_back(self, p: Any) -> bool:
         """Whether the built-in serves the next batch; what the change of the setting asks for is done here."""

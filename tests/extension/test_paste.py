@@ -71,3 +71,28 @@ def test_a_name_that_a_hash_list_cannot_hold_is_found_all_the_same(catalog: Cata
 def test_any_text_is_taken_as_it_is(prompt: str, hashes: str) -> None:
     empty = Catalog(list)
     assert with_own_names({"Prompt": prompt, "Lora hashes": hashes}, empty) == prompt
+
+
+def pasted_from_sdnext(catalog: Catalog, prompt: str, names: str, hashes: str) -> str:
+    return with_own_names({"Prompt": prompt, "LoRA networks": names, "LoRA hashes": hashes}, catalog)
+
+
+def test_t17_sdnexts_hashes_are_those_of_whole_files_in_the_order_of_the_names(catalog: Catalog) -> None:
+    ink, fur = (catalog.sha256(catalog.find(name))[:8] for name in ("ink", "fur"))
+    prompt = "<lora:theirs:0.8> <lora:fur:1>"
+    assert pasted_from_sdnext(catalog, prompt, "theirs, fur", f"{ink}, {fur}") == "<lora:ink:0.8> <lora:fur:1>"
+    assert pasted_from_sdnext(catalog, prompt, "theirs, fur", f"{fur}, {ink}") == "<lora:fur:0.8> <lora:ink:1>"
+    assert pasted_from_sdnext(catalog, prompt, "theirs, fur", ink) == prompt  # nobody knows whose it is
+    assert pasted_from_sdnext(catalog, prompt, "theirs, fur", f"{8 * '0'}, no hash") == prompt
+
+
+def test_a_hash_is_not_searched_for_through_all_of_a_large_collection(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = {name: catalog.sha256(catalog.find(name)) for name in ("ink", "fur")}
+    catalog._whole_hashes.clear()
+    monkeypatch.setattr("extension.catalog._READ_AT_MOST", 1)
+    assert catalog.with_sha256(hashes["ink"]) is None
+    assert catalog.with_sha256(hashes["fur"], catalog.find("fur")) == catalog.find("fur")
+    catalog.sha256(catalog.find("ink"))
+    assert catalog.with_sha256(hashes["ink"]) == catalog.find("ink")  # known by now

@@ -72,7 +72,8 @@ def test_an_error_shows_the_text_and_the_place(prompt: str, place: str, reason: 
 
 def test_one_number_stays_one_and_two_name_the_components() -> None:
     assert Tag("x", 0.5, 0.5).multiplier == 0.5
-    assert Tag("x", 0.5, 1.0).multiplier == {"text_encoder": 0.5, "unet": 1.0, "transformer": 1.0}
+    model = dict.fromkeys(("unet", "transformer", "prior", "llm_adapter"), 1.0)
+    assert Tag("x", 0.5, 1.0).multiplier == {"text_encoder": 0.5, **model}
 
 
 def test_a_tag_is_off_only_when_all_is_zero() -> None:

@@ -1,0 +1,83 @@
+"""SD.Next's own LoRA, which write into the weights: taken off the model, so that Remora's act on what it is without."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ._webui import module
+
+if TYPE_CHECKING:
+    from torch import nn
+
+logger = logging.getLogger(__name__)
+
+_KEPT = (  # what the built-in leaves on layers: copies of weights as they were
+    "network_weights_backup",
+    "network_bias_backup",
+    "sdnq_dequantizer_backup",
+    "sdnq_scale_backup",
+    "sdnq_zero_point_backup",
+    "sdnq_svd_up_backup",
+    "sdnq_svd_down_backup",
+)
+
+
+def take_off(pipe: Any, components: Mapping[str, nn.Module]) -> None:
+    """Take the built-in's LoRA off the model in its own way, and free the memory it keeps; nothing without any."""
+    if module("modules.lora.lora_common") is None or importlib.import_module("modules.shared").state.interrupted:
+        return  # interrupted, the built-in skips layers; whatever comes next is asked for again
+    if any(getattr(part, "peft_config", None) for part in components.values()):
+        _take_off_peft(pipe)
+    names = _applied()
+    if names:
+        _take_off_baked(pipe, components, names)
+
+
+def _applied() -> list[str]:
+    """The names of the LoRA that the built-in has applied, as it believes."""
+    common = importlib.import_module("modules.lora.lora_common")
+    networks = [*common.previously_loaded_networks, *common.loaded_networks]
+    return list(dict.fromkeys(network.name for network in networks))
+
+
+def _take_off_peft(pipe: Any) -> None:
+    diffusers = importlib.import_module("modules.lora.lora_diffusers")
+    names = list(diffusers.diffuser_loaded)
+    importlib.import_module("modules.lora.extra_networks_lora").unload_diffusers()
+    diffusers.diffuser_loaded.clear()
+    diffusers.diffuser_scales.clear()
+    importlib.import_module("modules.lora.lora_common").loaded_networks.clear()
+    importlib.import_module("modules.sd_models").set_diffuser_offload(pipe, op="model")  # unwrapping took the hooks off
+    pipe.loaded_loras = {}
+    logger.info("remora: the built-in's %s taken off the model", ", ".join(names) or "LoRA")
+
+
+def _take_off_baked(pipe: Any, components: Mapping[str, nn.Module], names: list[str]) -> None:
+    common: Any = importlib.import_module("modules.lora.lora_common")
+    networks = importlib.import_module("modules.lora.networks")
+    without_copy = any(getattr(layer, "network_weights_backup", None) is True for layer in _layers(components))
+    common.loaded_networks.clear()
+    networks.network_deactivate(include=list(components))  # by subtraction; by itself it forgets a second transformer
+    networks.network_activate()  # from copies
+    common.previously_loaded_networks = []
+    pipe.loaded_loras = {}
+    importlib.import_module("modules.lora.lora_load").lora_cache.clear()
+    for layer in _layers(components):
+        for kept in _KEPT:
+            vars(layer).pop(kept, None)
+    if without_copy:
+        logger.warning(
+            "remora: the web UI had merged %s into the weights without a copy of them; it was subtracted again, which "
+            "leaves rounding errors at least, so reload the checkpoint to have the model as it was",
+            ", ".join(names),
+        )
+    else:
+        logger.info("remora: the built-in's %s taken off the model", ", ".join(names))
+
+
+def _layers(components: Mapping[str, nn.Module]) -> Iterator[nn.Module]:
+    for part in components.values():
+        yield from part.modules()

@@ -1,0 +1,135 @@
+"""What SD.Next's parameters texts and messages say of the LoRA of each image."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._around import Around
+from .base import Outcome, Used
+
+logger = logging.getLogger(__name__)
+
+NAMES = "LoRA networks"
+HASHES = "LoRA hashes"
+_HASH_LENGTH = 8  # hex digits of the SHA-256 of the file
+_TOLD = "remora_told"  # attribute of a processing object
+
+
+class Infotexts:
+    """The host's `modules.processing`, as long as Remora serves it."""
+
+    def __init__(self) -> None:
+        processing = importlib.import_module("modules.processing")
+        self._arounds = [
+            Around(processing, "create_infotext", _create),
+            Around(processing, "get_processed", _processed),
+        ]
+
+    def take(self) -> None:
+        """Begin; harmless when done already."""
+        for around in self._arounds:
+            around.take()
+
+    def give_back(self) -> None:
+        """End."""
+        for around in self._arounds:
+            around.give_back()
+
+    def note(self, p: Any, outcome: Outcome, batch: int, *, further_pass: bool) -> None:
+        """Keep what became of the tags of a batch, in its first pass or in a further one."""
+        told = vars(p).get(_TOLD)
+        parameters = p.extra_generation_params
+        for name in told.written if told is not None else ():
+            parameters.pop(name, None)
+        if told is None or (batch == 0 and not further_pass):
+            told = vars(p)[_TOLD] = _Told()  # a new one: a copy of this object may be another picture
+        if not further_pass:
+            told.passes[batch] = []
+        told.passes.setdefault(batch, []).append(outcome)
+        written = _entries(told.passes[batch], None)
+        told.written = frozenset(written)
+        parameters.update(written)
+
+
+@dataclass
+class _Told:
+    """What became of the tags of a processing object, which its copies for further passes share."""
+
+    passes: dict[int, list[Outcome]] = field(default_factory=dict)
+    """For each batch, one for each of its passes."""
+    written: frozenset[str] = frozenset()
+    """Which of the object's parameters tell of it."""
+
+
+def _create(original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
+    """One parameters text, with the LoRA of that image only."""
+    told = getattr(p, _TOLD, None)
+    if told is None:
+        return original(p, *args, **kwargs)
+    common = p.extra_generation_params
+    own = {name: value for name, value in common.items() if name not in told.written}
+    batch, image = _place(p, inspect.signature(original).bind(p, *args, **kwargs).arguments)
+    passes = told.passes.get(batch, []) if batch is not None else _all(told)
+    p.extra_generation_params = own | _entries(passes, image)
+    try:
+        return original(p, *args, **kwargs)
+    finally:
+        p.extra_generation_params = common
+
+
+def _all(told: _Told) -> list[Outcome]:
+    return [outcome for passes in told.passes.values() for outcome in passes]
+
+
+def _place(p: Any, asked: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Which batch and image in it a text is for; none for a grid of all."""
+    if asked.get("grid") is not None:
+        return None, None
+    index = asked.get("index")
+    if index is None:
+        return asked.get("iteration", 0), asked.get("position_in_batch", 0)
+    if asked.get("all_prompts") is p.prompts:  # one batch's, not those of all
+        return p.iteration, index
+    size = max(1, int(p.batch_size))
+    return index // size, index % size
+
+
+def _entries(passes: Iterable[Outcome], image: int | None) -> dict[str, str]:
+    """What a parameters text has of one image, or of all."""
+    used: dict[str, Used] = {}
+    found: dict[str, str] = {}
+    hashes_wanted = False
+    for outcome in passes:
+        images = outcome.images if image is None or image >= len(outcome.images) > 1 else (outcome.image(image),)
+        for own in images:
+            used |= {one.name: one for one in own}
+        if any(images):
+            found |= outcome.settings
+        hashes_wanted |= outcome.hashes_wanted
+    if not used:
+        return {}
+    hashes = _hashes(used.values()) if hashes_wanted else ""
+    return {NAMES: ", ".join(used)} | ({HASHES: hashes} if hashes else {}) | found
+
+
+def _hashes(used: Iterable[Used]) -> str:
+    """One for each name, or none at all: they belong together by their order."""
+    try:
+        return ", ".join(one.sha256()[:_HASH_LENGTH] for one in used)
+    except OSError as error:
+        logger.warning("remora: the parameters text is without LoRA hashes: %s", error)
+        return ""
+
+
+def _processed(original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
+    """The result that is shown, with what was left out."""
+    told = getattr(p, _TOLD, None)
+    problems = dict.fromkeys(one for outcome in (_all(told) if told else ()) for one in outcome.problems)
+    if problems:
+        kwargs["comments"] = "\n".join([*filter(None, [kwargs.get("comments")]), *problems])
+    return original(p, *args, **kwargs)

@@ -1,0 +1,114 @@
+"""SD.Next's text encoders: each image of a batch is encoded with its own LoRA, and nothing stale comes from a cache.
+
+Two things keep what text encoders made. `PromptEmbedder` encodes the prompts of a batch one by one, copies what it has
+of an equal one, and has a cache whose key has the tags of one prompt, whatever they do to text encoders. And
+`sd_hijack_te.prompt_cache` goes by the prompt's text alone.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Hashable
+from types import SimpleNamespace
+from typing import Any
+
+from ._around import Around
+from ._extra_networks import KINDS
+from ._webui import module
+from .base import Remora
+
+logger = logging.getLogger(__name__)
+
+_NOTHING: Hashable = ()  # the key of text encoders without LoRA
+
+
+class Prompts:
+    """The host's `modules.prompt_parser_diffusers` and `modules.sd_hijack_te`, as long as Remora serves it.
+
+    Args:
+        remora: None while the built-in serves the tags.
+    """
+
+    def __init__(self, remora: Callable[[], Remora | None]) -> None:
+        self._remora = remora
+        self._key = _NOTHING
+        embedder = importlib.import_module("modules.prompt_parser_diffusers").PromptEmbedder
+        ours: dict[str, Callable[..., Any]] = {
+            "checkcache": self._check_cache,
+            "encode": self._encode,
+            "clone_embeds": self._clone,
+        }
+        for name in ours.keys() - set(dir(embedder)):
+            logger.warning("remora: this SD.Next has no PromptEmbedder.%s; LoRA in text encoders may be stale", name)
+        self._arounds = [Around(embedder, name, one) for name, one in ours.items() if hasattr(embedder, name)]
+        hijack = module("modules.sd_hijack_te")
+        if hasattr(hijack, "hijack_encode_prompt"):  # given to the pipelines that are loaded from now on
+            self._arounds.append(Around(hijack, "hijack_encode_prompt", self._encode_all))
+
+    def take(self) -> None:
+        """Begin; harmless when done already."""
+        for around in self._arounds:
+            around.take()
+
+    def give_back(self) -> None:
+        """End."""
+        for around in self._arounds:
+            around.give_back()
+
+    def in_force(self, key: Hashable = _NOTHING) -> None:
+        """Say what the text encoders depend on from now on."""
+        if key == self._key:
+            return
+        self._key = key
+        hijack = module("modules.sd_hijack_te")
+        if hijack is not None:
+            hijack.prompt_cache.cache.clear()
+
+    def _check_cache(self, original: Callable[..., Any], embedder: Any, p: Any) -> Any:
+        remora = self._remora()
+        return original(embedder, p if remora is None else _Keyed(p, remora.text_key()))
+
+    def _encode(
+        self, original: Callable[..., Any], embedder: Any, pipe: Any, positive: Any, negative: Any, image: int
+    ) -> Any:
+        remora = self._remora()
+        if remora is None:
+            return original(embedder, pipe, positive, negative, image)
+        remora.image(image)
+        try:
+            return original(embedder, pipe, positive, negative, image)
+        finally:
+            remora.image(0)
+
+    def _encode_all(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A pipeline encodes all prompts of a batch in one call, which has the LoRA of one image."""
+        remora, prompts = self._remora(), kwargs.get("prompt", args[0] if args else None)
+        if remora is not None and isinstance(prompts, list) and len(prompts) > 1 and len(set(remora.text_keys())) > 1:
+            logger.warning(
+                "remora: the images of this batch have LoRA of their own, but this pipeline encodes all prompts at "
+                "once: the text encoders have those of the first"
+            )
+        return original(*args, **kwargs)
+
+    def _clone(self, original: Callable[..., Any], embedder: Any, image: int, like: int) -> Any:
+        remora = self._remora()
+        keys = (_NOTHING,) if remora is None else remora.text_keys()
+        if len(keys) == 1 or keys[image] == keys[like]:
+            return original(embedder, image, like)
+        if embedder.scheduled_prompt:
+            return embedder.scheduled_encode(embedder.pipe, image)
+        return embedder.encode(embedder.pipe, embedder.prompts[image], embedder.negative_prompts[image], image)
+
+
+class _Keyed:
+    """A processing object that a cache sees with a key in place of what its LoRA tags say."""
+
+    def __init__(self, p: Any, key: Hashable) -> None:
+        self._p = p
+        others = {kind: tags for kind, tags in (p.network_data or {}).items() if kind not in KINDS}
+        self.network_data = {**others, "remora": [SimpleNamespace(items=[key])]}
+        self.lora_apply_te = True  # the key knows what they are left alone
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._p, name)

@@ -1,0 +1,233 @@
+"""SD.Next as a host: a diffusers pipeline with parts that come and go, one stack for all passes of a picture."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ._around import Around
+from ._extra_networks import Images
+from ._sdnext_builtin import take_off
+from ._sdnext_infotext import HASHES, Infotexts
+from ._sdnext_prompts import Prompts
+from ._webui import WebUIHost, module
+from .base import Batch, Outcome, Remora
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_ADAPTABLE = (
+    "unet",
+    "transformer",
+    "transformer_2",
+    "prior",
+    "text_encoder",
+    "text_encoder_2",
+    "text_encoder_3",
+    "text_encoder_4",
+    "llm_adapter",
+)
+_LOGGERS = (__name__.partition(".")[0], "lib_lora")
+# attributes of a processing object
+_BATCH = "remora_batch"  # what the first pass of its present batch had
+_PLACE = "remora_place"  # which batch, and which image of it, the detailer works on
+_DIGITS = 8  # of a hash in a parameters text
+
+
+class SDNextHost(WebUIHost):
+    """SD.Next. Nothing is asked of Script classes, which its control tab drops."""
+
+    name: ClassVar[str] = "sdnext"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prompts: Prompts | None = None
+        self._infotexts: Infotexts | None = None
+        self._detailer: Around | None = None
+        self._log: _HostLog | None = None
+        self._serving = False  # whether what is in force is ours
+
+    def is_current(self) -> bool:
+        data = module("modules.modeldata")
+        return data is not None and hasattr(data, "model_data") and module("modules.sd_offload") is not None
+
+    def components(self) -> Mapping[str, nn.Module]:
+        pipe = self._pipe()
+        return {name: part for name in _ADAPTABLE if (part := _module(getattr(pipe, name, None))) is not None}
+
+    def checkpoints(self) -> Mapping[str, Sequence[Path]]:
+        written = getattr(getattr(self._pipe(), "sd_checkpoint_info", None), "filename", None)
+        if not written:
+            return {}
+        path, names = Path(written), list(self.components())
+        if path.is_dir():
+            found = {name: sorted((path / name).glob("*.safetensors")) for name in names}
+        elif path.suffix == ".safetensors" and path.is_file():
+            found = {name: [path] for name in names}
+        else:
+            found = {}
+        return {name: files for name, files in found.items() if files}
+
+    def add_callbacks(self, callbacks: ModuleType) -> None:
+        super().add_callbacks(callbacks)
+        callbacks.on_infotext_pasted(self._pasted)
+
+    def connect(self, remora: Remora) -> None:
+        super().connect(remora)
+        if self._log is None:
+            self._log = _HostLog(importlib.import_module("modules.logger").log)
+            self._log.take()
+
+    def take_over(self) -> None:
+        if self._prompts is None or self._infotexts is None:
+            self._prompts, self._infotexts = Prompts(self._serves), Infotexts()
+        self._prompts.take()
+        self._infotexts.take()
+        detailer = getattr(self._shared(), "detailer", None)
+        if self._detailer is None and hasattr(detailer, "restore"):
+            self._detailer = Around(type(detailer), "restore", self._detail)
+            self._detailer.take()
+        self._name_settings()
+        super().take_over()
+
+    def unload(self) -> None:
+        super().unload()
+        for taken in (self._prompts, self._infotexts, self._detailer, self._log):
+            if taken is not None:
+                taken.give_back()
+        self._prompts = self._infotexts = self._detailer = self._log = None
+        self._serving = False
+
+    def quiet_builtin(self) -> None:
+        pipe = self._pipe()
+        if pipe is not None:
+            take_off(pipe, self.components())
+
+    def wake_builtin(self) -> None:
+        self._serving = False
+        if self._prompts is not None:
+            self._prompts.in_force()
+
+    def batch_of(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Batch:
+        batch = super().batch_of(p, images, include, exclude)
+        default = self._shared().opts.data.get("extra_networks_default_multiplier", 1.0)
+        without = frozenset(exclude) | (frozenset(_ADAPTABLE) - frozenset(include) if include else frozenset())
+        return Batch(images, calls=batch.calls, default=float(default), without=without)
+
+    def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+        outcome = self._apply(p, images, include, exclude)
+        self.tell(p, outcome, images)
+        if not p.is_hr_pass:  # the detailer's prompt is that of the first pass, and so are its LoRA
+            setattr(p, _BATCH, (images, include, exclude))
+
+    def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
+        """The detailer works on one image of the batch, with the LoRA of that image or those its own prompt names."""
+        if not hasattr(p, "recursion") or self._networks is None or self._handed_back(p):
+            return
+        images: Images
+        own = self._networks.tags_of(p.prompt)
+        if hasattr(p, _BATCH):
+            images, include, exclude = getattr(p, _BATCH)
+            own = own if p.detailer_prompt else ()
+        else:  # of a picture that was not made just now
+            images = ((),)
+        batch, image = getattr(p, _PLACE, (p.iteration, p.batch_index))
+        image = image if image < len(images) else 0
+        outcome = self._apply(p, (own or images[image],), include, exclude)
+        if own and self._infotexts is not None:
+            alone = tuple(outcome.images[0] if i == image else () for i in range(len(images)))
+            self._infotexts.note(p, replace(outcome, images=alone), batch, further_pass=True)
+
+    def _detail(self, original: Callable[..., Any], detailer: Any, image: Any, p: Any = None) -> Any:
+        if p is not None:  # makes it another class and numbers anew, but what it does not know stays on the object
+            setattr(p, _PLACE, (p.iteration, p.batch_index))
+        return original(detailer, image, p)
+
+    def _apply(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Outcome:
+        self._serving = True
+        try:
+            outcome = self.remora.batch(self.batch_of(p, images, include, exclude))
+        except BaseException:
+            self._shared().state.end()  # the host would count the job as running for ever
+            raise
+        assert self._prompts is not None
+        self._prompts.in_force(self.remora.text_key())
+        return outcome
+
+    def tell(self, p: Any, outcome: Outcome, images: Images) -> None:
+        assert self._infotexts is not None
+        self._infotexts.note(p, outcome, p.iteration, further_pass=bool(p.is_hr_pass))
+
+    def ended(self, p: Any, *args: Any, force: bool = False, **kwargs: Any) -> None:
+        """The host is done with a generation but for its detailer, which shall have the same LoRA."""
+        if force:
+            super().ended(p)
+
+    def _pipe(self) -> Any:
+        """The pipeline with the model's parts, None without a model; asking the host for it would load one."""
+        data = module("modules.modeldata")
+        pipe = None if data is None else data.model_data.sd_model
+        return getattr(pipe, "pipe", pipe)
+
+    def _serves(self) -> Remora | None:
+        return self._remora if self._serving else None
+
+    def _name_settings(self) -> None:
+        """Let a pasted text carry our settings: the host looks up what belongs to each of its names."""
+        known = importlib.import_module("modules.infotext").mapping
+        known.extend((key, key) for key in self._options if (key, key) not in known)
+
+    def _pasted(self, infotext: str, parameters: dict[str, Any]) -> None:
+        """The host has read a parameters text, and goes on with what this leaves of it."""
+        texts = {name: str(value) for name, value in parameters.items() if value is not None}
+        if isinstance(parameters.get(HASHES), int):  # one of digits only has become a number
+            texts[HASHES] = texts[HASHES].zfill(_DIGITS)
+        prompt, settings = self.remora.pasted(texts)
+        if prompt:
+            parameters["Prompt"] = prompt
+        parameters.update(settings)
+
+
+class _HostLog(logging.Handler):
+    """What Remora and its library say, in the host's log, which its page shows."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        super().__init__()
+        self._log = log
+        self._levels: dict[str, int] = {}
+
+    def take(self) -> None:
+        """Begin."""
+        for name in _LOGGERS:
+            logger = logging.getLogger(name)
+            self._levels[name] = logger.level
+            logger.addHandler(self)
+            if logger.level == logging.NOTSET:
+                logger.setLevel(logging.INFO)
+
+    def give_back(self) -> None:
+        """End."""
+        for name, level in self._levels.items():
+            logging.getLogger(name).removeHandler(self)
+            logging.getLogger(name).setLevel(level)
+        self._levels.clear()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log.handle(record)
+
+
+def _module(part: object) -> nn.Module | None:
+    """What a component is, below what compiling it has put around."""
+    from torch import nn
+
+    while isinstance(inner := getattr(part, "_orig_mod", None), nn.Module):
+        part = inner
+    return part if isinstance(part, nn.Module) else None
+
+
+SDNEXT = SDNextHost()

@@ -1,0 +1,447 @@
+"""SD.Next: what its stand-in gives and withholds, from the start of the program to the last pass of a picture."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from extension.guest import Guest
+from extension.hosts.sdnext import SDNextHost
+from extension.options import FAIL, ON_BAD_LORA, TABLE
+from extension.session import Session
+from extension.standalone.demo_model import Demo, make_pipeline
+from lib_lora import LoraError
+from tests.fakes.webui import sdnext as fake
+
+A, B = "<lora:demo-linear:0.8>", "<lora:demo-locon:0.5>"
+TEXT = {"lora_apply_te": True}
+ROUNDING = 1e-4  # of the largest value: kernels add up a batch in another order
+
+
+@dataclass
+class Setup:
+    """The program with Remora in it."""
+
+    web: fake.SDNext
+    host: SDNextHost
+    session: Session
+    loras: Path
+
+    def picture(self, *prompts: str, **values: Any) -> Tensor:
+        return torch.stack(self.web.generate(*prompts, **values).images)
+
+    def unload(self) -> None:
+        self.session.close()
+
+
+@pytest.fixture
+def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
+    for path in demo.loras.iterdir():
+        shutil.copy(path, tmp_path)
+    torch.manual_seed(3)
+    web = fake.SDNext(_model(), tmp_path, lora_fuse_native=True)
+    host = SDNextHost()
+    with web.running():
+        session = Session(host)
+        made = Setup(web, host, session, tmp_path)
+
+        def load_scripts() -> None:
+            assert host.is_current()
+            host.add_options(TABLE)
+            host.connect(Guest(host, session, made.unload))
+
+        web.start(load_scripts)
+        yield made
+        host.unload()
+
+
+def _model() -> Any:
+    pipe = make_pipeline()
+    pipe.unet.eval().requires_grad_(False)
+    pipe.text_encoder.eval().requires_grad_(False)
+    return pipe
+
+
+def near(found: Tensor, wanted: Tensor) -> bool:
+    return bool((found - wanted).abs().max() <= ROUNDING * wanted.abs().max())
+
+
+def of_lora(infotext: str) -> list[str]:
+    return [part for part in infotext.split("\n")[1].split("; ") if part.startswith(("LoRA", "Remora"))]
+
+
+def test_where_its_modules_are_not_it_is_not_current() -> None:
+    assert not SDNextHost().is_current()
+
+
+def test_the_tags_are_taken_over_after_the_registry_was_cleared(setup: Setup) -> None:
+    assert setup.web.extra_networks.extra_network_registry["lora"] is not setup.web.builtin
+    assert {"include", "exclude"} <= set(fake.signature_of(setup.web).parameters)
+    plain, with_lora = setup.picture("x"), setup.picture(f"x{A}")
+    assert not torch.equal(plain, with_lora)
+    assert setup.web.builtin.calls == []
+    assert setup.web.extra_networks.shown == []
+
+
+def test_t1_what_comes_after_a_lora_has_the_bits_of_what_came_before(setup: Setup) -> None:
+    before, kept = setup.picture("x"), {k: v.clone() for k, v in setup.web.pipe.unet.state_dict().items()}
+    first = setup.picture(f"x{A}")
+    for strength in (1.1, 10, -4, 0.2):
+        setup.picture(f"x<lora:demo-linear:{strength}>", **TEXT)
+        assert torch.equal(setup.picture("x"), before)
+    assert torch.equal(setup.picture(f"x{A}"), first)
+    assert all(torch.equal(v, kept[k]) for k, v in setup.web.pipe.unet.state_dict().items())
+
+
+def test_nobody_is_asked_for_a_model(setup: Setup) -> None:
+    setup.web.data.sd_model = None
+    assert setup.host.components() == {}
+    assert setup.host.checkpoints() == {}
+    setup.host.quiet_builtin()
+    assert setup.web.asked_for_model == 0
+
+
+def test_components_are_found_below_what_compiling_puts_around_them(setup: Setup) -> None:
+    setup.web.pipe.unet._orig_mod_test = None
+    wrapped = torch.compile(setup.web.pipe.unet, backend="eager")
+    setup.web.data.sd_model = type("Pipe", (), {"unet": wrapped, "text_encoder": None, "transformer_2": None})()
+    assert setup.host.components() == {"unet": setup.web.pipe.unet}
+
+
+def test_t9_each_image_of_a_batch_is_the_one_made_alone(setup: Setup) -> None:
+    prompts = (f"cat{A}", f"dog{B}", "cat", f"cat{B}")
+    alone = [setup.picture(prompt, **TEXT)[0] for prompt in prompts]
+    together = setup.web.generate(*prompts, **TEXT)
+    assert all(near(found, wanted) for found, wanted in zip(together.images, alone, strict=True))
+    assert not near(together.images[0], alone[2])
+    assert [of_lora(text)[:1] for text in together.infotexts] == [
+        ["LoRA networks: demo-linear"],
+        ["LoRA networks: demo-locon"],
+        [],
+        ["LoRA networks: demo-locon"],
+    ]
+
+
+def test_t9_equal_texts_with_other_loras_are_encoded_anew(setup: Setup) -> None:
+    setup.picture(f"cat{A}", "cat", f"cat{A}", **TEXT)
+    assert setup.web.encoded.count("cat") == 2
+    setup.web.encoded.clear()
+    setup.picture(f"dog{A}", f"dog{B}")  # text encoders are left alone, or not in the file
+    assert setup.web.encoded.count("dog") == 1
+
+
+def test_each_batch_of_a_picture_has_its_own(setup: Setup) -> None:
+    result = setup.web.generate(f"cat{A}", "cat", f"cat{B}", batch_size=1, n_iter=3)
+    assert [of_lora(text)[:1] for text in result.infotexts] == [
+        ["LoRA networks: demo-linear"],
+        [],
+        ["LoRA networks: demo-locon"],
+    ]
+    assert torch.equal(result.images[1], setup.picture("cat")[0])
+
+
+def test_what_was_encoded_is_kept_as_long_as_no_text_encoder_strength_changes(setup: Setup) -> None:
+    def encodes(prompt: str, **values: Any) -> bool:
+        setup.web.encoded.clear()
+        setup.picture(prompt, **values)
+        return bool(setup.web.encoded)
+
+    assert encodes("x")
+    assert encodes(f"x{A}", **TEXT)
+    assert not encodes("x<lora:demo-linear:te=0.8:unet=0.1>", **TEXT)
+    assert not encodes("x<lora:demo-linear:0.3>")  # text encoders are left alone
+    assert encodes("x<lora:demo-linear:te=0.7:unet=0.8>", **TEXT)
+    assert not encodes("x", **TEXT)
+
+
+def test_the_cache_that_goes_by_text_alone_is_emptied_when_text_encoders_change(setup: Setup) -> None:
+    cache = setup.web.modules["modules.sd_hijack_te"].prompt_cache.cache
+    setup.picture("x")
+    cache["x"] = "plain"
+    setup.picture(f"x{A}")
+    assert cache == {"x": "plain"}
+    setup.picture(f"x{A}", **TEXT)
+    assert cache == {}
+    cache["x"] = "with LoRA"
+    setup.host.wake_builtin()
+    assert cache == {}
+
+
+def test_a_pipeline_that_encodes_all_prompts_at_once_is_said_to_have_one_images_loras(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    encode = setup.web.modules["modules.sd_hijack_te"].hijack_encode_prompt
+    for prompts, text, said in (((f"x{A}", "y"), TEXT, True), ((f"x{A}", "y"), {}, False), ((f"x{A}",), TEXT, False)):
+        setup.picture(*prompts, **text)
+        caplog.clear()
+        assert encode(prompt=list(prompts)) == list(prompts)
+        assert ("encodes all prompts at once" in caplog.text) is said
+
+
+def test_lora_apply_te_is_honoured(setup: Setup) -> None:
+    only_unet = setup.picture("x<lora:demo-linear:te=0:unet=0.8>", **TEXT)
+    assert torch.equal(setup.picture(f"x{A}"), only_unet)
+    assert not torch.equal(setup.picture(f"x{A}", **TEXT), only_unet)
+
+
+def test_a_tag_without_a_multiplier_has_the_hosts_default(setup: Setup) -> None:
+    setup.web.opts.extra_networks_default_multiplier = 0.8
+    assert torch.equal(setup.picture("x<lora:demo-linear>"), setup.picture(f"x{A}"))
+
+
+def test_t11_the_hires_pass_has_what_its_own_prompt_says(setup: Setup) -> None:
+    base, hires = setup.picture(f"x{A}"), setup.picture(f"y{B}")
+    result = setup.web.generate(f"x{A}", refiner_prompt=f"y{B}")
+    assert torch.equal(result.images[0], base[0] + hires[0])
+    assert of_lora(result.infotexts[0])[0] == "LoRA networks: demo-linear, demo-locon"
+
+
+def test_t2_t11_the_detailer_keeps_the_loras_of_its_image(setup: Setup) -> None:
+    plain, with_lora = setup.picture("x"), setup.picture(f"x{A}")
+    for _ in range(3):
+        assert torch.equal(setup.picture(f"x{A}", detailer_enabled=True), 2 * with_lora)
+    assert torch.equal(setup.picture("x", detailer_enabled=True), 2 * plain)
+    assert torch.equal(setup.picture(f"x{A}", detailer_enabled=True, detailer_prompt="x"), 2 * with_lora)
+
+
+def test_t2_in_a_mixed_batch_the_detailer_has_those_of_each_image_face_by_face(setup: Setup) -> None:
+    prompts = (f"x{A}", "x", f"x{B}")
+    alone = [setup.picture(prompt)[0] for prompt in prompts]
+    result = setup.web.generate(*prompts, detailer_enabled=True, faces=2)
+    assert all(near(found, 3 * wanted) for found, wanted in zip(result.images, alone, strict=True))
+    assert of_lora(result.infotexts[1]) == []
+
+
+def test_t11_the_detailer_has_the_loras_of_a_prompt_of_its_own(setup: Setup) -> None:
+    plain, a, b = (setup.picture(prompt)[0] for prompt in ("x", f"x{A}", f"x{B}"))
+    result = setup.web.generate(f"x{A}", "x", detailer_enabled=True, detailer_prompt=f"x{B}")
+    assert near(result.images[0], a + b)
+    assert near(result.images[1], plain + b)
+    assert [of_lora(text)[0] for text in result.infotexts] == [
+        "LoRA networks: demo-linear, demo-locon",
+        "LoRA networks: demo-locon",
+    ]
+
+
+def test_t2_a_forced_deactivation_takes_all_off(setup: Setup) -> None:
+    setup.web.opts.lora_force_reload = True
+    with_lora = setup.picture(f"x{A}")
+    assert setup.session._engine is not None
+    assert len(setup.session._engine.stack) == 0
+    assert torch.equal(setup.picture(f"x{A}", detailer_enabled=True), 2 * with_lora)
+
+
+def test_t11_the_detailer_has_the_loras_of_the_first_pass_not_those_of_hires(setup: Setup) -> None:
+    first, hires = setup.picture(f"x{A}"), setup.picture(f"y{B}")
+    found = setup.picture(f"x{A}", refiner_prompt=f"y{B}", detailer_enabled=True)
+    assert near(found, 2 * first + hires)
+
+
+def test_the_detailer_alone_has_what_its_prompt_says_and_nothing_from_before(setup: Setup) -> None:
+    plain, with_lora = setup.picture("x")[0], setup.picture(f"x{A}")[0]
+    detailer, nothing = setup.web.shared.detailer, torch.zeros_like(plain)
+    assert torch.equal(detailer.restore(nothing, fake.Processing(["x"])), plain)
+    assert torch.equal(detailer.restore(nothing, fake.Processing([f"x{A}"])), with_lora)
+
+
+def test_t4_an_interrupted_picture_leaves_nothing_to_the_next(setup: Setup) -> None:
+    before, with_lora = setup.picture("x"), setup.picture(f"x{A}")
+    setup.web.interrupt_at_step = True
+    assert setup.web.generate(f"x{B}").images == []
+    assert torch.equal(setup.picture("x"), before)
+    setup.web.interrupt_at_step = True
+    setup.web.generate(f"x{B}", "y")
+    assert torch.equal(setup.picture(f"x{A}"), with_lora)
+
+
+def test_a_failure_fails_the_request_and_ends_the_job(setup: Setup) -> None:
+    before = setup.picture("x")
+    setattr(setup.web.opts, ON_BAD_LORA, FAIL)
+    with pytest.raises(LoraError, match="nope"):
+        setup.web.generate(f"x{A}<lora:nope:1>")
+    assert setup.web.state.job == ""
+    assert setup.web.extra_networks.shown == []
+    assert torch.equal(setup.picture("x"), before)
+
+
+def test_what_is_left_out_is_shown_and_logged(setup: Setup) -> None:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    setup.web.modules["modules.logger"].log.addHandler(handler)
+    try:
+        result = setup.web.generate(f"x{A}<lora:nope:1><lora:demo-locon:z>")
+    finally:
+        setup.web.modules["modules.logger"].log.removeHandler(handler)
+    shown = result.comments.split("\n")
+    assert ["'z' is not a number" in shown[0], "'nope'" in shown[1]] == [True, True]
+    assert any("'nope'" in line for line in lines)
+    assert any("demo-linear: " in line for line in lines)
+    assert of_lora(result.infotexts[0])[0] == "LoRA networks: demo-linear"
+    assert setup.web.generate("x").comments == ""
+
+
+def test_hashes_are_those_of_the_whole_file(setup: Setup) -> None:
+    found = of_lora(setup.web.generate(f"x{A}{B}").infotexts[0])
+    catalog = setup.session.catalog
+    hashes = [catalog.sha256(catalog.find(name))[:8] for name in ("demo-linear", "demo-locon")]
+    assert found == ["LoRA networks: demo-linear, demo-locon", f"LoRA hashes: {', '.join(hashes)}"]
+    (setup.loras / "demo-linear.safetensors").unlink()
+    catalog._whole_hashes.clear()
+    result = setup.web.generate(f"x{B}")
+    assert of_lora(result.infotexts[0]) == ["LoRA networks: demo-locon", f"LoRA hashes: {hashes[1]}"]
+
+
+def test_a_text_of_all_images_names_all(setup: Setup) -> None:
+    p = setup.web.generate(f"x{A}", f"y{B}").p
+    processing = setup.web.modules["modules.processing"]
+    (names, _) = of_lora(processing.create_infotext(p, p.all_prompts, index=0, grid="1x2"))
+    assert names == "LoRA networks: demo-linear, demo-locon"
+    assert of_lora(processing.create_infotext(p, iteration=0, position_in_batch=1))[0] == "LoRA networks: demo-locon"
+    assert "LoRA networks" in p.extra_generation_params  # file names can have them
+
+
+def test_t18_another_model_without_a_word_and_back(setup: Setup) -> None:
+    first, plain = setup.picture(f"x{A}"), setup.picture("x")
+    other = _model()
+    setup.web.data.sd_model = other
+    setup.web.modules["modules.prompt_parser_diffusers"].cache.clear()
+    assert not torch.equal(setup.picture(f"x{A}"), first)
+    setup.web.load(setup.web.pipe)
+    assert torch.equal(setup.picture(f"x{A}"), first)
+    assert torch.equal(setup.picture("x"), plain)
+
+
+def test_a_unet_that_was_exchanged_is_served(setup: Setup) -> None:
+    setup.picture(f"x{A}")
+    kept, setup.web.pipe.unet = setup.web.pipe.unet, _model().unet
+    other = setup.picture("x")
+    assert not torch.equal(setup.picture(f"x{A}"), other)
+    setup.web.pipe.unet = kept
+
+
+def test_the_setting_hands_back_and_takes_again_from_copies(setup: Setup) -> None:
+    setup.web.opts.lora_fuse_native = False
+    plain, with_lora = setup.picture("x"), setup.picture(f"x{A}")
+    setup.web.opts.remora_enabled = False
+    assert torch.equal(setup.picture(f"x{A}"), plain)  # the stand-in notes it only
+    assert setup.web.builtin.calls == [["demo-linear:0.8"]]
+    assert setup.web.builtin.excluded == [["text_encoder", "text_encoder_2", "text_encoder_3"]]
+    fake.bake(setup.web, "demo-linear", 0.25)
+    setup.web.opts.remora_enabled = True
+    assert torch.equal(setup.picture(f"x{A}"), with_lora)
+    assert torch.equal(setup.picture("x"), plain)
+    assert not any(hasattr(layer, "network_weights_backup") for layer in setup.web.pipe.unet.modules())
+    assert setup.web.modules["modules.lora.lora_common"].previously_loaded_networks == []
+
+
+def test_weights_that_were_baked_without_a_copy_are_said_to_be_inexact(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = setup.picture("x")
+    setup.web.opts.remora_enabled = False
+    setup.picture("x")
+    fake.bake(setup.web, "demo-linear", 0.25)
+    setup.web.opts.remora_enabled = True
+    with caplog.at_level(logging.WARNING):
+        after = setup.picture("x")
+    assert near(after, plain)
+    assert "demo-linear" in caplog.text
+    assert "reload the checkpoint" in caplog.text
+    caplog.clear()
+    setup.picture("x")
+    assert not caplog.records  # once
+
+
+def test_an_override_of_one_request_does_not_last(setup: Setup) -> None:
+    with_lora = setup.picture(f"x{A}")
+    setup.web.opts.remora_enabled = False
+    setup.picture(f"x{A}")
+    del setup.web.opts.data["remora_enabled"]
+    assert torch.equal(setup.picture(f"x{A}"), with_lora)
+
+
+def test_t17_a_pasted_text_names_what_is_here_and_brings_settings(setup: Setup) -> None:
+    text = setup.web.generate(f"x{A}").infotexts[0]
+    ((_, hashes),) = [part.split(": ") for part in of_lora(text) if part.startswith("LoRA hashes")]
+    parameters = {
+        "Prompt": "x<lora:theirs:0.8>",
+        "LoRA networks": "theirs",
+        "LoRA hashes": hashes,
+        "Remora mode": "merged",
+        "Steps": 1,
+    }
+    pasted = setup.web.paste(text, parameters)
+    assert pasted["Prompt"] == "x<lora:demo-linear:0.8>"
+    assert pasted["overrides"] == {"remora_merge": "always"}
+
+
+def test_a_pasted_hash_of_digits_has_lost_its_zeros(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = setup.session.catalog.find("demo-locon")
+    monkeypatch.setitem(setup.session.catalog._whole_hashes, file, "00123456" + 56 * "a")
+    parameters = {"Prompt": "<lora:theirs:1>", "LoRA networks": "theirs", "LoRA hashes": 123456}
+    assert setup.web.paste("", parameters)["Prompt"] == "<lora:demo-locon:1>"
+
+
+def test_settings_are_the_hosts(setup: Setup) -> None:
+    labels = setup.web.opts.data_labels
+    assert {option.key for option in TABLE} <= set(labels)
+    assert {labels[option.key].section for option in TABLE} == {("remora", "Remora")}
+    setup.web.opts.remora_merge = "always"
+    assert setup.host.option("remora_merge") == "always"
+
+
+def test_checkpoints_are_where_the_model_came_from(setup: Setup, tmp_path: Path) -> None:
+    folder, single = tmp_path / "model", tmp_path / "model.safetensors"
+    (folder / "unet").mkdir(parents=True)
+    (folder / "unet" / "weights.safetensors").touch()
+    single.touch()
+
+    def found(path: Path) -> object:
+        setup.web.pipe.sd_checkpoint_info = type("Info", (), {"filename": str(path)})()
+        return setup.host.checkpoints()
+
+    assert found(folder) == {"unet": [folder / "unet" / "weights.safetensors"]}
+    assert found(single) == {"unet": [single], "text_encoder": [single]}
+    assert found(tmp_path / "gone") == {}
+
+
+def test_t21_unloading_leaves_every_object_that_was_there(demo: Demo, tmp_path: Path) -> None:
+    web, host = fake.SDNext(_model(), demo.loras, lora_fuse_native=True), SDNextHost()
+    with web.running():
+        before = _functions(web)
+        session = Session(host)
+        host.add_options(TABLE)
+        web.start(lambda: host.connect(Guest(host, session, session.close)))
+        assert _functions(web) != before
+        web.generate(f"x{A}")
+        level = logging.getLogger("lib_lora").level
+        host.unload()
+        assert _functions(web) == before
+        assert web.extra_networks.extra_network_registry == {"lora": web.builtin}
+        assert not logging.getLogger("lib_lora").handlers
+        assert level == logging.INFO != logging.getLogger("lib_lora").level
+
+
+def _functions(web: fake.SDNext) -> dict[str, object]:
+    embedder = web.modules["modules.prompt_parser_diffusers"].PromptEmbedder
+    places: list[tuple[str, Any]] = [
+        ("networks", web.extra_networks),
+        ("processing", web.modules["modules.processing"]),
+        ("embedder", embedder),
+        ("detailer", fake.Detailer),
+    ]
+    return {
+        f"{where}.{name}": value
+        for where, owner in places
+        for name, value in vars(owner).items()
+        if callable(value) and not isinstance(value, type)
+    }
