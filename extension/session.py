@@ -237,7 +237,8 @@ class Session:
             for one, own in zip(entries, report.entries, strict=True)
         )
         texts = [name for name in self.host.components() if name.startswith("text_encoder")]
-        keys = text_keys(stack, [one.file for one in entries], texts)
+        how = batch.settings.in_order, batch.settings.mode, batch.settings.memory.storage
+        keys = tuple((how, key) if key else () for key in text_keys(stack, [one.file for one in entries], texts))
         return Activation(active, tuple(left_out), report, self._lend_embeddings(active), keys)
 
     def _found(self, wishes: Sequence[Wish], skip_bad: bool, left_out: list[Skipped]) -> list[tuple[Wish, CatalogFile]]:

@@ -152,10 +152,10 @@ def sdnext() -> ModuleType:
         data = extra_network_data or p.network_data
         for name, params in data.items():
             if name in registry:
-                ask(registry[name], p, params, step=step, include=list(include), exclude=list(exclude))
+                ask(registry[name], p, params, step=step, include=include or [], exclude=exclude or [])
         for name, network in registry.items():
             if data.get(name) is None:
-                ask(network, p, [], include=list(include), exclude=list(exclude))
+                ask(network, p, [], include=include or [], exclude=exclude or [])
         p.network_data = data
 
     def activate_filtered(p: Any, extra_network_data: Any = None, step: int = 0) -> None:
