@@ -47,7 +47,7 @@ class Parameter:
     name: str
 
     def __call__(
-        self, p: Any, index: int = 0, all_prompts: Any = None, use_main_prompt: bool = False, **context: Any
+        self, /, p: Any, index: int = 0, all_prompts: Any = None, use_main_prompt: bool = False, **context: Any
     ) -> str | None:
         """The value for one image; None leaves the name out.
 

@@ -172,6 +172,23 @@ def test_a_lora_that_is_missing_is_said_and_the_others_are_there(host: A1111Fake
     assert hashes(found.infotexts[0]) == ["a"]
 
 
+def test_t17_names_and_tags_as_people_write_them(host: A1111Fake, loras: Path) -> None:
+    (loras / "od [XL].safetensors").write_bytes((loras / "b.safetensors").read_bytes())
+    try:
+        wanted = one(host.generate("x<lora:b:0.5>"))
+        for prompt in (
+            "x<lora:od [XL]:0.5>",
+            "x<lora:b:1.1.><lora:b:0.5>",
+            "x<lora:b:te=0.5:unet=0.5>",
+            "x<LoRA:b:0.5>",
+        ):
+            found = host.generate(prompt)
+            assert torch.equal(one(found), wanted) == ("LoRA" not in prompt), prompt  # the host knows no such kind
+            assert len(found.p.comments) == ("1.1." in prompt)
+    finally:
+        (loras / "od [XL].safetensors").unlink()
+
+
 def test_a_lora_that_is_missing_fails_the_request_where_that_is_wanted(host: A1111Fake) -> None:
     before = one(host.generate("a cat"))
     host.shared.opts.data[ON_BAD_LORA] = FAIL
@@ -393,8 +410,8 @@ def test_no_lora_outlives_a_batch_whose_first_prompt_has_none(host: A1111Fake) -
     assert torch.equal(one(host.generate("a<lora:b:1>", disable_extra_networks=True)), wanted)
 
 
-def test_a_generation_within_another_leaves_the_outer_ones_loras(host: A1111Fake) -> None:
-    """As a detailer does it, or a script that makes a picture in between."""
+def test_t2_a_generation_within_another_leaves_the_outer_ones_loras(host: A1111Fake) -> None:
+    """As a detailer does it, or a script that makes a picture in between; however often."""
     prompts = ["x<lora:a:1>", "y<lora:c:1>"]
     wanted = host.generate(prompts, batch_size=2).images
 
@@ -402,9 +419,10 @@ def test_a_generation_within_another_leaves_the_outer_ones_loras(host: A1111Fake
         if step == 1:
             host.generate("a face<lora:b:1>")
 
-    found = host.generate(prompts, batch_size=2, during=detail)
-    assert same(found.images, wanted)
-    assert [hashes(text) for text in found.infotexts] == [["a"], ["c"]]
+    for _ in range(5):
+        found = host.generate(prompts, batch_size=2, during=detail)
+        assert same(found.images, wanted)
+        assert [hashes(text) for text in found.infotexts] == [["a"], ["c"]]
 
 
 def test_bare_activation_at_a_load_is_nothing(host: A1111Fake) -> None:
