@@ -238,7 +238,9 @@ class Session:
         )
         texts = [name for name in self.host.components() if name.startswith("text_encoder")]
         how = batch.settings.in_order, batch.settings.mode, batch.settings.memory.storage
-        keys = tuple((how, key) if key else () for key in text_keys(stack, [one.file for one in entries], texts))
+        hit = [own.components for own in report.entries]
+        of_images = text_keys(stack, [one.file for one in entries], texts, hit)
+        keys = tuple((how, key) if key else () for key in of_images)
         return Activation(active, tuple(left_out), report, self._lend_embeddings(active), keys)
 
     def _found(self, wishes: Sequence[Wish], skip_bad: bool, left_out: list[Skipped]) -> list[tuple[Wish, CatalogFile]]:

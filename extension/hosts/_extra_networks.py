@@ -176,8 +176,9 @@ class ExtraNetworks:
                 outer._serve(p, list(params_list), include or (), exclude or (), *args, **kwargs)
 
             def deactivate(self, p: Any, *args: Any, **kwargs: Any) -> None:
-                if outer.replaced is not None and outer._handed_back(p):
-                    outer.replaced.deactivate(p, *args, **kwargs)
+                if outer._handed_back(p):
+                    if outer.replaced is not None:
+                        outer.replaced.deactivate(p, *args, **kwargs)
                 else:
                     outer._ended(p, *args, **kwargs)
 
@@ -186,7 +187,9 @@ class ExtraNetworks:
     def _serve(
         self, p: Any, params: list[Any], include: Sequence[str], exclude: Sequence[str], *args: Any, **kwargs: Any
     ) -> None:
-        if self.replaced is not None and self._handed_back(p):
+        if self._handed_back(p):
+            if self.replaced is None:
+                return
             # a built-in is passed what it has asked for: SD.Next looks at the names in its signature
             both = {"include": include, "exclude": exclude} if include or exclude else {}
             self.replaced.activate(p, params, *args, **kwargs, **both)

@@ -191,14 +191,15 @@ def test_a_registry_that_was_cleared_and_filled_anew_is_taken_again(taken: Taken
     assert taken.module.extra_network_registry["lora"] is another
 
 
-def test_a_host_without_a_builtin(taken: Taken) -> None:
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_host_without_a_builtin(taken: Taken, enabled: bool) -> None:
     taken.networks.give_back()
     taken.module.initialize()
     networks = ExtraNetworks(
-        taken.module, batch=taken.batch, handed_back=lambda p: True, ended=lambda p, **kw: taken.ends.append(kw)
+        taken.module, batch=taken.batch, handed_back=lambda p: not enabled, ended=lambda p, **kw: taken.ends.append(kw)
     )
     networks.take_over()
     taken.generate("x<lora:a:1>")
-    assert len(taken.batches) == 1  # there is nobody to hand it to
+    assert len(taken.batches) == enabled  # handed back to nobody: nobody serves
     networks.give_back()
     assert taken.module.extra_network_registry == {}

@@ -19,6 +19,11 @@ class ExtraNetworkParams:
     def __init__(self, items: list[str]) -> None:
         self.items = items
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ExtraNetworkParams) and self.items == other.items
+
+    __hash__ = None  # type: ignore[assignment]
+
 
 class ExtraNetwork:
     def __init__(self, name: str) -> None:

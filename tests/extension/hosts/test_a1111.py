@@ -1,0 +1,581 @@
+"""Remora in AUTOMATIC1111's web UI, on a stand-in that does what the real one was seen to do."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import extension
+from extension.hosts import current_host
+from extension.hosts.a1111 import A1111
+from extension.options import DEFAULT_MULTIPLIER, ENABLED, FAIL, IN_ORDER, MERGE, ON_BAD_LORA
+from lib_lora import LoraError
+from tests.fakes.files import pair, save
+from tests.fakes.webui.a1111 import A1111Fake
+from tests.fakes.webui.a1111_model import LAYERS
+
+RANK = 2
+NAMES = ("a", "b", "c")
+UNCHANGED = ("forward", "_apply", "_load_from_state_dict")
+
+
+@pytest.fixture(scope="module")
+def loras(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("loras")
+    for seed, name in enumerate(NAMES):
+        tensors: dict[str, Tensor] = {}
+        for i, (layer, shape) in enumerate(LAYERS.items()):
+            tensors |= pair(layer, shape, RANK, alpha=RANK, seed=10 * seed + i, size=0.7)
+        save(folder / f"{name}.safetensors", tensors)
+    unet = {key: tensor for key, tensor in tensors.items() if "unet" in key}
+    save(folder / "unet.safetensors", unet)
+    return folder
+
+
+@pytest.fixture
+def start(loras: Path) -> Iterator[Callable[..., A1111Fake]]:
+    """Starts the web UI with Remora in it; taken down again at the end."""
+    before = {name: getattr(nn.Linear, name) for name in UNCHANGED}
+    running: list[Any] = []
+
+    def begin(script: Callable[[], object] = extension.register, **more: Any) -> A1111Fake:
+        running.append(A1111Fake(loras, script, **more).running())
+        return running[-1].__enter__()
+
+    yield begin
+    for one in reversed(running):
+        one.__exit__(None, None, None)
+    assert {name: getattr(nn.Linear, name) for name in UNCHANGED} == before
+
+
+@pytest.fixture
+def host(start: Callable[..., A1111Fake]) -> Iterator[A1111Fake]:
+    host = start()
+    yield host
+    assert host.callbacks.printed == []
+    assert host.extra_networks.shown == []
+
+
+def plain(loras: Path) -> A1111Fake:
+    """The same web UI without Remora, for one picture on a fresh start."""
+    return A1111Fake(loras, lambda: None)
+
+
+def fresh(host: A1111Fake, prompt: Any, **more: Any) -> Tensor:
+    """What a fresh start gives; the running one is out of the way meanwhile."""
+    host.processing.StableDiffusionProcessing.cached_c[:] = [None, None]
+    host.processing.StableDiffusionProcessing.cached_uc[:] = [None, None]
+    return one(host.generate(prompt, **more))
+
+
+def one(found: SimpleNamespace) -> Tensor:
+    assert len(found.images) == 1
+    return found.images[0]
+
+
+def weights(host: A1111Fake) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in host.models.model_data.sd_model.state_dict().items()}
+
+
+def same(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
+
+def hashes(text: str) -> list[str]:
+    """The names below "Lora hashes"."""
+    return re.findall(r"(\w+): [0-9a-f]{12}", text)
+
+
+# --- being there ---
+
+
+def test_the_host_is_known_by_what_it_can_do(host: A1111Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert current_host() is A1111
+    monkeypatch.delattr(host.processing.StableDiffusionProcessing, "cached_params")
+    assert current_host() is None
+
+
+def test_parts_go_by_diffusers_names_and_no_model_is_loaded_for_them(host: A1111Fake) -> None:
+    model = host.models.model_data.sd_model
+    assert A1111.components() == {"unet": model.unet, "text_encoder": model.clip}
+    assert A1111.checkpoints() == {}  # not a safetensors file
+    host.models.model_data.sd_model = None
+    assert A1111.components() == {}  # `shared` has no `sd_model` here: asking it would fail
+    host.models.model_data.sd_model = model
+
+
+def test_names_of_the_text_encoders_of_every_family() -> None:
+    from extension.hosts.a1111 import _denoiser, _text_encoders
+
+    clip, big, unet = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
+    wrapped = lambda **inner: SimpleNamespace(wrapped=SimpleNamespace(**inner))  # noqa: E731
+    assert _text_encoders(SimpleNamespace(cond_stage_model=wrapped(transformer=clip))) == {"text_encoder": clip}
+    assert _text_encoders(SimpleNamespace(cond_stage_model=wrapped(model=big))) == {"text_encoder": big}
+    sizes = SimpleNamespace(outdim=256)
+    xl = SimpleNamespace(embedders=[wrapped(transformer=clip), wrapped(model=big), sizes])
+    assert _text_encoders(SimpleNamespace(conditioner=xl)) == {"text_encoder": clip, "text_encoder_2": big}
+    refiner = SimpleNamespace(embedders=[wrapped(model=big), sizes])
+    assert _text_encoders(SimpleNamespace(conditioner=refiner)) == {"text_encoder_2": big}
+    three = SimpleNamespace(
+        clip_l=SimpleNamespace(transformer=clip), clip_g=SimpleNamespace(transformer=big), t5xxl=None
+    )
+    assert _text_encoders(SimpleNamespace(text_encoders=three)) == {"text_encoder": clip, "text_encoder_2": big}
+    assert _denoiser(SimpleNamespace(model=SimpleNamespace(diffusion_model=unet))) == {"unet": unet}
+    unet.joint_blocks = nn.ModuleList()
+    assert _denoiser(SimpleNamespace(model=SimpleNamespace(diffusion_model=unet))) == {"transformer": unet}
+    assert _denoiser(SimpleNamespace()) == _text_encoders(SimpleNamespace()) == {}
+
+
+def test_starting_logs_nothing_of_patches(start: Callable[..., A1111Fake], caplog: pytest.LogCaptureFixture) -> None:
+    host = start()
+    host.generate("x<lora:a:1>")
+    host.reload_ui()
+    host.generate("x<lora:a:1>")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+# --- one prompt ---
+
+
+def test_t1_an_image_has_the_same_bits_after_any_history(host: A1111Fake) -> None:
+    without, base = one(host.generate("a cat")), weights(host)
+    made = {strength: one(host.generate(f"a cat<lora:a:{strength}>")) for strength in (1.0, 1.1, 0.2, 10, -4)}
+    assert len({tuple(image.flatten().tolist()) for image in (without, *made.values())}) == 6
+    for strength, image in made.items():
+        assert torch.equal(one(host.generate(f"a cat<lora:a:{strength}>")), image)
+        assert torch.equal(fresh(host, "a cat"), without)
+        assert torch.equal(fresh(host, f"a cat<lora:a:{strength}>"), image)
+    assert same(list(weights(host).values()), list(base.values()))
+    assert vars(__import__("sys").modules["networks"])["backups"] == 0  # the built-in has copied nothing
+
+
+def test_what_the_builtin_merges_is_what_remora_adds(start: Callable[..., A1111Fake]) -> None:
+    host = start()
+    ours = one(host.generate("a cat<lora:a:0.7><lyco:b:0.4>"))
+    host.shared.opts.data[ENABLED] = False
+    theirs = one(host.generate("a cat<lora:a:0.7><lyco:b:0.4>"))
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
+def test_a_lora_that_is_missing_is_said_and_the_others_are_there(host: A1111Fake) -> None:
+    found = host.generate("a cat<lora:nosuch:1><lora:a:1><lora:b:x>")
+    assert torch.equal(one(found), one(host.generate("a cat<lora:a:1>")))
+    assert sorted("nosuch" in text for text in found.p.comments) == [False, True]
+    assert hashes(found.infotexts[0]) == ["a"]
+
+
+def test_t17_names_and_tags_as_people_write_them(host: A1111Fake, loras: Path) -> None:
+    (loras / "od [XL].safetensors").write_bytes((loras / "b.safetensors").read_bytes())
+    try:
+        wanted = one(host.generate("x<lora:b:0.5>"))
+        for prompt in (
+            "x<lora:od [XL]:0.5>",
+            "x<lora:b:1.1.><lora:b:0.5>",
+            "x<lora:b:te=0.5:unet=0.5>",
+            "x<LoRA:b:0.5>",
+        ):
+            found = host.generate(prompt)
+            assert torch.equal(one(found), wanted) == ("LoRA" not in prompt), prompt  # the host knows no such kind
+            assert len(found.p.comments) == ("1.1." in prompt)
+    finally:
+        (loras / "od [XL].safetensors").unlink()
+
+
+def test_a_lora_that_is_missing_fails_the_request_where_that_is_wanted(host: A1111Fake) -> None:
+    before = one(host.generate("a cat"))
+    host.shared.opts.data[ON_BAD_LORA] = FAIL
+    with pytest.raises(LoraError, match="'nosuch' is not in the LoRA folders"):
+        host.generate("a cat<lora:a:1><lora:nosuch:1>")
+    assert torch.equal(one(host.generate("a cat")), before)
+
+
+def test_settings_of_one_request_are_gone_with_it(host: A1111Fake) -> None:
+    with pytest.raises(LoraError):
+        host.generate("a cat<lora:nosuch:1>", override_settings={ON_BAD_LORA: FAIL})
+    assert host.shared.opts.data[ON_BAD_LORA] != FAIL
+    found = host.generate("a cat<lora:a:1>", override_settings={IN_ORDER: True})
+    assert "Remora stacking: in order" in found.infotexts[0]
+    assert "Remora" not in host.generate("a cat<lora:a:1>").infotexts[0]
+
+
+def test_the_setting_that_adds_one_lora_to_every_prompt_is_honoured(host: A1111Fake) -> None:
+    wanted = [one(host.generate(prompt)) for prompt in ("a cat<lora:a:0.5>", "a cat<lora:a:0.9>")]
+    host.shared.opts.data.update(sd_lora="a", extra_networks_default_multiplier=0.5)
+    found = host.generate(["a cat", "a cat<lora:a:0.9>"], batch_size=1, n_iter=2, seed=0)
+    assert [text.split("\n")[0] for text in found.infotexts] == ["a cat<lora:a:0.5>", "a cat<lora:a:0.9>"]
+    hires = host.generate("a cat", enable_hr=True)
+    assert hires.p.all_hr_prompts == hires.p.all_prompts == ["a cat<lora:a:0.5>"]
+    assert torch.equal(one(host.generate("a cat")), wanted[0])
+    host.shared.opts.data.update(sd_lora="None")
+
+
+# --- the text encoder's cache ---
+
+
+def asked(host: A1111Fake, prompt: str, **more: Any) -> int:
+    """How many texts are encoded for a picture."""
+    clip = host.models.model_data.sd_model.clip
+    clip.asked.clear()
+    host.generate(prompt, **more)
+    return len(clip.asked)
+
+
+def test_texts_are_encoded_anew_when_and_only_when_what_they_depend_on_has_changed(host: A1111Fake) -> None:
+    both = 2  # the prompt and the negative one
+    assert asked(host, "a cat<lora:a:1>") == both
+    assert asked(host, "a cat<lora:a:1>") == 0
+    assert asked(host, "a cat<lora:a:1:0.5>") == 0  # only the unet's strength
+    assert asked(host, "a cat<lora:a:1><lora:unet:1>") == 0  # has nothing for text encoders at all
+    assert asked(host, "a cat<lora:a:0.9>") == both
+    assert asked(host, "a cat") == both
+    assert asked(host, "a cat<lora:a:0:1>") == 0
+    assert asked(host, "a cat<hypernet:h:1>") == both  # another kind of network, which may depend on anything
+    assert asked(host, "a dog<hypernet:h:1>") == 1
+
+
+def test_texts_are_encoded_anew_when_the_way_of_stacking_has_changed(host: A1111Fake) -> None:
+    host.generate("a cat<lora:a:1>")
+    assert asked(host, "a cat<lora:a:1>", override_settings={IN_ORDER: True}) == 2
+    assert asked(host, "a cat", override_settings={IN_ORDER: True}) == 2
+    assert asked(host, "a cat") == 0  # without LoRA there is nothing to stack
+
+
+# --- one LoRA for each image ---
+
+PROMPTS = ["a cat<lora:a:1>", "a cat<lora:b:0.8:0.5>", "a cat"]
+"""Equal texts: the host would encode them once."""
+
+
+def check_batch(host: A1111Fake, prompts: list[str], **more: Any) -> None:
+    """Image i of the batch is what prompt i gives alone, and so is its text."""
+    found = host.generate(list(prompts), batch_size=len(prompts), **more)
+    assert len(found.images) == len(prompts)
+    for i, prompt in enumerate(prompts):
+        alone = host.generate(prompt, seed=1 + i, **more)
+        worst = (found.images[i] - one(alone)).abs().max()
+        assert worst <= 1e-5 * one(alone).abs().max(), (i, worst)
+        assert hashes(found.infotexts[i]) == hashes(alone.infotexts[0]) == re.findall(r"<lora:(\w+)", prompt)
+
+
+def test_t9_each_image_of_a_batch_has_its_own(host: A1111Fake) -> None:
+    check_batch(host, PROMPTS)
+    assert host.models.model_data.sd_model.unet.calls[0] == 6  # and all in one call
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "calls"),
+    [
+        (["a cat AND a hat<lora:a:1>", "a dog<lora:b:1>", "x AND y AND z<lora:c:1>"], {}, [9]),
+        (PROMPTS, {"skip_uncond": True}, [3]),
+        (PROMPTS, {"batch_cond_uncond": False}, [3, 3]),
+        (["a AND b<lora:a:1>", "c<lora:b:1>"], {"batch_cond_uncond": False}, [2, 2, 1]),
+        (["a AND b<lora:a:1>", "c<lora:b:1>"], {"skip_uncond": True}, [3]),
+        ([f"{'very ' * 10}long<lora:a:1>", f"{'very ' * 10}good<lora:b:1>"], {}, [2, 2]),
+        (
+            [f"{'very ' * 10}x AND {'so ' * 20}y AND {'so ' * 20}z<lora:a:1>", f"{'much ' * 10}z<lora:b:1>"],
+            {"batch_cond_uncond": False},
+            [2, 2, 2],
+        ),
+    ],
+    ids=["AND", "trimmed", "chunks", "chunks that mix images", "trimmed AND", "lengths differ", "chunks and lengths"],
+)
+def test_t9_however_the_rows_are_called(
+    host: A1111Fake, prompts: list[str], options: dict[str, Any], calls: list[int]
+) -> None:
+    host.shared.opts.data.update(options)
+    check_batch(host, prompts)
+    assert host.models.model_data.sd_model.unet.calls[: len(calls)] == calls
+
+
+def test_t9_each_batch_of_a_job_and_the_texts_of_all(host: A1111Fake) -> None:
+    prompts = ["a<lora:a:1>", "b", "c", "d", "e<lora:b:1>", "f<lora:a:1><lora:c:1>"]
+    found = host.generate(prompts, batch_size=2, n_iter=3)
+    assert [hashes(text) for text in found.infotexts] == [["a"], [], [], [], ["b"], ["a", "c"]]
+    assert hashes(found.grid) == ["a"]  # it is the first image's
+    every = [host.create_infotext(found.p, found.p.all_prompts, index=i) for i in range(6)]
+    assert [hashes(text) for text in every] == [["a"], [], [], [], ["b"], ["a", "c"]]
+    for i, prompt in enumerate(prompts):
+        torch.testing.assert_close(found.images[i], one(host.generate(prompt, seed=1 + i)), rtol=1e-4, atol=1e-5)
+
+
+def test_images_that_are_alike_cost_nothing_more(host: A1111Fake) -> None:
+    assert asked(host, ["a<lora:a:1>", "a<lora:a:1>", "a<lora:a:1>"], batch_size=3) == 2
+    check_batch(host, ["a<lora:a:1>", "b<lora:a:1>"])
+
+
+# --- passes ---
+
+
+def test_t11_the_hires_pass_has_the_loras_of_its_own_prompt(host: A1111Fake) -> None:
+    own = host.generate("a cat<lora:a:1>", enable_hr=True, hr_prompt="a cat<lora:b:1>")
+    assert hashes(own.infotexts[0]) == ["a", "b"]
+    without = host.generate("a cat<lora:a:1>", enable_hr=True, hr_prompt="a cat")
+    both = host.generate("a cat<lora:a:1>", enable_hr=True)
+    assert [hashes(found.infotexts[0]) for found in (without, both)] == [["a"], ["a"]]
+    images = [one(found) for found in (own, without, both)]
+    assert not any(torch.equal(images[i], images[i - 1]) for i in range(3))
+    assert torch.equal(fresh(host, "a cat<lora:a:1>", enable_hr=True, hr_prompt="a cat<lora:b:1>"), images[0])
+
+
+def test_t11_the_hires_pass_of_a_batch(host: A1111Fake) -> None:
+    prompts, hires = ["x<lora:a:1>", "x<lora:b:1>"], ["y<lora:b:1>", "y"]
+    found = host.generate(prompts, batch_size=2, enable_hr=True, hr_prompt=hires)
+    assert [hashes(text) for text in found.infotexts] == [["a", "b"], ["b"]]
+    for i in range(2):
+        alone = one(host.generate(prompts[i], seed=1 + i, enable_hr=True, hr_prompt=hires[i]))
+        assert (found.images[i] - alone).abs().max() <= 1e-5 * alone.abs().max()
+
+
+@pytest.mark.parametrize("refiner", ["B", "other"])
+@pytest.mark.parametrize("kept", [1, 2])
+def test_t11_a_refiner_has_the_loras_too(host: A1111Fake, refiner: str, kept: int) -> None:
+    """It is loaded into the same modules, or beside them, or is there already, and the host says nothing of LoRAs."""
+    host.shared.opts.data["sd_checkpoints_limit"] = kept
+    first = one(host.generate("a<lora:a:1>", refiner=refiner, checkpoint="A"))
+    assert not torch.equal(first, one(host.generate("a", refiner=refiner, checkpoint="A")))
+    without_unet = one(host.generate("a<lora:a:1:0>", refiner=refiner, checkpoint="A"))
+    assert not torch.equal(first, without_unet)
+    assert torch.equal(one(host.generate("a<lora:a:1>", refiner=refiner, checkpoint="A")), first)
+
+
+def test_a_refiner_serves_a_batch_too(host: A1111Fake) -> None:
+    host.shared.opts.data["sd_checkpoints_limit"] = 2
+    check_batch(host, PROMPTS, refiner="B", checkpoint="A")
+
+
+@pytest.mark.parametrize("kept", [1, 2])
+def test_t18_checkpoints_there_and_back(host: A1111Fake, kept: int) -> None:
+    host.shared.opts.data["sd_checkpoints_limit"] = kept
+    images = [one(host.generate("a<lora:a:1>", checkpoint=name)) for name in "ABA"]
+    assert torch.equal(images[0], images[2])
+    assert not torch.equal(images[0], images[1])
+    others = [one(host.generate("a<lora:a:1>", checkpoint=name)) for name in ("other", "A")]
+    assert torch.equal(others[1], images[0])
+    assert torch.equal(one(host.generate("a", checkpoint="B")), fresh(host, "a", checkpoint="B"))
+
+
+def test_t18_what_was_merged_is_not_put_back_into_another_checkpoint(
+    host: A1111Fake, caplog: pytest.LogCaptureFixture
+) -> None:
+    merged = {"override_settings": {MERGE: "always"}}
+    first = one(host.generate("a<lora:a:1>", refiner="B", checkpoint="A", **merged))
+    live = one(host.generate("a<lora:a:1>", refiner="B", checkpoint="A"))
+    assert (first - live).abs().max() <= 1e-5 * live.abs().max()
+    without = one(host.generate("a", checkpoint="B"))
+    host.generate("a<lora:a:1>", refiner="A", checkpoint="B", **merged)
+    assert torch.equal(one(host.generate("a", checkpoint="B")), without)
+    assert "was changed by something else" not in caplog.text
+
+
+# --- what goes wrong ---
+
+
+@pytest.mark.parametrize("prompt", ["a", "a<lora:a:1>", "a<lora:b:0.5>"])
+def test_t4_interrupted_and_made_again(host: A1111Fake, prompt: str) -> None:
+    wanted = one(host.generate(prompt))
+
+    def stop(step: int) -> None:
+        host.interrupted = step == 1
+
+    host.generate(["x<lora:a:1>", "y<lora:c:1>"], batch_size=2, during=stop)
+    host.interrupted = False
+    assert torch.equal(one(host.generate(prompt)), wanted)
+
+
+def test_t4_a_failure_in_the_middle_leaves_nothing_behind(host: A1111Fake) -> None:
+    wanted, base = one(host.generate("a")), weights(host)
+
+    def fail(step: int) -> None:
+        if step == 1:
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        host.generate(["x<lora:a:1>", "y<lora:c:1>"], batch_size=2, during=fail)
+    assert torch.equal(one(host.generate("a<lora:b:1>", disable_extra_networks=True)), wanted)  # which activates none
+    assert torch.equal(one(host.generate("a")), wanted)
+    assert same(list(weights(host).values()), list(base.values()))
+
+
+def test_no_lora_outlives_a_batch_whose_first_prompt_has_none(host: A1111Fake) -> None:
+    wanted = one(host.generate("a"))
+    host.generate(["x", "y<lora:c:1>"], batch_size=2)  # the host sees no tags and takes nothing off
+    assert torch.equal(one(host.generate("a<lora:b:1>", disable_extra_networks=True)), wanted)
+
+
+def test_t2_a_generation_within_another_leaves_the_outer_ones_loras(host: A1111Fake) -> None:
+    """As a detailer does it, or a script that makes a picture in between; however often."""
+    prompts = ["x<lora:a:1>", "y<lora:c:1>"]
+    wanted = host.generate(prompts, batch_size=2).images
+
+    def detail(step: int) -> None:
+        if step == 1:
+            host.generate("a face<lora:b:1>")
+
+    for _ in range(5):
+        found = host.generate(prompts, batch_size=2, during=detail)
+        assert same(found.images, wanted)
+        assert [hashes(text) for text in found.infotexts] == [["a"], ["c"]]
+
+
+def test_bare_activation_at_a_load_is_nothing(host: A1111Fake) -> None:
+    host.extra_networks.activate(host.new(), {})
+    assert host.extra_networks.shown == []
+
+
+# --- the built-in ---
+
+
+def test_the_setting_hands_back_and_takes_again_without_a_restart(host: A1111Fake) -> None:
+    networks = __import__("sys").modules["networks"]
+    ours, none = one(host.generate("a<lora:a:1>")), one(host.generate("a"))
+    assert networks.originals.Linear_forward is None  # its patches are undone
+    base = weights(host)
+    for _ in range(2):
+        host.shared.opts.data[ENABLED] = False
+        theirs = one(host.generate("a<lora:a:1>"))
+        assert networks.backups > 0
+        assert [net.name for net in networks.loaded_networks] == ["a"]
+        host.shared.opts.data[ENABLED] = True
+        assert torch.equal(one(host.generate("a")), none)  # what it had merged is off the weights again
+        assert torch.equal(one(host.generate("a<lora:a:1>")), ours)
+        assert (theirs - ours).abs().max() <= 1e-5 * ours.abs().max()
+        assert networks.loaded_networks == []
+        assert networks.networks_in_memory == {}
+        layers = host.models.model_data.sd_model.modules()
+        assert not any(getattr(layer, "network_weights_backup", None) is not None for layer in layers)
+        assert same(list(weights(host).values()), list(base.values()))
+
+
+def test_handed_back_remora_is_inert(host: A1111Fake) -> None:
+    host.shared.opts.data[ENABLED] = False
+    found = host.generate(["x<lora:a:1>", "x<lora:b:1>"], batch_size=2)
+    networks = __import__("sys").modules["networks"]
+    assert [net.name for net in networks.loaded_networks] == ["a"]  # as it is without us: the first prompt's
+    assert not any(hashes(text) for text in found.infotexts)
+    assert host.paste({"Prompt": "x", "Lora hashes": ""})["Prompt"] == "x (the built-in was here)"
+    assert found.p.cached_params([], 1, {"lora": ["a"]})[-1] == {"lora": ["a"]}
+
+
+def test_class_patches_of_others_on_top_of_the_builtins_stay(start: Callable[..., A1111Fake]) -> None:
+    theirs = {}
+
+    def another(extension_of_ours: Callable[[], object] = extension.register) -> None:
+        extension_of_ours()
+        theirs["below"] = below = nn.Linear.forward
+        nn.Linear.forward = theirs["forward"] = lambda self, x: below(self, x)
+
+    host = start(another)
+    try:
+        wanted, none = one(host.generate("a<lora:a:1>")), one(host.generate("a"))
+        assert not torch.equal(wanted, none)
+        assert __import__("sys").modules["networks"].backups == 0
+        host.shared.opts.data[ENABLED] = False
+        host.generate("a<lora:a:1>")
+        host.shared.opts.data[ENABLED] = True
+        assert torch.equal(one(host.generate("a<lora:a:1>")), wanted)
+        assert torch.equal(one(host.generate("a")), none)
+    finally:
+        extension.unregister()
+        assert nn.Linear.forward is theirs["forward"]
+        nn.Linear.forward = theirs["below"]
+        A1111._builtin.wake()
+
+
+def test_without_the_builtin_tags_are_served_all_the_same(start: Callable[..., A1111Fake]) -> None:
+    host = start(builtin=False)
+    assert not torch.equal(one(host.generate("a<lora:a:1>")), one(host.generate("a")))
+    host.shared.opts.data[ENABLED] = False
+    assert torch.equal(one(host.generate("a<lora:a:1>")), one(host.generate("a")))
+
+
+def test_a_reload_of_the_page_changes_nothing(host: A1111Fake) -> None:
+    wanted = one(host.generate("a<lora:a:1>")), one(host.generate("a"))
+    for _ in range(2):
+        host.reload_ui()
+        found = host.generate("a<lora:a:1>"), host.generate("a")
+        assert same([one(image) for image in found], wanted)
+    for category, callbacks in host.callbacks.callback_map.items():
+        assert len(callbacks) == len({id(callback.callback) for callback in callbacks}), category
+
+
+def test_t21_taken_down_the_host_is_as_it_was(start: Callable[..., A1111Fake], loras: Path) -> None:
+    untouched = A1111Fake(loras, lambda: None)
+    host = start(lambda: None)
+    names = ("parse_prompts", "activate")
+    functions = {name: getattr(host.extra_networks, name) for name in names}
+    of_class = dict(vars(host.processing.StableDiffusionProcessing))
+    inner, load = host.processing.process_images_inner, host.models.load_model_weights
+    host._load_script = extension.register
+    host.reload_ui()
+    host.generate("a<lora:a:1>")
+    host._load_script = lambda: None
+    host.reload_ui()
+    assert {name: getattr(host.extra_networks, name) for name in names} == functions
+    changed = {
+        name for name, value in vars(host.processing.StableDiffusionProcessing).items() if of_class[name] is not value
+    }
+    assert changed <= {"cached_c", "cached_uc"}
+    assert (host.processing.process_images_inner, host.models.load_model_weights) == (inner, load)
+    assert host.extra_networks.extra_network_registry["lora"].__class__.__name__ == "ExtraNetworkLora"
+    assert set(vars(untouched.callbacks)) == set(vars(host.callbacks))
+
+
+# --- parameters texts, embeddings ---
+
+
+def test_pasted_parameters_find_the_file_by_its_hash_and_name_the_settings(host: A1111Fake, loras: Path) -> None:
+    text = host.generate("x<lora:a:1>").infotexts[0]
+    digest = re.search(r"a: ([0-9a-f]{12})", text)
+    assert digest is not None
+    pasted = {
+        "Prompt": "x <lora:renamed:0.5>",
+        "Hires prompt": "y <lora:renamed:0.7>",
+        "Lora hashes": f"renamed: {digest[1]}",
+        "Remora mode": "merged",
+    }
+    found = host.paste(pasted)
+    assert (found["Prompt"], found["Hires prompt"]) == ("x <lora:a:0.5>", "y <lora:a:0.7>")
+    info = host.shared.opts.data_labels[MERGE]
+    assert found[info.infotext] == "always"  # what the host looks for, and the value as its setting takes it
+    empty = {"Prompt": "x <lora:renamed:0.5>", "Lora hashes": "renamed: e3b0c44298fc"}
+    assert host.paste(empty)["Prompt"] == "x <lora:renamed:0.5>"
+
+
+def test_a_name_in_the_hashes_has_no_mark_that_ends_it(host: A1111Fake, loras: Path) -> None:
+    (loras / "od,d.safetensors").write_bytes((loras / "a.safetensors").read_bytes())
+    try:
+        assert hashes(host.generate("x<lora:od,d:1>").infotexts[0]) == ["odd"]
+    finally:
+        (loras / "od,d.safetensors").unlink()
+
+
+def test_a_textual_inversion_that_came_with_a_lora_is_there_while_it_is(host: A1111Fake, loras: Path) -> None:
+    tensors = pair("lora_unet_input_blocks_1_1_proj_in", (8, 4), RANK, alpha=RANK)
+    tensors["bundle_emb.mark.string_to_param.*"] = torch.ones(2, 8)
+    path = save(loras / "bundled.safetensors", tensors)
+    database = host.hijack.model_hijack.embedding_db
+    seen: list[list[str]] = []
+    note: Any = lambda step: seen.append(list(database.word_embeddings))  # noqa: E731
+    try:
+        assert asked(host, "mark<lora:bundled:1>", during=note) == 2
+        assert asked(host, "mark<lora:bundled:1>", during=note) == 0
+        assert asked(host, "mark", during=note) == 2  # the word means something else now
+        assert seen == [["mark"]] * 4 + [[]] * 2
+        database.expected_shape = 1024
+        assert any("1024" in text for text in host.generate("mark<lora:bundled:1>").p.comments)
+        database.expected_shape = -1
+    finally:
+        path.unlink()
+
+
+def test_the_settings_are_the_hosts(host: A1111Fake) -> None:
+    assert {ENABLED, DEFAULT_MULTIPLIER, MERGE} <= set(host.shared.opts.data)
+    assert host.shared.opts.data_labels[ENABLED].section == ("remora", "Remora")
