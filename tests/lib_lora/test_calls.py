@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
 from lib_lora.adapters.base import RankSchedule
-from lib_lora.timestep import timestep_of
+from lib_lora.calls import Call
 from tests.fakes.files import pair, save
 from tests.fakes.models import tiny_unet, unet_inputs
 from tests.fakes.schemes import call
@@ -134,7 +134,7 @@ def test_a_schedule_stays_in_its_bounds_and_grows_as_noise_goes(rank, least, pow
     ],
 )
 def test_where_the_timestep_is(args, kwargs, want):
-    assert timestep_of(args, kwargs) == want
+    assert Call(args, kwargs).timestep == want
 
 
 def test_nothing_listens_once_the_engine_is_gone(tmp_path: Path, tensors):
