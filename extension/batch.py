@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -59,13 +59,21 @@ def wanted(images: Sequence[Sequence[tuple[Wish, CatalogFile]]], *, in_order: bo
     return list(found.values())
 
 
-def text_keys(stack: Stack, files: Sequence[CatalogFile], components: Sequence[str]) -> tuple[tuple[object, ...], ...]:
-    """For each image, what the output of these text encoders depends on: files, and their strengths there."""
+def text_keys(
+    stack: Stack, files: Sequence[CatalogFile], changed: Sequence[Collection[str]]
+) -> tuple[tuple[object, ...], ...]:
+    """For each image, what the output of its text encoders depends on: files, and their strengths there.
+
+    Args:
+        stack: of the batch.
+        files: of its entries.
+        changed: of each entry, the text encoders that its file has anything for.
+    """
     keys = []
     for image in range(stack.images):
         own: list[object] = []
-        for entry, file in zip(stack, files, strict=True):
-            strengths = tuple((name, entry.strength(name, image)) for name in components)
+        for entry, file, components in zip(stack, files, changed, strict=True):
+            strengths = tuple((name, entry.strength(name, image)) for name in sorted(components))
             if any(strength for _, strength in strengths):
                 own.append((file, entry.rank, strengths))
         keys.append(tuple(own))

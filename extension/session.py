@@ -237,7 +237,7 @@ class Session:
             Active(one.name, one.file, own, tuple(sorted(one.multipliers)))
             for one, own in zip(entries, report.entries, strict=True)
         )
-        texts = [name for name in self.host.components() if name.startswith("text_encoder")]
+        texts = [{name for name in own.components if name.startswith("text_encoder")} for own in report.entries]
         keys = text_keys(stack, [one.file for one in entries], texts)
         return Activation(active, tuple(left_out), report, self._lend_embeddings(active), keys)
 

@@ -150,6 +150,7 @@ class ParsedFile:
             unused=(*self.unused, *(misfits if bound is None else unused)),
             metadata=self.file.metadata,
             resolved=bound is not None,
+            components=frozenset(one.component for one in bound or ()),
         )
 
     def _unbound(self) -> tuple[list[Adapter], list[Unused]]:

@@ -41,6 +41,8 @@ class NetworkReport:
     metadata: Mapping[str, str]
     resolved: bool = True
     """False where the file was read without a model, so that `hit` says nothing."""
+    components: frozenset[str] = frozenset()
+    """Those of the model that the file changes."""
 
     @property
     def name(self) -> str:

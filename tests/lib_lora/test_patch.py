@@ -318,7 +318,7 @@ def with_another_forward(cls):
 
 @pytest.mark.parametrize("again", ["activated", "reattached"])
 def test_a_layer_of_another_class_is_served_again(path, again):
-    """T21: HiDiffusion and LoRA in one picture; the layer that has another class keeps its adapter, and gets it back."""
+    """T21: HiDiffusion and LoRA in one picture; the layer that has another class keeps its adapter."""
     model, x = net(), torch.randn(3, 4)
     engine = Engine({"unet": model})
     plain = model(x)

@@ -35,7 +35,7 @@ def test_a_file_that_is_added_is_found_by_itself(tmp_path: Path, monkeypatch: py
     (tmp_path / "_helper.py").write_text("raise RuntimeError('no plug-in')")
     monkeypatch.setattr(hosts, "__path__", [*hosts.__path__, str(tmp_path)])
     try:
-        assert {host.name for host in known_hosts()} == {"added", "standalone"}
+        assert {host.name for host in known_hosts()} > {"added", "standalone"}
     finally:
         sys.modules.pop("extension.hosts.added", None)
 
