@@ -57,12 +57,10 @@ class Parts(TensorFields):
 class Live(NamedTuple):
     """The strengths of a layer's parts as one call needs them: of one image, or of each row of the batch."""
 
-    pair: (
-        Tensor  # (R, 1, …), or (rows, 1, …, R, 1, …): as what `down` makes, as many dimensions behind R as a kernel has
-    )
-    inputs: tuple[Tensor, ...]  # each (1,), or (rows, 1, …): as the input
+    pair: Tensor  # (R, *ones), or (rows, 1, …, R, *ones); as many ones as a kernel has dimensions
+    inputs: tuple[Tensor, ...]  # each (1,), or (rows, 1, …) with the dimensions of the input
     outputs: tuple[Tensor, ...]  # likewise
-    bias: Tensor  # (n,), or (rows, 1, …, n): as the output, without the dimensions behind the channels
+    bias: Tensor  # (n,), or (rows, 1, …, n)
 
 
 class Windows(NamedTuple):

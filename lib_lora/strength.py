@@ -118,21 +118,17 @@ class Strengths:
 
     def window(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> Window:
         """The live factors of one layer."""
-        mirror = self._mirrors.get((device, dtype))
-        if mirror is None:
-            factors, rows = self._factors((self._image,))[0], self._factors(self._rows) if self._rows else None
-            mirror = Mirror(
-                factors.to(device=device, dtype=dtype, copy=True),
-                None if rows is None else rows.to(device=device, dtype=dtype),
-            )
-            self._mirrors[device, dtype] = mirror
-        start = self._offsets[layout]
+        mirror, start = self._mirror(device, dtype), self._offsets[layout]
         return Window(mirror.factors.narrow(0, start, sum(share.count for share in layout)), mirror, start)
 
     def of_image(self, layout: Layout, device: torch.device, dtype: torch.dtype, image: int | None = None) -> Tensor:
         """The factors of one layer for one image of the present call, (sum of ranks,); None is the one shown."""
-        window = self.window(layout, device, dtype)
-        return window.factors if image is None else window.of_rows()[self._rows.index(image)]
+        mirror = self._mirror(device, dtype)
+        whole = mirror.factors
+        if image is not None:
+            assert mirror.rows is not None  # only a call of several images has one
+            whole = mirror.rows[self._rows.index(image)]
+        return whole.narrow(0, self._offsets[layout], sum(share.count for share in layout))
 
     @property
     def images(self) -> int:
@@ -180,6 +176,16 @@ class Strengths:
         self.values = tuple(map(tuple, values))
         """Of each image, the strength of every cell."""
         self._values = torch.tensor(self.values, dtype=torch.float64, device="cpu")  # (images, cells)
+
+    def _mirror(self, device: torch.device, dtype: torch.dtype) -> Mirror:
+        mirror = self._mirrors.get((device, dtype))
+        if mirror is None:
+            factors, rows = self._factors((self._image,))[0], self._factors(self._rows) if self._rows else None
+            mirror = self._mirrors[device, dtype] = Mirror(
+                factors.to(device=device, dtype=dtype, copy=True),
+                None if rows is None else rows.to(device=device, dtype=dtype, copy=True),
+            )
+        return mirror
 
     def _refresh(self) -> None:
         self._refresh_vectors()

@@ -284,8 +284,10 @@ def test_a_strength_in_a_mixed_batch_is_numbers_only(entries):
     layers = (model.conv, model.norm, model.linear)
     ways = [slot_of(layer).way for layer in layers]
     placed = [way._placed for way in ways]
+    matrices = [mirror.rows.data_ptr() for mirror in engine._plan.strengths._mirrors.values()]
     engine.set_multiplier(1, PerImage((0.0, -0.6, 0.4)))
     second = model(x)
+    assert matrices == [mirror.rows.data_ptr() for mirror in engine._plan.strengths._mirrors.values()]
     assert torch.equal(second[:2], first[:2])
     assert not torch.equal(second[2], first[2])
     assert [slot_of(layer).way for layer in layers] == ways
@@ -336,6 +338,10 @@ def test_calls_in_inference_mode_leave_strengths_that_can_be_written(entries):
     with torch.inference_mode(False):
         engine.set_multiplier(0, PerImage((0.1, 0.2, 0.3)))
         engine.set_multiplier(0, entries[0].multiplier)
+        model(input_for(3))
+        engine.set_rows(lambda _: (2, 1, 0))
+        model(input_for(3))
+    engine.set_rows(None)
     assert torch.equal(model(x), got)
 
 
@@ -408,8 +414,14 @@ class TestTextEncoders:
             engine.use_image(3)
         with pytest.raises(RowsError):
             engine.use_image(-1)
+        tokens = torch.randn(3, 8)
+        want = encoder(tokens)
+        engine.use_image(2)
+        assert not torch.equal(encoder(tokens), want)
         engine.set_multiplier(0, 1.0)
+        assert torch.equal(encoder(tokens), want), "the one that all have now"
         engine.use_image(3)
+        assert torch.equal(encoder(tokens), want)
 
 
 class TestRefusals:
@@ -508,6 +520,33 @@ class TestValues:
         with pytest.raises(StackError, match="multipliers for 2 images"):
             engine.set_multiplier(1, PerImage((0.0, 1.0)))
         assert torch.equal(model(x), want)
+
+
+def test_rows_of_equal_strengths_share_an_effective_weight(entries, monkeypatch):
+    model, x = Denoiser(groups=2), input_for(8)
+    file = save(entries[0].path.with_name("grouped.safetensors"), pair("lora_unet_conv", (8, 4, 3, 3), 4))
+    built: list[int] = []
+    effective = Transient._effective
+    monkeypatch.setattr(Transient, "_effective", lambda self, *args: built.append(1) or effective(self, *args))
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(file, PerImage((0.5, 0.0, 0.5, -1.0)))]))
+    model(x)
+    assert len(built) == 2, "none for the images that have no LoRA"
+
+
+def test_a_layer_on_which_images_agree_is_not_divided(tmp_path):
+    """Here a convolution of one row, which all share, while the linear layer's strengths differ."""
+    model, x = Denoiser(groups=2), torch.randn(1, 8, 4, 4, dtype=torch.float64)
+    files = [
+        save(tmp_path / "a.safetensors", pair("lora_unet_conv", (8, 4, 3, 3), 4)),
+        save(tmp_path / "b.safetensors", pair("lora_unet_linear", (8, 8), 4)),
+    ]
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(files[0], 0.5)]))
+    want = model.conv(x)
+    engine.activate(Stack([Entry(files[0], 0.5), Entry(files[1], PerImage((1.0, 0.5)))]))
+    model.forward = lambda sample: model.conv(x)  # type: ignore[method-assign]
+    assert torch.equal(model(input_for(2)), want)
 
 
 @pytest.mark.parametrize("mode", ["merged", "auto"])
