@@ -17,7 +17,7 @@ from . import patch, residency, scratch, trace
 from .budget import Budget
 from .cache import NetworkCache
 from .calls import Call, listen
-from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
+from .errors import ActivationError, ComponentError, LoraError, NoMatchError, RowsError, StackError
 from .layer import LayerIndex
 from .network import Network, alias_table
 from .plan import Plan, how, make_plan
@@ -399,7 +399,11 @@ def _hearing(strengths: Strengths, rows: RowMap) -> tuple[Callable[[Call], None]
             if timestep is not None:
                 strengths.set_timestep(timestep)
             if strengths.images > 1:
-                strengths.set_rows(rows.of(call.rows, strengths.images))
+                told = rows.of(call.rows, strengths.images)
+                if call.repeats_rows and len(set(told)) > 1:
+                    text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
+                    raise RowsError(f"{text}; make them in batches of one")
+                strengths.set_rows(told)
 
     def end() -> None:
         with plain_mode(_CPU):

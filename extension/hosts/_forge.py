@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ._extra_networks import Images
 from ._forge_text import TextConditions
 from ._infotext import Told
-from ._webui import WebUIHost, module
+from ._webui import WebUIHost
+from ._webui_modules import module
 from .base import Batch, Outcome
 
 if TYPE_CHECKING:

@@ -24,13 +24,15 @@ class Told:
 
         The second pass of a picture adds what it uses to what the first one used.
         """
-        first: Sequence[Mapping[str, str]] = getattr(p, self._base, ()) if getattr(p, "is_hr_pass", False) else ()
+        second_pass = getattr(p, "is_hr_pass", False)
+        first: Sequence[Mapping[str, str]] = getattr(p, self._base, ()) if second_pass else ()
         for name in getattr(p, self._names, ()):
             p.extra_generation_params.pop(name, None)
         every = [dict(image) for image in first] or [{}]
         if outcome.hashes_wanted:
             every = _joined(every, [_hashes(image, p) for image in outcome.images])
-        setattr(p, self._base, every)
+        if not second_pass:
+            setattr(p, self._base, every)
         texts = [", ".join(f"{name}: {digest}" for name, digest in image.items()) for image in every]
         told: dict[str, object] = dict(outcome.settings)
         if any(texts):

@@ -635,7 +635,7 @@ def _processing(host: FakeForge) -> type:
         def run(self, unet: nn.Module, x: Tensor, chunks: Any) -> Any:
             context = torch.cat([one[0] for one in chunks])
             rows = torch.cat([x[:, :, one[1]] for one in chunks])
-            options = {"cond_or_uncond": [one[2] for one in chunks]}
+            options = {"cond_or_uncond": [one[2] for one in chunks], "patches": getattr(self, "patches", {})}
             return unet(rows, torch.ones(len(rows)), context=context, transformer_options=options).chunk(len(chunks))
 
         def infotext(self, index: int) -> dict[str, Any]:

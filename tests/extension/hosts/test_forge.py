@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,47 +18,12 @@ from extension.hosts import current_host
 from extension.options import ENABLED, MERGE, ON_BAD_LORA
 from lib_lora import patch
 from tests.fakes import forge
-from tests.fakes.files import pair, save
-from tests.fakes.forge import CHANNELS, WIDTH, FakeForge
+from tests.fakes.forge import FakeForge
 
-QUERY = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_q"
-TEXT = "lora_te_text_model_encoder_layers_0_mlp_fc1"
 SINGLE = 2e-6
 """Largest difference of a picture made alone and made in a batch, of the largest number: other kernels, other sums."""
 
 ALL = pytest.mark.parametrize("kind", forge.KINDS)
-
-
-@pytest.fixture
-def loras(tmp_path: Path) -> Path:
-    folder = tmp_path / "Lora"
-    folder.mkdir()
-    unet, text = (CHANNELS, CHANNELS), (WIDTH, WIDTH)
-    for seed, name in enumerate(("a", "b"), 1):
-        both = pair(QUERY, unet, 2, seed=seed, size=0.8) | pair(TEXT, text, 2, seed=seed + 9, size=0.8)
-        both |= pair("lora_unet_conv_in", (CHANNELS, CHANNELS, 3, 3), 2, seed=seed + 3, size=0.4)
-        save(folder / f"{name}.safetensors", both)
-    save(folder / "unet.safetensors", pair(QUERY, unet, 2, seed=5, size=0.8))
-    save(folder / "text.safetensors", pair(TEXT, text, 2, seed=6, size=0.8))
-    return folder
-
-
-@pytest.fixture
-def kind() -> str:
-    return "forge"
-
-
-@pytest.fixture
-def web(kind: str, loras: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeForge]:
-    """The web UI with Remora in it."""
-    fake = FakeForge(kind, loras)
-    with forge.running(fake, monkeypatch):
-        assert extension.register() is not None
-        fake.start(FastAPI())
-        yield fake
-        fake.unload()
-        extension.unregister()
-        assert fake.printed == []  # exceptions that the host forgot
 
 
 def pictures(p: Any) -> Tensor:
