@@ -18,6 +18,7 @@ from extension.hosts import current_host
 from extension.options import ENABLED, MERGE, ON_BAD_LORA
 from lib_lora import patch
 from tests.fakes import forge
+from tests.fakes.files import save
 from tests.fakes.forge import FakeForge
 
 SINGLE = 2e-6
@@ -216,8 +217,29 @@ def test_each_pass_has_its_own(web: FakeForge) -> None:
 
 
 @ALL
+def test_an_empty_prompt_that_the_host_encodes_in_between_ends_nothing(web: FakeForge) -> None:
+    """Classic and reForge activate nothing, for an object without prompts, whenever they have loaded a model."""
+    want = pictures(web.generate("cat<lora:a:1.0>"))
+    bare = web.modules["modules.processing"].StableDiffusionProcessing()
+    web.on_step = lambda step: web.modules["modules.extra_networks"].activate(bare, {})
+    assert torch.equal(pictures(web.generate("cat<lora:a:1.0>")), want)
+    assert bare.extra_generation_params == {}
+
+
+def test_weights_may_be_read_again_from_the_files_the_model_was_loaded_from(web: FakeForge, tmp_path: Path) -> None:
+    web.reload()
+    host = session().host
+    assert host.checkpoints() == {}  # there is no such file
+    checkpoint, encoder = (save(tmp_path / f"{name}.safetensors", {}) for name in ("model", "clip"))
+    (tmp_path / "vae.pt").write_bytes(b"")
+    web.model.sd_checkpoint_info.filename = str(checkpoint)
+    web.model_data.forge_loading_parameters["additional_modules"] = [str(encoder), str(tmp_path / "vae.pt")]
+    assert host.checkpoints() == {name: [checkpoint, encoder] for name in ("unet", "text_encoder")}
+
+
+@ALL
 def test_the_refiner_has_the_stack_of_the_prompt(web: FakeForge) -> None:
-    """T11: the model is another one in the middle; Classic and reForge activate nothing for it in between."""
+    """T11: the model is another one in the middle."""
     p = web.generate("cat<lora:a:1.0>", refine_at=1, steps=2)
     web.checkpoint = "one"
     bare = web.generate("cat", refine_at=1, steps=2)
