@@ -307,7 +307,9 @@ def test_layers_that_others_have_changed_are_served(web: FakeForge, put: Callabl
 
 @ALL
 @pytest.mark.parametrize("second", [None, ["cat<lora:unet:1>"]])
-def test_tiled_diffusion_has_regions_with_loras_of_their_own(web: FakeForge, second: Any) -> None:
+def test_tiled_diffusion_has_regions_with_loras_of_their_own(
+    web: FakeForge, second: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """pkuliyi2015/multidiffusion-upscaler: in the middle of a step it puts a region's tags in force, and ends them.
 
     The rest of the step, and the next one, are made with the tags of the prompt; the built-in keeps the region's.
@@ -336,7 +338,12 @@ def test_tiled_diffusion_has_regions_with_loras_of_their_own(web: FakeForge, sec
         neighbour.p.scripts = neighbour.scripts
 
     web.on_step = step
+    ends: list[bool] = []
+    assert extension._session is not None
+    end = extension._session.end
+    monkeypatch.setattr(extension._session, "end", lambda: (ends.append(True), end()))
     p = web.generate("x", scripts=[neighbour], hr_prompt=second)
+    assert len(ends) == 1  # that of the picture: between two regions nothing is taken off the model
     assert torch.equal(pictures(p), want)
     passes = [("a",), *([("unet",)] if second else [])]
     assert seen == [names for own in passes for names in (("b",), own) * 2]
