@@ -23,8 +23,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ._extra_networks import Images
+from ._forge_infotext import Told
 from ._forge_text import TextConditions
-from ._infotext import Told
 from ._webui import WebUIHost
 from ._webui_modules import module
 from .base import Batch, Outcome

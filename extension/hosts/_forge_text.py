@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ._extra_networks import KINDS
-from ._wraps import Wraps
+from ._forge_wraps import Wraps
 
 if TYPE_CHECKING:
     from .base import Remora
