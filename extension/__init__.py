@@ -52,7 +52,7 @@ def _register() -> Session | None:
     from .options import TABLE
     from .session import Session
 
-    install()
+    install(host.layer_classes())
     if _session is None or _session.host is not host:
         _session = Session(host)
     host.add_options(TABLE)

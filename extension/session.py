@@ -177,6 +177,7 @@ class Session:
             LoraError: that failed on this model, and is not to be skipped.
         """
         if self._engine is not None and self._serves():
+            self._engine.reattach()
             return False
         self._drop_engine()
         if self._batch is not None:

@@ -38,8 +38,8 @@ _GIVEN_BACK = 8  # one part of so many, when memory ran out: computing needs roo
 class Tenant(Protocol):
     """What serves a layer."""
 
-    def evict(self) -> None:
-        """Drop what was placed."""
+    def evict(self, why: str) -> None:
+        """Drop what was placed; why is for the trace."""
 
 
 class Share:
@@ -164,7 +164,7 @@ class Budget:
             goal = self._placed[device] - wanted
             for _, tenant in there:
                 if self._placed[device] > goal:
-                    tenant.evict()
+                    tenant.evict("the device is out of memory")
             if device not in self._fitted:
                 text = "%s is out of memory: no more than %d MB of adapters stay there from now on, others are streamed"
                 logger.warning(text, device, self._placed[device] >> 20)
@@ -258,7 +258,7 @@ class Budget:
         for other, tenant in there:
             if self._placed[device] <= goal or other.used >= min(share.before, turns):
                 break
-            tenant.evict()
+            tenant.evict("others need the room")
         oldest = min((other.used for other, _ in there if other.device == device), default=0)
         self._scan_at[device] = oldest + 2 * len(self._shares) + 1  # before that, nobody can be stale
 

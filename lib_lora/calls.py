@@ -37,6 +37,17 @@ class Call:
         return len(found) if isinstance(found, list | tuple) else None
 
     @property
+    def repeats_rows(self) -> bool:
+        """Whether an extension's patch of the cross attention may give it other rows than the call has.
+
+        Regions by attention are made so: the rows of some conditions are there once for each region. Source:
+        Haoming02/sd-forge-couple lib_couple/attention_couple.py; ComfyUI comfy/ldm/modules/attention.py, `attn2_patch`.
+        """
+        options = self.kwargs.get("transformer_options")
+        patches = options.get("patches") if isinstance(options, dict) else None
+        return bool(patches.get("attn2_patch")) if isinstance(patches, dict) else False
+
+    @property
     def timestep(self) -> float | None:
         """The timestep, between 0 and 1000; None where there is none.
 

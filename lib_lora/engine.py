@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from . import patch, residency, scratch
+from . import patch, residency, scratch, trace
 from .budget import Budget
 from .cache import NetworkCache
 from .calls import Call, listen
-from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
+from .errors import ActivationError, ComponentError, LoraError, NoMatchError, RowsError, StackError
 from .layer import LayerIndex
 from .network import Network, alias_table
 from .plan import Plan, how, make_plan
@@ -136,7 +136,11 @@ class Engine:
             repatched = patch.ensure_in_force()
             indexes = self._indexes()
             networks = tuple(self._network(i, entry, indexes) for i, entry in enumerate(stack))
-            if not repatched and self._serves(networks, stack, indexes):
+            kept = not repatched and self._serves(networks, stack, indexes)
+            if trace.decisions:
+                trace.anew(kept)
+                trace.files(network.report for network in networks)
+            if kept:
                 self._write(stack)
             else:
                 checkpoints = self._checkpoints(indexes, stack)
@@ -202,6 +206,13 @@ class Engine:
             self._rows.choose(index, self._stack.images)
             if self._plan is not None:
                 self._plan.strengths.show(self._rows.chosen)
+
+    def reattach(self) -> None:
+        """Serve layers again that others have given another class or forward since the activation; else do nothing."""
+        with self._lock, plain_mode(_CPU):
+            if self._plan is not None and patch.ensure_in_force():
+                for layer, way in self._plan.layers.items():
+                    self._slot(layer).way = way
 
     def deactivate(self) -> None:
         """Take everything off: the model is as if nothing had ever been applied."""
@@ -388,7 +399,11 @@ def _hearing(strengths: Strengths, rows: RowMap) -> tuple[Callable[[Call], None]
             if timestep is not None:
                 strengths.set_timestep(timestep)
             if strengths.images > 1:
-                strengths.set_rows(rows.of(call.rows, strengths.images))
+                told = rows.of(call.rows, strengths.images)
+                if call.repeats_rows and len(set(told)) > 1:
+                    text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
+                    raise RowsError(f"{text}; make them in batches of one")
+                strengths.set_rows(told)
 
     def end() -> None:
         with plain_mode(_CPU):

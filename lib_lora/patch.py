@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import MethodType
 from typing import Any
 
@@ -93,9 +93,13 @@ _adopted: weakref.WeakKeyDictionary[nn.Module, list[tuple[weakref.ref[Any], str,
 """Layer -> (holder, attribute, function found there, ours). Functions, not methods, which would keep the layer."""
 
 
-def install() -> None:
-    """Patch torch's layer classes. Harmless when done already; best done before any model is loaded or compiled."""
-    for cls in CLASSES:
+def install(classes: Iterable[type[nn.Module]] = ()) -> None:
+    """Patch layer classes. Harmless when done already; best done before any model is loaded or compiled.
+
+    Args:
+        classes: those of the host, beside torch's. One that has its forward from another class needs no patch.
+    """
+    for cls in (*CLASSES, *(cls for cls in classes if "forward" in cls.__dict__)):
         _ensure(cls)
 
 
@@ -130,10 +134,12 @@ def ensure_in_force() -> bool:
 
 
 def _is_hidden(layer: nn.Module) -> bool:
-    """Whether the layer was given a forward of its own since its slot was attached."""
+    """Whether the layer was given a forward of its own, or another class, since its slot was attached."""
     slot = slot_of(layer)
-    if slot is None or ("forward" not in layer.__dict__ and not isinstance(slot.patch, InstancePatch)):
-        return False  # as nearly always, and this is asked of every layer
+    if slot is None:
+        return False
+    if isinstance(slot.patch, ClassPatch) and "forward" not in layer.__dict__:
+        return type(layer).forward is not slot.patch.cls.forward  # as nearly never, and this is asked of every layer
     return not is_attached(layer, slot)
 
 

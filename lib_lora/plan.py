@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from . import residency
+from . import residency, trace
 from .binding import Binding
 from .by_tokens import ByTokens
 from .factored import Factored
@@ -173,15 +173,17 @@ class _Chooser:
 
     def way(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> Way:
         """The way for one layer."""
-        in_order = self._how.in_order
+        in_order, reason = self._how.in_order, None
         if component in self._how.merging:
             reason = self._why_live(component, layer, bindings)
             if reason is None:
                 self.merged += 1
                 checkpoint = self._checkpoints.get(component)
-                return Merged(bindings, self._strengths, in_order=in_order, checkpoint=checkpoint)
+                merged = Merged(bindings, self._strengths, in_order=in_order, checkpoint=checkpoint)
+                return _told(component, bindings, merged)
             self.live[reason] += 1
-        return live_way(layer, bindings, self._strengths, keeping=self._keeping, in_order=in_order)
+        live = live_way(layer, bindings, self._strengths, keeping=self._keeping, in_order=in_order)
+        return _told(component, bindings, live, reason)
 
     def _why_live(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> str | None:
         """The reason why a layer of a component that is to be merged is not; None where it is."""
@@ -190,6 +192,12 @@ class _Chooser:
         if component in self._swapped:
             return "its weights are swapped in and out"
         return why_not_merged(layer, bindings, self._shared)
+
+
+def _told(component: str, bindings: Sequence[Binding], way: Way, why_live: str | None = None) -> Way:
+    if trace.decisions:
+        trace.way(component, bindings, way, why_live)
+    return way
 
 
 def live_way(

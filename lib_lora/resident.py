@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from . import trace
 from .adapters.base import Adapter
 from .binding import Binding
 from .budget import OUT_OF_MEMORY, Budget
@@ -60,6 +61,11 @@ class Resident(ABC, Generic[P]):
         """Where it lies now; None while only the home copy exists."""
         return None if self._placed is None else self._placed.device
 
+    @property
+    def _source(self) -> str:
+        """Where it is placed from, for the trace."""
+        return "file" if self._home is None else "home copy"
+
     @abstractmethod
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with its adapters."""
@@ -73,25 +79,32 @@ class Resident(ABC, Generic[P]):
         placed = self._placed
         if placed is None or placed.device == device:
             return
-        self.evict()
+        self.evict("the layer left")
         if device.type not in ("cpu", "meta"):
-            self._place_early(layer, device, placed.dtype)
+            self._place_early(layer, device, placed.dtype, "the layer went there")
 
     def prefetch(self, layer: nn.Module) -> None:
         """Place now if the layer is somewhere real and its dtype tells the one it computes in."""
         weight = getattr(layer, "weight", None)
         if isinstance(weight, Tensor) and weight.device.type != "meta" and weight.dtype in _COMPUTING:
-            self._place_early(layer, weight.device, weight.dtype)
+            self._place_early(layer, weight.device, weight.dtype, "the layer is there")
 
     def release(self, layer: nn.Module) -> None:
         """Drop what was placed; the file's own tensors stay."""
-        self.evict()
+        self.evict("it is taken off")
         self._leave_home()
 
-    def evict(self) -> None:
-        """Drop what was placed; the next call places it again."""
-        if self._placed is None:
+    def evict(self, why: str = "the call is over") -> None:
+        """Drop what was placed; the next call places it again.
+
+        Args:
+            why: for the trace.
+        """
+        placed = self._placed
+        if placed is None:
             return
+        if trace.moves:
+            trace.move(self._bindings, placed.device, self._source, placed.stored.nbytes, why)
         self._placed = None
         self._budget.free(self._share)
         if self._home is not None:
@@ -105,15 +118,20 @@ class Resident(ABC, Generic[P]):
             placed = self._place(layer, device, dtype, input_dtype)
         return placed
 
-    def _place_early(self, layer: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    def _place_early(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, why: str) -> None:
         """Place before a call, if it may stay until then."""
         if not self._budget.full(device):
-            self._place(layer, device, dtype)
+            self._place(layer, device, dtype, why=why)
             if self._share.streams:
-                self.evict()
+                self.evict("there is no room to wait")
 
     def _place(
-        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype | None = None
+        self,
+        layer: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        input_dtype: torch.dtype | None = None,
+        why: str = "its input is there",
     ) -> P:
         """Place for a call.
 
@@ -121,7 +139,7 @@ class Resident(ABC, Generic[P]):
             FileError: a file changed on disk.
             torch.OutOfMemoryError: there is not even room for this layer alone; nothing is placed.
         """
-        self.evict()  # never the old and the new at once
+        self.evict("another place or dtype is needed")  # never the old and the new at once
         where = device, dtype, input_dtype or dtype
         if self._home is not None and not self._home.placed.is_for(*where):
             self._leave_home()
@@ -133,6 +151,9 @@ class Resident(ABC, Generic[P]):
             placed = self._brought(layer, where, fits=fits)
         lent = self._home is not None and not fits
         may_stay = self._budget.charge(self._share, device, placed.stored.nbytes, lent=lent)
+        if trace.moves:
+            until = "" if may_stay else ", for this call only: no room"
+            trace.move(self._bindings, self._source, device, placed.stored.nbytes, why + until)
         if may_stay:
             self._leave_home()
         elif self._home is None:

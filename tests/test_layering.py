@@ -20,11 +20,11 @@ LIB_LORA = {
     "__main__": "*",
     "engine": (
         "budget cache calls layer network patch plan pristine report residency resident rows scratch slot stack storage"
-        " strength"
+        " strength trace"
     ),
     "plan": (
         "binding by_tokens factored layer merged network pristine report residency resident slot stack strength"
-        " transient"
+        " trace transient"
     ),
     "network": "adapters.base architectures file formats layer peft_config recipe report",
     "cache": "file layer network",
@@ -38,13 +38,14 @@ LIB_LORA = {
     ),
     "by_tokens": "effective factored patch? strength transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
-    "resident": "adapters.base binding budget layer patch? residency storage streaming strength",
+    "resident": "adapters.base binding budget layer patch? residency storage streaming strength trace",
     "budget": "streaming",
     "streaming": "storage",
     "storage": "",
     "pristine": "file layer skeleton",
     "build": "adapters.base",
     "rounding": "",
+    "trace": "binding? report?",
     "apart": "rows",
     "calls": "",
     "rows": "",

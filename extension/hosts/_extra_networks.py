@@ -18,6 +18,9 @@ from typing import Any, ClassVar
 KINDS = ("lora", "lyco")
 """Tags that name adapter files; LyCORIS files had one of their own once."""
 
+_OWN_TAGS = ("extra_network_data", "hr_extra_network_data", "network_data")
+"""Where a processing object keeps the tags of its prompts: of the first pass, of the second, and SD.Next's."""
+
 Images = tuple[tuple[str, ...], ...]
 """For each image what stands between `<lora:` and `>` in its prompt."""
 
@@ -74,6 +77,7 @@ class ExtraNetworks:
         self._passed_over = passed_over
         self._images: Images | None = None  # of the `activate` that runs now
         self._inside = False
+        self._in_region = False  # while somebody ends the tags of a part of the picture
         self._failure: BaseException | None = None
         self._wrappers: dict[str, Callable[..., Any]] = {}
         self.network = self._network()
@@ -92,6 +96,7 @@ class ExtraNetworks:
                 aliases[kind] = self.network
         self._wrap("parse_prompts", self._parse_prompts)
         self._wrap("activate", self._activate)
+        self._wrap("deactivate", self._deactivate)
 
     def give_back(self) -> None:
         """Put the built-in's object back, and the functions; what others wrapped around ours stays and passes on."""
@@ -155,6 +160,21 @@ class ExtraNetworks:
             raise failure
         return result
 
+    def _deactivate(self, original: Callable[..., Any], p: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """End a generation; or only a region's tags, which tiled diffusion puts in force in the middle of a step."""
+        own = [getattr(p, name, None) for name in _OWN_TAGS]
+        if data is None or any(data is one for one in own):
+            return original(p, data, *args, **kwargs)
+        self._in_region = True
+        try:
+            result = original(p, data, *args, **kwargs)
+        finally:
+            self._in_region = False
+        again = own[1] if getattr(p, "is_hr_pass", False) else own[0]
+        if isinstance(again, ImageTags) and not self._handed_back(p):
+            self._batch(p, again.images, include=(), exclude=())
+        return result
+
     def _network(self) -> Any:
         """The object for the registry, of the host's own class."""
         outer = self
@@ -179,7 +199,7 @@ class ExtraNetworks:
                 if outer._handed_back(p):
                     if outer.replaced is not None:
                         outer.replaced.deactivate(p, *args, **kwargs)
-                else:
+                elif not outer._in_region:
                     outer._ended(p, *args, **kwargs)
 
         return RemoraNetwork("lora")

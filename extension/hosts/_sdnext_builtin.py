@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ._webui import module
+from ._webui_modules import module
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._around import Around
+from ._wraps import Wraps
 from .base import Outcome, Used
 
 logger = logging.getLogger(__name__)
@@ -23,22 +23,11 @@ _TOLD = "remora_told"  # attribute of a processing object
 class Infotexts:
     """The host's `modules.processing`, as long as Remora serves it."""
 
-    def __init__(self) -> None:
+    def wrap(self, wraps: Wraps) -> None:
+        """Be asked from now on; harmless when done already."""
         processing = importlib.import_module("modules.processing")
-        self._arounds = [
-            Around(processing, "create_infotext", _create),
-            Around(processing, "get_processed", _processed),
-        ]
-
-    def take(self) -> None:
-        """Begin; harmless when done already."""
-        for around in self._arounds:
-            around.take()
-
-    def give_back(self) -> None:
-        """End."""
-        for around in self._arounds:
-            around.give_back()
+        wraps.put(processing, "create_infotext", _create)
+        wraps.put(processing, "get_processed", _processed)
 
     def note(self, p: Any, outcome: Outcome, batch: int, *, further_pass: bool) -> None:
         """Keep what became of the tags of a batch, in its first pass or in a further one."""

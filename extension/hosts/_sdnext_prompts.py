@@ -13,9 +13,9 @@ from collections.abc import Callable, Hashable
 from types import SimpleNamespace
 from typing import Any
 
-from ._around import Around
 from ._extra_networks import KINDS
-from ._webui import module
+from ._webui_modules import module
+from ._wraps import Wraps
 from .base import Remora
 
 logger = logging.getLogger(__name__)
@@ -33,28 +33,25 @@ class Prompts:
     def __init__(self, remora: Callable[[], Remora | None]) -> None:
         self._remora = remora
         self._key = _NOTHING
+
+    def wrap(self, wraps: Wraps) -> None:
+        """Be asked from now on; harmless when done already."""
         embedder = importlib.import_module("modules.prompt_parser_diffusers").PromptEmbedder
         ours: dict[str, Callable[..., Any]] = {
             "checkcache": self._check_cache,
             "encode": self._encode,
             "clone_embeds": self._clone,
         }
-        for name in ours.keys() - set(dir(embedder)):
-            logger.warning("remora: this SD.Next has no PromptEmbedder.%s; LoRA in text encoders may be stale", name)
-        self._arounds = [Around(embedder, name, one) for name, one in ours.items() if hasattr(embedder, name)]
+        for name, around in ours.items():
+            if hasattr(embedder, name):
+                wraps.put(embedder, name, around)
+            else:
+                text = "remora: this SD.Next has no PromptEmbedder.%s; LoRA in text encoders may be stale"
+                logger.warning(text, name)
         hijack = module("modules.sd_hijack_te")
-        if hasattr(hijack, "hijack_encode_prompt"):  # given to the pipelines that are loaded from now on
-            self._arounds.append(Around(hijack, "hijack_encode_prompt", self._encode_all))
-
-    def take(self) -> None:
-        """Begin; harmless when done already."""
-        for around in self._arounds:
-            around.take()
-
-    def give_back(self) -> None:
-        """End."""
-        for around in self._arounds:
-            around.give_back()
+        if hijack is not None and hasattr(hijack, "hijack_encode_prompt"):
+            # given to the pipelines that are loaded from now on
+            wraps.put(hijack, "hijack_encode_prompt", self._encode_all)
 
     def in_force(self, key: Hashable = _NOTHING) -> None:
         """Say what the text encoders depend on from now on."""

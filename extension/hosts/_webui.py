@@ -15,7 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from . import _conflicts
 from ._extra_networks import ExtraNetworks, Images
+from ._webui_modules import module as module
 from .base import Batch, Host, Option, Outcome, Remora
 
 if TYPE_CHECKING:
@@ -24,16 +26,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SECTION = ("remora", "Remora")
-
-
-def module(name: str) -> ModuleType | None:
-    """A module of the host, or None where it has none of that name."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            return None
-        raise
 
 
 class WebUIHost(Host):
@@ -90,6 +82,9 @@ class WebUIHost(Host):
 
     def layer_classes(self) -> Sequence[type[nn.Module]]:
         return ()
+
+    def conflicts(self) -> Sequence[str]:
+        return _conflicts.found()
 
     def connect(self, remora: Remora) -> None:
         self._remora = remora
@@ -161,6 +156,9 @@ class WebUIHost(Host):
     def _app_started(self, demo: Any, app: Any) -> None:
         self.take_over()  # here too, for hosts in which the built-in is registered after `before_ui` of others
         self.remora.app_started(app)
+        if self.remora.enabled:
+            for sentence in self.conflicts():
+                logger.warning("remora: %s", sentence)
 
     def _model_loaded(self, model: Any) -> None:
         self.remora.model_changed()

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ._a1111_family import A1111FamilyHost
 from ._builtin_lora import BuiltinLora
 from ._bundled_embeddings import BundledEmbeddings
 from ._cfg_rows import CfgRows
-from ._conditionings import Conditionings
-from ._extra_networks import Images
-from ._parameters import note
-from ._webui import WebUIHost, module
-from ._wraps import Wraps
-from .base import Batch, Embeddings, Option, Outcome, Remora
+from ._webui_modules import module
+from .base import Batch, Embeddings, Outcome
 
 if TYPE_CHECKING:
     from torch import nn
 
-_PROMPTS = ("Prompt", "Hires prompt")  # of a parameters text
 
-
-class A1111Host(WebUIHost):
+class A1111Host(A1111FamilyHost):
     """The web UI with ldm's models and a built-in Lora extension that merges."""
 
     name: ClassVar[str] = "a1111"
@@ -34,16 +28,13 @@ class A1111Host(WebUIHost):
         super().__init__()
         self._builtin = BuiltinLora()
         self._embeddings = BundledEmbeddings()
-        self._wraps = Wraps()
         self._rows = CfgRows()
-        self._conditionings = Conditionings(self._serving, lambda: self._embeddings.key)
-        self._batch: Batch | None = None  # in force, of the generation that runs now
         self._images = 1  # with LoRAs of their own
 
     # --- what there is ---
 
     def is_current(self) -> bool:
-        if importlib.util.find_spec("modules") is None or importlib.util.find_spec("modules_forge") is not None:
+        if module("modules_forge") is not None:
             return False
         models, callbacks, processing = map(
             module, ("modules.sd_models", "modules.script_callbacks", "modules.processing")
@@ -74,22 +65,20 @@ class A1111Host(WebUIHost):
         """The loaded model, None without one; `shared.sd_model` would load it."""
         return importlib.import_module("modules.sd_models").model_data.sd_model
 
+    def prompts_depend(self) -> Hashable:
+        return self._embeddings.key
+
     # --- coming and going ---
 
     def add_callbacks(self, callbacks: ModuleType) -> None:
         super().add_callbacks(callbacks)
         callbacks.on_cfg_denoiser(self._denoising)
-        callbacks.on_infotext_pasted(self._pasted)
 
     def take_over(self) -> None:
         super().take_over()
-        processing, models = (importlib.import_module(f"modules.{name}") for name in ("processing", "sd_models"))
-        self._conditionings.wrap(self._wraps, processing)
-        self._wraps.put(processing, "process_images_inner", self._generation)
-        self._wraps.put(models, "load_model_weights", self._loading)
+        self.wraps.put(importlib.import_module("modules.sd_models"), "load_model_weights", self._loading)
 
     def unload(self) -> None:
-        self._wraps.give_back()
         self.remora.generation_ended()
         self.wake_builtin()  # before our patches go: they lie on top of its own
         super().unload()
@@ -107,82 +96,25 @@ class A1111Host(WebUIHost):
 
     # --- a generation ---
 
-    def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
-        if p.prompts is None and not any(images):
-            return  # a model that is being loaded has its empty prompt encoded, maybe in the middle of a generation
-        batch = self.batch_of(p, self._with_the_one_for_all(p, images), include, exclude)
-        self._batch = None
-        self.tell(p, self._put_in_force(batch), images)
-        self._batch = batch
-
-    def tell(self, p: Any, outcome: Outcome, images: Images) -> None:
-        note(p, outcome)
-        for problem in outcome.problems:
-            p.comment(problem)
-
-    def _generation(self, original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
-        """Nothing stays in force after one, however it ends; after one within another, what the other has is again."""
-        outer, self._batch = self._batch, None
-        try:
-            return original(p, *args, **kwargs)
-        finally:
-            self._batch = outer
-            if outer is None or not self.remora.enabled:
-                self.remora.generation_ended()
-                self.remora.rows(None)
-            else:
-                self._put_in_force(outer)
-
-    def _put_in_force(self, batch: Batch) -> Outcome:
-        outcome = self.remora.batch(batch)
+    def put_in_force(self, batch: Batch) -> Outcome:
+        outcome = super().put_in_force(batch)
         self._images = len(outcome.images)
         self._rows.begin([1] * self._images, self._images)
         self.remora.rows(self._rows if self._images > 1 else None)
         return outcome
 
-    def _with_the_one_for_all(self, p: Any, images: Images) -> Images:
-        """The tags, with that of the setting `sd_lora` in every prompt that has not got it; the prompts get it too."""
-        values = self._shared().opts.data
-        name = values.get("sd_lora")
-        if not name or name == "None":
-            return images
-        arguments = f"{name}:{values.get('extra_networks_default_multiplier', 1.0)}"
-        for every in ("all_prompts", "all_hr_prompts"):
-            prompts = getattr(p, every, None)
-            if prompts:
-                setattr(p, every, [one if f"<lora:{name}" in one else f"{one}<lora:{arguments}>" for one in prompts])
-        return tuple(
-            image if any(tag.split(":")[0] == name for tag in image) else (*image, arguments) for image in images
-        )
-
-    def _serving(self) -> Remora | None:
-        return self.remora if self.remora.enabled else None
+    def nothing_in_force(self) -> None:
+        super().nothing_in_force()
+        self.remora.rows(None)
 
     def _denoising(self, params: Any) -> None:
         """The host is about to call the UNet, maybe another one than before."""
-        if self._batch is None or not self.remora.enabled:
+        if self.batch is None or not self.remora.enabled:
             return
         self.remora.follow_model()
         if self._images > 1:
             prompts = params.denoiser.sampler.sampler_extra_args["cond"].batch
             self._rows.begin([len(parts) for parts in prompts], params.x.shape[0])
-
-    # --- parameters texts and settings ---
-
-    def _pasted(self, infotext: str, parameters: MutableMapping[str, Any]) -> None:
-        if not self.remora.enabled:
-            return
-        settings: Mapping[str, object] = {}
-        for name in _PROMPTS:
-            if name in parameters:
-                parameters[name], settings = self.remora.pasted({**parameters, "Prompt": parameters[name]})
-        for key, value in settings.items():
-            parameters[self._options[key].label] = str(value)
-
-    def _info(self, option: Option) -> Any:
-        info = super()._info(option)
-        info.infotext = option.label  # the name under which a parameters text overrides the setting
-        return info
 
 
 A1111 = A1111Host()

@@ -180,6 +180,10 @@ class Host(ABC):
             KeyError: no such setting.
         """
 
+    def conflicts(self) -> Sequence[str]:
+        """Return one sentence for each other extension of this web UI that cannot do its part beside Remora."""
+        return ()
+
     @abstractmethod
     def connect(self, remora: Remora) -> None:
         """Tell this one from now on what happens, in place of the one given before."""

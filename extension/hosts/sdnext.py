@@ -10,12 +10,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ._around import Around
 from ._extra_networks import Images
 from ._sdnext_builtin import take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
-from ._webui import WebUIHost, module
+from ._webui import WebUIHost
+from ._webui_modules import module
+from ._wraps import Wraps
 from .base import Batch, Outcome, Remora
 
 if TYPE_CHECKING:
@@ -46,9 +47,9 @@ class SDNextHost(WebUIHost):
 
     def __init__(self) -> None:
         super().__init__()
-        self._prompts: Prompts | None = None
-        self._infotexts: Infotexts | None = None
-        self._detailer: Around | None = None
+        self._wraps = Wraps()
+        self._prompts = Prompts(self._serves)
+        self._infotexts = Infotexts()
         self._log: _HostLog | None = None
         self._serving = False  # whether what is in force is ours
 
@@ -84,23 +85,20 @@ class SDNextHost(WebUIHost):
             self._log.take()
 
     def take_over(self) -> None:
-        if self._prompts is None or self._infotexts is None:
-            self._prompts, self._infotexts = Prompts(self._serves), Infotexts()
-        self._prompts.take()
-        self._infotexts.take()
+        self._prompts.wrap(self._wraps)
+        self._infotexts.wrap(self._wraps)
         detailer = getattr(self._shared(), "detailer", None)
-        if self._detailer is None and hasattr(detailer, "restore"):
-            self._detailer = Around(type(detailer), "restore", self._detail)
-            self._detailer.take()
+        if hasattr(detailer, "restore"):
+            self._wraps.put(type(detailer), "restore", self._detail)
         self._name_settings()
         super().take_over()
 
     def unload(self) -> None:
         super().unload()
-        for taken in (self._prompts, self._infotexts, self._detailer, self._log):
-            if taken is not None:
-                taken.give_back()
-        self._prompts = self._infotexts = self._detailer = self._log = None
+        self._wraps.give_back()
+        if self._log is not None:
+            self._log.give_back()
+            self._log = None
         self._serving = False
 
     def quiet_builtin(self) -> None:
@@ -110,8 +108,7 @@ class SDNextHost(WebUIHost):
 
     def wake_builtin(self) -> None:
         self._serving = False
-        if self._prompts is not None:
-            self._prompts.in_force()
+        self._prompts.in_force()
 
     def batch_of(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Batch:
         batch = super().batch_of(p, images, include, exclude)
@@ -139,7 +136,7 @@ class SDNextHost(WebUIHost):
         batch, image = getattr(p, _PLACE, (p.iteration, p.batch_index))
         image = image if image < len(images) else 0
         outcome = self._apply(p, (own or images[image],), include, exclude)
-        if own and self._infotexts is not None:
+        if own:
             alone = tuple(outcome.images[0] if i == image else () for i in range(len(images)))
             self._infotexts.note(p, replace(outcome, images=alone), batch, further_pass=True)
 
@@ -155,12 +152,10 @@ class SDNextHost(WebUIHost):
         except BaseException:
             self._shared().state.end()  # the host would count the job as running for ever
             raise
-        assert self._prompts is not None
         self._prompts.in_force(self.remora.text_key())
         return outcome
 
     def tell(self, p: Any, outcome: Outcome, images: Images) -> None:
-        assert self._infotexts is not None
         self._infotexts.note(p, outcome, p.iteration, further_pass=bool(p.is_hr_pass))
 
     def ended(self, p: Any, *args: Any, force: bool = False, **kwargs: Any) -> None:

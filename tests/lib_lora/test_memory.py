@@ -121,7 +121,7 @@ class Tenant:
     def place(self, where, nbytes):
         return self.budget.charge(self.share, where, nbytes)
 
-    def evict(self):
+    def evict(self, why):
         self.budget.free(self.share)
 
 

@@ -262,3 +262,87 @@ def test_patching_again_and_again_piles_nothing_up(path):
     finally:
         uninstall()
         nn.Linear.forward = seen[0]
+
+
+class HostLinear(nn.Module):
+    """A layer of a host that is none of torch's, as Forge's."""
+
+    def __init__(self, inside: int, out: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = inside, out
+        self.weight, self.bias = nn.Parameter(torch.randn(out, inside)), None
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class Derived(HostLinear):
+    """Has its forward from the other."""
+
+
+def test_classes_of_a_host_are_patched_at_installation_where_they_define_their_forward():
+    before = dict(HostLinear.__dict__), dict(Derived.__dict__)
+    install([HostLinear, Derived])
+    assert HostLinear.forward is not before[0]["forward"]
+    assert dict(Derived.__dict__) == before[1]
+    once = dict(HostLinear.__dict__)
+    install([HostLinear])
+    assert dict(HostLinear.__dict__) == once
+    uninstall()
+    assert (dict(HostLinear.__dict__), dict(Derived.__dict__)) == before
+
+
+def test_a_layer_whose_class_is_known_before_it_is_compiled_is_served(path):
+    """A forward that is captured before the patch, here by a wrapper, would never come to it."""
+    install([HostLinear])
+    layer, x = HostLinear(4, 6), torch.randn(3, 4)
+    captured = layer.forward
+    plain = captured(x)
+    model = nn.Sequential(layer)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    assert not torch.equal(captured(x), plain)
+
+
+def with_another_forward(cls):
+    """As HiDiffusion gives a block another class, and back: the same object, the same weights."""
+
+    class Changed(cls):
+        _parent = cls
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.weight, self.bias) * 1.0
+
+    return Changed
+
+
+@pytest.mark.parametrize("again", ["activated", "reattached"])
+def test_a_layer_of_another_class_is_served_again(path, again):
+    """T21: HiDiffusion and LoRA in one picture; the layer that has another class keeps its adapter."""
+    model, x = net(), torch.randn(3, 4)
+    engine = Engine({"unet": model})
+    plain = model(x)
+
+    def once_more():
+        engine.activate(Stack([Entry(path)])) if again == "activated" else engine.reattach()
+        return model(x)
+
+    engine.activate(Stack([Entry(path)]))
+    want = model(x)
+    model[0].__class__ = with_another_forward(nn.Linear)
+    assert torch.equal(model(x), plain)  # as what it is now knows of no slot
+    assert torch.equal(once_more(), want)
+    model[0].__class__ = type(model[0])._parent
+    assert torch.equal(once_more(), want)
+    engine.deactivate()
+    assert torch.equal(model(x), plain)
+
+
+def test_reattaching_what_is_in_force_changes_nothing(path):
+    model = net()
+    engine = Engine({"unet": model})
+    engine.reattach()
+    engine.activate(Stack([Entry(path)]))
+    slot = patch.slot_of(model[0])
+    engine.reattach()
+    assert patch.slot_of(model[0]) is slot

@@ -79,4 +79,8 @@ def test_what_is_shipped_is_found():
     }
     packed = {"bitsandbytes_4bit", "gguf_diffusers", "gguf_forge", "gguf_wrapped", "quanto", "sdnq", "scaled_float"}
     assert packed <= set(readers[: readers.index("dense")]), "these may show a floating dtype"
-    assert {scheme.name for scheme in discover_classes(residency, Scheme)} == {"accelerate_hook", "diffusers_hook"}
+    assert {scheme.name for scheme in discover_classes(residency, Scheme)} == {
+        "accelerate_hook",
+        "cast_on_forward",
+        "diffusers_hook",
+    }

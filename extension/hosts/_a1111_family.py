@@ -1,0 +1,113 @@
+"""What A1111 and the Forge family have in common beside what all hosts have: processing objects and their texts."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from ._conditionings import Conditionings
+from ._extra_networks import Images
+from ._parameters import note
+from ._webui import WebUIHost
+from ._wraps import Wraps
+from .base import Batch, Option, Outcome, Remora
+
+_PROMPTS = ("Prompt", "Hires prompt")  # of a parameters text
+
+
+class A1111FamilyHost(WebUIHost):
+    """A web UI with `modules.processing` as AUTOMATIC1111 wrote it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wraps = Wraps()
+        """Put on while the host is ours."""
+        self.batch: Batch | None = None
+        """In force, of the generation that runs now."""
+        self._conditionings = Conditionings(self._serving, self.prompts_depend)
+
+    def prompts_depend(self) -> Hashable:
+        """Say what an encoded prompt depends on beside the strengths of text encoders."""
+        return ()
+
+    def put_in_force(self, batch: Batch) -> Outcome:
+        """Put a batch's LoRAs in force."""
+        return self.remora.batch(batch)
+
+    def nothing_in_force(self) -> None:
+        """Take all off, as no generation runs any more."""
+        self.remora.generation_ended()
+
+    def add_callbacks(self, callbacks: ModuleType) -> None:
+        super().add_callbacks(callbacks)
+        callbacks.on_infotext_pasted(self._pasted)
+
+    def take_over(self) -> None:
+        super().take_over()
+        processing = importlib.import_module("modules.processing")
+        self._conditionings.wrap(self.wraps, processing)
+        self.wraps.put(processing, "process_images_inner", self._generation)
+
+    def unload(self) -> None:
+        self.wraps.give_back()
+        super().unload()
+
+    def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
+        if getattr(p, "prompts", None) is None and not any(images):
+            return  # a model that is being loaded has its empty prompt encoded, maybe in the middle of a generation
+        batch = self.batch_of(p, self._with_the_one_for_all(p, images), include, exclude)
+        self.batch = None
+        self.tell(p, self.put_in_force(batch), images)
+        self.batch = batch
+
+    def tell(self, p: Any, outcome: Outcome, images: Images) -> None:
+        note(p, outcome)
+        for problem in outcome.problems:
+            p.comment(problem)
+
+    def _generation(self, original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
+        """Nothing stays in force after one, however it ends; after one within another, what the other has is again."""
+        outer, self.batch = self.batch, None
+        try:
+            return original(p, *args, **kwargs)
+        finally:
+            self.batch = outer
+            if outer is None or not self.remora.enabled:
+                self.nothing_in_force()
+            else:
+                self.put_in_force(outer)
+
+    def _with_the_one_for_all(self, p: Any, images: Images) -> Images:
+        """The tags, with that of the setting `sd_lora` in every prompt that has not got it; the prompts get it too."""
+        values = self._shared().opts.data
+        name = values.get("sd_lora")
+        if not name or name == "None":
+            return images
+        arguments = f"{name}:{values.get('extra_networks_default_multiplier', 1.0)}"
+        for every in ("all_prompts", "all_hr_prompts"):
+            prompts = getattr(p, every, None)
+            if prompts:
+                setattr(p, every, [one if f"<lora:{name}" in one else f"{one}<lora:{arguments}>" for one in prompts])
+        return tuple(
+            image if any(tag.split(":")[0] == name for tag in image) else (*image, arguments) for image in images
+        )
+
+    def _serving(self) -> Remora | None:
+        return self.remora if self.remora.enabled else None
+
+    def _pasted(self, infotext: str, parameters: MutableMapping[str, Any]) -> None:
+        if not self.remora.enabled:
+            return
+        settings: Mapping[str, object] = {}
+        for name in _PROMPTS:
+            if name in parameters:
+                parameters[name], settings = self.remora.pasted({**parameters, "Prompt": parameters[name]})
+        for key, value in settings.items():
+            parameters[self._options[key].label] = str(value)
+
+    def _info(self, option: Option) -> Any:
+        info = super()._info(option)
+        info.infotext = option.label  # the name under which a parameters text overrides the setting
+        return info

@@ -1,0 +1,88 @@
+"""Other extensions that cannot do their part while Remora serves LoRA, found by what they have, and said to the user.
+
+Nothing is named that works: ControlNet, ADetailer, Dynamic Prompts, tiled VAE and tiled diffusion, HiDiffusion and
+Regional Prompter's attention mode all do, and are tested with stand-ins.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from ._webui_modules import module
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """One extension."""
+
+    marks: tuple[str, ...]
+    """What its script defines, together nobody else's."""
+    sentence: str
+
+
+SCRIPTS = (
+    # Source: hako-mikan/sd-webui-lora-block-weight; it edits the built-in's networks, or its patches, when it has
+    # loaded them
+    Conflict(
+        ("loradealer", "load_loras_blocks"),
+        "LoRA Block Weight changes the web UI's own LoRA only: its weights of blocks, and its start and stop, have no"
+        " effect while Remora applies LoRA",
+    ),
+    # Source: hako-mikan/sd-webui-regional-prompter scripts/latent.py; it sets the multipliers of the built-in's
+    # networks for each call
+    Conflict(
+        ("lora_namer", "setuploras"),
+        "Regional Prompter's latent mode gives regions their LoRA through the web UI's own: while Remora applies LoRA,"
+        " each acts on the whole picture",
+    ),
+    # Source: Haoming02/sd-forge-couple lib_couple/attention_couple.py; lib_lora refuses such a call
+    Conflict(
+        ("AttentionCouple",),
+        "Forge Couple repeats the images of a batch inside the model: with it on, the images of one batch must all"
+        " have the same LoRA; a batch count has no such limit",
+    ),
+)
+
+MODULES = {
+    # Source: cheald/sd-webui-loractl; it stands in for the built-in, in whose place Remora stands
+    ("lora_ctl_network", "lora_weights"): (
+        "loractl schedules the web UI's own LoRA only: its strengths by step have no effect while Remora applies LoRA"
+    )
+}
+
+
+def found() -> tuple[str, ...]:
+    """Return one sentence for each extension that is there and conflicts."""
+    return tuple(dict.fromkeys((*_of_scripts(_scripts()), *_of_modules(), *_of_unet())))
+
+
+def _scripts() -> Iterator[ModuleType]:
+    for data in getattr(module("modules.scripts"), "scripts_data", ()):
+        own = getattr(data, "module", None)
+        if own is not None:
+            yield own
+
+
+def _of_scripts(scripts: Iterable[Any]) -> Iterator[str]:
+    for script in scripts:
+        for conflict in SCRIPTS:
+            if all(hasattr(script, mark) for mark in conflict.marks):
+                yield conflict.sentence
+
+
+def _of_modules() -> Iterator[str]:
+    for (name, mark), sentence in MODULES.items():
+        if hasattr(sys.modules.get(name), mark):
+            yield sentence
+
+
+def _of_unet() -> Iterator[str]:
+    """A compiled engine in place of the UNet, such as TensorRT's, calls none of its layers."""
+    replacing = getattr(module("modules.sd_unet"), "current_unet", None)
+    if replacing is not None:
+        name = type(replacing).__name__
+        yield f"the UNet is replaced by {name}, which calls none of its layers: LoRA act on text encoders only"

@@ -1,0 +1,137 @@
+"""What Forge, Forge Classic and reForge have in common, as hosts.
+
+All three wrap a model in `forge_objects`, a set of patchers that are cloned for each change, around modules that are
+always the same: `unet.model.diffusion_model` and the parts of `clip.cond_stage_model`. Their layers cast or move their
+weights in their own forward, and their LoRA are patches that are merged when a model goes to its device. Remora adds no
+patch, so there is nothing to merge or to take out again; it only sees to it that the built-in's are gone.
+
+Rows: `calc_cond_uncond_batch`, or `calc_cond_batch`, runs conditions in chunks, each of which has one row for every
+image of the batch, whatever its area, its weight and the half it belongs to; as many chunks as fit in memory are one
+call. So row % images is the image, always, and no rule has to be told.
+
+Source: backend/ and modules/ of lllyasviel's Forge; ldm_patched/ and modules_forge/ of the other two.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ._a1111_family import A1111FamilyHost
+from ._webui_modules import module
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_NUMBERED = {"clip_l": 1, "clip_h": 1, "clip_g": 2}
+"""Text encoders of the family by diffusers' numbers; that of SDXL's refiner is alone, and the second all the same."""
+_NO_LORA = str([])
+"""What the built-in takes down when it has none in force."""
+
+
+class ForgeFamilyHost(A1111FamilyHost):
+    """A web UI with `forge_objects`."""
+
+    before: ClassVar[tuple[str, ...]] = ("a1111",)
+
+    @abstractmethod
+    def layer_classes_of(self) -> Iterator[object]:
+        """Yield the objects that have layer classes as attributes."""
+
+    # --- the model ---
+
+    def model(self) -> Any:
+        """The host's present model; None before there is one. Asking for it loads none."""
+        model = importlib.import_module("modules.sd_models").model_data.sd_model
+        return model if getattr(model, "forge_objects", None) is not None else None
+
+    def components(self) -> Mapping[str, nn.Module]:
+        model = self.model()
+        if model is None:
+            return {}
+        objects, found = model.forge_objects, {}
+        if objects.unet is not None:
+            denoiser = _uncompiled(objects.unet.model.diffusion_model)
+            found["unet" if hasattr(denoiser, "input_blocks") else "transformer"] = denoiser
+        if objects.clip is not None:
+            found.update(text_encoders(objects.clip.cond_stage_model))
+        return found
+
+    def checkpoints(self) -> Mapping[str, Sequence[Path]]:
+        info = getattr(self.model(), "sd_checkpoint_info", None)
+        files = [Path(name) for name in (getattr(info, "filename", None), *self.additional_files()) if name]
+        files = [file for file in files if file.suffix == ".safetensors" and file.is_file()]
+        return dict.fromkeys(self.components(), files) if files else {}
+
+    def additional_files(self) -> Sequence[str]:
+        """Files that the model's parts were loaded from beside its checkpoint."""
+        return ()
+
+    def layer_classes(self) -> Sequence[type[nn.Module]]:
+        from torch import nn
+
+        transposed = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+        found = [value for holder in self.layer_classes_of() for value in vars(holder).values()]
+        classes = [one for one in found if isinstance(one, type) and issubclass(one, nn.Module)]
+        own = [one for one in classes if "forward" in vars(one) and not issubclass(one, transposed)]
+        return tuple(dict.fromkeys(own))
+
+    # --- the built-in ---
+
+    def quiet_builtin(self) -> None:
+        model = self.model()
+        networks = sys.modules.get("networks")
+        if model is None or networks is None or getattr(model, "current_lora_hash", _NO_LORA) == _NO_LORA:
+            return
+        networks.load_networks([], [], [], [])
+        self.unmerge(model)
+
+    def wake_builtin(self) -> None:
+        """Nothing is to be done: it believes that it has no LoRA in force, and it has none."""
+
+    @abstractmethod
+    def unmerge(self, model: Any) -> None:
+        """Have the host put back, now, the weights that its own LoRA are merged into and that it holds none for."""
+
+
+def text_encoders(joint: nn.Module) -> dict[str, nn.Module]:
+    """The parts of a `cond_stage_model` by diffusers' names, each with the names inside that adapters use."""
+    parts = {name: part for name, part in joint.named_children() if not name.startswith("vae")}
+    numbers: dict[str, int] = {name: _NUMBERED[name] for name in parts if name in _NUMBERED}
+    for name, part in parts.items():
+        if name not in numbers and hasattr(part, "transformer"):  # T5 and others come after CLIP
+            numbers[name] = max(numbers.values(), default=0) + 1
+    return {
+        "text_encoder" if number == 1 else f"text_encoder_{number}": getattr(parts[name], "transformer", parts[name])
+        for name, number in sorted(numbers.items(), key=lambda one: one[1])
+    }
+
+
+def unload_from_device(management: ModuleType, parts: Sequence[object]) -> None:
+    """Have ComfyUI's memory management take these modules off their device, where patches are merged into them."""
+    for loaded in list(management.current_loaded_models):
+        if getattr(loaded.model, "patches", None) and any(loaded.model.model is part for part in parts):
+            management.current_loaded_models.remove(loaded)
+            loaded.model_unload()
+
+
+def defines(name: str, *wanted: str) -> bool:
+    """Whether the host has a module of that name with all of these."""
+    return len(list(attributes(name, *wanted))) == len(wanted)
+
+
+def attributes(name: str, *wanted: str) -> Iterator[object]:
+    """Yield those of the attributes that the host's module of that name has."""
+    found = module(name)
+    yield from (getattr(found, one) for one in wanted if hasattr(found, one))
+
+
+def _uncompiled(denoiser: nn.Module) -> nn.Module:
+    """The module itself, which the host may put into one compiled while it runs."""
+    inner: nn.Module = getattr(denoiser, "_orig_mod", denoiser)
+    return inner

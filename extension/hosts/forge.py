@@ -1,0 +1,43 @@
+"""Forge: `backend.patcher`, whose layers are of its own classes, and models that are built anew for every checkpoint.
+
+Source: lllyasviel/stable-diffusion-webui-forge backend/, modules/sd_models.py and extensions-builtin/sd_forge_lora.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from ._forge import ForgeFamilyHost, attributes, defines
+
+
+class ForgeHost(ForgeFamilyHost):
+    """Forge, and what keeps its backend."""
+
+    name: ClassVar[str] = "forge"
+
+    def is_current(self) -> bool:
+        return defines("modules.sd_models", "forge_model_reload") and defines("backend.operations", "ForgeOperations")
+
+    def layer_classes_of(self) -> Iterator[object]:
+        yield from attributes(
+            "backend.operations",
+            "ForgeOperations",
+            "ForgeOperationsBNB4bits",  # only where bitsandbytes is
+            "ForgeOperationsGGUF",
+        )
+
+    def additional_files(self) -> Sequence[str]:
+        parameters = importlib.import_module("modules.sd_models").model_data.forge_loading_parameters
+        return tuple(parameters.get("additional_modules") or ())
+
+    def unmerge(self, model: Any) -> None:
+        """Each model has one loader of LoRA, which restores what it holds when a patcher without any comes to it."""
+        objects = model.forge_objects_original
+        for patcher in (objects.unet, getattr(objects.clip, "patcher", None)):
+            if patcher is not None:
+                patcher.refresh_loras()
+
+
+FORGE = ForgeHost()

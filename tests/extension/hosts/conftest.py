@@ -1,0 +1,49 @@
+"""A Forge with Remora in it, for the tests of the hosts and of their neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+
+import extension
+from tests.fakes import forge
+from tests.fakes.files import pair, save
+from tests.fakes.forge import CHANNELS, WIDTH, FakeForge
+
+QUERY = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_q"
+TEXT = "lora_te_text_model_encoder_layers_0_mlp_fc1"
+
+
+@pytest.fixture
+def loras(tmp_path: Path) -> Path:
+    folder = tmp_path / "Lora"
+    folder.mkdir()
+    unet, text = (CHANNELS, CHANNELS), (WIDTH, WIDTH)
+    for seed, name in enumerate(("a", "b"), 1):
+        both = pair(QUERY, unet, 2, seed=seed, size=0.8) | pair(TEXT, text, 2, seed=seed + 9, size=0.8)
+        both |= pair("lora_unet_conv_in", (CHANNELS, CHANNELS, 3, 3), 2, seed=seed + 3, size=0.4)
+        save(folder / f"{name}.safetensors", both)
+    save(folder / "unet.safetensors", pair(QUERY, unet, 2, seed=5, size=0.8))
+    save(folder / "text.safetensors", pair(TEXT, text, 2, seed=6, size=0.8))
+    return folder
+
+
+@pytest.fixture
+def kind() -> str:
+    return "forge"
+
+
+@pytest.fixture
+def web(kind: str, loras: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeForge]:
+    """The web UI with Remora in it."""
+    fake = FakeForge(kind, loras)
+    with forge.running(fake, monkeypatch):
+        assert extension.register() is not None
+        fake.start(FastAPI())
+        yield fake
+        fake.unload()
+        extension.unregister()
+        assert fake.printed == []  # exceptions that the host forgot
