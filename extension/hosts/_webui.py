@@ -15,8 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ._access import access_of
 from ._extra_networks import ExtraNetworks, Images
-from .base import Batch, Host, Option, Outcome, Remora
+from .base import Access, Batch, Host, Option, Outcome, Remora
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SECTION = ("remora", "Remora")
+_TAB = ("Remora", "remora")  # its title, and what its element is called
 
 
 def module(name: str) -> ModuleType | None:
@@ -88,6 +90,12 @@ class WebUIHost(Host):
                     found.append(Path(written).absolute())
         return tuple(dict.fromkeys(found))
 
+    def data_dir(self) -> Path | None:
+        return Path(self._shared().config_filename).absolute().parent / "remora"
+
+    def access(self, app: Any) -> Access:
+        return access_of(app)
+
     def layer_classes(self) -> Sequence[type[nn.Module]]:
         return ()
 
@@ -101,6 +109,7 @@ class WebUIHost(Host):
     def add_callbacks(self, callbacks: ModuleType) -> None:
         """Ask the host to call back."""
         callbacks.on_ui_settings(self._show_options)
+        callbacks.on_ui_tabs(self._tabs)
         callbacks.on_before_ui(self.take_over)
         callbacks.on_app_started(self._app_started)
         callbacks.on_model_loaded(self._model_loaded)
@@ -157,6 +166,9 @@ class WebUIHost(Host):
     def _app_started(self, demo: Any, app: Any) -> None:
         self.take_over()  # here too, for hosts in which the built-in is registered after `before_ui` of others
         self.remora.app_started(app)
+
+    def _tabs(self) -> list[tuple[Any, str, str]]:
+        return [(self.remora.tab(), *_TAB)]
 
     def _model_loaded(self, model: Any) -> None:
         self.remora.model_changed()

@@ -99,14 +99,8 @@ def test_routes_are_added_beside_a_hosts_own(pipeline: object) -> None:
     STANDALONE.app_started(app)  # a reload
     with TestClient(app) as client:
         assert client.get("/sdapi/v1/loras").json() == "the host's"
-        assert client.get("/remora/v1/report").json() == {
-            "active": [],
-            "skipped": [],
-            "merged": 0,
-            "live": {},
-            "notes": [],
-        }
-    assert [getattr(route, "path", "") for route in app.routes].count("/remora/v1/report") <= 1
+        assert client.get("/remora/v1/state").json()["loras"] == []
+    assert [getattr(route, "path", "") for route in app.routes].count("/remora/v1/state") <= 1
 
 
 def test_a_failure_is_logged_with_its_traceback_and_the_host_goes_on(
