@@ -11,7 +11,7 @@ import inspect
 import json
 from typing import TYPE_CHECKING, Any
 
-from fastapi import APIRouter, Depends, HTTPException, Request, Response
+from fastapi import Depends, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBasic
 
@@ -38,19 +38,23 @@ _UNAUTHORIZED, _NOT_FOUND, _TOO_LARGE, _UNPROCESSABLE, _BROKEN = 401, 404, 413, 
 def add_routes(app: FastAPI, session: Session) -> None:
     """Add the routes the host has not got; a host's own `/sdapi/v1/loras` stays. Ours demand what the host's do."""
     taken = {getattr(route, "path", "") for route in app.routes}
-    router = APIRouter(dependencies=[Depends(guard(session.host.access(app)))])
+    guarded = [Depends(guard(session.host.access(app)))]
+
+    def add(path: str, endpoint: Callable[..., Any], method: str) -> None:
+        # without a router between: recent versions keep those to themselves, and then nobody sees what is taken
+        app.add_api_route(path, endpoint, methods=[method], dependencies=guarded)
+
     if "/sdapi/v1/loras" not in taken:
-        router.add_api_route("/sdapi/v1/loras", lambda: list_loras(session), methods=["GET"])
-        router.add_api_route("/sdapi/v1/refresh-loras", lambda: session.catalog.refresh(), methods=["POST"])
+        add("/sdapi/v1/loras", lambda: list_loras(session), "GET")
+        add("/sdapi/v1/refresh-loras", lambda: session.catalog.refresh(), "POST")
     if f"{_OWN}/state" not in taken:
         own = RemoraApi(session)
-        router.add_api_route(f"{_OWN}/loras", own.loras, methods=["GET"])
-        router.add_api_route(f"{_OWN}/refresh", own.refresh, methods=["POST"])
-        router.add_api_route(f"{_OWN}/state", own.state, methods=["GET"])
-        router.add_api_route(f"{_OWN}/stack", own.stack, methods=["GET"])
-        router.add_api_route(f"{_OWN}/stack", own.set_stack, methods=["PUT"])
-        router.add_api_route(f"{_OWN}/inspect", own.inspect, methods=["GET"])
-    app.include_router(router)
+        add(f"{_OWN}/loras", own.loras, "GET")
+        add(f"{_OWN}/refresh", own.refresh, "POST")
+        add(f"{_OWN}/state", own.state, "GET")
+        add(f"{_OWN}/stack", own.stack, "GET")
+        add(f"{_OWN}/stack", own.set_stack, "PUT")
+        add(f"{_OWN}/inspect", own.inspect, "GET")
 
 
 def guard(access: Access) -> Callable[[Request], Awaitable[None]]:

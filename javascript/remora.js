@@ -145,7 +145,7 @@
                 this.entry.on = this.on.checked;
                 this.changed();
             }});
-            this.tie = button("🔗", `Same strength for both, ${entry.name}`, () => {
+            this.tie = button("=", `Same strength for both, ${entry.name}`, () => {
                 this.tied = !this.tied;
                 if (this.tied) this.entry.text_encoder = this.entry.unet;
                 this.changed();
@@ -261,7 +261,7 @@
             this.count = make("p", {class: "rt-hint", role: "status"});
             this.list = make("ul", {class: "rt-list", "aria-label": "LoRA found"});
             return make("section", {"aria-label": "LoRA files"},
-                make("h3", {}, "LoRA"),
+                make("h3", {}, "LoRA files"),
                 make("div", {class: "rt-line"}, this.search,
                     button("Refresh", "Look for LoRA files again", () => this.tell(() => this.load("POST", "refresh")))),
                 this.count, this.list);
@@ -390,7 +390,8 @@
                 return make("li", {class: "rt-item rt-unreadable"},
                     make("div", {class: "rt-add"}, name, make("span", {class: "rt-hint"}, lora.reason)));
             }
-            const add = make("button", {type: "button", class: "rt-add", title: `Add ${lora.name} to the stack`,
+            const label = `Add ${lora.name} to the stack`;
+            const add = make("button", {type: "button", class: "rt-add", title: label, "aria-label": label,
                 click: () => this.add(lora.name)}, name, make("span", {class: "rt-hint"}, about));
             const insert = button("Insert", `Insert ${lora.name} into the prompt`, () => this.insertOne(lora.name),
                 {class: "rt-small rt-insert"});

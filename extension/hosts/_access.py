@@ -17,13 +17,13 @@ from .base import Access
 logger = logging.getLogger(__name__)
 
 _API = "/sdapi/v1/options"  # every host with an API has it
-_LOGIN = "/login_check"  # gradio's
+_PAGE = "/config"  # gradio's, which has depended on its check of the login in every version
 _REFUSED = (401, 403)
 
 
 def access_of(app: Any) -> Access:
     """Return what a FastAPI application demands on its own API and page."""
-    checks = [dependency.dependency for dependency in getattr(_route(app, _API), "dependencies", ())]
+    checks = _checks(app, _API)
     return Access(_password(checks) if checks else None, _login(app) if _has_login(app) else None)
 
 
@@ -47,8 +47,8 @@ def _has_login(app: Any) -> bool:
 
 def _login(app: Any) -> Callable[[Any], Any]:
     """What gradio's own check of the login asks; it knows the name of the cookie and the tokens."""
-    check = getattr(_route(app, _LOGIN), "endpoint", None)
-    for parameter in inspect.signature(check).parameters.values() if check is not None else ():
+    parameters = [value for check in _checks(app, _PAGE) for value in inspect.signature(check).parameters.values()]
+    for parameter in parameters:
         user: Callable[[Any], Any] | None = getattr(parameter.default, "dependency", None)
         if user is not None:
             return user
@@ -56,5 +56,7 @@ def _login(app: Any) -> Callable[[Any], Any]:
     return lambda request: None
 
 
-def _route(app: Any, path: str) -> Any:
-    return next((route for route in app.routes if getattr(route, "path", None) == path), None)
+def _checks(app: Any, path: str) -> list[Callable[..., Any]]:
+    """What a route of the host depends on."""
+    route = next((route for route in app.routes if getattr(route, "path", None) == path), None)
+    return [dependency.dependency for dependency in getattr(route, "dependencies", ())]

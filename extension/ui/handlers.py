@@ -62,6 +62,8 @@ class Handlers:
         """Make a first picture by itself where the program behind the page wants it."""
         if self._backend.first_visit():
             yield from self.generate(request, *values)
+        else:
+            yield Update()  # of a generator that yields nothing, gradio empties the outputs: the buttons' words, too
 
     def _follow(self, job: Job) -> Iterator[Update]:
         yield Update(
