@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SECTION = ("remora", "Remora")
+_CATEGORY = "sd"
 _TAB = ("Remora", "remora")  # its title, and what its element is called
 
 
@@ -180,9 +181,13 @@ class WebUIHost(Host):
 
     def _info(self, option: Option) -> Any:
         """The host's description of a setting."""
-        shared = self._shared()
-        info = shared.OptionInfo(option.default, option.label, *_component(option), section=_SECTION)
-        return info.info(option.info) if option.info else info
+        component, arguments = _component(option)
+        # said by the component: SD.Next shows no explanation that is given by `OptionInfo.info`
+        arguments = {**arguments, "info": option.info} if option.info else arguments
+        info = self._shared().OptionInfo(option.default, option.label, component, arguments, section=_SECTION)
+        if hasattr(info, "category_id"):
+            info.category_id = _CATEGORY  # where hosts sort their sections
+        return info
 
     @staticmethod
     def _shared() -> Any:

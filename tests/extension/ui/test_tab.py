@@ -183,7 +183,9 @@ def test_the_stack_is_copied_as_a_prompt(served: Served, browser: Any) -> None:
 
 
 def test_where_copying_is_not_allowed_the_text_is_shown(page: Any) -> None:
-    page.evaluate("document.execCommand = () => false; navigator.clipboard.writeText = () => Promise.reject(1)")
+    page.evaluate(
+        "() => { document.execCommand = () => false; navigator.clipboard.writeText = () => Promise.reject(1) }"
+    )
     add(page, "demo-linear")
     page.get_by_role("button", name="Copy the stack as a prompt").click()
     assert page.get_by_role("textbox", name="The stack as a prompt").input_value() == "<lora:demo-linear:1>"
@@ -268,7 +270,7 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
     def answer(route: Any) -> None:
         authorization = route.request.headers.get("authorization")
         asked.append(authorization)
-        if authorization == "Basic dcO8OnA=":  # tü:p
+        if authorization == "Basic dMO8OnA=":  # tü:p
             route.continue_()
         else:
             detail = "the user and password of the web UI's API are needed"
@@ -280,7 +282,7 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
         page.get_by_label("Password").fill("p")
         page.get_by_role("button", name="Log in").click()
         page.get_by_role("button", name="Add demo-linear to the stack").wait_for(timeout=LONG)
-        assert not page.get_by_label("Password").is_visible()
+        page.get_by_label("Password").wait_for(state="hidden")
     assert asked[0] is None
 
 
