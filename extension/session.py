@@ -262,7 +262,8 @@ class Session:
             for one, its_report in zip(entries, report.entries, strict=True)
         )
         texts = [name for name in self.host.components() if name.startswith("text_encoder")]
-        keys = text_keys(stack, [one.file for one in entries], texts)
+        how = batch.settings.in_order, batch.settings.mode, batch.settings.memory.storage
+        keys = tuple((how, key) if key else () for key in text_keys(stack, [one.file for one in entries], texts))
         files = {one.file for one in active}
         used = sorted(set().union(*besides))
         in_force = {position: always[position][1] for position in used if always[position][1] in files}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .effective import EXACT
 from .factored import Factored
+from .strength import Strengths
 from .transient import Transient
 
 if TYPE_CHECKING:
@@ -20,19 +21,23 @@ if TYPE_CHECKING:
 
 
 class ByTokens:
-    """Two ways of one linear layer, and the number of tokens from which the second is the cheaper one."""
+    """Two ways of one linear layer, and the number of tokens from which the second is the cheaper one.
+
+    Where rows of the batch have strengths of their own it is the first: the second takes a pass for each image.
+    """
 
     at_rest = False
 
-    def __init__(self, beside: Factored, dense: Transient, tokens: int) -> None:
+    def __init__(self, beside: Factored, dense: Transient, tokens: int, strengths: Strengths) -> None:
         self._beside = beside
         self._dense = dense
         self._tokens = tokens
+        self._strengths = strengths
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with its adapters."""
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
-        many = x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
+        many = not self._strengths.mixed and x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
         return (self._dense if many else self._beside).run(layer, base_forward, args, kwargs)
 
     def follow(self, layer: nn.Module, device: torch.device) -> None:

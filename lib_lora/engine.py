@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from . import patch, residency, scratch
 from .budget import Budget
 from .cache import NetworkCache
+from .calls import Call, listen
 from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
 from .layer import LayerIndex
 from .network import Network, alias_table
@@ -23,11 +24,12 @@ from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
 from .report import ActivationReport, MemoryReport
 from .resident import Keeping
+from .rows import RowMap
 from .slot import Slot, Way
-from .stack import Entry, Multiplier, Stack
+from .stack import Entry, Multiplier, PerImage, Stack
 from .storage import Storage, check_storage
+from .strength import Strengths
 from .tensors import plain_mode
-from .timestep import listen
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +81,7 @@ class Engine:
         self._token = object()
         self._cache = NetworkCache(cache_size, cache_bytes)
         self._deaf: list[Callable[[], None]] = []  # ends what was begun with `listen`
+        self._rows = RowMap()
         self._carriers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._components: dict[str, weakref.ref[nn.Module]] = {}
         self._indexed: dict[str, LayerIndex] = {}
@@ -134,20 +137,23 @@ class Engine:
             indexes = self._indexes()
             networks = tuple(self._network(i, entry, indexes) for i, entry in enumerate(stack))
             if not repatched and self._serves(networks, stack, indexes):
-                assert self._plan is not None
-                self._plan.write(stack)
+                self._write(stack)
             else:
                 checkpoints = self._checkpoints(indexes, stack)
                 self._publish(make_plan(stack, networks, indexes, self.components, checkpoints, self._keeping))
             self._stack = stack
             assert self._plan is not None
+            self._rows.chosen = 0
+            self._plan.strengths.show(0)
             return self._plan.report
 
-    def set_multiplier(self, index: int, multiplier: Multiplier) -> None:
+    def set_multiplier(self, index: int, multiplier: Multiplier | PerImage) -> None:
         """Change the strength of one entry of the active stack; writes numbers and touches no layer.
 
+        Only where the stack is merged, and its images begin or cease to differ, is it activated anew.
+
         Raises:
-            StackError: no such entry, or no finite number.
+            StackError: no such entry, no finite number, or another number of images than other entries have.
         """
         with self._lock, plain_mode(_CPU):
             if self._plan is None or not 0 <= index < len(self._stack):
@@ -156,14 +162,11 @@ class Engine:
             entries[index] = replace(entries[index], multiplier=multiplier)
             stack = replace(self._stack, entries=tuple(entries))
             self._check_names(stack)
-            self._plan.write(stack)
+            if self._plan.how != how(stack, self.components):
+                self.activate(stack)
+                return
+            self._write(stack)
             self._stack = stack
-
-    def set_rows(self, rows: Callable[[int], Sequence[int]] | None) -> None:
-        """Placeholder."""
-
-    def use_image(self, index: int) -> None:
-        """Placeholder."""
 
     def set_timestep(self, timestep: float | None) -> None:
         """Say which timestep the next model call is for, between 0 and 1000; None is any.
@@ -174,10 +177,37 @@ class Engine:
             if self._plan is not None:
                 self._plan.strengths.set_timestep(timestep)
 
+    def set_rows(self, rows: Callable[[int], Sequence[int]] | None) -> None:
+        """Say how the rows of a model call belong to the images of the batch.
+
+        Args:
+            rows: called with the number of rows of each call of a component named `unet`, `transformer` or `prior`,
+                while the images of the stack differ; gives the index of each row's image. None is the rule of all known
+                hosts, whole batches one after the other: row % images.
+
+        A call that does not fit the stack raises RowsError before the model computes anything.
+        """
+        with self._lock:
+            self._rows.told = rows
+
+    def use_image(self, index: int) -> None:
+        """Say which image the next calls of text encoders are for; 0 after each activation.
+
+        Calls of the components that `set_rows` is about tell their rows by themselves.
+
+        Raises:
+            RowsError: the images of the stack differ, and it has no such image.
+        """
+        with self._lock, plain_mode(_CPU):
+            self._rows.choose(index, self._stack.images)
+            if self._plan is not None:
+                self._plan.strengths.show(self._rows.chosen)
+
     def deactivate(self) -> None:
         """Take everything off: the model is as if nothing had ever been applied."""
         with self._lock:
             self._stack, self._plan = Stack(), None
+            self._rows.chosen = 0
             self._listen()
             _detach_all(self._carriers)
             scratch.free()
@@ -213,9 +243,8 @@ class Engine:
 
     def _check_names(self, stack: Stack) -> None:
         for i, entry in enumerate(stack):
-            names = entry.multiplier if isinstance(entry.multiplier, Mapping) else ()
-            for name in names:
-                known = {*self._components, *_KNOWN_COMPONENTS}
+            known = {*self._components, *_KNOWN_COMPONENTS}
+            for name in dict.fromkeys(name for one in entry.multipliers if isinstance(one, Mapping) for name in one):
                 if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._components)}", i)
 
@@ -275,14 +304,26 @@ class Engine:
         self._plan = plan
         self._listen()
 
+    def _write(self, stack: Stack) -> None:
+        """Give the plan in force the strengths of a stack that it serves."""
+        assert self._plan is not None
+        before = self._plan.strengths.images
+        self._plan.write(stack)
+        if stack.images != before:
+            self._rows.chosen = 0
+            self._listen()
+
     def _listen(self) -> None:
-        """Hear of timesteps as long as something depends on them."""
+        """Hear of model calls as long as something depends on their timestep or their rows."""
         _end(self._deaf)
-        if self._plan is not None and self._plan.strengths.scheduled:
-            tell = self._plan.strengths.set_timestep
+        if self._plan is None:
+            return
+        strengths = self._plan.strengths
+        if strengths.scheduled or strengths.images > 1:
+            begin, end = _hearing(strengths, self._rows)
             for name, component in self.components.items():
                 if name.startswith(("unet", "transformer", "prior")):
-                    self._deaf.append(listen(component, tell))
+                    self._deaf.append(listen(component, begin, end))
 
     def _resting(self) -> set[nn.Module]:
         """Layers that are not where they compute, so that placing adapters beside them would be in vain."""
@@ -308,9 +349,10 @@ class Engine:
 
     def _checkpoints(self, indexes: Sequence[LayerIndex], stack: Stack) -> dict[str, Checkpoint]:
         """Where pristine weights can be read again; opened when something is merged for the first time."""
-        wanted, _ = how(stack, self.components)
+        wanted = how(stack, self.components)
+        merging = frozenset[str]() if wanted.apart else wanted.merging
         for index in indexes:
-            if index.component in wanted and index.component in self._sources and index.component not in self._opened:
+            if index.component in merging and index.component in self._sources and index.component not in self._opened:
                 self._opened[index.component] = Checkpoint(self._sources[index.component], index)
         return self._opened
 
@@ -335,6 +377,24 @@ def _clear(layers: Iterable[nn.Module], listeners: list[Callable[[], None]]) -> 
     """Leave nothing on a model whose engine is gone."""
     _end(listeners)
     _detach_all(layers)
+
+
+def _hearing(strengths: Strengths, rows: RowMap) -> tuple[Callable[[Call], None], Callable[[], None]]:
+    """What to do when a model call begins and ends. Nothing here holds the engine, which the model would keep alive."""
+
+    def begin(call: Call) -> None:
+        with plain_mode(_CPU):
+            timestep = call.timestep if strengths.scheduled else None
+            if timestep is not None:
+                strengths.set_timestep(timestep)
+            if strengths.images > 1:
+                strengths.set_rows(rows.of(call.rows, strengths.images))
+
+    def end() -> None:
+        with plain_mode(_CPU):
+            strengths.show(rows.chosen)
+
+    return begin, end
 
 
 def _end(listeners: list[Callable[[], None]]) -> None:

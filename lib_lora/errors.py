@@ -8,6 +8,7 @@ LoraError
 ├── NoMatchError(path)                  a good adapter file that fits nothing in the given model
 ├── StackError(index)                   a wish that cannot be: strength not finite, rank below 1, no such entry
 ├── ActivationError(index, name)        one entry of a stack failed; the cause is chained
+├── RowsError                           rows of a call that do not fit the images of the stack
 ├── StorageError                        adapters cannot be stored the way that was asked for
 ├── ComponentError                      a component or layer that is not there, gone, or served by another engine
 └── RegistryError                       a plug-in folder is inconsistent (programmer error)
@@ -83,6 +84,10 @@ class ActivationError(LoraError):
         super().__init__(f"entry {index + 1} ({name}) was not applied: {cause}")
         self.index = index
         self.name = name
+
+
+class RowsError(LoraError, ValueError):
+    """The rows of a call cannot be told to belong to the images of the stack."""
 
 
 class StorageError(LoraError, ValueError):

@@ -5,13 +5,15 @@ y = W (x + sum of changes of the input) + b + up (m * (down x)) + sum of changes
 All low-rank pairs of a layer are one pair of matrices, stacked along the rank, with m = multiplier * scale per rank
 component: two products however many entries. Changes of the input, being under the same linear W, cost no further
 base call. Plain pairs on many tokens may instead be added to the weight in scratch memory, see `effective.py`.
+
+Where the rows of the batch are of images with strengths of their own, m has a row for each, and all else is as before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -22,9 +24,10 @@ from .binding import Binding
 from .effective import effective_linear, is_torchs, pays
 from .operation import Operation
 from .resident import Keeping, Resident
+from .rows import parts_per_row
 from .storage import store
 from .streaming import Placement
-from .strength import Layout, Share, Strengths
+from .strength import Layout, Share, Strengths, Window
 from .tensors import TensorFields
 
 if TYPE_CHECKING:
@@ -51,14 +54,67 @@ class Parts(TensorFields):
     exact: ClassVar[frozenset[str]] = frozenset({"bias"})
 
 
+class Live(NamedTuple):
+    """The strengths of a layer's parts as one call needs them: of one image, or of each row of the batch."""
+
+    pair: Tensor  # (R, *ones), or (rows, 1, …, R, *ones); as many ones as a kernel has dimensions
+    inputs: tuple[Tensor, ...]  # each (1,), or (rows, 1, …) with the dimensions of the input
+    outputs: tuple[Tensor, ...]  # likewise
+    bias: Tensor  # (n,), or (rows, 1, …, n)
+
+
+class Windows(NamedTuple):
+    """The same where `Strengths` writes them."""
+
+    pair: Window
+    inputs: tuple[Window, ...]
+    outputs: tuple[Window, ...]
+    bias: Window
+
+    def live(self, spatial: int) -> Live:
+        """Those of one image; views, so that what is written shows."""
+        return Live(
+            _behind(self.pair.factors, (1,) * spatial),
+            tuple(one.factors for one in self.inputs),
+            tuple(one.factors for one in self.outputs),
+            self.bias.factors,
+        )
+
+    def of_rows(self, parts: int, ndim: int, spatial: int) -> Live:
+        """Those of each row, for a layer that has several parts for each.
+
+        Args:
+            parts: rows of the layer's input for each row of the model call, all of one after the other.
+            ndim: dimensions of the output.
+            spatial: those of them that are behind the channels.
+        """
+        ones, behind = (1,) * (ndim - spatial - 2), (1,) * spatial
+
+        def shaped(window: Window) -> Tensor:
+            rows = window.of_rows()
+            if parts > 1:
+                rows = rows.unsqueeze(1).expand(-1, parts, -1).flatten(0, 1)
+            return rows.view(rows.shape[0], *ones, rows.shape[1])
+
+        return Live(
+            _behind(shaped(self.pair), behind),
+            tuple(_behind(shaped(one), behind) for one in self.inputs),
+            tuple(_behind(shaped(one), behind) for one in self.outputs),
+            shaped(self.bias),
+        )
+
+
+def _behind(tensor: Tensor, ones: tuple[int, ...]) -> Tensor:
+    return tensor.view(*tensor.shape, *ones)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed(Placement[Parts]):
-    """A layer's adapters where it computes, and their strengths: views that `Strengths` writes."""
+    """A layer's adapters where it computes, and their strengths."""
 
-    pair: Tensor  # (R,)
-    inputs: tuple[Tensor, ...]  # each (1,)
-    outputs: tuple[Tensor, ...]  # each (1,)
-    bias: Tensor  # (n,)
+    live: Live
+    """Of one image."""
+    windows: Windows
 
 
 class Factored(Resident[Placed]):
@@ -92,46 +148,58 @@ class Factored(Resident[Placed]):
                 self.evict()
 
     def _run(self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        if self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
+        mixed = self._strengths.mixed
+        if self._only_pairs and self._kind == "linear" and not mixed and pays(layer, base_forward, x):
             placed = self._placed_at(layer, x.device, x.dtype)
-            parts = placed.stored.get()
+            live, parts = placed.live, placed.stored.get()
             assert parts.pair is not None
-            y = effective_linear(layer, x, parts.pair.down, parts.pair.up, placed.pair)
+            y = effective_linear(layer, x, parts.pair.down, parts.pair.up, live.pair)
         else:
-            y, placed, parts = self._beside(layer, base_forward, base, x)
+            y, live, parts = self._beside(layer, base_forward, base, x)
         if parts.bias is not None:
-            bias = placed.bias @ parts.bias
-            y = y + bias.view(-1, *(1,) * self._spatial)
+            y = y + _behind(live.bias @ parts.bias, (1,) * self._spatial)
         return y
 
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
-    ) -> tuple[Tensor, Placed, Parts]:
+    ) -> tuple[Tensor, Live, Parts]:
         op = Operation(layer, self._spatial, base)
         changed = self._changed_input(layer, x, op) if self._on_input else x
         y = base(changed)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
+        live = self._of_rows(layer, placed, x) if self._strengths.mixed else placed.live
         parts = placed.stored.get()
-        deltas = self._output_deltas(placed, parts, x, y, op)
+        deltas = self._output_deltas(live, parts, x, y, op)
         if parts.pair is not None:
             # under autocast, or with a host that casts inside its forward, the two differ
             x = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
-            y = _add_pair(self._kind, layer, x, y, parts.pair, placed.pair, base_forward)
+            y = _add_pair(self._kind, layer, x, y, parts.pair, live.pair, base_forward)
         for delta in deltas:
             y = y + delta
-        return y, placed, parts
+        return y, live, parts
+
+    def _of_rows(self, layer: nn.Module, placed: Placed, x: Tensor) -> Live:
+        """The strengths of each row of the batch.
+
+        Raises:
+            RowsError: the layer's input has no rows that belong to those of the model call.
+        """
+        rows = placed.windows.bias.of_rows().shape[0]
+        parts = parts_per_row(layer, x, rows, self._bindings[0].target.batched_ndim)
+        return placed.windows.of_rows(parts, x.ndim + (self._kind == "embedding"), self._spatial)
 
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation) -> Tensor:
         placed = self._placed
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; that of the last call is the best guess
             placed = self._place(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
+        live = self._of_rows(layer, placed, x) if self._strengths.mixed else placed.live
         changed = x
-        for effect, strength in zip(placed.stored.get().inputs, placed.inputs, strict=True):
+        for effect, strength in zip(placed.stored.get().inputs, live.inputs, strict=True):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)
         return changed
 
-    def _output_deltas(self, placed: Placed, parts: Parts, x: Tensor, y: Tensor, op: Operation) -> list[Tensor]:
+    def _output_deltas(self, live: Live, parts: Parts, x: Tensor, y: Tensor, op: Operation) -> list[Tensor]:
         if not parts.outputs:
             return []
         reads = any(effect.reads_output for effect in parts.outputs)
@@ -139,11 +207,11 @@ class Factored(Resident[Placed]):
         if reads:
             pristine = op.base(x) if self._on_input else op.without_bias(y)
         x = x.to(device=y.device, dtype=y.dtype)
-        effects = zip(parts.outputs, placed.outputs, strict=True)
+        effects = zip(parts.outputs, live.outputs, strict=True)
         return [effect.delta(x, pristine, strength, op) for effect, strength in effects]
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
-        view, adapters = self._strengths.view, self._adapters(layer)
+        window, adapters = self._strengths.window, self._adapters(layer)
         own = [binding.layout for binding in self._bindings]
         forms = [adapter.form(binding.rank) for adapter, binding in zip(adapters, self._bindings, strict=True)]
         on_input = [i for i, form in enumerate(forms) if form and form.on_input]
@@ -155,16 +223,14 @@ class Factored(Resident[Placed]):
             outputs=tuple(adapters[i].output_effect(device, dtype) for i in on_output),
             bias=_stacked(biases, 0, device, dtype) if biases else None,
         )
-        return Placed(
-            device=device,
-            dtype=dtype,
-            input_dtype=input_dtype,
-            stored=store(parts, self._storage),
-            pair=view(self._layout, device, dtype),
-            inputs=tuple(view(own[i], device, input_dtype) for i in on_input),
-            outputs=tuple(view(own[i], device, dtype) for i in on_output),
-            bias=view(self._bias_layout, device, dtype),
+        windows = Windows(
+            pair=window(self._layout, device, dtype),
+            inputs=tuple(window(own[i], device, input_dtype) for i in on_input),
+            outputs=tuple(window(own[i], device, dtype) for i in on_output),
+            bias=window(self._bias_layout, device, dtype),
         )
+        live = windows.live(self._spatial)
+        return Placed(device, dtype, input_dtype, store(parts, self._storage), live, windows)
 
     def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
         pairs = []
@@ -222,7 +288,7 @@ def _add_conv(layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength:
     # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
     h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]
     spatial = pair.down.ndim - 2
-    h = h * strength.view(-1, *(1,) * spatial)
+    h = h * strength
     if y.ndim == spatial + 2 and y.is_contiguous() and h.is_contiguous():
         up = pair.up.expand(y.shape[0], *pair.up.shape)
         return torch.baddbmm(y.flatten(2), up, h.flatten(2)).view(y.shape)

@@ -47,6 +47,11 @@ class Target:
     """False for norms that never add one."""
 
     @property
+    def batched_ndim(self) -> int:
+        """The dimensions of the smallest input of the module that still has a batch."""
+        return {"embedding": 1, "attention": 3, "norm": len(self.shape) + 1}.get(self.kind, len(self.shape))
+
+    @property
     def site(self) -> Site:
         """What an adapter must fit."""
         return Site(self.shape, self.kind, self.groups, self.takes_bias)

@@ -81,7 +81,7 @@ class Merged(Transient):
 
     def prefetch(self, layer: nn.Module) -> None:
         """Write the weight for the strengths of now, if it is not so yet."""
-        values = self._strengths.values
+        (values,) = self._strengths.values  # images that differ are not merged
         wanted = tuple(values[binding.cell] for binding in self._bindings)
         if self._written and wanted == self._values:
             return

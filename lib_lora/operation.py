@@ -9,6 +9,21 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 
+def at_multiplier(product: Callable[[Tensor], Tensor], operand: Tensor, multiplier: Tensor | float) -> Tensor:
+    """`product(operand)` at a multiplier, for a product that is linear in an operand smaller than its result.
+
+    One multiplier is cheapest in the operand; those of rows can act only on what has rows.
+
+    Args:
+        product: makes what has the rows.
+        operand: small, and the same for all rows.
+        multiplier: a number, a tensor of one, or one that broadcasts to the product.
+    """
+    if isinstance(multiplier, Tensor) and multiplier.numel() > 1:
+        return product(operand) * multiplier
+    return product(operand * multiplier)
+
+
 class Operation:
     """A linear layer's or a convolution's product, with its stride, padding, dilation and padding mode.
 

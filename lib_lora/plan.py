@@ -24,8 +24,21 @@ from .stack import Stack
 from .strength import Strengths
 from .transient import Transient
 
+_APART = "the images of the batch have LoRA of their own"
 _PAYS = 20
 """Calls of a model from which on merging costs less than it saves; a text encoder is called once or twice."""
+
+
+@dataclass(frozen=True)
+class How:
+    """What of a stack decides the ways of its layers, beside its files."""
+
+    merging: frozenset[str]
+    """Components whose weights the stack wants merged."""
+    apart: bool
+    """Whether nothing is merged all the same, as one weight cannot be that of several images."""
+    in_order: bool
+    """Whether entries act in order."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +47,12 @@ class Plan:
 
     networks: tuple[Network, ...]
     ranks: tuple[int | None, ...]
-    how: tuple[frozenset[str], bool]
-    """Components to merge into, and whether entries act in order."""
+    how: How
     layers: weakref.WeakKeyDictionary[nn.Module, Way]
     """Weakly, so that what lies beside a layer goes when the model does."""
     cells: tuple[tuple[int, str], ...]  # (entry, component) of each strength
     strengths: Strengths
     report: ActivationReport
-
-    def values(self, stack: Stack) -> list[float]:
-        """The stack's strengths in the order of the cells."""
-        return [stack.entries[entry].strength(component) for entry, component in self.cells]
 
     def serves(self, stack: Stack, networks: Sequence[Network], components: Iterable[str]) -> bool:
         """Whether it is the plan that the stack needs, but for the strengths."""
@@ -55,7 +63,7 @@ class Plan:
     def write(self, stack: Stack) -> None:
         """Set the strengths, and merge anew where they are in the weights; on failure all is as before."""
         before = self.strengths.values
-        self.strengths.write(self.values(stack))
+        self.strengths.write(_values(stack, self.cells))
         try:
             self._merge()
         except BaseException:
@@ -74,11 +82,19 @@ class Plan:
         return sum(way.backup_bytes for way in self.layers.values() if isinstance(way, Merged))
 
 
-def how(stack: Stack, components: Iterable[str]) -> tuple[frozenset[str], bool]:
-    """The components whose weights the stack wants merged, and whether its entries act in order."""
+def _values(stack: Stack, cells: Iterable[tuple[int, str]]) -> list[list[float]]:
+    """Of each image, the stack's strengths in the order of the cells."""
+    return [
+        [stack.entries[entry].strength(component, image) for entry, component in cells] for image in range(stack.images)
+    ]
+
+
+def how(stack: Stack, components: Iterable[str]) -> How:
+    """What the stack wants of the components."""
     merged = stack.mode == "merged" or (stack.mode == "auto" and (stack.calls or 0) >= _PAYS)
     wanted = [name for name in components if stack.mode == "merged" or not name.startswith("text_encoder")]
-    return frozenset(wanted if merged else ()), stack.in_order
+    merging = frozenset(wanted if merged else ())
+    return How(merging, bool(merging) and stack.images > 1, stack.in_order)
 
 
 def make_plan(
@@ -100,7 +116,7 @@ def make_plan(
         keeping: how the layers keep what they place.
     """
     cells = tuple((i, index.component) for i in range(len(stack)) for index in indexes)
-    strengths = Strengths([stack.entries[i].strength(component) for i, component in cells])
+    strengths = Strengths(_values(stack, cells))
     chooser = _Chooser(stack, strengths, components, checkpoints, keeping)
     layers: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
     for component, layer, bound in _bindings(stack, networks, indexes, cells):
@@ -148,23 +164,32 @@ class _Chooser:
         self._keeping = keeping
         self._strengths = strengths
         self._checkpoints = checkpoints
-        self._merging, self._in_order = how(stack, components)
-        self._shared = _shared_parameters(components.values()) if self._merging else frozenset()
-        self._swapped = {name for name in self._merging if _is_swapped(components[name])}
+        self._how = how(stack, components)
+        merging = self._how.merging
+        self._shared = _shared_parameters(components.values()) if merging else frozenset()
+        self._swapped = {name for name in merging if _is_swapped(components[name])}
         self.merged = 0
         self.live: Counter[str] = Counter()
 
     def way(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> Way:
         """The way for one layer."""
-        if component in self._merging:
-            swapped = component in self._swapped
-            reason = "its weights are swapped in and out" if swapped else why_not_merged(layer, bindings, self._shared)
+        in_order = self._how.in_order
+        if component in self._how.merging:
+            reason = self._why_live(component, layer, bindings)
             if reason is None:
                 self.merged += 1
                 checkpoint = self._checkpoints.get(component)
-                return Merged(bindings, self._strengths, in_order=self._in_order, checkpoint=checkpoint)
+                return Merged(bindings, self._strengths, in_order=in_order, checkpoint=checkpoint)
             self.live[reason] += 1
-        return live_way(layer, bindings, self._strengths, keeping=self._keeping, in_order=self._in_order)
+        return live_way(layer, bindings, self._strengths, keeping=self._keeping, in_order=in_order)
+
+    def _why_live(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> str | None:
+        """The reason why a layer of a component that is to be merged is not; None where it is."""
+        if self._how.apart:
+            return _APART
+        if component in self._swapped:
+            return "its weights are swapped in and out"
+        return why_not_merged(layer, bindings, self._shared)
 
 
 def live_way(
@@ -187,7 +212,7 @@ def live_way(
         return Transient(bindings, strengths, keeping)
     beside = Factored(bindings, strengths, keeping)
     if by_blocks and bindings[0].target.kind == "linear" and any(one.dense_for_many for one in adapters):
-        return ByTokens(beside, Transient(bindings, strengths, keeping), bindings[0].target.shape[1])
+        return ByTokens(beside, Transient(bindings, strengths, keeping), bindings[0].target.shape[1], strengths)
     return beside
 
 

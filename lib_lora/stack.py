@@ -18,9 +18,18 @@ Multiplier = float | Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class PerImage:
-    """One multiplier per image of a batch."""
+    """A multiplier for each image of a batch; 0 for an image that does not have the entry.
+
+    Raises:
+        StackError: there is none.
+    """
 
     multipliers: tuple[Multiplier, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "multipliers", tuple(self.multipliers))
+        if not self.multipliers:
+            raise StackError("a multiplier per image of no image at all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +45,13 @@ class Entry:
 
     path: str | Path
     multiplier: Multiplier | PerImage = 1.0
+    """Those of images that are all the same are kept as one."""
     rank: int | None = None
     """Use only the first so many rank components (`dyn` in prompts)."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "path", Path(self.path))
-        if isinstance(self.multiplier, PerImage):
-            every = [checked(one, self.name) for one in self.multiplier.multipliers]
-            object.__setattr__(
-                self, "multiplier", every[0] if all(one == every[0] for one in every) else PerImage(tuple(every))
-            )
-        else:
-            object.__setattr__(self, "multiplier", checked(self.multiplier, self.name))
+        object.__setattr__(self, "multiplier", checked(self.multiplier, self.name))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
             raise StackError(f"{self.name}: rank {self.rank!r} must be a whole number from 1 up")
 
@@ -56,10 +60,15 @@ class Entry:
         """The file's name without its ending."""
         return Path(self.path).stem
 
+    @property
+    def multipliers(self) -> tuple[Multiplier, ...]:
+        """One for each image of the batch, or a single one that is that of all."""
+        return self.multiplier.multipliers if isinstance(self.multiplier, PerImage) else (self.multiplier,)
+
     def strength(self, component: str, image: int = 0) -> float:
-        """The multiplier for one component."""
-        own = self.multiplier.multipliers[image] if isinstance(self.multiplier, PerImage) else self.multiplier
-        return strength(own, component)
+        """The multiplier for one component, of one image of the batch."""
+        own = self.multipliers
+        return strength(own[image] if len(own) > 1 else own[0], component)
 
 
 Mode = Literal["live", "merged", "auto"]
@@ -78,7 +87,8 @@ class Stack:
         calls: how many times the model will be called, for `auto`; None where nobody knows.
 
     Raises:
-        StackError: no such mode, or a number of calls below 0.
+        StackError: no such mode, a number of calls below 0, or entries with multipliers per image of batches that
+            differ in size.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -99,13 +109,15 @@ class Stack:
         if calls is not None and (type(calls) is not int or calls < 0):
             raise StackError(f"the number of calls must be a whole number from 0 up, not {calls!r}")
         object.__setattr__(self, "entries", tuple(entries))
+        _check_images(self.entries)
         object.__setattr__(self, "mode", mode)
         object.__setattr__(self, "in_order", in_order)
         object.__setattr__(self, "calls", calls)
 
     @property
     def images(self) -> int:
-        return next((len(e.multiplier.multipliers) for e in self.entries if isinstance(e.multiplier, PerImage)), 1)
+        """How many images of a batch have strengths of their own; 1 where all have the same."""
+        return max((len(entry.multipliers) for entry in self.entries), default=1)
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -114,12 +126,28 @@ class Stack:
         return iter(self.entries)
 
 
-def checked(multiplier: Multiplier, name: str) -> Multiplier:
-    """The multiplier, frozen, with every number finite.
+def _check_images(entries: Iterable[Entry]) -> None:
+    images = 1
+    for i, entry in enumerate(entries):
+        own = len(entry.multipliers)
+        if images > 1 and own not in (1, images):
+            raise StackError(f"{entry.name}: multipliers for {own} images, and an entry before has {images}", i)
+        images = max(images, own)
+
+
+def checked(multiplier: Multiplier | PerImage, name: str) -> Multiplier | PerImage:
+    """The multiplier, frozen, with every number finite; a plain one if it is the same for all images.
 
     Raises:
         StackError: some number is not.
     """
+    if isinstance(multiplier, PerImage):
+        frozen = tuple(_checked(one, f"{name}, image {i}") for i, one in enumerate(multiplier.multipliers))
+        return PerImage(frozen) if any(one != frozen[0] for one in frozen) else frozen[0]
+    return _checked(multiplier, name)
+
+
+def _checked(multiplier: Multiplier, name: str) -> Multiplier:
     if isinstance(multiplier, Mapping):
         return MappingProxyType(
             {part: _number(value, f"{name}: multiplier of {part}") for part, value in multiplier.items()}

@@ -3,6 +3,9 @@
 Every rank component of every fused pair is multiplied by `multiplier * scale` in the forward. All those factors of
 a plan lie in one flat vector per (device, dtype); a layer's part is a view into it. Changing a strength rewrites
 the vector: one gather, one product and one copy per device, however many layers there are, and no layer is touched.
+
+Images of a batch may have strengths of their own. The vector is that of one image; while a call has rows of several,
+a matrix beside it has the factors of each row.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ import torch
 from torch import Tensor
 
 from .adapters.base import RankSchedule
+
+Values = Sequence[Sequence[float]]
+"""Of each image, the strength of every cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +40,55 @@ class Share:
 Layout = tuple[Share, ...]
 
 
+class Mirror:
+    """All factors of a plan on one device, in one dtype."""
+
+    __slots__ = ("factors", "rows")
+
+    def __init__(self, factors: Tensor, rows: Tensor | None) -> None:
+        self.factors = factors  # (n,), of the image that is shown
+        self.rows = rows  # (rows, n); None until a call has rows of several images
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """The live factors of one layer."""
+
+    factors: Tensor
+    """(sum of ranks,), of the image that is shown; later writes show through."""
+    _mirror: Mirror
+    _start: int
+
+    def of_rows(self) -> Tensor:
+        """(rows, sum of ranks), each row's own. Only while the call is `mixed`."""
+        rows = self._mirror.rows
+        assert rows is not None
+        return rows.narrow(1, self._start, self.factors.shape[0])
+
+
 class Strengths:
     """The strengths of one plan.
 
-    A cell is one number that may differ from others: here, one per (entry, component).
+    A cell is one number that may differ from others: here, one per (entry, component), for each image of the batch.
+
+    Args:
+        values: of each image, the strength of every cell.
     """
 
-    def __init__(self, values: Sequence[float]) -> None:
-        self._values = torch.tensor(values, dtype=torch.float64, device="cpu")
+    def __init__(self, values: Values) -> None:
+        self._set(values)
         self._offsets: dict[Layout, int] = {}
         self._length = 0
         self._owner = torch.empty(0, dtype=torch.int64, device="cpu")
         self._scale = torch.empty(0, dtype=torch.float64, device="cpu")
-        self._mirrors: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+        self._mirrors: dict[tuple[torch.device, torch.dtype], Mirror] = {}
         self._scheduled: list[tuple[int, Share, RankSchedule]] = []
         self.timestep: float | None = None
         """Of the model call that is next; None where nobody said, and all ranks act."""
+        self.mixed = False
+        """Whether the rows of the present call are of more than one image."""
+        self._image = 0  # which the vectors show
+        self._rows: tuple[int, ...] = ()  # the image of each row of the matrices; empty if they are out of date
 
     def register(self, layout: Layout) -> None:
         """Reserve room for a layer's factors; layers of the same layout share it. Before the first `view` only."""
@@ -77,22 +116,54 @@ class Strengths:
         """Whether anything depends on the timestep."""
         return bool(self._scheduled)
 
-    def view(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The live factors of one layer, (sum of ranks,); later writes show through."""
-        mirror = self._mirrors.get((device, dtype))
-        if mirror is None:
-            mirror = self._mirrors[device, dtype] = self._factors().to(device=device, dtype=dtype, copy=True)
-        return mirror.narrow(0, self._offsets[layout], sum(share.count for share in layout))
+    def window(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> Window:
+        """The live factors of one layer."""
+        mirror, start = self._mirror(device, dtype), self._offsets[layout]
+        return Window(mirror.factors.narrow(0, start, sum(share.count for share in layout)), mirror, start)
+
+    def of_image(self, layout: Layout, device: torch.device, dtype: torch.dtype, image: int | None = None) -> Tensor:
+        """The factors of one layer for one image of the present call, (sum of ranks,); None is the one shown."""
+        mirror = self._mirror(device, dtype)
+        whole = mirror.factors
+        if image is not None:
+            assert mirror.rows is not None  # only a call of several images has one
+            whole = mirror.rows[self._rows.index(image)]
+        return whole.narrow(0, self._offsets[layout], sum(share.count for share in layout))
 
     @property
-    def values(self) -> tuple[float, ...]:
-        """The strength of every cell."""
-        return tuple(self._values.tolist())
+    def images(self) -> int:
+        """How many images of a batch have strengths of their own; 1 where all have the same."""
+        return len(self.values)
 
-    def write(self, values: Sequence[float]) -> None:
-        """Set every cell; shows at once in every view."""
-        self._values.copy_(torch.tensor(values, dtype=torch.float64, device="cpu"))
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The image of each row of the present call. Only while it is `mixed`."""
+        return self._rows
+
+    def write(self, values: Values) -> None:
+        """Set every cell; shows at once in every view. For another number of images, the first of them is shown."""
+        other = len(values) != self.images
+        self._set(values)
+        if other:
+            self._image, self.mixed = 0, False
         self._refresh()
+
+    def show(self, image: int) -> None:
+        """Say which image the next calls are for, all rows of them; shows at once in every view."""
+        self.mixed = False
+        if image != self._image:
+            self._image = image
+            self._refresh_vectors()
+
+    def set_rows(self, rows: tuple[int, ...]) -> None:
+        """Say of which image each row of the next model call is; shows at once in every window."""
+        if len(set(rows)) < 2:
+            self.show(next(iter(rows), self._image))
+            return
+        if rows != self._rows:
+            self._rows = rows
+            self._refresh_rows()
+        self.mixed = True
 
     def set_timestep(self, timestep: float | None) -> None:
         """Say which timestep the next model call is for; shows at once in every view."""
@@ -101,15 +172,48 @@ class Strengths:
             if self._scheduled:
                 self._refresh()
 
-    def _refresh(self) -> None:
-        if self._mirrors:
-            factors = self._factors()
-            for mirror in self._mirrors.values():
-                mirror.copy_(factors)
+    def _set(self, values: Values) -> None:
+        self.values = tuple(map(tuple, values))
+        """Of each image, the strength of every cell."""
+        self._values = torch.tensor(self.values, dtype=torch.float64, device="cpu")  # (images, cells)
 
-    def _factors(self) -> Tensor:
-        factors = self._values[self._owner] * self._scale
+    def _mirror(self, device: torch.device, dtype: torch.dtype) -> Mirror:
+        mirror = self._mirrors.get((device, dtype))
+        if mirror is None:
+            factors, rows = self._factors((self._image,))[0], self._factors(self._rows) if self._rows else None
+            mirror = self._mirrors[device, dtype] = Mirror(
+                factors.to(device=device, dtype=dtype, copy=True),
+                None if rows is None else rows.to(device=device, dtype=dtype, copy=True),
+            )
+        return mirror
+
+    def _refresh(self) -> None:
+        self._refresh_vectors()
+        if self.mixed:
+            self._refresh_rows()
+        else:
+            self._rows = ()
+
+    def _refresh_vectors(self) -> None:
+        if self._mirrors:
+            factors = self._factors((self._image,))[0]
+            for mirror in self._mirrors.values():
+                mirror.factors.copy_(factors)
+
+    def _refresh_rows(self) -> None:
+        """Write the matrices in place as long as there are as many rows: compiled code knows them by their shape."""
+        if self._mirrors:
+            factors = self._factors(self._rows)
+            for mirror in self._mirrors.values():
+                if mirror.rows is None or mirror.rows.shape != factors.shape:
+                    mirror.rows = factors.to(mirror.factors.device, mirror.factors.dtype, copy=True)
+                else:
+                    mirror.rows.copy_(factors)
+
+    def _factors(self, images: Sequence[int]) -> Tensor:
+        """All factors of these images, (images, n)."""
+        factors = self._values[list(images)][:, self._owner] * self._scale
         if self.timestep is not None:
             for start, share, schedule in self._scheduled:
-                factors[start + share.per_rank * schedule.first(self.timestep) : start + share.count] = 0.0
+                factors[:, start + share.per_rank * schedule.first(self.timestep) : start + share.count] = 0.0
         return factors

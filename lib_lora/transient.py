@@ -4,6 +4,8 @@ For what no separate product can follow, or where the sum is cheaper: nn.Multihe
 parameters inside one fused function, a norm has no product at all, a grouped convolution has no low-rank pair, a full
 difference is as large as the weight. The layer's forward then runs on a stand-in that shares everything with the layer
 but the parameters in question.
+
+Rows of the batch that have strengths of their own are a pass each, or together where their strengths are the same.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch import Tensor, nn
 
 from . import scratch
 from .adapters.base import Adapter
+from .apart import in_passes
 from .base_weights.base import WeightReader
 from .binding import Binding
 from .build import Part, build
@@ -70,17 +73,46 @@ class Transient(Resident[Placement[Adapters]]):
         if self._budget.contended:
             self._budget.note(self._share)
         try:
+            if self._strengths.mixed:
+                return self._run_apart(layer, base_forward, args, kwargs)
             return self._run(layer, base_forward, args, kwargs)
         finally:
             if not self._stays:
                 self.evict()
 
-    def _run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_apart(
+        self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A pass for each group of rows that have the same strengths; that of rows without any is the base forward."""
+        groups: dict[tuple[float, ...], list[int]] = {}
+        values = [tuple(own[binding.cell] for binding in self._bindings) for own in self._strengths.values]
+        for row, image in enumerate(self._strengths.rows):
+            groups.setdefault(values[image], []).append(row)
+        passes = list(groups.values())
+
+        def run(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            image = self._strengths.rows[passes[number][0]]
+            if not any(values[image]):
+                return base_forward(layer, *args, **kwargs)
+            return self._run(layer, base_forward, args, kwargs, image)
+
+        if len(passes) == 1:
+            return run(0, args, kwargs)
+        return in_passes(layer, passes, self._bindings[0].target.batched_ndim, run, args, kwargs)
+
+    def _run(
+        self,
+        layer: nn.Module,
+        base_forward: BaseForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        image: int | None = None,
+    ) -> Any:
         x: Tensor = next(iter(args or kwargs.values()))
         readers = {param: weight_reader(layer, param) for param in self._params}
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
-            effective = self._effective(layer, readers, placed.stored.get().all, x)
+            effective = self._effective(layer, readers, placed.stored.get().all, x, image)
         if all(reader.holds_values for reader in readers.values()):
             return base_forward(_stand_in(layer, effective), *args, **kwargs)
         # a forward that unpacks its weight cannot be handed one that is not packed
@@ -94,7 +126,12 @@ class Transient(Resident[Placement[Adapters]]):
         return y if bias is None else y + op.per_channel(bias.to(y))
 
     def _effective(
-        self, layer: nn.Module, readers: Mapping[str, type[WeightReader]], adapters: Sequence[Adapter], x: Tensor
+        self,
+        layer: nn.Module,
+        readers: Mapping[str, type[WeightReader]],
+        adapters: Sequence[Adapter],
+        x: Tensor,
+        image: int | None,
     ) -> dict[str, Tensor]:
         """The parameters the layer shall compute with, in scratch memory."""
         found: dict[str, Tensor] = {}
@@ -102,15 +139,15 @@ class Transient(Resident[Placement[Adapters]]):
             base = reader.read(layer, param)
             packed = not reader.plain and x.is_floating_point()
             total = scratch.take(param, base, x.dtype if packed else base.dtype)
-            build(total, base, self._parts(param, adapters, base), in_order=self._in_order)
+            build(total, base, self._parts(param, adapters, base, image), in_order=self._in_order)
             found[param] = total
         for binding, adapter in zip(self._bindings, adapters, strict=True):
-            self._change_bias(layer, binding, adapter, found)
+            self._change_bias(layer, binding, adapter, found, image)
         return found
 
-    def _parts(self, param: str, adapters: Sequence[Adapter], base: Tensor) -> list[Part]:
+    def _parts(self, param: str, adapters: Sequence[Adapter], base: Tensor, image: int | None = None) -> list[Part]:
         return [
-            Part(adapter, self._strength(binding, base), self._rank(binding), binding.target.rows)
+            Part(adapter, self._strength(binding, base, image), self._rank(binding), binding.target.rows)
             for binding, adapter in zip(self._bindings, adapters, strict=True)
             if binding.target.param == param
         ]
@@ -123,15 +160,17 @@ class Transient(Resident[Placement[Adapters]]):
         first = schedule.first(timestep)
         return first if binding.rank is None else min(first, binding.rank)
 
-    def _strength(self, binding: Binding, like: Tensor) -> Tensor:
-        return self._strengths.view(binding.layout, like.device, wide(like.dtype))
+    def _strength(self, binding: Binding, like: Tensor, image: int | None = None) -> Tensor:
+        return self._strengths.of_image(binding.layout, like.device, wide(like.dtype), image)
 
-    def _change_bias(self, layer: nn.Module, binding: Binding, adapter: Adapter, found: dict[str, Tensor]) -> None:
+    def _change_bias(
+        self, layer: nn.Module, binding: Binding, adapter: Adapter, found: dict[str, Tensor], image: int | None
+    ) -> None:
         target, weight = binding.target, found[binding.target.param]
         bias, total = bias_of(layer, target), found.get(target.bias)
         rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
         own = total if self._in_order and total is not None else bias
-        strength = self._strength(binding, weight)
+        strength = self._strength(binding, weight, image)
         delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(strength))
         if delta is None:
             return

@@ -19,7 +19,8 @@ LIB_LORA = {
     "__init__": "engine file network patch report stack",
     "__main__": "*",
     "engine": (
-        "budget cache layer network patch plan pristine report residency resident scratch slot stack storage timestep"
+        "budget cache calls layer network patch plan pristine report residency resident rows scratch slot stack storage"
+        " strength"
     ),
     "plan": (
         "binding by_tokens factored layer merged network pristine report residency resident slot stack strength"
@@ -30,12 +31,12 @@ LIB_LORA = {
     "recipe": "adapters",
     "peft_config": "adapters.base file",
     "skeleton": "file",
-    "factored": "adapters.base binding effective operation patch? resident storage streaming strength",
+    "factored": "adapters.base binding effective operation patch? resident rows storage streaming strength",
     "transient": (
-        "adapters.base base_weights.base binding build layer operation patch? resident scratch storage streaming"
+        "adapters.base apart base_weights.base binding build layer operation patch? resident scratch storage streaming"
         " strength"
     ),
-    "by_tokens": "effective factored patch? transient",
+    "by_tokens": "effective factored patch? strength transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
     "resident": "adapters.base binding budget layer patch? residency storage streaming strength",
     "budget": "streaming",
@@ -44,7 +45,9 @@ LIB_LORA = {
     "pristine": "file layer skeleton",
     "build": "adapters.base",
     "rounding": "",
-    "timestep": "",
+    "apart": "rows",
+    "calls": "",
+    "rows": "",
     "effective": "patch? scratch",
     "scratch": "",
     "operation": "",

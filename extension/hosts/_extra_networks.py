@@ -27,12 +27,20 @@ class ImageTags(defaultdict[str, list[Any]]):
 
     images: Images
 
-    def __init__(self, tags: Mapping[str, list[Any]], images: Images) -> None:
-        super().__init__(list, tags)
-        self.images = images
+    @classmethod
+    def of(cls, tags: Mapping[str, list[Any]], images: Images) -> ImageTags:
+        """Make one of what the host found and the tags of every prompt."""
+        made = cls(list, tags)
+        made.images = images
+        return made
 
-    def __reduce__(self) -> tuple[type[ImageTags], tuple[dict[str, list[Any]], Images]]:
-        return ImageTags, (dict(self), self.images)  # copies keep the images
+    def __copy__(self) -> ImageTags:
+        return self.of(self, self.images)
+
+    copy = __copy__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImageTags.of, (dict(self), self.images)  # copies keep the images
 
 
 class ExtraNetworks:
@@ -122,7 +130,7 @@ class ExtraNetworks:
             # a second look at prompts that have lost their tags at the first: the host passes what it found then
             earlier = next((one for one in (*args, *kwargs.values()) if isinstance(one, ImageTags)), None)
             images = images if earlier is None else earlier.images
-        return texts, ImageTags(tags or {}, images)
+        return texts, ImageTags.of(tags or {}, images)
 
     def _activate(self, original: Callable[..., Any], p: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
         tags = data if data is not None else getattr(p, "network_data", None)

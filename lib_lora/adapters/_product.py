@@ -136,7 +136,7 @@ class LowRankInput(InputEffect):
     up: Tensor  # (in, r)
 
     def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        return op.pointwise(op.pointwise(x, self.down) * op.per_channel(multiplier), self.up)
+        return op.pointwise(op.pointwise(x, self.down) * multiplier, self.up)
 
 
 @dataclass(frozen=True, slots=True)

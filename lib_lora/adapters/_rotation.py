@@ -11,13 +11,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation
+from ..operation import Operation, at_multiplier
 from ..tensors import TensorFields, wide
 from .base import Adapter, At, Form, InputEffect, OutputEffect, placed, shape_text
 
@@ -99,13 +100,13 @@ def _joined(blocks: Tensor) -> Tensor:
     return joined.view(count // together, together * size, together * size)
 
 
-def mix_slices(x: Tensor, parts: tuple[Tensor, ...], dim: int) -> Tensor:
-    """`mix` with blocks of another size for each slice of the channels."""
+def mix_slices(x: Tensor, parts: tuple[Tensor, ...], dim: int, multiplier: Tensor | float) -> Tensor:
+    """`mix` at a multiplier, with blocks of another size for each slice of the channels."""
     if len(parts) == 1:
-        return mix(x, parts[0], dim)
+        return at_multiplier(partial(mix, x, dim=dim), parts[0], multiplier)
     widths = [part.shape[0] * part.shape[-1] for part in parts]
-    slices = torch.split(x, widths, dim)
-    return torch.cat([mix(one, part, dim) for one, part in zip(slices, parts, strict=True)], dim)
+    slices = zip(torch.split(x, widths, dim), parts, strict=True)
+    return torch.cat([at_multiplier(partial(mix, one, dim=dim), part, multiplier) for one, part in slices], dim)
 
 
 def mix_butterfly(
@@ -119,18 +120,24 @@ def mix_butterfly(
         x: channels at `dim`, k * b of them.
         factors: R - I (m, k, b, b); a block's two halves one after the other.
         dim: counted from the end.
-        multiplier: of one element.
+        multiplier: of one element, or one that broadcasts to `x` and is the same for all channels.
         descending: apply the last factor first.
     """
+    by_row = multiplier if isinstance(multiplier, Tensor) and multiplier.numel() > 1 else None
     if dim == -1 and len(factors) > 1:
         # turned over once, every factor multiplies and permutes whole rows
         rows = x.reshape(-1, x.shape[-1]).t().contiguous()
+        if by_row is not None:
+            multiplier = by_row.expand(*x.shape[:-1], 1).reshape(1, -1)
         return mix_butterfly(rows, factors, -2, multiplier, descending=descending).t().reshape(x.shape)
     total: Tensor | None = None
-    places = x.numel() // x.shape[dim]
-    for level, blocks in _levels(factors * multiplier, places, descending=descending):
+    # two factors at a time are multiplied with each other, each at its multiplier: so not where rows differ in that
+    places = 0 if by_row is not None else x.numel() // x.shape[dim]
+    own = factors if by_row is not None else factors * multiplier
+    for level, blocks in _levels(own, places, descending=descending):
         half = factors.shape[-1] // 2
         change = _mix_level(x if total is None else x + total, blocks, level, half, dim)
+        change = change if by_row is None else change * by_row
         total = change if total is None else total + change
     assert total is not None  # there is one factor or more
     return total
@@ -215,7 +222,7 @@ class TurnedInput(InputEffect):
     blocks: Tensor  # (k, n, n) or (1, n, n)
 
     def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        return mix(x, self.blocks * multiplier, op.channels)
+        return at_multiplier(partial(mix, x, dim=op.channels), self.blocks, multiplier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +233,8 @@ class TurnedOutput(OutputEffect):
     excess: Tensor | None  # (out,), the scale less 1
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        turned = mix_slices(y, tuple(part * multiplier for part in self.parts), op.channels)
-        return turned if self.excess is None else rescaled(y, turned, op.per_channel(self.excess * multiplier))
+        turned = mix_slices(y, self.parts, op.channels, multiplier)
+        return turned if self.excess is None else rescaled(y, turned, op.per_channel(self.excess) * multiplier)
 
 
 class OutputTurn(Adapter):
@@ -274,8 +281,8 @@ class OutputRotation(OutputTurn):
     rescale: Tensor | None  # (out,)
 
     def _turned(self, rows: Tensor, at: At) -> Tensor:
-        parts = (at.put(part.blocks(at.device, at.dtype)) for part in self.parts)
-        return mix_slices(rows, tuple(part * at.multiplier for part in parts), -2)
+        parts = tuple(at.put(part.blocks(at.device, at.dtype)) for part in self.parts)
+        return mix_slices(rows, parts, -2, at.multiplier)
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         return TurnedOutput(

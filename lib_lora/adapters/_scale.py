@@ -19,7 +19,7 @@ class ScaledInput(InputEffect):
     excess: Tensor  # (in,)
 
     def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        return x * op.per_channel(self.excess * multiplier)
+        return x * (op.per_channel(self.excess) * multiplier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class ScaledOutput(OutputEffect):
     with_bias: bool
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        return (op.with_bias(y) if self.with_bias else y) * op.per_channel(self.excess * multiplier)
+        return (op.with_bias(y) if self.with_bias else y) * (op.per_channel(self.excess) * multiplier)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -195,7 +195,14 @@ class InputEffect(TensorFields, ABC):
 
     @abstractmethod
     def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        """The change of `x` at `multiplier` (1,), in the dtype of `x`."""
+        """The change of `x`, in its dtype.
+
+        Args:
+            x: the layer's input.
+            multiplier: of one element, or one for each row of the batch, (rows, 1, …) with the dimensions of `x`. So it
+                broadcasts to what has the rows of `x`, and to `op.per_channel`'s shape; see `at_multiplier`.
+            op: the layer's product.
+        """
 
 
 class OutputEffect(TensorFields, ABC):
@@ -206,12 +213,12 @@ class OutputEffect(TensorFields, ABC):
 
     @abstractmethod
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        """The change of the output at `multiplier` (1,).
+        """The change of the output at a multiplier.
 
         Args:
             x: the layer's input.
             y: the base output without the bias, W x, not to be written to; only where `reads_output`.
-            multiplier: of one element.
+            multiplier: of one element, or one for each row of the batch, as with an input effect.
             op: the layer's product.
         """
 

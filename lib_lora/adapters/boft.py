@@ -44,7 +44,7 @@ class _ButterflyOutput(OutputEffect):
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         turned = mix_butterfly(y, self.factors, op.channels, multiplier)
-        return turned if self.excess is None else rescaled(y, turned, op.per_channel(self.excess * multiplier))
+        return turned if self.excess is None else rescaled(y, turned, op.per_channel(self.excess) * multiplier)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

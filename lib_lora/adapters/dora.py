@@ -55,11 +55,11 @@ class _ScaledOutput(OutputEffect):
     inner: OutputEffect | None
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        change = y * op.per_channel(self.excess * multiplier)
+        change = y * (op.per_channel(self.excess) * multiplier)
         if self.inner is None:
             return change
-        whole = torch.ones_like(multiplier)
-        return change + self.inner.delta(x, y, whole, op) * op.per_channel(self.sigma * multiplier)
+        whole = multiplier.new_ones(1)
+        return change + self.inner.delta(x, y, whole, op) * (op.per_channel(self.sigma) * multiplier)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation
+from ..operation import Operation, at_multiplier
 from ..tensors import wide
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
@@ -51,9 +51,11 @@ class _Chain(OutputEffect):
     reads_output: ClassVar[bool] = False
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        matrices = list(self.matrices)
-        matrices[self.weakest] = matrices[self.weakest] * multiplier
-        return self._conv(x, matrices, op) if op.spatial else self._linear(x, matrices)
+        def chain(weakest: Tensor) -> Tensor:
+            matrices = [*self.matrices[: self.weakest], weakest, *self.matrices[self.weakest + 1 :]]
+            return self._conv(x, matrices, op) if op.spatial else self._linear(x, matrices)
+
+        return at_multiplier(chain, self.matrices[self.weakest], multiplier)
 
     def _linear(self, x: Tensor, matrices: Sequence[Tensor]) -> Tensor:
         h = x.reshape(-1, self.axis, x.shape[-1] // self.axis)

@@ -1,45 +1,73 @@
-"""A parameters text read again, with LoRA that were always on."""
+"""A parameters text from another machine: LoRAs are found by hash where they go by other names."""
 
 from __future__ import annotations
 
-import shutil
+import hashlib
 from pathlib import Path
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from extension.catalog import Catalog
-from extension.infotext import Infotext, format_infotext, parse_infotext
 from extension.paste import with_own_names
-from extension.standalone.demo_model import Demo
+
+EMPTY = hashlib.sha256().hexdigest()
 
 
 @pytest.fixture
-def catalog(demo: Demo, tmp_path: Path) -> Catalog:
-    shutil.copy(demo.loras / "demo-linear.safetensors", tmp_path / "mine.safetensors")
-    shutil.copy(demo.loras / "demo-locon.safetensors", tmp_path)
+def catalog(tmp_path: Path) -> Catalog:
+    for number, name in enumerate(("fur", "sub/ink", "glow")):
+        path = tmp_path / f"{name}.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        save_file({"x": torch.tensor([float(number)])}, path)
+    # what ai-toolkit writes into every file
+    save_file({"x": torch.tensor([9.0])}, tmp_path / "toolkit.safetensors", metadata={"sshs_model_hash": EMPTY})
     return Catalog(lambda: [tmp_path])
 
 
-def pasted(catalog: Catalog, prompt: str, **parameters: str) -> str:
-    text = format_infotext(Infotext(prompt, "", {"Steps": "1", "Seed": "1", "Sampler": "x", **parameters}))
-    read = parse_infotext(text)
-    return with_own_names({"Prompt": read.prompt, **read.settings}, catalog)
+def digest(catalog: Catalog, name: str) -> str:
+    return catalog.known_hash(catalog.find(name))
 
 
-def test_always_on_loras_of_a_picture_come_in_front_of_its_prompt(catalog: Catalog) -> None:
-    stack = {"Remora stack": "<lora:a:0.8> <lora:b:0.5:1>"}
-    assert pasted(catalog, "a fox <lora:c:1>", **stack) == "<lora:a:0.8> <lora:b:0.5:1> a fox <lora:c:1>"
-    assert pasted(catalog, "a fox") == "a fox"
+def pasted(catalog: Catalog, prompt: str, hashes: str) -> str:
+    return with_own_names({"Prompt": prompt, "Lora hashes": hashes}, catalog)
 
 
-def test_they_are_found_by_their_hashes_too(catalog: Catalog) -> None:
-    digest = catalog.known_hash(catalog.find("mine"))
-    parameters = {"Remora stack": "<lora:theirs:0.8>", "Lora hashes": f"theirs: {digest}"}
-    assert pasted(catalog, "a fox", **parameters) == "<lora:mine:0.8> a fox"
+def test_t17_the_file_that_was_used_is_found_by_its_hash(catalog: Catalog) -> None:
+    hashes = f"theirs: {digest(catalog, 'ink')}, fur: {digest(catalog, 'fur')}"
+    assert (
+        pasted(catalog, "a <lora:theirs:0.8> b <lora:fur:1:0.5><lyco:theirs:1>", hashes)
+        == "a <lora:ink:0.8> b <lora:fur:1:0.5><lyco:ink:1>"
+    )
 
 
-def test_one_that_the_prompt_names_was_not_what_counted(catalog: Catalog) -> None:
-    stack = {"Remora stack": "<lora:demo-locon:0.8> <lora:gone:1>"}
-    for own in ("<lora:demo-locon:0.1>", "<lora:demo-locon.safetensors:0>", "<lyco:demo-locon>"):
-        assert pasted(catalog, f"a fox {own}", **stack) == f"<lora:gone:1> a fox {own}"
-    assert pasted(catalog, "a <lora:gone:0> fox", **stack) == "<lora:demo-locon:0.8> a <lora:gone:0> fox"
+def test_t17_a_file_of_that_name_that_is_another_one_is_not_taken(catalog: Catalog) -> None:
+    assert pasted(catalog, "<lora:fur:1>", f"fur: {digest(catalog, 'glow')}") == "<lora:glow:1>"
+
+
+def test_t17_the_hash_of_nothing_is_nobodys(catalog: Catalog) -> None:
+    assert pasted(catalog, "<lora:other:1>", f"other: {EMPTY[:12]}") == "<lora:other:1>"
+    assert not catalog.with_hash(EMPTY[:10])
+    assert digest(catalog, "toolkit") != EMPTY[:12]
+    assert pasted(catalog, "<lora:other:1>", f"other: {digest(catalog, 'toolkit')}") == "<lora:toolkit:1>"
+
+
+def test_what_is_not_here_keeps_its_name(catalog: Catalog) -> None:
+    assert pasted(catalog, "<lora:gone:1> <lora:fur>", "gone: 0123456789ab") == "<lora:gone:1> <lora:fur>"
+    assert pasted(catalog, "<lora:gone:1>", "") == "<lora:gone:1>"
+    assert with_own_names({}, catalog) == ""
+
+
+def test_a_name_that_a_hash_list_cannot_hold_is_found_all_the_same(catalog: Catalog) -> None:
+    hashes = f"a b: {digest(catalog, 'ink')}"  # a comma in a name is left out there
+    assert pasted(catalog, "<lora:a, b:1>", hashes) == "<lora:ink:1>"
+    assert pasted(catalog, "<lora:ab:1>", hashes) == "<lora:ab:1>"
+
+
+@given(st.text(max_size=80), st.text(max_size=40))
+def test_any_text_is_taken_as_it_is(prompt: str, hashes: str) -> None:
+    empty = Catalog(list)
+    assert with_own_names({"Prompt": prompt, "Lora hashes": hashes}, empty) == prompt

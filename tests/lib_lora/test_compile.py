@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora import Engine, Entry, Stack, install
+from lib_lora import Engine, Entry, PerImage, Stack, install
 from tests.fakes.files import pair, save
 
 testing = pytest.importorskip("torch._dynamo.testing")
@@ -64,3 +64,95 @@ def test_a_storage_of_fewer_bytes_is_widened_in_the_graph(tmp_path, storage):
         engine.set_multiplier(0, multiplier)
         assert torch.equal(compiled(x), model(x))
     assert counter.frame_count == 1
+
+
+class Net(nn.Module):
+    """Layers that act beside themselves, on pictures and on tokens folded behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(self.conv(x).flatten(2).transpose(1, 2).flatten(0, 1))
+
+
+class Denoiser(nn.Module):
+    """A model of which hosts compile the part that computes."""
+
+    def __init__(self, compiling) -> None:
+        super().__init__()
+        self.net = Net()
+        self.run = [compiling(self.net)]  # no module of this one
+
+    def forward(self, sample: torch.Tensor) -> torch.Tensor:
+        return self.run[0](sample)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("whole", [False, True], ids=["a part is compiled", "the whole is compiled"])
+@pytest.mark.parametrize("kind", ["lora", "dora", "boft"])
+def test_rows_of_several_images_compile_once_more(tmp_path, kind, whole):
+    torch._dynamo.reset()
+    install()
+    counter = testing.CompileCounter()
+
+    def compiling(net):
+        return torch.compile(net, backend=counter, fullgraph=True, dynamic=False)
+
+    model = Net().requires_grad_(False) if whole else Denoiser(compiling).requires_grad_(False)
+    call = served = compiling(model) if whole else model
+    net = model if whole else model.net
+    engine = Engine({"unet": served})
+    names = ("conv", "linear") if whole else ("net_conv", "net_linear")
+    files = [save(tmp_path / f"{seed}.safetensors", adapters(kind, names, seed)) for seed in range(2)]
+    x = torch.randn(4, 8, 4, 4)
+
+    def activate(*multipliers: PerImage | float) -> None:
+        engine.activate(Stack([Entry(file, one) for file, one in zip(files, multipliers, strict=True)]))
+
+    plain = call(x)
+    activate(0.5, 1.0)
+    uniform = call(x)
+    assert counter.frame_count == 2
+    activate(PerImage((0.5, 0.0)), PerImage((0.0, 1.0)))
+    outputs = [call(x)]
+    assert counter.frame_count == 3, "once more for rows that differ"
+    activate(PerImage((-0.5, 0.0)), PerImage((0.0, 0.1)))
+    outputs.append(call(x))
+    engine.set_multiplier(0, PerImage((-0.5, 0.7)))
+    outputs.append(call(x))
+    engine.set_rows(lambda rows: (0, 0, 1, 1))
+    outputs.append(call(x))
+    engine.set_rows(None)
+    activate(*(PerImage((0.1, 0.2, 0.3, 0.4)), PerImage((0.4, 0.2, 0.0, 0.0))))
+    outputs.append(call(x))
+    activate(0.5, 1.0)
+    assert torch.equal(call(x), uniform)
+    engine.deactivate()
+    assert torch.equal(call(x), plain)
+    assert counter.frame_count == 3, "neither strengths, nor images, nor the order of rows compiled again"
+    assert len({tuple(output.flatten().tolist()) for output in outputs}) == len(outputs)
+    activate(PerImage((0.5, 0.0)), PerImage((0.0, 1.0)))
+    want = torch.cat([eager(engine, net, files, x[i : i + 1], ((0.5, 0.0), (0.0, 1.0))[i % 2]) for i in range(4)])
+    assert (outputs[0] - want).abs().max() < 1e-5 * want.abs().max()
+
+
+def adapters(kind: str, names: tuple[str, ...], seed: int) -> dict[str, torch.Tensor]:
+    sizes = {"conv": (8, 8, 3, 3), "linear": (12, 8)}
+    made = {}
+    for name in names:
+        shape = sizes[name.rpartition("_")[2]]
+        prefix = f"lora_unet_{name}"
+        if kind == "boft":
+            made[f"{prefix}.oft_blocks"] = torch.randn(2, shape[0] // 4, 4, 4) * 0.1
+            continue
+        made |= pair(prefix, shape, 4, seed=seed, size=0.4)
+        if kind == "dora":
+            made[f"{prefix}.dora_scale"] = torch.rand(shape[0], *(1,) * (len(shape) - 1)) + 0.5
+    return made
+
+
+def eager(engine: Engine, net: nn.Module, files, x: torch.Tensor, multipliers: tuple[float, ...]) -> torch.Tensor:
+    engine.activate(Stack([Entry(file, one) for file, one in zip(files, multipliers, strict=True)]))
+    return net(x)

@@ -1,4 +1,4 @@
-"""T-LoRA's ranks come and go with the timestep of the model call, which nobody has to tell."""
+"""What a model call says of itself: its rows, and the timestep, with which T-LoRA's ranks come and go."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
 from lib_lora.adapters.base import RankSchedule
-from lib_lora.timestep import timestep_of
+from lib_lora.calls import Call
 from tests.fakes.files import pair, save
 from tests.fakes.models import tiny_unet, unet_inputs
 from tests.fakes.schemes import call
@@ -62,6 +62,7 @@ def test_ranks_act_by_the_timestep_of_the_call(tmp_path, tensors, spell, in_orde
     engine.deactivate()
     assert torch.equal(model(x, 500), plain)
     assert not model._forward_pre_hooks
+    assert not model._forward_hooks
 
 
 def test_without_a_timestep_all_ranks_act(tmp_path, tensors):
@@ -134,7 +135,25 @@ def test_a_schedule_stays_in_its_bounds_and_grows_as_noise_goes(rank, least, pow
     ],
 )
 def test_where_the_timestep_is(args, kwargs, want):
-    assert timestep_of(args, kwargs) == want
+    assert Call(args, kwargs).timestep == want
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "want"),
+    [
+        ((torch.zeros(3, 4), 7), {"sample": torch.zeros(5)}, 3),
+        (([torch.zeros(4, 9), torch.zeros(4, 8)], 7), {}, 2),
+        ((), {"timestep": torch.zeros(1), "hidden_states": torch.zeros(6, 2)}, 6),
+        ((), {"sample": torch.zeros(2, 2)}, 2),
+        ((), {"x": [torch.zeros(1)], "t": 3}, 1),
+        ((), {"img": torch.zeros(4, 2)}, 4),
+        ((), {"encoder_hidden_states": torch.zeros(4, 2)}, None),
+        ((torch.tensor(1.0),), {}, None),
+        ((), {}, None),
+    ],
+)
+def test_how_many_rows_a_call_has(args, kwargs, want):
+    assert Call(args, kwargs).rows == want
 
 
 def test_nothing_listens_once_the_engine_is_gone(tmp_path: Path, tensors):

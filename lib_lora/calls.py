@@ -1,0 +1,80 @@
+"""What a call of a model says of itself, so that no host has to tell it: how many rows it has, and which timestep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_INPUTS = ("sample", "hidden_states", "x", "img")
+"""What UNets and transformers of diffusers, ldm and Wan, and of Flux' own code, call what they denoise."""
+_TIMESTEPS = ("timestep", "timesteps", "t")
+"""diffusers', ldm's, and what some wrappers call it."""
+_PURE_NOISE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of one call of a model. Nothing is read before it is asked for: a number off a device waits."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def rows(self) -> int | None:
+        """The rows of the batch; None where the arguments do not tell.
+
+        What is denoised is the first argument of every model, or has a name: one tensor (rows, …), or a list with a
+        tensor for each image.
+        """
+        named = next((self.kwargs[name] for name in _INPUTS if name in self.kwargs), None)
+        found = self.args[0] if self.args else named
+        if isinstance(found, Tensor):
+            return found.shape[0] if found.ndim else None
+        return len(found) if isinstance(found, list | tuple) else None
+
+    @property
+    def timestep(self) -> float | None:
+        """The timestep, between 0 and 1000; None where there is none.
+
+        It is the second argument of every UNet, and has a name everywhere else. Flow models call it with a fraction.
+        """
+        second = self.args[1] if len(self.args) > 1 else None
+        found = next((self.kwargs[name] for name in _TIMESTEPS if name in self.kwargs), second)
+        if isinstance(found, Tensor):
+            if found.numel() == 0 or found.is_complex():
+                return None
+            found = found.flatten()[0].item()  # one image's: those of a batch are at one step
+            if isinstance(found, float) and 0.0 < found < 1.0:
+                found *= _PURE_NOISE
+        return float(found) if isinstance(found, int | float) else None
+
+
+def listen(component: nn.Module, begin: Callable[[Call], None], end: Callable[[], None]) -> Callable[[], None]:
+    """Call `begin` before each call of a UNet or a transformer, and `end` after it, also where it fails.
+
+    Returns:
+        A function that ends it.
+    """
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it reads a number off a tensor
+    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        begin(Call(args, kwargs))
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        end()
+
+    hooks = (
+        component.register_forward_pre_hook(before, with_kwargs=True),
+        component.register_forward_hook(after, always_call=True),
+    )
+
+    def stop() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return stop

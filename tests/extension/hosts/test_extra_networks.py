@@ -1,0 +1,204 @@
+"""`<lora:...>` taken over in the registries of A1111 and of SD.Next, and given back."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from extension.hosts._extra_networks import ExtraNetworks, ImageTags
+from tests.fakes.webui import extra_networks as fakes
+
+
+class Taken:
+    """A host's module whose tags are Remora's, and what Remora is told."""
+
+    def __init__(self, module: ModuleType, builtin: fakes.Builtin) -> None:
+        self.module, self.builtin = module, builtin
+        self.module.register_extra_network(builtin)
+        if hasattr(module, "extra_network_aliases"):
+            module.register_extra_network_alias(builtin, "lyco")
+        self.untouched = dict(vars(module))
+        self.batches: list[tuple[tuple[str, ...], ...]] = []
+        self.excluded: list[list[str]] = []
+        self.ends: list[dict[str, Any]] = []
+        self.enabled = True
+        self.failing: BaseException | None = None
+        self.networks = ExtraNetworks(
+            module, batch=self.batch, handed_back=lambda p: not self.enabled, ended=lambda p, **kw: self.ends.append(kw)
+        )
+        self.networks.take_over()
+
+    def batch(self, p: Any, images: tuple[tuple[str, ...], ...], include: Any, exclude: Any) -> None:
+        if self.failing is not None:
+            raise self.failing
+        self.batches.append(images)
+        self.excluded.append(list(exclude))
+
+    def generate(self, *prompts: str, **more: Any) -> Any:
+        p = fakes.processing(**more)
+        p.prompts, p.network_data = self.module.parse_prompts(list(prompts))
+        self.module.activate(p, p.network_data)
+        return p
+
+
+MAKERS: dict[str, Callable[[], Taken]] = {
+    "a1111": lambda: Taken(fakes.a1111(), fakes.Builtin()),
+    "sdnext": lambda: Taken(fakes.sdnext(), fakes.BuiltinOfSdNext()),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def taken(request: pytest.FixtureRequest) -> Taken:
+    return MAKERS[request.param]()
+
+
+def test_remora_serves_the_tags_of_every_image_and_the_builtin_none(taken: Taken) -> None:
+    p = taken.generate("a cat<lora:a:0.8>", "a dog", "<lyco:b:1:0.5>x<lora:c:te=1>")
+    assert p.prompts == ["a cat", "a dog", "x"]
+    assert [set(image) for image in taken.batches[0]] == [{"a:0.8"}, set(), {"b:1:0.5", "c:te=1"}]
+    assert taken.builtin.calls == []
+
+
+def test_without_tags_all_is_switched_off(taken: Taken) -> None:
+    taken.generate("a cat<lora:a:1>")
+    taken.generate("a cat")
+    assert taken.batches == [(("a:1",),), ((),)]
+
+
+def test_what_the_host_returns_is_the_same_but_for_one_attribute(taken: Taken) -> None:
+    prompts = ["x<lora:a:1><hypernet:h:1>", "y<lora:b:1>"]
+    texts, tags = taken.module.parse_prompts(prompts)
+    plain_texts, plain = taken.untouched["parse_prompts"](prompts)
+    assert texts == plain_texts
+    assert {kind: [params.items for params in found] for kind, found in tags.items()} == {
+        kind: [params.items for params in found] for kind, found in plain.items()
+    }
+    assert tags["no such kind"] == []  # it is a defaultdict there, and some rely on it
+    for copied in (copy.copy(tags), tags.copy(), copy.deepcopy(tags)):
+        assert copied.images == tags.images
+        assert copied.keys() == tags.keys()
+    assert pickle.loads(pickle.dumps(ImageTags.of({}, (("a",),)))).images == (("a",),)
+
+
+def test_sdnext_looks_a_second_time_at_prompts_that_have_lost_their_tags() -> None:
+    taken = MAKERS["sdnext"]()
+    p = fakes.processing()
+    p.prompts, p.network_data = taken.module.parse_prompts(["x<lora:a:1>", "y"])
+    p.prompts, p.network_data = taken.module.parse_prompts(p.prompts, p.network_data)
+    taken.module.activate_filtered(p)
+    assert taken.batches == [(("a:1",), ())]
+
+
+def test_sdnext_says_which_components_to_leave_alone() -> None:
+    taken = MAKERS["sdnext"]()
+    p = fakes.processing()
+    p.prompts, p.network_data = taken.module.parse_prompts(["x<lora:a:1>"])
+    p.lora_apply_te = False
+    taken.module.activate_filtered(p)
+    assert taken.excluded == [["text_encoder", "text_encoder_2", "text_encoder_3"]]
+    p.lora_apply_te = True
+    taken.module.activate_filtered(p)
+    assert taken.excluded[1] == []
+
+
+def test_others_may_activate_with_tags_of_their_own_making(taken: Taken) -> None:
+    taken.module.activate(fakes.processing(), {"lora": [fakes.ExtraNetworkParams(["a", "0.5"])]})
+    assert taken.batches == [(("a:0.5",),)]
+    taken.module.extra_network_registry["lora"].activate(fakes.processing(), [fakes.ExtraNetworkParams(["b"])])
+    assert taken.batches[1] == (("b",),)
+
+
+def test_a_failure_reaches_whoever_makes_pictures(taken: Taken) -> None:
+    taken.failing = ValueError("no such LoRA")
+    with pytest.raises(ValueError, match="no such LoRA"):
+        taken.generate("x<lora:a:1>")
+    assert taken.module.shown == []  # and is not printed besides
+    with pytest.raises(ValueError, match="no such LoRA"):
+        taken.module.extra_network_registry["lora"].activate(fakes.processing(), [])
+    taken.failing = None
+    taken.generate("x<lora:a:1>")
+    assert len(taken.batches) == 1
+
+
+def test_the_setting_hands_the_tags_to_the_builtin_and_takes_them_again(taken: Taken) -> None:
+    taken.enabled = False
+    p = taken.generate("x<lora:a:0.8>")
+    assert (taken.builtin.calls, taken.batches) == ([["a:0.8"]], [])
+    taken.module.deactivate(p, p.network_data)
+    assert (taken.builtin.deactivated, taken.ends) == (1, [])
+    taken.enabled = True
+    p = taken.generate("x<lora:b:1>")
+    taken.module.deactivate(p, p.network_data)
+    assert (len(taken.builtin.calls), taken.batches, len(taken.ends)) == (1, [(("b:1",),)], 1)
+
+
+def test_the_builtin_is_told_what_to_leave_alone_when_it_serves() -> None:
+    taken = MAKERS["sdnext"]()
+    taken.enabled = False
+    p = fakes.processing()
+    p.lora_apply_te = False
+    p.prompts, p.network_data = taken.module.parse_prompts(["x<lora:a:1>"])
+    taken.module.activate_filtered(p)
+    assert isinstance(taken.builtin, fakes.BuiltinOfSdNext)
+    assert taken.builtin.excluded == [["text_encoder", "text_encoder_2", "text_encoder_3"]]
+    assert taken.module.shown == []
+
+
+def test_given_back_the_module_is_as_it_was(taken: Taken) -> None:
+    taken.networks.take_over()  # twice, as when an application starts after the page was made
+    taken.networks.give_back()
+    assert dict(vars(taken.module)) == taken.untouched
+    assert taken.module.extra_network_registry == {"lora": taken.builtin}
+    if hasattr(taken.module, "extra_network_aliases"):
+        assert taken.module.extra_network_aliases == {"lyco": taken.builtin}
+    taken.generate("x<lora:a:1>")
+    assert (taken.builtin.calls, taken.batches) == ([["a:1"]], [])
+    taken.networks.give_back()
+    taken.networks.take_over()
+    taken.generate("x<lora:a:1>")
+    assert len(taken.batches) == 1
+
+
+def test_what_another_extension_wrapped_around_ours_stays_and_passes_on(taken: Taken) -> None:
+    ours = taken.module.parse_prompts
+    seen = []
+
+    def theirs(prompts: list[str], *args: Any) -> Any:
+        seen.append(prompts)
+        return ours(prompts, *args)
+
+    taken.module.parse_prompts = theirs
+    taken.networks.give_back()
+    assert taken.module.parse_prompts is theirs
+    assert not isinstance(taken.module.parse_prompts(["x<lora:a:1>"])[1], ImageTags)
+    assert len(seen) == 1
+
+
+def test_a_registry_that_was_cleared_and_filled_anew_is_taken_again(taken: Taken) -> None:
+    """A1111 clears it after scripts are loaded, and the built-in registers after every other."""
+    taken.module.initialize()
+    another = fakes.Builtin()
+    taken.module.register_extra_network(another)
+    taken.networks.take_over()
+    taken.generate("x<lora:a:1>")
+    assert (another.calls, len(taken.batches)) == ([], 1)
+    taken.networks.give_back()
+    assert taken.module.extra_network_registry["lora"] is another
+
+
+def test_a_host_without_a_builtin(taken: Taken) -> None:
+    taken.networks.give_back()
+    taken.module.initialize()
+    networks = ExtraNetworks(
+        taken.module, batch=taken.batch, handed_back=lambda p: True, ended=lambda p, **kw: taken.ends.append(kw)
+    )
+    networks.take_over()
+    taken.generate("x<lora:a:1>")
+    assert len(taken.batches) == 1  # there is nobody to hand it to
+    networks.give_back()
+    assert taken.module.extra_network_registry == {}

@@ -1,0 +1,179 @@
+"""What a host tells Remora of a batch, and what it is told."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from extension.guest import Guest
+from extension.hosts import Batch, Outcome
+from extension.hosts.standalone import StandaloneHost
+from extension.options import ENABLED, FAIL, HASHES, IN_ORDER, ON_BAD_LORA, TABLE
+from extension.session import Session
+from extension.standalone.demo_model import Demo, make_pipeline
+from lib_lora import LoraError
+
+
+@dataclass
+class Setup:
+    """A guest over the small model's text encoder."""
+
+    host: StandaloneHost
+    session: Session
+    guest: Guest
+    encoder: nn.Module
+    folder: Path
+
+    def batch(self, *images: str, **more: object) -> Outcome:
+        """Put these in force; an image's tags are separated by spaces."""
+        return self.guest.batch(Batch(tuple(tuple(image.split()) for image in images), **more))  # type: ignore[arg-type]
+
+    def output(self) -> Tensor:
+        with torch.no_grad():
+            return self.encoder(torch.arange(10)[None]).last_hidden_state
+
+
+@pytest.fixture
+def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
+    for path in demo.loras.iterdir():
+        shutil.copy(path, tmp_path)
+    pipeline = make_pipeline()
+    host = StandaloneHost()
+    host.open([tmp_path], {})
+    host.set_components(pipeline.components)
+    host.add_options(TABLE)
+    session = Session(host)
+    yield Setup(host, session, Guest(host, session, session.close), pipeline.text_encoder.eval(), tmp_path)
+    session.close()
+
+
+def test_a_batch_of_images_with_loras_of_their_own(setup: Setup) -> None:
+    """T9, as far as a text encoder shows it: image by image as when each is made alone."""
+    alone = []
+    for image in ("demo-linear:0.8", "", "demo-locon:0.5"):
+        setup.batch(image)
+        alone.append(setup.output())
+    outcome = setup.batch("demo-linear:0.8", "", "demo-locon:0.5")
+    assert [[used.name for used in outcome.image(i)] for i in range(3)] == [["demo-linear"], [], ["demo-locon"]]
+    assert len(set(setup.guest.text_keys())) == 3
+    for i, want in enumerate(alone):
+        setup.guest.image(i)
+        assert torch.equal(setup.output(), want)
+
+
+def test_the_text_key_changes_when_and_only_when_text_encoders_do(setup: Setup) -> None:
+    setup.batch("demo-linear:1:0.2")
+    key = setup.guest.text_key()
+    setup.batch("demo-linear:1:0.9")
+    assert setup.guest.text_key() == key
+    setup.batch("demo-linear:0.9")
+    assert setup.guest.text_key() != key
+    setup.batch("demo-linear:0:1")
+    off = setup.guest.text_key()
+    setup.batch("")
+    assert setup.guest.text_key() == off
+    setup.batch("demo-linear:1", without=frozenset({"text_encoder", "text_encoder_2"}))
+    assert setup.guest.text_key() == off
+    setup.batch("demo-linear:1")
+    setup.host.set_option(IN_ORDER, True)
+    before = setup.guest.text_key()
+    setup.batch("demo-linear:1")
+    assert setup.guest.text_key() != before
+
+
+def test_one_bad_tag_never_disables_the_others(setup: Setup) -> None:
+    """T17."""
+    outcome = setup.batch("demo-linear:1.1. demo-locon no-such a:b=1", "demo-linear no-such")
+    assert [[used.name for used in outcome.image(i)] for i in range(2)] == [["demo-locon"], ["demo-linear"]]
+    for part in ("'1.1.' is not a number", "'no-such'", "'b' is no setting"):
+        assert sum(part in problem for problem in outcome.problems) == 1
+
+
+def test_a_tag_without_a_number_has_the_hosts_default(setup: Setup) -> None:
+    setup.batch("demo-linear:0.5")
+    half = setup.output()
+    setup.batch("demo-linear", default=0.5)
+    assert torch.equal(setup.output(), half)
+    setup.batch("demo-linear:te=0.5", default=2.0)
+    assert torch.equal(setup.output(), half)
+
+
+def test_a_failure_that_must_not_make_a_picture_leaves_nothing(setup: Setup) -> None:
+    before = setup.output()
+    setup.host.set_option(ON_BAD_LORA, FAIL)
+    setup.batch("demo-linear")
+    with pytest.raises(LoraError, match="no-such"):
+        setup.batch("demo-linear", "no-such")
+    assert torch.equal(setup.output(), before)
+
+
+def test_settings_may_be_others_for_one_batch(setup: Setup) -> None:
+    with pytest.raises(LoraError):
+        setup.batch("no-such", settings={ON_BAD_LORA: FAIL})
+    outcome = setup.batch("demo-linear", settings={IN_ORDER: True, HASHES: False})
+    assert dict(outcome.settings) == {"Remora stacking": "in order"}
+    assert not outcome.hashes_wanted
+    assert setup.batch("demo-linear").hashes_wanted
+    assert setup.batch("", settings={IN_ORDER: True}).settings == {}
+
+
+def test_what_was_used_tells_its_hashes(setup: Setup) -> None:
+    (used,) = setup.batch("demo-linear").image(0)
+    whole = (setup.folder / "demo-linear.safetensors").read_bytes()
+    assert used.path == setup.folder / "demo-linear.safetensors"
+    assert used.sha256() == hashlib.sha256(whole).hexdigest()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    assert used.shorthash() == hashlib.sha256(whole[header:]).hexdigest()[:12]
+
+
+def test_a_file_that_has_come_since_is_found(setup: Setup, demo: Demo) -> None:
+    assert setup.batch("later").problems
+    shutil.copy(demo.loras / "demo-linear.safetensors", setup.folder / "later.safetensors")
+    assert not setup.batch("later").problems
+    (setup.folder / "later.safetensors").unlink()
+    assert "later" in setup.batch("later").problems[0]
+
+
+def test_t18_a_model_that_comes_in_the_middle_of_a_generation_has_the_loras(setup: Setup) -> None:
+    """As A1111's refiner does it: nobody asks for the LoRAs again."""
+    other = make_pipeline()
+    other.text_encoder.load_state_dict(setup.encoder.state_dict())
+    old, plain = setup.encoder, setup.output()
+    setup.batch("demo-linear")
+    want = setup.output()
+    assert not setup.guest.follow_model()
+    setup.host._parts = {"text_encoder": other.text_encoder.eval(), "unet": other.unet}  # without a word
+    setup.encoder = other.text_encoder
+    assert torch.equal(setup.output(), plain)
+    assert setup.guest.follow_model()
+    assert torch.equal(setup.output(), want)
+    setup.encoder = old
+    assert torch.equal(setup.output(), plain)
+    setup.guest.generation_ended()
+    setup.encoder = other.text_encoder
+    assert torch.equal(setup.output(), plain)
+
+
+def test_a_model_that_came_with_a_word_has_them_when_it_is_next_used(setup: Setup) -> None:
+    setup.batch("demo-linear")
+    want = setup.output()
+    setup.guest.model_changed()  # the same modules with other weights, or new ones
+    assert setup.guest.follow_model()
+    assert torch.equal(setup.output(), want)
+    setup.guest.generation_ended()
+    setup.guest.model_changed()
+    assert setup.guest.follow_model()
+    assert not torch.equal(setup.output(), want)
+
+
+def test_the_setting_says_who_applies_loras(setup: Setup) -> None:
+    assert setup.guest.enabled
+    setup.host.set_option(ENABLED, False)
+    assert not setup.guest.enabled

@@ -1,0 +1,188 @@
+"""`modules.extra_networks` as A1111's descendants have it, and as SD.Next has it.
+
+What matters of them here: tags of one prompt of the batch count only; a registered object is asked once per batch,
+also without tags; what it raises is shown and forgotten; SD.Next looks at the names in its signature.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import defaultdict
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+_TAG = re.compile(r"<(\w+):([^>]+)>")
+
+
+class ExtraNetworkParams:
+    def __init__(self, items: list[str]) -> None:
+        self.items = items
+
+
+class ExtraNetwork:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+class Builtin(ExtraNetwork):
+    """Notes what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__("lora")
+        self.calls: list[list[str]] = []
+        self.deactivated = 0
+
+    def activate(self, p: Any, params_list: list[ExtraNetworkParams]) -> None:
+        self.calls.append([":".join(params.items) for params in params_list])
+
+    def deactivate(self, p: Any) -> None:
+        self.deactivated += 1
+
+
+class BuiltinOfSdNext(Builtin):
+    """The same with SD.Next's arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.excluded: list[list[str]] = []
+
+    def activate(
+        self,
+        p: Any,
+        params_list: list[ExtraNetworkParams],
+        step: int = 0,
+        include: list[str] | None = None,
+        exclude: list[str] | None = None,
+    ) -> None:
+        super().activate(p, params_list)
+        self.excluded.append(exclude or [])
+
+    def deactivate(self, p: Any, force: bool = False) -> None:
+        self.deactivated += 1
+
+
+def _parse_prompt(prompt: str) -> tuple[str, defaultdict[str, list[ExtraNetworkParams]]]:
+    found: defaultdict[str, list[ExtraNetworkParams]] = defaultdict(list)
+    for match in _TAG.finditer(prompt):
+        found[match[1]].append(ExtraNetworkParams(match[2].split(":")))
+    return _TAG.sub("", prompt), found
+
+
+def a1111() -> ModuleType:
+    """The module of A1111 1.10.1 and Forge: the first prompt's tags count, an alias stands for another object."""
+    module = ModuleType("modules.extra_networks")
+    registry: dict[str, Any] = {}
+    aliases: dict[str, Any] = {}
+    shown: list[BaseException] = []
+
+    def parse_prompts(prompts: list[str]) -> tuple[list[str], Any]:
+        parsed = [_parse_prompt(prompt) for prompt in prompts]
+        return [text for text, _ in parsed], parsed[0][1] if parsed else None
+
+    def lookup(data: dict[str, list[Any]]) -> dict[Any, list[Any]]:
+        found: dict[Any, list[Any]] = {}
+        for name, params in data.items():
+            network = registry.get(name) or aliases.get(name)
+            if network is not None:
+                found.setdefault(network, []).extend(params)
+        return found
+
+    def activate(p: Any, extra_network_data: dict[str, list[Any]]) -> None:
+        wanted = lookup(extra_network_data)
+        for network in [*wanted, *(one for one in registry.values() if one not in wanted)]:
+            try:
+                network.activate(p, wanted.get(network, []))
+            except Exception as error:  # noqa: BLE001  # as the web UIs do
+                shown.append(error)
+
+    def deactivate(p: Any, extra_network_data: dict[str, list[Any]]) -> None:
+        for network in registry.values():
+            network.deactivate(p)
+
+    def initialize() -> None:
+        registry.clear()
+        aliases.clear()
+
+    vars(module).update(
+        extra_network_registry=registry,
+        extra_network_aliases=aliases,
+        register_extra_network=lambda network: registry.update({network.name: network}),
+        register_extra_network_alias=lambda network, alias: aliases.update({alias: network}),
+        initialize=initialize,
+        ExtraNetwork=ExtraNetwork,
+        ExtraNetworkParams=ExtraNetworkParams,
+        parse_prompt=_parse_prompt,
+        parse_prompts=parse_prompts,
+        activate=activate,
+        deactivate=deactivate,
+        shown=shown,
+    )
+    return module
+
+
+def sdnext() -> ModuleType:
+    """The module of SD.Next: the last prompt's tags count, there are no aliases, a second look keeps the first's."""
+    module = ModuleType("modules.extra_networks")
+    registry: dict[str, Any] = {}
+    shown: list[BaseException] = []
+
+    def parse_prompts(prompts: list[str], extra_data: Any = None) -> tuple[list[str], Any]:
+        extra_data = extra_data or defaultdict(list)
+        texts = []
+        for prompt in prompts:
+            text, tags = _parse_prompt(prompt)
+            extra_data = tags or extra_data
+            texts.append(text)
+        return texts, extra_data
+
+    def ask(network: Any, p: Any, params: list[Any], **said: Any) -> None:
+        names = inspect.signature(network.activate).parameters
+        both = said if "include" in names and "exclude" in names else {}
+        try:
+            network.activate(p, params, **both)
+        except Exception as error:  # noqa: BLE001  # as the web UIs do
+            shown.append(error)
+
+    def activate(
+        p: Any, extra_network_data: Any = None, step: int = 0, include: Any = None, exclude: Any = None
+    ) -> None:
+        if p.disable_extra_networks:
+            return
+        data = extra_network_data or p.network_data
+        for name, params in data.items():
+            if name in registry:
+                ask(registry[name], p, params, step=step, include=include or [], exclude=exclude or [])
+        for name, network in registry.items():
+            if data.get(name) is None:
+                ask(network, p, [], include=include or [], exclude=exclude or [])
+        p.network_data = data
+
+    def activate_filtered(p: Any, extra_network_data: Any = None, step: int = 0) -> None:
+        exclude = [] if p.lora_apply_te else ["text_encoder", "text_encoder_2", "text_encoder_3"]
+        module.activate(p, extra_network_data, step=step, exclude=exclude)
+
+    def deactivate(p: Any, extra_network_data: Any = None, force: bool = False) -> None:
+        if not p.disable_extra_networks:
+            for network in registry.values():
+                network.deactivate(p, force=force)
+
+    vars(module).update(
+        extra_network_registry=registry,
+        register_extra_network=lambda network: registry.update({network.name: network}),
+        initialize=registry.clear,
+        ExtraNetwork=ExtraNetwork,
+        ExtraNetworkParams=ExtraNetworkParams,
+        parse_prompt=_parse_prompt,
+        parse_prompts=parse_prompts,
+        activate=activate,
+        activate_filtered=activate_filtered,
+        deactivate=deactivate,
+        shown=shown,
+    )
+    return module
+
+
+def processing(**more: Any) -> SimpleNamespace:
+    """A processing object with what extra networks look at."""
+    return SimpleNamespace(disable_extra_networks=False, lora_apply_te=True, network_data={}, **more)
