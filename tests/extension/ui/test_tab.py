@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from extension.infotext import parse_infotext
+from extension.infotext import Infotext, parse_infotext
 from extension.standalone.demo_model import Demo
+from extension.standalone.pnginfo import read_infotext
 from tests.extension.ui.serving import LONG, Served, infotext_with, opened, serving
 
 pytestmark = pytest.mark.browser
@@ -43,17 +46,27 @@ def kept(served: Served) -> Any:
     return httpx.get(f"{served.url}/remora/v1/stack").json()
 
 
-def make(page: Any, prompt: str) -> str:
+@dataclass(frozen=True)
+class Made:
+    """A picture and its parameters."""
+
+    pixels: bytes
+    parameters: Infotext
+
+
+def make(page: Any, served: Served, prompt: str) -> Made:
+    """Make a picture by the page; what is made is seen where it is saved, as a quick one comes and goes unseen."""
+    before = set(served.pictures.glob("*.png"))
     page.fill(PROMPT, prompt)
     page.click("#generate")
-    page.wait_for_selector("#cancel:not([disabled])", timeout=LONG)
-    page.wait_for_selector("#cancel[disabled]", timeout=LONG)
-    return infotext_with(page, prompt)
-
-
-def latest(served: Served) -> bytes:
-    with Image.open(max(served.pictures.glob("*.png"))) as image:
-        return image.tobytes()
+    infotext_with(page, prompt)
+    deadline = time.monotonic() + LONG / 1000
+    while not (made := set(served.pictures.glob("*.png")) - before):
+        assert time.monotonic() < deadline, "no picture was made"
+        page.wait_for_timeout(50)
+    page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
+    with Image.open(made.pop()) as image:
+        return Made(image.tobytes(), parse_infotext(read_infotext(image)))
 
 
 def test_what_is_found_is_searched_and_refreshed(page: Any, served: Served) -> None:
@@ -84,20 +97,18 @@ def test_what_is_found_is_searched_and_refreshed(page: Any, served: Served) -> N
 
 
 def test_a_stack_that_is_always_on_changes_the_picture_and_its_parameters_say_so(page: Any, served: Served) -> None:
-    make(page, "a fox")
-    plain = latest(served)
+    plain = make(page, served, "a fox")
     add(page, "demo-linear")
-    make(page, "a fox again")
+    assert make(page, served, "a fox") == plain  # it waits
     page.get_by_label("Always on").check()
     saved(page)
-    text = make(page, "a fox")
-    assert parse_infotext(text).settings["Remora stack"] == "<lora:demo-linear:1>"
-    assert latest(served) != plain
+    always = make(page, served, "a fox")
+    assert always.parameters.settings["Remora stack"] == "<lora:demo-linear:1>"
+    assert always.pixels != plain.pixels
     row(page, "demo-linear").get_by_text("✓ applied: 172 of 172 layers").wait_for()
     page.get_by_label("demo-linear on").uncheck()
     saved(page)
-    assert "Remora stack" not in make(page, "a fox")
-    assert latest(served) == plain
+    assert make(page, served, "a fox") == plain
 
 
 def test_strengths_are_set_by_slider_and_by_number_tied_or_apart(page: Any, served: Served) -> None:
@@ -156,7 +167,7 @@ def test_a_lora_is_in_the_stack_once(page: Any, served: Served) -> None:
     assert row(page, "demo-linear").count() == 1
 
 
-def test_the_stack_goes_into_the_prompt_and_nothing_else_there_is_touched(page: Any) -> None:
+def test_the_stack_goes_into_the_prompt_and_nothing_else_there_is_touched(page: Any, served: Served) -> None:
     add(page, "demo-linear", "demo-locon")
     page.get_by_role("spinbutton", name="UNet strength of demo-linear").fill("0.5")
     page.get_by_label("demo-locon on").uncheck()
@@ -165,8 +176,8 @@ def test_the_stack_goes_into_the_prompt_and_nothing_else_there_is_touched(page: 
     assert page.input_value(PROMPT) == "a <lora:demo-linear:0.5> fox  (red:1.2)"
     page.get_by_role("button", name="Insert demo-locon into the prompt").click()
     assert page.input_value(PROMPT) == "a <lora:demo-linear:0.5> fox  (red:1.2) <lora:demo-locon:1>"
-    text = make(page, page.input_value(PROMPT))  # the page knows of it, too
-    assert parse_infotext(text).prompt.endswith("<lora:demo-locon:1>")
+    made = make(page, served, page.input_value(PROMPT))  # the page knows of it, too
+    assert made.parameters.prompt.endswith("<lora:demo-locon:1>")
     row(page, "demo-locon").get_by_text("✓ applied: 278 of 278 layers").wait_for()
     page.get_by_role("button", name="Remove demo-locon").click()
     page.get_by_role("list", name="Other LoRA of the latest picture").get_by_text("✓ applied: 278 of 278").wait_for()
