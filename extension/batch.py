@@ -26,6 +26,12 @@ class Wish(Protocol):
     def rank(self) -> int | None: ...
 
 
+def is_off(wish: Wish) -> bool:
+    """Tell whether every multiplier is 0, which equals no LoRA."""
+    multiplier = wish.multiplier
+    return not any(multiplier.values()) if isinstance(multiplier, Mapping) else multiplier == 0
+
+
 @dataclass
 class Wanted:
     """One LoRA of a batch."""

@@ -69,6 +69,7 @@ class Catalog:
         self._folders = folders
         self._files: tuple[CatalogFile, ...] | None = None
         self._metadata: dict[CatalogFile, Mapping[str, str]] = {}
+        self._problems: dict[CatalogFile, str] = {}
         self._hashes: dict[CatalogFile, str] = {}
         self._whole_hashes: dict[CatalogFile, str] = {}
 
@@ -77,11 +78,17 @@ class Catalog:
         """Readable files, in the order of the folders and then by name."""
         return tuple(file for file in self._all() if file.readable)
 
+    @property
+    def every(self) -> tuple[CatalogFile, ...]:
+        """The same with the pickles, which are refused when they are asked for."""
+        return self._all()
+
     def refresh(self) -> None:
         """Look at the folders again."""
         self._files = tuple(_scan(self._folders()))
         known = set(self._files)
         self._metadata = {file: value for file, value in self._metadata.items() if file in known}
+        self._problems = {file: value for file, value in self._problems.items() if file in known}
         self._hashes = {file: value for file, value in self._hashes.items() if file in known}
         self._whole_hashes = {file: value for file, value in self._whole_hashes.items() if file in known}
 
@@ -171,7 +178,13 @@ class Catalog:
             except LoraError as error:
                 logger.warning("remora: %s", error)
                 self._metadata[file] = {}
+                self._problems[file] = str(error)
         return self._metadata[file]
+
+    def problem(self, file: CatalogFile) -> str:
+        """Return why the file's header cannot be read, as one sentence; nothing where it can."""
+        self.metadata(file)
+        return self._problems.get(file, "")
 
     def alias(self, file: CatalogFile) -> str:
         """Return the name its trainer gave the file (`ss_output_name`), or the file name."""

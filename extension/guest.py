@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lib_lora import LoraError
 
+from .always_on import parameters
 from .hosts import Outcome, Used
 from .options import Overridden, enabled, from_parameters, hashes_wanted, settings, to_parameters
 from .paste import with_own_names
@@ -44,17 +46,21 @@ class Guest:
         values = Overridden(self._host, batch.settings)
         wanted = settings(values)
         unread: list[Skipped] = []
+        always = self._session.always_on.stack.tags()
         try:
-            images = [_read(arguments, batch, unread, skip_bad=wanted.skip_bad) for arguments in batch.images]
-            activation = self._session.begin_batch(images, wanted, batch.calls)
+            images = [self._read(arguments, batch, unread, skip_bad=wanted.skip_bad) for arguments in batch.images]
+            besides = [tag.without(batch.without) for tag in always]
+            activation = self._session.begin_batch(images, wanted, batch.calls, besides)
+            activation = replace(activation, left_out=(*unread, *activation.left_out))
+            self._session.last = activation
         except BaseException:
             self._session.end()
             raise
         return Outcome(
             images=tuple(self._used(activation, image) for image in range(activation.images)),
-            settings=to_parameters(values) if activation.active else {},
+            settings=to_parameters(values) | parameters(always, activation.always) if activation.active else {},
             hashes_wanted=hashes_wanted(values),
-            problems=(*(one.reason for one in unread), *activation.skipped, *activation.notes),
+            problems=(*activation.skipped, *activation.notes),
         )
 
     def text_key(self) -> Hashable:
@@ -95,6 +101,12 @@ class Guest:
 
         add_routes(app, self._session)
 
+    def tab(self) -> Any:
+        """Return the tab as gradio Blocks, for hosts whose pages are made with gradio."""
+        from .ui.tab import build_tab  # gradio, too
+
+        return build_tab()
+
     def unloaded(self) -> None:
         """The host takes its scripts down."""
         self._unloaded()
@@ -107,19 +119,17 @@ class Guest:
             if activation.images == 1 or image in one.images
         )
 
-
-def _read(arguments: Sequence[str], batch: Batch, unread: list[Skipped], *, skip_bad: bool) -> list[Tag]:
-    """One image's tags; each that cannot be read is left out by itself."""
-    tags = []
-    for written in arguments:
-        try:
-            tag = parse_arguments(written, batch.default).without(batch.without)
-        except LoraError as error:
-            if not skip_bad:
-                raise
-            logger.warning("remora: skipped: %s", error)
-            unread.append(Skipped(written, str(error)))
-        else:
-            if not tag.is_off:
-                tags.append(tag)
-    return tags
+    def _read(self, arguments: Sequence[str], batch: Batch, unread: list[Skipped], *, skip_bad: bool) -> list[Tag]:
+        """One image's tags; each that cannot be read is left out by itself."""
+        tags = []
+        for written in arguments:
+            try:
+                tags.append(parse_arguments(written, batch.default).without(batch.without))
+            except LoraError as error:
+                skipped = Skipped(written, str(error))
+                if not skip_bad:
+                    self._session.failed = skipped
+                    raise
+                logger.warning("remora: skipped: %s", error)
+                unread.append(skipped)
+        return tags

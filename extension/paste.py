@@ -6,22 +6,25 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from .always_on import PARAMETER
 from .catalog import CatalogError
 from .infotext import parse_hashes
 
 if TYPE_CHECKING:
     from .catalog import Catalog, CatalogFile
 
+_WHOLE_TAG = re.compile(r"<lora:[^<>:]+[^<>]*>", re.IGNORECASE)
 _TAG = re.compile(r"(<(?:lora|lyco):)([^<>:]+)(?=[:>])", re.IGNORECASE)
 
 
 def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
-    """Return the prompt with each LoRA under the name it has here.
+    """Return the prompt with each LoRA under the name it has here, and in front those that were always on.
 
     A name is kept where the file of that name is the one that was used, or where the file that was used is not here.
 
     Args:
-        parameters: of the text; "Prompt" and "Lora hashes" are read, or SD.Next's "LoRA networks" and "LoRA hashes".
+        parameters: of the text; "Prompt", "Remora stack" and "Lora hashes" are read, or SD.Next's "LoRA networks" and
+            "LoRA hashes".
         catalog: the files that are here.
     """
     hashes = dict(parse_hashes(parameters.get("Lora hashes", "")))
@@ -36,7 +39,20 @@ def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
             name = _own_name_by_all(name, whole, catalog)
         return match[1] + name
 
-    return _TAG.sub(renamed, parameters.get("Prompt", ""))
+    prompt = _TAG.sub(renamed, parameters.get("Prompt", ""))
+    named = {_file(match[2], catalog) for match in _TAG.finditer(prompt)}
+    stack = [_TAG.sub(renamed, match[0]) for match in _WHOLE_TAG.finditer(parameters.get(PARAMETER, ""))]
+    # where a prompt names one of them, they were not what counted
+    stack = [tag for tag in stack if _file(_TAG.findall(tag)[0][1], catalog) not in named]
+    return " ".join([*stack, prompt]) if stack else prompt
+
+
+def _file(name: str, catalog: Catalog) -> object:
+    """What makes two names those of one file."""
+    try:
+        return catalog.find(name).path
+    except CatalogError:
+        return name
 
 
 def _side_by_side(names: str, hashes: str) -> dict[str, str]:

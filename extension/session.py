@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from lib_lora import ActivationReport, Engine, LoraError, Stack
 
-from .batch import Wanted, Wish, text_keys, wanted
+from .always_on import AlwaysOnFile
+from .batch import Wanted, Wish, is_off, text_keys, wanted
 from .catalog import Catalog, CatalogError, CatalogFile
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Skipped:
     """One sentence."""
     missing: bool = False
     """It is not in the folders; otherwise there is something wrong with it, or with its tag."""
+    always_on: bool = False
+    """It is of the stack that every picture gets, and not of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,8 @@ class Activation:
     """One sentence for each embedding that came with a LoRA and cannot be used."""
     text_keys: tuple[Hashable, ...] = ((),)
     """For each image, what the output of the text encoders depends on."""
+    always: Mapping[int, CatalogFile] = field(default_factory=dict)
+    """Those of the always-on LoRA that are in force for some image, by their position."""
 
     @property
     def skipped(self) -> tuple[str, ...]:
@@ -113,6 +118,7 @@ class _Batch:
     images: tuple[tuple[Wish, ...], ...]
     settings: Settings
     calls: int | None
+    always: tuple[Wish, ...] = ()
 
 
 class Session:
@@ -121,8 +127,11 @@ class Session:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.catalog = Catalog(host.adapter_dirs)
+        self.always_on = AlwaysOnFile(host.data_dir)
         self.last = Activation()
         """What the latest generation ran with."""
+        self.failed: Skipped | None = None
+        """Why there was none after that: what it failed for."""
         self._batch: _Batch | None = None  # in force, or to be on a model that comes in the middle of a generation
         self._engine: Engine | None = None
         self._memory = Memory()  # of the engine
@@ -134,28 +143,37 @@ class Session:
         wishes: Sequence[Wish],
         settings: Settings = Settings(),
         calls: int | None = None,
+        always: Sequence[Wish] = (),
     ) -> Activation:
         """Put these LoRAs in force in place of all others, for all images alike; see `begin_batch`."""
-        return self.begin_batch([wishes], settings, calls)
+        return self.begin_batch([wishes], settings, calls, always)
 
     def begin_batch(
         self,
         images: Sequence[Sequence[Wish]],
         settings: Settings = Settings(),
         calls: int | None = None,
+        always: Sequence[Wish] = (),
     ) -> Activation:
         """Put these LoRAs in force in place of all others; none switches all off.
 
         Args:
-            images: for each image of a batch its LoRAs, in order. One alone stands for all.
+            images: for each image of a batch its LoRAs, in order. One alone stands for all. One at multiplier 0 does
+                nothing but keep off what `always` has of it.
             settings: how they act, and what becomes of one that fails.
             calls: how often the generation will call the model; None where nobody knows.
+            always: the LoRAs that each image has besides, in front of its own, but for those that are among its own.
 
         Raises:
             LoraError: a name or a file failed, and is not to be skipped; what was in force before stays so.
         """
-        batch = _Batch(tuple(map(tuple, images)), settings, calls)
-        self.last = self._put_in_force(batch)
+        batch = _Batch(tuple(map(tuple, images)), settings, calls, tuple(always))
+        self.failed = None
+        try:
+            self.last = self._put_in_force(batch)
+        except LoraError as error:
+            self.failed = self.failed or Skipped("", str(error))
+            raise
         self._batch = batch
         return self.last
 
@@ -221,7 +239,13 @@ class Session:
     def _put_in_force(self, batch: _Batch) -> Activation:
         left_out: list[Skipped] = []
         skip_bad = batch.settings.skip_bad
-        images = [self._found(wishes, skip_bad, left_out) for wishes in batch.images] or [[]]
+        always = self._always(batch.always, skip_bad, left_out)
+        own = [self._found(wishes, skip_bad, left_out, off_too=bool(always)) for wishes in batch.images] or [[]]
+        besides = [_besides(always, image) for image in own]
+        images = [
+            [*(always[position] for position in sorted(front)), *(one for one in image if not is_off(one[0]))]
+            for front, image in zip(besides, own, strict=True)
+        ]
         entries = wanted(images, in_order=batch.settings.in_order)
         while True:
             try:
@@ -231,27 +255,65 @@ class Session:
                 culprit = getattr(error, "index", None)  # ActivationError and StackError name the entry
                 if culprit is None:
                     raise
-                _skip_or_raise(entries[culprit].name, error, skip_bad, left_out)
+                of_stack = entries[culprit].file in (file for _, file in always.values())
+                self._skip_or_raise(entries[culprit].name, error, skip_bad, left_out, always_on=of_stack)
                 del entries[culprit]
         active = tuple(
-            Active(one.name, one.file, own, tuple(sorted(one.multipliers)))
-            for one, own in zip(entries, report.entries, strict=True)
+            Active(one.name, one.file, its_report, tuple(sorted(one.multipliers)))
+            for one, its_report in zip(entries, report.entries, strict=True)
         )
         texts = [name for name in self.host.components() if name.startswith("text_encoder")]
         how = batch.settings.in_order, batch.settings.mode, batch.settings.memory.storage
         hit = [own.components for own in report.entries]
         of_images = text_keys(stack, [one.file for one in entries], texts, hit)
         keys = tuple((how, key) if key else () for key in of_images)
-        return Activation(active, tuple(left_out), report, self._lend_embeddings(active), keys)
+        files = {one.file for one in active}
+        used = sorted(set().union(*besides))
+        in_force = {position: always[position][1] for position in used if always[position][1] in files}
+        return Activation(active, tuple(left_out), report, self._lend_embeddings(active), keys, in_force)
 
-    def _found(self, wishes: Sequence[Wish], skip_bad: bool, left_out: list[Skipped]) -> list[tuple[Wish, CatalogFile]]:
+    def _found(
+        self, wishes: Sequence[Wish], skip_bad: bool, left_out: list[Skipped], *, off_too: bool
+    ) -> list[tuple[Wish, CatalogFile]]:
+        """The files of one image's LoRAs. Those that are off are looked up only where it matters, and never fail."""
         named = []
         for wish in wishes:
+            if is_off(wish) and not off_too:
+                continue
             try:
                 named.append((wish, self.catalog.find_anew(wish.name)))
             except LoraError as error:
-                _skip_or_raise(wish.name, error, skip_bad, left_out)
+                if not is_off(wish):
+                    self._skip_or_raise(wish.name, error, skip_bad, left_out)
         return named
+
+    def _always(
+        self, wishes: Sequence[Wish], skip_bad: bool, left_out: list[Skipped]
+    ) -> dict[int, tuple[Wish, CatalogFile]]:
+        """The files of the always-on LoRAs, by position."""
+        found = {}
+        for position, wish in enumerate(wishes):
+            try:
+                found[position] = (wish, self.catalog.find_anew(wish.name))
+            except LoraError as error:
+                self._skip_or_raise(wish.name, error, skip_bad, left_out, always_on=True)
+        return {position: one for position, one in found.items() if not is_off(one[0])}
+
+    def _skip_or_raise(
+        self, name: str, error: LoraError, skip_bad: bool, left_out: list[Skipped], *, always_on: bool = False
+    ) -> None:
+        # whoever reads it looks for the name in the prompt first
+        reason = f"of the always-on stack: {error}" if always_on else str(error)
+        missing = isinstance(error, CatalogError) and not error.fits_several
+        skipped = Skipped(name, reason, missing, always_on)
+        if not skip_bad:
+            self.failed = skipped
+            if always_on:
+                raise LoraError(reason) from error
+            raise error
+        if skipped not in left_out:  # several images may ask for the same
+            logger.warning("remora: skipped: %s", reason)
+            left_out.append(skipped)
 
     def _activate(self, entries: Sequence[Wanted], images: int, batch: _Batch) -> tuple[ActivationReport, Stack]:
         settings = batch.settings
@@ -315,10 +377,7 @@ def make_engine(host: Host, memory: Memory) -> Engine:
     )
 
 
-def _skip_or_raise(name: str, error: LoraError, skip_bad: bool, left_out: list[Skipped]) -> None:
-    if not skip_bad:
-        raise error
-    skipped = Skipped(name, str(error), missing=isinstance(error, CatalogError) and not error.fits_several)
-    if skipped not in left_out:  # several images may ask for the same
-        logger.warning("remora: skipped: %s", error)
-        left_out.append(skipped)
+def _besides(always: Mapping[int, tuple[Wish, CatalogFile]], image: Sequence[tuple[Wish, CatalogFile]]) -> set[int]:
+    """Which always-on LoRAs one image has: where its prompt names one, what the prompt says is what counts."""
+    own = {file for _, file in image}
+    return {position for position, (_, file) in always.items() if file not in own}

@@ -15,7 +15,7 @@ from .errors import (
     UnknownFormatError,
 )
 from .file import AdapterFile
-from .network import Network, load_network
+from .network import Network, inspect_file, load_network
 from .patch import install, uninstall
 from .report import ActivationReport, MemoryReport, NetworkReport, Unused
 from .stack import Entry, Multiplier, PerImage, Stack
@@ -43,6 +43,7 @@ __all__ = [
     "UnknownAdapterError",
     "UnknownFormatError",
     "Unused",
+    "inspect_file",
     "install",
     "load_network",
     "uninstall",

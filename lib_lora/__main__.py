@@ -11,7 +11,7 @@ from pathlib import Path
 from .errors import LoraError
 from .file import AdapterFile
 from .layer import LayerIndex
-from .network import Network, ParsedFile, alias_table
+from .network import Network, ParsedFile, alias_table, inspect_file
 from .report import NetworkReport
 from .skeleton import model_skeleton
 
@@ -36,9 +36,9 @@ def inspect(file: Path, model: Path | None) -> NetworkReport:
     Raises:
         LoraError: the file or the model cannot be read.
     """
-    parsed = ParsedFile(AdapterFile.open(file))
     if model is None:
-        return parsed.report()
+        return inspect_file(file)
+    parsed = ParsedFile(AdapterFile.open(file))
     components = model_skeleton(model)
     return Network(parsed, [LayerIndex(name, module, alias_table()) for name, module in components.items()]).report
 

@@ -311,6 +311,15 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module]) -> Netwo
     return Network(ParsedFile(AdapterFile.open(path)), indexes)
 
 
+def inspect_file(path: str | Path) -> NetworkReport:
+    """Report on a file by itself, without a model.
+
+    Raises:
+        FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
+    """
+    return ParsedFile(AdapterFile.open(path)).report()
+
+
 @lru_cache(maxsize=1)
 def alias_table() -> AliasTable:
     """Every name every known family has for its modules."""

@@ -75,20 +75,23 @@ LIB_LORA = {
 # The same for extension, which has no BASICS.
 EXTENSION = {
     "__init__": "guest hosts options session",
-    "guest": "api hosts options paste prompt session ui xyz",
+    "guest": "always_on api hosts options paste prompt session ui xyz",
     "standalone": "*",
     "ui": "catalog generation hosts infotext options prompt session",
-    "api": "catalog generation hosts infotext options prompt session",
+    "api": "always_on catalog hosts options prompt session state version",
+    "state": "catalog hosts options session version",
     "xyz": "hosts session",
     "options": "hosts session",
     "infotext": "prompt",
-    "paste": "catalog infotext",
-    "session": "batch catalog hosts",
+    "paste": "always_on catalog infotext",
+    "session": "always_on batch catalog hosts",
+    "always_on": "prompt",
     "batch": "catalog",
     "catalog": "",
     "generation": "",
     "hosts": "",
     "prompt": "",
+    "version": "",
 }
 
 # Where a package from outside may be imported; the standard library may everywhere.

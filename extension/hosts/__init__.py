@@ -6,9 +6,10 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from .base import Batch, Embeddings, Host, Option, Outcome, Remora, Rows, Used
+from .base import Access, Batch, Embeddings, Host, Option, Outcome, Remora, Rows, Used
 
 __all__ = [
+    "Access",
     "Batch",
     "Embeddings",
     "Host",

@@ -16,9 +16,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import _conflicts
+from ._access import access_of
 from ._extra_networks import ExtraNetworks, Images
-from ._webui_modules import module as module
-from .base import Batch, Host, Option, Outcome, Remora
+from .base import Access, Batch, Host, Option, Outcome, Remora
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SECTION = ("remora", "Remora")
+_CATEGORY = "sd"
+_TAB = ("Remora", "remora")  # its title, and what its element is called
 
 
 class WebUIHost(Host):
@@ -80,6 +82,12 @@ class WebUIHost(Host):
                     found.append(Path(written).absolute())
         return tuple(dict.fromkeys(found))
 
+    def data_dir(self) -> Path | None:
+        return Path(self._shared().config_filename).absolute().parent / "remora"
+
+    def access(self, app: Any) -> Access:
+        return access_of(app)
+
     def layer_classes(self) -> Sequence[type[nn.Module]]:
         return ()
 
@@ -96,6 +104,7 @@ class WebUIHost(Host):
     def add_callbacks(self, callbacks: ModuleType) -> None:
         """Ask the host to call back."""
         callbacks.on_ui_settings(self._show_options)
+        callbacks.on_ui_tabs(self._tabs)
         callbacks.on_before_ui(self.take_over)
         callbacks.on_app_started(self._app_started)
         callbacks.on_model_loaded(self._model_loaded)
@@ -160,6 +169,9 @@ class WebUIHost(Host):
             for sentence in self.conflicts():
                 logger.warning("remora: %s", sentence)
 
+    def _tabs(self) -> list[tuple[Any, str, str]]:
+        return [(self.remora.tab(), *_TAB)]
+
     def _model_loaded(self, model: Any) -> None:
         self.remora.model_changed()
 
@@ -170,9 +182,13 @@ class WebUIHost(Host):
 
     def _info(self, option: Option) -> Any:
         """The host's description of a setting."""
-        shared = self._shared()
-        info = shared.OptionInfo(option.default, option.label, *_component(option), section=_SECTION)
-        return info.info(option.info) if option.info else info
+        component, arguments = _component(option)
+        # said by the component: SD.Next shows no explanation that is given by `OptionInfo.info`
+        arguments = {**arguments, "info": option.info} if option.info else arguments
+        info = self._shared().OptionInfo(option.default, option.label, component, arguments, section=_SECTION)
+        if hasattr(info, "category_id"):
+            info.category_id = _CATEGORY  # where hosts sort their sections
+        return info
 
     @staticmethod
     def _shared() -> Any:

@@ -127,8 +127,21 @@ class Remora(Protocol):
     def app_started(self, app: Any) -> None:
         """The host's FastAPI application takes routes now."""
 
+    def tab(self) -> Any:
+        """Return the tab as gradio Blocks, for hosts whose pages are made with gradio."""
+
     def unloaded(self) -> None:
         """The host takes its scripts down."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a host demands of those who use its HTTP routes: any one of these; nothing where there are none."""
+
+    password: Callable[[str, str], bool] | None = None
+    """Tells whether these are the name and password of a user of the host's API."""
+    login: Callable[[Any], Any] | None = None
+    """Tells who is logged in on the host's page, from a request; None is nobody. The answer may be awaitable."""
 
 
 class Host(ABC):
@@ -167,6 +180,14 @@ class Host(ABC):
     @abstractmethod
     def adapter_dirs(self) -> Sequence[Path]:
         """Return the folders LoRA files are looked for in, the first wins."""
+
+    def data_dir(self) -> Path | None:
+        """Return the folder for what Remora keeps, which need not be there; None where nothing outlives the process."""
+        return None
+
+    def access(self, app: Any) -> Access:
+        """Return what the routes that are added to the host's FastAPI application must demand."""
+        return Access()
 
     @abstractmethod
     def add_options(self, options: Sequence[Option]) -> None:

@@ -28,12 +28,14 @@ class StandaloneHost(Host):
         self._checkpoints: Mapping[str, Sequence[Path]] = {}
         self._use_embeddings: Callable[[Embeddings], Sequence[str]] | None = None
         self._dirs: tuple[Path, ...] = ()
+        self._data_dir: Path | None = None
         self._values: dict[str, object] = {}
         self._remora: Remora | None = None
 
-    def open(self, dirs: Sequence[Path], settings: Mapping[str, object]) -> None:
+    def open(self, dirs: Sequence[Path], settings: Mapping[str, object], data_dir: Path | None = None) -> None:
         """Become the current host, with these adapter folders and settings that differ from their defaults."""
         self._open = True
+        self._data_dir = data_dir
         self._dirs = tuple(dirs)
         self._values = dict(settings)
 
@@ -86,6 +88,9 @@ class StandaloneHost(Host):
 
     def adapter_dirs(self) -> Sequence[Path]:
         return self._dirs
+
+    def data_dir(self) -> Path | None:
+        return self._data_dir
 
     def add_options(self, options: Sequence[Option]) -> None:
         for option in options:

@@ -53,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"))
     parser.add_argument("--offload", default="none", choices=("none", "model", "sequential", "group"))
     parser.add_argument("--output-dir", type=Path, default=ROOT / "outputs", help="where pictures are saved")
+    parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="where the stack of LoRA is kept")
     parser.add_argument(
         "--prediction-type", choices=("epsilon", "v_prediction"), help="where a checkpoint does not say"
     )
@@ -96,7 +97,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     device = pick_device(arguments.device)
     model = load_model(path, pick_dtype(arguments.dtype, device), arguments.prediction_type, arguments.tokenizer)
     output_dir = arguments.output_dir.expanduser().resolve()
-    runner = Runner(open_studio(model, device, loras, output_dir, arguments.offload))
+    data_dir = arguments.data_dir.expanduser().resolve()
+    runner = Runner(open_studio(model, device, loras, output_dir, arguments.offload, data_dir))
     app = make_app(runner, output_dir, first_prompt)
     url = f"http://{'127.0.0.1' if arguments.host == '0.0.0.0' else arguments.host}:{arguments.port}"
     logger.info("%s on %s; open %s", model.name, device, url)

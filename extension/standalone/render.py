@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .. import always_on
 from ..generation import Picture, Progress, Result, Txt2Img
 from ..infotext import Infotext, format_hashes, format_infotext
 from ..options import Overridden, hashes_wanted, settings, to_parameters
@@ -73,11 +74,11 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     cancelled = False
     pipeline = studio.model.pipeline
     values = Overridden(studio.host, request.settings)
-    wishes = [tag for tag in plan.prompt.tags if not tag.is_off]
+    always = studio.session.always_on.stack.tags()
     try:
-        activation = studio.session.begin(wishes, settings(values), request.calls)
+        activation = studio.session.begin(plan.prompt.tags, settings(values), request.calls, always)
         notes = (*activation.skipped, *activation.notes, *_notes(studio, plan))
-        parameters = _parameters(studio, plan, activation, values)
+        parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
         for batch in range(request.n_iter):
             pictures += _batch(studio, plan, batch, parameters, watch)
     except Cancelled:

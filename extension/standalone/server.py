@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
+from fastapi.responses import FileResponse
 
 from ..generation import Txt2Img
-from ..options import checked, default_multiplier
-from ..prompt import Tag, format_tag
+from ..options import checked
 from . import offload
 from .jobs import Job, Runner
 from .sampling import choices
@@ -19,7 +19,7 @@ from .sdapi import SdApi
 if TYPE_CHECKING:
     from ..ui.backend import Backend
 
-_UNWRITABLE = frozenset("<>:")  # in a tag; a file with one of these in its name is known by its alias or hash only
+_SCRIPT = "/remora/remora.js"
 
 
 class PageBackend:
@@ -42,16 +42,6 @@ class PageBackend:
     @property
     def offload_mode(self) -> str:
         return self._runner.studio.offload_mode
-
-    def loras(self) -> Sequence[str]:
-        return [name for name in self._runner.studio.session.catalog.names() if not _UNWRITABLE & set(name)]
-
-    def refresh_loras(self) -> None:
-        self._runner.studio.session.catalog.refresh()
-
-    def lora_tag(self, name: str) -> str:
-        multiplier = default_multiplier(self._runner.studio.host)
-        return format_tag(Tag(name, multiplier, multiplier))
 
     def submit(self, request: Txt2Img) -> Job:
         return self._runner.submit(request, save=True)
@@ -79,7 +69,9 @@ def make_app(runner: Runner, output_dir: Path, first_prompt: str = "") -> FastAP
 
     With a `first_prompt` the page opens with it, and makes its picture at the first visit.
     """
-    from ..ui.page import build_page, mount_page  # gradio takes two seconds that the API alone can spare
+    from ..ui.page import TAB_SCRIPT, build_page, mount_page  # gradio takes two seconds that the API alone can spare
 
     backend: Backend = PageBackend(runner, output_dir, first_prompt)
-    return mount_page(make_api(runner), build_page(backend), output_dir)
+    app = make_api(runner)
+    app.add_api_route(_SCRIPT, lambda: FileResponse(TAB_SCRIPT), methods=["GET"], include_in_schema=False)
+    return mount_page(app, build_page(backend), output_dir, _SCRIPT.removeprefix("/"))

@@ -54,8 +54,12 @@ def open_studio(
     lora_dirs: Sequence[Path],
     output_dir: Path | None = None,
     offload_mode: str = offload.NONE,
+    data_dir: Path | None = None,
 ) -> Studio:
     """Become the current host, connect Remora, and put the model where it runs.
+
+    Args:
+        data_dir: where what is set in the page is kept; None forgets it at the end.
 
     Raises:
         RequestError: there is no such offload mode on this device.
@@ -63,7 +67,7 @@ def open_studio(
     """
     offload.check_mode(offload_mode, device)
     # whoever sits before the picture sees the error; a host with pictures of its own rather goes on
-    STANDALONE.open(lora_dirs, {ON_BAD_LORA: FAIL})
+    STANDALONE.open(lora_dirs, {ON_BAD_LORA: FAIL}, data_dir)
     session = register()
     if session is None:
         raise RuntimeError("Remora could not be set up; the log has the reason")

@@ -55,15 +55,6 @@ class Backend(Protocol):
     def output_dir(self) -> Path:
         """Where finished pictures are saved."""
 
-    def loras(self) -> Sequence[str]:
-        """Return the names of the LoRA files, each as a tag must spell it."""
-
-    def refresh_loras(self) -> None:
-        """Look at the folders again."""
-
-    def lora_tag(self, name: str) -> str:
-        """Return the tag that a click on a LoRA writes into the prompt."""
-
     def submit(self, request: Txt2Img) -> Job:
         """Queue a job; raises what the user should read."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import gradio as gr
@@ -63,6 +62,8 @@ class Handlers:
         """Make a first picture by itself where the program behind the page wants it."""
         if self._backend.first_visit():
             yield from self.generate(request, *values)
+        else:
+            yield Update()  # of a generator that yields nothing, gradio empties the outputs: the buttons' words, too
 
     def _follow(self, job: Job) -> Iterator[Update]:
         yield Update(
@@ -122,31 +123,6 @@ class Handlers:
     def last_seed(self, infotext: str, seed: float) -> float:
         """Return the seed of the picture whose parameters are shown."""
         return float(parse_infotext(infotext or "").settings.get("Seed", seed))
-
-    def lora_rows(self, search: str) -> list[list[str]]:
-        """Return one row per LoRA whose name holds the text."""
-        return [[name] for name in self._backend.loras() if search.strip().lower() in name.lower()]
-
-    def lora_hint(self, search: str) -> str:
-        """Return what to say where the list is empty."""
-        if self.lora_rows(search):
-            return ""
-        what = f"No LoRA has “{escape(search.strip())}” in its name." if search.strip() else "No LoRA files were found."
-        return f'<div class="remora-line remora-note">{what}</div>'
-
-    def search(self, text: str) -> tuple[Any, str]:
-        """Show the LoRAs whose name holds the text."""
-        return gr.Dataset(samples=self.lora_rows(text)), self.lora_hint(text)
-
-    def refresh(self, text: str) -> tuple[Any, str]:
-        """Look at the folders again."""
-        self._backend.refresh_loras()
-        return self.search(text)
-
-    def insert(self, row: list[str], prompt: str) -> str:
-        """Write a LoRA's tag at the end of the prompt."""
-        tag = self._backend.lora_tag(row[0])
-        return f"{prompt.rstrip()} {tag}".lstrip() if prompt else tag
 
     def options(self) -> list[Any]:
         """Return the present values of Remora's settings, in the order of their table."""

@@ -15,6 +15,7 @@ from ..generation import MAX_BATCH, MAX_CFG, MAX_COUNT, MAX_SIDE, MAX_STEPS, SID
 from ..options import TABLE
 from . import shown
 from .handlers import Handlers
+from .tab import MOUNT
 
 if TYPE_CHECKING:
     from ..hosts import Option
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 A = TypeVar("A")  # a FastAPI application
 
 _CSS = Path(__file__).with_name("page.css")
+_ROOT = Path(__file__).resolve().parents[2]
+TAB_STYLE = _ROOT / "style.css"
+TAB_SCRIPT = _ROOT / "javascript" / "remora.js"
+"""Of the tab. Web UIs that load extensions find both by themselves."""
 _EVENT: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 
 
@@ -70,7 +75,7 @@ def build_page(backend: Backend) -> Any:
                 with gr.Row():
                     generate = gr.Button("Generate", variant="primary", elem_id="generate", scale=3)
                     cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", interactive=False, scale=1)
-                _loras(backend, handlers, prompt)
+                _loras()
                 settings, dice, reuse = _settings(backend)
                 options = _options(handlers)
                 _offload(backend, handlers)
@@ -85,8 +90,11 @@ def build_page(backend: Backend) -> Any:
     return page
 
 
-def mount_page(app: A, page: Any, output_dir: Path) -> A:
-    """Serve the page at the root of a FastAPI application; pictures are served from `output_dir`."""
+def mount_page(app: A, page: Any, output_dir: Path, script: str) -> A:
+    """Serve the page at the root of a FastAPI application, which serves `TAB_SCRIPT` at the address `script`.
+
+    Pictures are served from `output_dir`.
+    """
     theme = gr.themes.Base(
         primary_hue="teal",
         secondary_hue="teal",
@@ -99,7 +107,8 @@ def mount_page(app: A, page: Any, output_dir: Path) -> A:
         page,
         path="/",
         theme=theme,
-        css_paths=[_CSS],
+        css_paths=[_CSS, TAB_STYLE],
+        head=f'<script defer src="{script}"></script>',
         allowed_paths=[str(output_dir)],
         footer_links=[],
         ssr_mode=False,
@@ -122,24 +131,9 @@ def _prompts(first: str) -> tuple[Any, Any]:
     return prompt, negative
 
 
-def _loras(backend: Backend, handlers: Handlers, prompt: Any) -> None:
+def _loras() -> None:
     with gr.Accordion("LoRA", open=True, elem_id="loras"):
-        with gr.Row(elem_classes="remora-search"):
-            search = gr.Textbox(show_label=False, container=False, placeholder="Search", elem_id="lora-search", scale=5)
-            refresh = gr.Button("Refresh", size="sm", elem_id="lora-refresh", scale=1, min_width=80)
-        names = gr.Dataset(
-            components=["textbox"],
-            samples=handlers.lora_rows(""),
-            type="values",
-            show_label=False,
-            layout="gallery",
-            samples_per_page=60,
-            elem_id="lora-list",
-        )
-        empty = gr.HTML(handlers.lora_hint(""), elem_id="lora-hint", elem_classes="remora-optional")
-    names.click(handlers.insert, [names, prompt], prompt, **_EVENT)
-    search.change(handlers.search, search, [names, empty], **_EVENT)
-    refresh.click(handlers.refresh, search, [names, empty], **_EVENT)
+        gr.HTML(MOUNT)
 
 
 def _settings(backend: Backend) -> tuple[dict[str, Any], Any, Any]:

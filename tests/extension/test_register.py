@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from torch import nn
 
 import extension
+from extension.always_on import AlwaysOn, AlwaysOnEntry
 from extension.catalog import CatalogError
 from extension.hosts import Batch
 from extension.hosts.standalone import STANDALONE
@@ -72,6 +73,41 @@ def test_what_a_host_calls_works(pipeline: object, caplog: pytest.LogCaptureFixt
         assert torch.equal(encoder(tokens).last_hidden_state, before)
 
 
+def test_always_on_loras_are_in_force_for_every_image_and_said(pipeline: object) -> None:
+    session = extension.register()
+    assert session is not None
+    remora = STANDALONE._remora
+    encoder, tokens = pipeline.text_encoder.eval(), torch.arange(10)[None]
+    with torch.no_grad():
+        remora.batch(batch("demo-linear:0.5:1"))
+        written = encoder(tokens).last_hidden_state
+        entries = (AlwaysOnEntry("demo-linear", True, 1.0, 0.5), AlwaysOnEntry("demo-locon", False))
+        session.always_on.put(AlwaysOn(True, entries))
+        outcome = remora.batch(batch())
+        assert torch.equal(encoder(tokens).last_hidden_state, written)
+    assert outcome.settings == {"Remora stack": "<lora:demo-linear:0.5:1>"}
+    assert [[used.name for used in image] for image in outcome.images] == [["demo-linear"]]
+    mixed = remora.batch(Batch((("demo-linear:0",), ("demo-locon:1",))))
+    assert [[used.name for used in image] for image in mixed.images] == [[], ["demo-linear", "demo-locon"]]
+    pasted = {"Prompt": "a fox", **outcome.settings}
+    assert remora.pasted(pasted) == ("<lora:demo-linear:0.5:1> a fox", {})
+    without_text = remora.batch(Batch(((),), without=frozenset({"text_encoder"})))
+    assert without_text.settings == outcome.settings
+    assert set(remora.text_keys()) == {()}
+
+
+def test_a_tag_that_cannot_be_read_is_what_a_batch_failed_for(pipeline: object) -> None:
+    session = extension.register()
+    assert session is not None
+    STANDALONE._remora.batch(batch("demo-linear:x", "demo-locon"))
+    assert [one.name for one in session.last.left_out] == ["demo-linear:x"]
+    STANDALONE.set_option(ON_BAD_LORA, FAIL)
+    with pytest.raises(PromptError):
+        STANDALONE._remora.batch(batch("demo-linear:x", "demo-locon"))
+    assert session.failed is not None
+    assert session.failed.name == "demo-linear:x"
+
+
 def test_a_reload_keeps_the_session_and_the_users_settings(pipeline: object) -> None:
     first = extension.register()
     STANDALONE.set_option(DEFAULT_MULTIPLIER, 0.5)
@@ -99,14 +135,8 @@ def test_routes_are_added_beside_a_hosts_own(pipeline: object) -> None:
     STANDALONE.app_started(app)  # a reload
     with TestClient(app) as client:
         assert client.get("/sdapi/v1/loras").json() == "the host's"
-        assert client.get("/remora/v1/report").json() == {
-            "active": [],
-            "skipped": [],
-            "merged": 0,
-            "live": {},
-            "notes": [],
-        }
-    assert [getattr(route, "path", "") for route in app.routes].count("/remora/v1/report") <= 1
+        assert client.get("/remora/v1/state").json()["loras"] == []
+    assert [getattr(route, "path", "") for route in app.routes].count("/remora/v1/state") == 1
 
 
 def test_a_failure_is_logged_with_its_traceback_and_the_host_goes_on(

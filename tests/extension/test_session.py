@@ -16,7 +16,7 @@ from extension.hosts.standalone import StandaloneHost
 from extension.prompt import Tag
 from extension.session import Memory, Session, Settings
 from extension.standalone.demo_model import Demo, make_pipeline
-from lib_lora import ActivationError, Engine, PickleError
+from lib_lora import ActivationError, Engine, LoraError, PickleError
 from tests.fakes import accelerator
 from tests.fakes.files import pair, save
 
@@ -320,3 +320,60 @@ def test_loras_go_off_even_if_the_host_keeps_an_embedding(setup: Setup) -> None:
         setup.session.end()
     assert torch.equal(setup.output(), before)
     setup.host._use_embeddings = None
+
+
+def test_always_on_loras_act_besides_those_of_the_prompt(setup: Setup) -> None:
+    for name, seed in (("a", 0), ("b", 1)):
+        setup.save(name, seed)
+    setup.session.begin([Tag("a", 0.5, 0.5), Tag("b")])
+    both = setup.output()
+    activation = setup.session.begin([Tag("b")], always=[Tag("a", 0.5, 0.5)])
+    assert torch.equal(setup.output(), both)
+    assert [one.name for one in activation.active] == ["a", "b"]
+    assert {position: file.name for position, file in activation.always.items()} == {0: "a"}
+
+
+@pytest.mark.parametrize("own", [Tag("a", 0.5, 0.5), Tag("a", 0.0, 0.0), Tag("a.safetensors", 0.5, 0.5)])
+def test_what_a_prompt_says_of_an_always_on_lora_counts(setup: Setup, own: Tag) -> None:
+    setup.save("a")
+    alone = setup.session.begin([own]) and setup.output()
+    activation = setup.session.begin([own], always=[Tag("a")])
+    assert torch.equal(setup.output(), alone)
+    assert activation.always == {}
+
+
+def test_an_image_that_names_an_always_on_lora_takes_it_from_no_other(setup: Setup) -> None:
+    setup.save("a")
+    activation = setup.session.begin_batch([[Tag("a", 0.0, 0.0)], []], always=[Tag("a")])
+    assert [one.images for one in activation.active] == [(1,)]
+    assert list(activation.always) == [0]
+
+
+def test_a_tag_that_is_off_needs_no_file(setup: Setup) -> None:
+    setup.save("a")
+    off = Tag("nowhere", 0.0, 0.0)
+    assert setup.session.begin([off]).active == ()
+    assert len(setup.session.begin([off], always=[Tag("a")]).active) == 1
+
+
+def test_a_bad_always_on_lora_is_named_as_such(setup: Setup) -> None:
+    (setup.folder / "broken.safetensors").write_bytes(b"x" * 100)
+    always = [Tag("nowhere"), Tag("broken")]
+    activation = setup.session.begin([Tag("demo-linear")], Settings(skip_bad=True), always=always)
+    assert [(one.name, one.missing, one.always_on) for one in activation.left_out] == [
+        ("nowhere", True, True),
+        ("broken", False, True),
+    ]
+    assert all(reason.startswith("of the always-on stack: ") for reason in activation.skipped)
+    with pytest.raises(LoraError, match="of the always-on stack: LoRA 'nowhere' is not in the LoRA folders"):
+        setup.session.begin([], always=always)
+
+
+def test_what_a_generation_failed_for_is_known_until_the_next(setup: Setup) -> None:
+    with pytest.raises(CatalogError):
+        setup.session.begin([Tag("demo-linear"), Tag("nowhere")])
+    failed = setup.session.failed
+    assert failed is not None
+    assert (failed.name, failed.missing, failed.always_on) == ("nowhere", True, False)
+    setup.session.begin([])
+    assert setup.session.failed is None

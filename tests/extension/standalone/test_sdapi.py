@@ -170,7 +170,7 @@ def test_override_settings_of_ours_hold_for_one_job(client: TestClient, runner: 
     plain = client.post(TXT2IMG, json=request).json()
     overrides = {MERGE: ALWAYS, IN_ORDER: True, HASHES: False, "CLIP_stop_at_last_layers": 1}
     merged = client.post(TXT2IMG, json={**request, "override_settings": overrides}).json()
-    report = client.get("/remora/v1/report").json()
+    state = client.get("/remora/v1/state").json()
     again = client.post(TXT2IMG, json=request).json()
     info = json.loads(merged["info"])
     settings = parse_infotext(info["infotexts"][0]).settings
@@ -178,23 +178,23 @@ def test_override_settings_of_ours_hold_for_one_job(client: TestClient, runner: 
     assert "Lora hashes" not in settings
     assert from_parameters(settings) == {MERGE: ALWAYS, IN_ORDER: True}
     assert info["remora"]["loras"][1] == "172 layers merged"
-    assert (report["merged"], report["live"], report["notes"]) == (172, {}, [])
-    assert report["active"][0]["kinds"] == {"lora": 172}
+    assert (state["merged"], state["live"], state["notes"]) == (172, {}, [])
+    assert state["loras"][0]["kinds"] == {"lora": 172}
     assert plain["images"] == again["images"]
     assert runner.studio.host.option(MERGE) == NEVER
 
 
-def test_why_layers_are_not_merged_is_in_the_report(client: TestClient, runner: Runner) -> None:
+def test_why_layers_are_not_merged_is_in_the_state(client: TestClient, runner: Runner) -> None:
     unet = runner.studio.model.pipeline.unet
     one, other = unet.mid_block.resnets[0].conv1, unet.mid_block.resnets[1].conv1
     own, other.weight = other.weight, one.weight
     try:
         override = {"override_settings": {MERGE: ALWAYS}}
         client.post(TXT2IMG, json={**SMALL, "prompt": "a fox <lora:demo-locon:0.8>", **override})
-        report = client.get("/remora/v1/report").json()
+        state = client.get("/remora/v1/state").json()
     finally:
         other.weight = own
-    assert report["live"] == {"the weight belongs to several layers": 2}
+    assert state["live"] == {"the weight belongs to several layers": 2}
 
 
 def test_pictures_are_sent_and_saved_as_asked(client: TestClient, runner: Runner) -> None:
@@ -223,13 +223,14 @@ def test_the_list_of_loras_and_its_refresh(client: TestClient, runner: Runner) -
         client.post("/sdapi/v1/refresh-loras")
 
 
-def test_the_report_of_the_latest_job(client: TestClient) -> None:
+def test_the_state_of_the_latest_job(client: TestClient) -> None:
     client.post(TXT2IMG, json={**SMALL, "prompt": "<lora:demo-locon:1>"})
-    report = client.get("/remora/v1/report").json()
-    assert report["skipped"] == []
-    assert report["active"][0]["name"] == "demo-locon"
+    state = client.get("/remora/v1/state").json()
+    (lora,) = state["loras"]
+    assert (lora["name"], lora["state"], lora["images"], lora["always_on"]) == ("demo-locon", "applied", [0], False)
+    assert lora["hit"] == lora["layers"] > 0
     client.post(TXT2IMG, json=SMALL)
-    assert client.get("/remora/v1/report").json()["active"] == []
+    assert client.get("/remora/v1/state").json()["loras"] == []
 
 
 def test_progress_and_interrupt_of_a_running_job(client: TestClient) -> None:

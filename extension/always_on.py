@@ -1,0 +1,195 @@
+"""The stack that is set in the tab: LoRA that every picture gets besides those of its prompt, kept in a file."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .prompt import Tag, format_tag
+
+logger = logging.getLogger(__name__)
+
+PARAMETER = "Remora stack"
+"""Its name in a parameters text."""
+VERSION = 1  # of the file
+_FILE = "stack.json"
+_MAX_NAME = 1000  # characters
+_MAX_ENTRIES = 200
+_NUMBERS = {"unet": "the UNet", "text_encoder": "the text encoder"}
+_UNWRITABLE = frozenset("<>:")  # in a tag, and the parameters text tells of the stack in tags
+
+
+class StackRefused(ValueError):  # noqa: N818  # the text is what the user did wrong
+    """What was given is no stack; the text is one sentence that says where and why."""
+
+
+@dataclass(frozen=True)
+class AlwaysOnEntry:
+    """One LoRA of the stack."""
+
+    name: str
+    on: bool = True
+    unet: float = 1.0
+    text_encoder: float = 1.0
+
+    @property
+    def tag(self) -> Tag:
+        """The same as in a prompt."""
+        return Tag(self.name, self.text_encoder, self.unet)
+
+
+@dataclass(frozen=True)
+class AlwaysOn:
+    """The stack."""
+
+    enabled: bool = False
+    """Every picture gets it; otherwise it only waits in the tab to be copied into a prompt."""
+    entries: tuple[AlwaysOnEntry, ...] = ()
+
+    def tags(self) -> tuple[Tag, ...]:
+        """What every picture gets, in order."""
+        return tuple(entry.tag for entry in self.entries if entry.on and not entry.tag.is_off) if self.enabled else ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `read` takes."""
+        return {"version": VERSION, "always_on": self.enabled, "entries": [vars(entry) for entry in self.entries]}
+
+
+def read(data: object) -> AlwaysOn:
+    """Read a stack from plain data; a field of an entry that is missing has its default.
+
+    Raises:
+        StackRefused: it is none.
+    """
+    if not isinstance(data, Mapping):
+        raise StackRefused("a stack is an object with the fields always_on and entries")
+    _refuse_others(data, ("version", "always_on", "entries"), "a stack")
+    version, enabled, entries = data.get("version", VERSION), data.get("always_on", False), data.get("entries", [])
+    if version != VERSION:
+        raise StackRefused(f"the stack is of version {version!r}, and this Remora knows version {VERSION} only")
+    if not isinstance(enabled, bool):
+        raise StackRefused(f"always_on must be true or false, not {enabled!r}")
+    if not isinstance(entries, list) or len(entries) > _MAX_ENTRIES:
+        raise StackRefused(f"entries must be a list of no more than {_MAX_ENTRIES} LoRA")
+    return AlwaysOn(enabled, tuple(_entry(entry, number) for number, entry in enumerate(entries, 1)))
+
+
+def parameters(tags: Sequence[Tag], positions: Iterable[int]) -> dict[str, str]:
+    """Return what the parameters text says of the tags at these positions, which were in force."""
+    text = " ".join(format_tag(tags[position]) for position in positions)
+    return {PARAMETER: text} if text else {}
+
+
+class AlwaysOnFile:
+    """Keeps the stack in `stack.json` of a folder, so that it is there after a restart.
+
+    Args:
+        folder: where; asked when it is needed. None keeps the stack only as long as the program runs.
+    """
+
+    def __init__(self, folder: Callable[[], Path | None]) -> None:
+        self._folder = folder
+        self._stack: AlwaysOn | None = None
+        self._lock = threading.Lock()
+        self.problem = ""
+        """One sentence where the file could not be read."""
+
+    @property
+    def stack(self) -> AlwaysOn:
+        """As it is now."""
+        with self._lock:
+            if self._stack is None:
+                self._stack = self._load()
+            return self._stack
+
+    def put(self, stack: AlwaysOn) -> None:
+        """Have another one from now on, and keep it.
+
+        Raises:
+            OSError: it cannot be written; the former one stays.
+        """
+        with self._lock:
+            folder = self._folder()
+            if folder is not None:
+                _write(folder / _FILE, json.dumps(stack.to_json(), indent=1, ensure_ascii=False))
+            self._stack = stack
+            self.problem = ""
+
+    def _load(self) -> AlwaysOn:
+        folder = self._folder()
+        if folder is None:
+            return AlwaysOn()
+        path = folder / _FILE
+        try:
+            return read(json.loads(path.read_text("utf-8")))
+        except FileNotFoundError:
+            return AlwaysOn()
+        except (OSError, ValueError, RecursionError) as error:  # no JSON, no text, no stack
+            self.problem = f"the stack kept in {path} cannot be read ({error}); {_set_aside(path)}"
+            logger.warning("remora: %s", self.problem)
+            return AlwaysOn()
+
+
+def _entry(data: object, number: int) -> AlwaysOnEntry:
+    what = f"entry {number}"
+    if not isinstance(data, Mapping):
+        raise StackRefused(f"{what} must be an object with a name, not {data!r:.60}")
+    _refuse_others(data, ("name", "on", *_NUMBERS), what)
+    name, on = data.get("name"), data.get("on", True)
+    if not isinstance(name, str) or not name.strip() or len(name) > _MAX_NAME:
+        raise StackRefused(f"the name of {what} must be a text of 1 to {_MAX_NAME} characters")
+    what = f"{what} ({name:.60})"
+    if _UNWRITABLE & set(name):
+        raise StackRefused(f"{what} has one of < > : in its name, which a tag cannot have; rename the file")
+    if not isinstance(on, bool):
+        raise StackRefused(f"{what}: on must be true or false, not {on!r:.60}")
+    numbers = {
+        field: _strength(data.get(field, 1.0), f"{what}: the strength for {of}") for field, of in _NUMBERS.items()
+    }
+    return AlwaysOnEntry(name.strip(), on, **numbers)
+
+
+def _strength(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e6 or not math.isfinite(value):
+        raise StackRefused(f"{what} must be a number, not {value!r:.60}")
+    return float(value)
+
+
+def _refuse_others(data: Mapping[Any, object], known: tuple[str, ...], what: str) -> None:
+    if others := [str(field) for field in data if field not in known]:
+        raise StackRefused(f"{what} has no field {others[0]:.60}; the fields are {', '.join(known)}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file in one go: whoever reads it sees the old one or the new one, also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _set_aside(path: Path) -> str:
+    """Give a file that cannot be read another name, so that it is not overwritten; says what became of it."""
+    aside = next(
+        name for n in range(1, 10_000) if not (name := path.with_name(f"{path.stem}.damaged-{n}.json")).exists()
+    )
+    try:
+        path.rename(aside)
+    except OSError as error:
+        return f"it could not be set aside either ({error.strerror or error}), and is overwritten by the next change"
+    return f"it is kept as {aside.name}, and the stack begins empty"

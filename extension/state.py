@@ -1,0 +1,87 @@
+"""What became of the LoRA of the latest pictures, as plain data for the tab and other clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from .options import default_multiplier, enabled
+from .version import VERSION
+
+if TYPE_CHECKING:
+    from lib_lora import NetworkReport
+
+    from .catalog import CatalogFile
+    from .session import Active, Session, Skipped
+
+State: TypeAlias = Literal["applied", "partly", "failed", "missing"]
+
+
+def state_of(session: Session) -> dict[str, Any]:
+    """Tell what the latest batch ran with; where it failed, only what it failed for."""
+    last, failed = session.last, session.failed
+    names = names_of(session)
+    always = set(last.always.values())
+    if failed is None:
+        loras = [_active(one, names, one.file in always) for one in last.active]
+        loras += [_left_out(one) for one in last.left_out]
+    else:
+        loras = [_left_out(failed)] if failed.name else []
+    ran = failed is None
+    return {
+        "version": VERSION,
+        "host": session.host.name,
+        "enabled": enabled(session.host),
+        "default_multiplier": default_multiplier(session.host),
+        "images": last.images,
+        "loras": loras,
+        "merged": last.report.merged if ran else 0,
+        "live": dict(last.report.live) if ran else {},
+        "notes": list(last.notes) if failed is None else [failed.reason],
+        "conflicts": list(session.host.conflicts()),
+    }
+
+
+def names_of(session: Session) -> Mapping[CatalogFile, str]:
+    """Return the readable files with the names by which tags find them."""
+    return dict(zip(session.catalog.files, session.catalog.names(), strict=True))
+
+
+def _active(active: Active, names: Mapping[CatalogFile, str], always_on: bool) -> dict[str, Any]:
+    report = active.report
+    whole = not report.unused and report.hit == report.layers
+    state: State = "applied" if whole else "partly"
+    return {
+        "name": names.get(active.file, active.name),
+        "asked": active.name,
+        "state": state,
+        "reason": "" if whole else _why_partly(report),
+        "hit": report.hit,
+        "layers": report.layers,
+        "kinds": dict(report.kinds),
+        "unused": report.reasons(),
+        "images": list(active.images),
+        "always_on": always_on,
+    }
+
+
+def _left_out(skipped: Skipped) -> dict[str, Any]:
+    state: State = "missing" if skipped.missing else "failed"
+    return {
+        "name": skipped.name,
+        "asked": skipped.name,
+        "state": state,
+        "reason": skipped.reason,
+        "hit": 0,
+        "layers": None,
+        "kinds": {},
+        "unused": {},
+        "images": [],
+        "always_on": skipped.always_on,
+    }
+
+
+def _why_partly(report: NetworkReport) -> str:
+    missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers fit this model"]
+    unused = [f"{len(report.unused)} keys unused: {report.causes()}"] if report.unused else []
+    return "; ".join([*missed, *unused])

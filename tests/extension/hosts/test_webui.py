@@ -1,0 +1,96 @@
+"""What the hosts of A1111's family show of Remora: the tab, and the settings with their explanations."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+from extension.hosts._webui import WebUIHost
+from extension.options import TABLE
+
+ROOT = Path(__file__).resolve().parents[3]
+BLOCKS = """
+from extension.ui.tab import build_tab
+(component,) = [one for one in build_tab().get_config_file()["components"] if one["type"] == "html"]
+print(component["props"]["value"])
+"""
+
+
+class OptionInfo(SimpleNamespace):
+    """A setting as the hosts describe it."""
+
+    def __init__(self, default: Any, label: str, component: Any, component_args: Any, **others: Any) -> None:
+        others = {"category_id": None, **others}
+        super().__init__(default=default, label=label, component=component, component_args=component_args, **others)
+
+
+class Plain(WebUIHost):
+    """A host with nothing of its own."""
+
+    name = "plain"
+
+    def is_current(self) -> bool:
+        return False
+
+    def components(self) -> Mapping[str, nn.Module]:
+        return {}
+
+    def quiet_builtin(self) -> None: ...
+
+    def wake_builtin(self) -> None: ...
+
+    def tell(self, p: Any, outcome: Any, images: Sequence[Any]) -> None: ...
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+    """What the host's settings page shows, by key."""
+    shown: dict[str, Any] = {}
+    shared: Any = ModuleType("modules.shared")
+    shared.opts = SimpleNamespace(data={}, add_option=shown.__setitem__)
+    shared.OptionInfo = OptionInfo
+    shared.config_filename = str(tmp_path / "config.json")
+    gradio: Any = ModuleType("gradio")
+    gradio.Checkbox, gradio.Number, gradio.Radio = "checkbox", "number", "radio"
+    for name, module in (("modules", ModuleType("modules")), ("modules.shared", shared), ("gradio", gradio)):
+        monkeypatch.setitem(sys.modules, name, module)
+    return shown
+
+
+def test_every_setting_is_shown_with_its_explanation(shown: dict[str, Any]) -> None:
+    Plain().add_options(TABLE)
+    assert list(shown) == [option.key for option in TABLE]
+    for option in TABLE:
+        info = shown[option.key]
+        assert (info.default, info.label, info.section) == (option.default, option.label, ("remora", "Remora"))
+        assert info.component_args["info"] == option.info
+        assert info.category_id == "sd"
+
+
+def test_what_is_kept_lies_beside_the_hosts_settings(shown: dict[str, Any], tmp_path: Path) -> None:
+    assert Plain().data_dir() == tmp_path / "remora"
+
+
+def test_the_tab_is_made_when_the_host_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    callbacks: Any = ModuleType("modules.script_callbacks")
+    callbacks.__getattr__ = lambda name: lambda callback: asked.__setitem__(name, callback)
+    monkeypatch.setitem(sys.modules, "modules", ModuleType("modules"))
+    monkeypatch.setitem(sys.modules, "modules.script_callbacks", callbacks)
+    host, remora = Plain(), SimpleNamespace(tab=lambda: "blocks")
+    host.connect(remora)  # type: ignore[arg-type]
+    assert asked["on_ui_tabs"]() == [("blocks", "Remora", "remora")]
+
+
+def test_the_tab_is_one_empty_element() -> None:
+    # in a process of its own: gradio leaves event loops open, and warnings are errors here
+    done = subprocess.run([sys.executable, "-c", BLOCKS], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == '<div id="remora-tab"></div>'

@@ -1,0 +1,269 @@
+"""`/remora/v1/*` over the embedded web UI."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from extension.always_on import AlwaysOn
+from extension.infotext import parse_infotext
+from extension.options import DEFAULT_MULTIPLIER, ENABLED, ON_BAD_LORA, SKIP
+from extension.standalone.jobs import Runner
+from extension.standalone.server import make_api
+from extension.version import VERSION
+
+SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64, "seed": 7, "sampler_name": "Euler a"}
+STACK = "/remora/v1/stack"
+STATE = "/remora/v1/state"
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def client(runner: Runner) -> Iterator[TestClient]:
+    with TestClient(make_api(runner)) as client:
+        yield client
+    runner.studio.session.always_on.put(AlwaysOn())
+
+
+@pytest.fixture
+def folder(runner: Runner) -> Iterator[Path]:
+    """The LoRA folder; what a test adds to it goes again."""
+    folder = Path(runner.studio.host.adapter_dirs()[0])
+    before = set(folder.iterdir())
+    yield folder
+    for path in set(folder.iterdir()) - before:
+        path.unlink()
+    runner.studio.session.catalog.refresh()
+
+
+def make(client: TestClient, prompt: str, **settings: object) -> dict[str, Any]:
+    payload = {**SMALL, "prompt": prompt, "override_settings": settings}
+    return dict(client.post("/sdapi/v1/txt2img", json=payload).json())
+
+
+def parameters(answer: dict[str, Any]) -> dict[str, str]:
+    return dict(parse_infotext(json.loads(answer["info"])["infotexts"][0]).settings)
+
+
+def entry(name: str, **fields: object) -> dict[str, object]:
+    return {"name": name, "on": True, "unet": 1.0, "text_encoder": 1.0, **fields}
+
+
+def put(client: TestClient, *entries: dict[str, object], always_on: bool = True) -> Any:
+    return client.put(STACK, json={"always_on": always_on, "entries": list(entries)})
+
+
+def test_the_version_is_that_of_the_project() -> None:
+    assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+def test_the_files_are_listed_with_what_is_wrong_with_them(client: TestClient, folder: Path) -> None:
+    (folder / "old.pt").write_bytes(b"\x80\x02")
+    (folder / "broken.safetensors").write_bytes(b"x" * 100)
+    loras = {lora["name"]: lora for lora in client.post("/remora/v1/refresh").json()["loras"]}
+    assert client.get("/remora/v1/loras").json()["loras"] == list(loras.values())
+    assert loras.keys() == {"broken", "demo-linear", "demo-locon", "old"}
+    good = loras["demo-linear"]
+    assert (good["alias"], good["folder"], good["readable"], good["reason"]) == ("demo-linear", "", True, "")
+    stat = (folder / "demo-linear.safetensors").stat()
+    assert (good["size"], good["mtime"]) == (stat.st_size, pytest.approx(stat.st_mtime))
+    assert "a pickle" in loras["old"]["reason"]
+    assert loras["broken"]["reason"].startswith("broken.safetensors: ")
+    assert not loras["old"]["readable"]
+    assert not loras["broken"]["readable"]
+
+
+def test_an_answer_that_has_not_changed_is_not_sent_again(client: TestClient) -> None:
+    first = client.get(STATE)
+    again = client.get(STATE, headers={"If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    make(client, "<lora:demo-linear:1>")
+    assert client.get(STATE, headers={"If-None-Match": first.headers["ETag"]}).status_code == 200
+
+
+def test_the_state_tells_each_lora_of_the_latest_picture(client: TestClient, folder: Path) -> None:
+    (folder / "broken.safetensors").write_bytes(b"x" * 100)
+    put(client, entry("demo-locon"))
+    make(client, "<lora:demo-linear:1> <lora:nowhere:1> <lora:broken:1>", **{ON_BAD_LORA: SKIP})
+    state = client.get(STATE).json()
+    assert (state["host"], state["version"], state["enabled"], state["images"]) == ("standalone", VERSION, True, 1)
+    assert (state["conflicts"], state["notes"], state["merged"], state["live"]) == ([], [], 0, {})
+    told = {lora["name"]: (lora["state"], lora["always_on"]) for lora in state["loras"]}
+    assert told == {
+        "demo-locon": ("applied", True),
+        "demo-linear": ("applied", False),
+        "nowhere": ("missing", False),
+        "broken": ("failed", False),
+    }
+    reasons = {lora["name"]: lora["reason"] for lora in state["loras"]}
+    assert reasons["demo-linear"] == ""
+    assert "is not in the LoRA folders" in reasons["nowhere"]
+    assert "broken" in reasons["broken"]
+
+
+def test_a_file_of_which_keys_go_unused_is_applied_partly(client: TestClient, folder: Path) -> None:
+    tensors = load_file(folder / "demo-linear.safetensors")
+    layer = next(iter(tensors)).partition(".")[0]
+    found = {key: value for key, value in tensors.items() if key.startswith(f"{layer}.")}
+    others = {key.replace(layer, "lora_unet_no_such"): value.clone() for key, value in found.items()}
+    save_file({**tensors, **others}, folder / "half.safetensors")
+    make(client, "<lora:half:1>")
+    (lora,) = client.get(STATE).json()["loras"]
+    assert (lora["state"], lora["hit"], lora["layers"]) == ("partly", 172, 173)
+    assert lora["reason"].startswith("172 of 173 layers fit this model; ")
+    (keys,) = lora["unused"].values()
+    assert sorted(keys) == sorted(others)
+
+
+def test_where_a_generation_failed_the_state_says_for_what(client: TestClient) -> None:
+    make(client, "<lora:demo-linear:1>")
+    assert "detail" in make(client, "<lora:demo-linear:1> <lora:nowhere:1>")
+    state = client.get(STATE).json()
+    (lora,) = state["loras"]
+    assert (lora["name"], lora["state"]) == ("nowhere", "missing")
+    assert state["notes"] == [lora["reason"]]
+
+
+def test_settings_that_the_tab_needs_are_in_the_state(client: TestClient, runner: Runner) -> None:
+    host = runner.studio.host
+    try:
+        host.set_option(ENABLED, False)
+        host.set_option(DEFAULT_MULTIPLIER, 0.7)
+        state = client.get(STATE).json()
+    finally:
+        host.set_option(ENABLED, True)
+        host.set_option(DEFAULT_MULTIPLIER, 1.0)
+    assert (state["enabled"], state["default_multiplier"]) == (False, 0.7)
+
+
+def test_the_stack_is_in_every_picture_while_it_is_on_and_said_in_its_parameters(client: TestClient) -> None:
+    plain = make(client, "a fox")
+    written = make(client, "a fox <lora:demo-linear:0.5:0.8>")
+    assert put(client, entry("demo-linear", unet=0.8, text_encoder=0.5)).status_code == 200
+    always = make(client, "a fox")
+    assert always["images"] != plain["images"]
+    assert parameters(always)["Remora stack"] == "<lora:demo-linear:0.5:0.8>"
+    assert parameters(always)["Lora hashes"] == parameters(written)["Lora hashes"]
+    assert png(always) == png(written)
+    own = make(client, "a fox <lora:demo-linear:0>")
+    assert png(own) == png(plain)
+    assert "Remora stack" not in parameters(own)
+    put(client, entry("demo-linear", unet=0.8, text_encoder=0.5), always_on=False)
+    assert make(client, "a fox")["images"] == plain["images"]
+
+
+def png(answer: dict[str, Any]) -> bytes:
+    """The pixels of a picture, whose parameters may be others."""
+    with Image.open(io.BytesIO(base64.b64decode(answer["images"][0]))) as image:
+        return image.tobytes()
+
+
+def test_the_stack_is_kept_with_names_as_tags_spell_them(
+    client: TestClient, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.studio.host, "data_dir", lambda: tmp_path)
+    monkeypatch.setattr(runner.studio.session.always_on, "_folder", lambda: tmp_path)
+    answer = put(client, entry("demo-linear.safetensors", unet=2), {"name": "demo-locon"}).json()
+    assert answer["entries"] == [entry("demo-linear", unet=2.0), entry("demo-locon")]
+    assert client.get(STACK).json() == answer
+    assert json.loads((tmp_path / "stack.json").read_text("utf-8"))["entries"] == answer["entries"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b"", 422, "the stack is not JSON"),
+        (b"{", 422, "the stack is not JSON"),
+        (b"\xff", 422, "the stack is not JSON"),
+        (b"[" * 100_000, 422, "the stack is not JSON"),
+        (b'{"entries": 1}', 422, "entries must be a list"),
+        (b'{"entries": [{"name": "demo-liner"}]}', 422, "did you mean demo-linear"),
+        (b'{"entries": [{"name": "../demo-linear"}]}', 422, "would leave the LoRA folders"),
+        (b'{"entries": [{"name": "/etc/passwd"}]}', 422, "would leave the LoRA folders"),
+        (b'{"entries": [{"name": "demo-linear", "unet": NaN}]}', 422, "must be a number, not nan"),
+        (b'{"entries": [{"name": "demo-linear"}, {"name": "demo-linear.safetensors"}]}', 422, "in the stack twice"),
+        (b" " * ((1 << 20) + 1), 413, "no more than 1 MB"),
+    ],
+)
+def test_wrong_input_changes_nothing_and_is_one_sentence(
+    client: TestClient, body: bytes, status: int, told: str
+) -> None:
+    before = put(client, entry("demo-locon")).json()
+    answer = client.put(STACK, content=body)
+    assert answer.status_code == status
+    detail = answer.json()["detail"]
+    assert told in detail
+    assert "\n" not in detail
+    assert client.get(STACK).json() == before
+
+
+def test_an_entry_whose_file_has_gone_stays_and_can_be_changed(client: TestClient, folder: Path) -> None:
+    path = folder / "short-lived.safetensors"
+    path.write_bytes((folder / "demo-linear.safetensors").read_bytes())
+    assert put(client, entry("short-lived")).status_code == 200
+    path.unlink()
+    answer = put(client, entry("short-lived", on=False), entry("demo-locon"))
+    assert answer.json()["entries"] == [entry("short-lived", on=False), entry("demo-locon")]
+    put(client, entry("short-lived"))
+    detail = make(client, "a fox")["detail"]
+    assert detail.startswith("of the always-on stack: LoRA 'short-lived' is not in the LoRA folders")
+    (lora,) = client.get(STATE).json()["loras"]
+    assert (lora["name"], lora["state"], lora["always_on"]) == ("short-lived", "missing", True)
+
+
+def test_a_file_that_cannot_be_used_is_not_taken(client: TestClient, folder: Path) -> None:
+    (folder / "broken.safetensors").write_bytes(b"x" * 100)
+    answer = put(client, entry("broken"))
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("LoRA 'broken' cannot be used: broken.safetensors: ")
+
+
+def test_a_stack_that_cannot_be_kept_is_as_before(
+    client: TestClient, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = put(client, entry("demo-locon")).json()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(runner.studio.session.always_on, "_folder", lambda: tmp_path / "file")
+    answer = put(client)
+    assert answer.status_code == 500
+    assert answer.json()["detail"].startswith("the stack cannot be kept, so it is as before: ")
+    assert client.get(STACK).json() == before
+
+
+def test_inspect_tells_what_the_command_tells(client: TestClient, folder: Path) -> None:
+    command = [sys.executable, "-m", "lib_lora", "inspect", "--json", str(folder / "demo-linear.safetensors")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert client.get("/remora/v1/inspect", params={"name": "demo-linear"}).json() == json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "told"),
+    [
+        ("../../secret", 404, "would leave the LoRA folders"),
+        ("nowhere", 404, "is not in the LoRA folders"),
+        ("", 404, "is not in the LoRA folders"),
+        ("broken", 422, "broken.safetensors: "),
+    ],
+)
+def test_what_cannot_be_inspected(client: TestClient, folder: Path, name: str, status: int, told: str) -> None:
+    (folder / "broken.safetensors").write_bytes(b"x" * 100)
+    answer = client.get("/remora/v1/inspect", params={"name": name})
+    assert answer.status_code == status
+    assert told in answer.json()["detail"]
+
+
+def test_the_routes_are_in_the_schema(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    assert set(paths[STACK]) == {"get", "put"}
+    assert {"/remora/v1/loras", "/remora/v1/refresh", STATE, "/remora/v1/inspect"} <= set(paths)

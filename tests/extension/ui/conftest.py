@@ -1,0 +1,42 @@
+"""A running web UI for the tests of its page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from extension.standalone.demo_model import Demo
+from tests.conftest import find_chromium
+from tests.extension.ui.serving import Served, fill, opened, playwright, serving
+
+
+@pytest.fixture(scope="module")
+def served(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """The web UI as a user starts it, in a process of its own."""
+    arguments = [f"--model={demo.model}", f"--lora-dir={demo.loras}"]
+    with serving(tmp_path_factory.mktemp("pictures"), demo.loras, arguments) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """One Chromium for all tests of a file; each of them has a page without memory."""
+    chromium = find_chromium()
+    assert chromium is not None, "mark this test `browser`"
+    with playwright.sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(served: Served, browser: Any) -> Iterator[Any]:
+    """The page with small and quick settings."""
+    with opened(served, browser) as page:
+        fill(page, "#width input[type=number]", "64")
+        fill(page, "#height input[type=number]", "64")
+        fill(page, "#steps input[type=number]", "2")
+        fill(page, "#seed input", "7")
+        yield page

@@ -1,0 +1,104 @@
+"""The web UI as a user starts it, in a process of its own, and its page in a real browser."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api")
+ROOT = Path(__file__).resolve().parents[3]
+LONG = 60_000  # milliseconds
+START = 120  # seconds
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running web UI."""
+
+    url: str
+    pictures: Path
+    loras: Path
+
+
+@contextmanager
+def serving(pictures: Path, loras: Path, arguments: list[str]) -> Iterator[Served]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    served = Served(f"http://127.0.0.1:{port}", pictures, loras)
+    log = pictures / "log.txt"
+    command = [sys.executable, "-m", "extension.standalone", "--no-browser", f"--port={port}", "--device=cpu"]
+    command += [f"--output-dir={pictures}", f"--data-dir={pictures / 'data'}", *arguments]
+    with log.open("wb") as output:
+        # one thread: several, on cores that others use, wait for each other many times longer than they compute
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    try:
+        wait_until_up(served.url, process, log)
+        yield served
+    finally:
+        process.terminate()
+        process.wait(30)
+    assert "Traceback" not in log.read_text()
+
+
+def wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        try:
+            httpx.get(url, timeout=5)
+        except httpx.TransportError:
+            time.sleep(0.2)
+        else:
+            return
+    raise AssertionError(f"the web UI did not answer\n{log.read_text()}")
+
+
+@contextmanager
+def opened(
+    served: Served, browser: Any, before: Callable[[Any], object] = lambda page: None, **context: Any
+) -> Iterator[Any]:
+    """Open the page; whatever it asks of another address fails the test, and so does an error on its console."""
+    page = browser.new_page(**{"viewport": {"width": 1400, "height": 1000}, **context})
+    asked: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if is_error(message) else None)
+    before(page)
+    try:
+        page.goto(served.url)
+        yield page
+    finally:
+        page.close()
+    assert [address for address in asked if not address.startswith((served.url, "data:", "blob:"))] == []
+    assert errors == []
+
+
+def is_error(message: Any) -> bool:
+    """Whether the console shows an error; an answer of ours that refuses something is shown there by the browser."""
+    ours = "/remora/v1/" in message.location.get("url", "") and message.text.startswith("Failed to load resource")
+    return message.type == "error" and not ours
+
+
+def fill(page: Any, selector: str, value: str) -> None:
+    page.fill(selector, value)
+    page.press(selector, "Tab")
+
+
+def infotext_with(page: Any, text: str) -> str:
+    script = "text => document.querySelector('#infotext textarea').value.includes(text)"
+    page.wait_for_function(script, arg=text, timeout=LONG)
+    return str(page.input_value("#infotext textarea"))
