@@ -326,7 +326,7 @@ class FakeForge:
             "modules": {},
             "modules.script_callbacks": {
                 f"on_{name}": self.callbacks[name].append
-                for name in ("ui_settings", "before_ui", "app_started", "model_loaded", "script_unloaded")
+                for name in ("ui_settings", "ui_tabs", "before_ui", "app_started", "model_loaded", "script_unloaded")
             }
             | {"on_infotext_pasted": self.callbacks["infotext_pasted"].append},
             "modules.shared": self._shared(),
@@ -367,7 +367,8 @@ class FakeForge:
         opts = SimpleNamespace(data={"sd_lora": "None"}, added={})
         opts.add_option = opts.added.__setitem__
         cmd_opts = SimpleNamespace(lora_dir=str(self.lora_dir))
-        return {"opts": opts, "cmd_opts": cmd_opts, "OptionInfo": OptionInfo}
+        config = str(self.lora_dir.parent / "config.json")
+        return {"opts": opts, "cmd_opts": cmd_opts, "OptionInfo": OptionInfo, "config_filename": config}
 
     def _fill_extra_networks(self, module: ModuleType) -> None:
         """Its functions find each other in the module, so that a wrapper is found."""

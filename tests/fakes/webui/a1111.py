@@ -264,6 +264,7 @@ class A1111Fake:
     def _fill(self) -> None:
         self.shared.opts, self.shared.OptionInfo = Options(), OptionInfo  # type: ignore[attr-defined]
         self.shared.cmd_opts = SimpleNamespace(lora_dir=str(self._loras))  # type: ignore[attr-defined]
+        self.shared.config_filename = str(self._loras.parent / "config.json")  # type: ignore[attr-defined]
         data = SimpleNamespace(sd_model=None, loaded_sd_models=[], lock=threading.Lock())
         vars(self.models).update(model_data=data, load_model_weights=self.load_model_weights)
         own = {"host": self, "cached_c": [None, None], "cached_uc": [None, None]}

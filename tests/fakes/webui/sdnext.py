@@ -19,12 +19,21 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from fastapi import FastAPI
 from torch import Tensor, nn
 
 from . import extra_networks
 
 _TEXT_ENCODERS = ["text_encoder", "text_encoder_2", "text_encoder_3"]
-_CALLBACKS = ("ui_settings", "before_ui", "app_started", "model_loaded", "script_unloaded", "infotext_pasted")
+_CALLBACKS = (
+    "ui_settings",
+    "ui_tabs",
+    "before_ui",
+    "app_started",
+    "model_loaded",
+    "script_unloaded",
+    "infotext_pasted",
+)
 
 
 class StoppedError(Exception):
@@ -150,7 +159,7 @@ class SDNext:
         self.extra_networks.register_extra_network(self.builtin)
         self._call("before_ui", backwards=True)
         self._call("ui_settings")
-        self._call("app_started", None, SimpleNamespace(routes=[], include_router=lambda router: None))
+        self._call("app_started", None, FastAPI())
         self.load(self.pipe)
 
     def load(self, pipe: Any) -> None:
@@ -273,6 +282,7 @@ class SDNext:
 
         shared = Shared("modules.shared")
         vars(shared).update(opts=self.opts, state=self.state, cmd_opts=SimpleNamespace(lora_dir=None))
+        shared.config_filename = str(Path(self.opts.data["lora_dir"]).parent / "config.json")  # type: ignore[attr-defined]
         vars(shared).update(OptionInfo=OptionInfo, detailer=Detailer(self))
         return shared
 
