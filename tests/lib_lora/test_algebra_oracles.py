@@ -79,7 +79,7 @@ LAYERS = {"linear": ["linear", "square linear, 4-d"], "conv": ["conv 3x3, stride
     [(case, layer) for case, (_, _, kinds) in LYCORIS.items() for kind in kinds.split() for layer in LAYERS[kind]],
 )
 @pytest.mark.parametrize("multiplier", [1.0, 0.6])
-def test_lycoris(tmp_path, monkeypatch, case, layer, multiplier):
+def test_t16_lycoris(tmp_path, monkeypatch, case, layer, multiplier):
     pytest.importorskip("lycoris")
     base, x = make(layer)
     name, arguments, _ = LYCORIS[case]

@@ -84,7 +84,7 @@ def test_a_layer_tells_its_logical_shape(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_lora_changes_the_output_as_on_the_fp32_base_and_leaves_nothing(name: str, path: Path) -> None:
+def test_t7_a_lora_changes_the_output_as_on_the_fp32_base_and_leaves_nothing(name: str, path: Path) -> None:
     model, x = made(name), inputs(name)
     want = change(Model(dense_layer()), x.float(), path)
     plain = model(x)

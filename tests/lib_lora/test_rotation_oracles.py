@@ -91,7 +91,7 @@ LYCORIS = {
         if m == 1 or "rescaled" not in arguments
     ],
 )
-def test_forward_of_lycoris(tmp_path, kind, layer, multiplier):
+def test_t16_forward_of_lycoris(tmp_path, kind, layer, multiplier):
     lycoris = pytest.importorskip("lycoris")
     name, arguments = LYCORIS[kind]
     base, x = make(layer)
