@@ -355,11 +355,34 @@ def test_t11_the_hires_pass_of_a_batch(host: A1111Fake) -> None:
 def test_t11_a_refiner_has_the_loras_too(host: A1111Fake, refiner: str, kept: int) -> None:
     """It is loaded into the same modules, or beside them, or is there already, and the host says nothing of LoRAs."""
     host.shared.opts.data["sd_checkpoints_limit"] = kept
-    first = one(host.generate("a<lora:a:1>", refiner=refiner, checkpoint="A"))
-    assert not torch.equal(first, one(host.generate("a", refiner=refiner, checkpoint="A")))
-    without_unet = one(host.generate("a<lora:a:1:0>", refiner=refiner, checkpoint="A"))
-    assert not torch.equal(first, without_unet)
-    assert torch.equal(one(host.generate("a<lora:a:1>", refiner=refiner, checkpoint="A")), first)
+    job = {"refiner": refiner, "checkpoint": "A"}
+    first = one(host.generate("a<lora:a:1>", **job))
+    assert not torch.equal(first, one(host.generate("a", **job)))
+    as_the_builtin(host, lambda: one(host.generate("a<lora:a:1>", **job)))
+    assert torch.equal(one(host.generate("a<lora:a:1>", **job)), first)
+
+
+def as_the_builtin(host: A1111Fake, make: Callable[[], Tensor]) -> None:
+    """What Remora makes is what the built-in makes, which merges whatever model is called."""
+    ours = make()
+    host.shared.opts.data[ENABLED] = False
+    theirs = make()
+    host.shared.opts.data[ENABLED] = True
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
+def test_a_model_swapped_between_two_steps_has_the_loras_too(host: A1111Fake) -> None:
+    """As an extension may do it: nothing is encoded anew, and no callback comes."""
+    host.shared.opts.data["sd_checkpoints_limit"] = 2
+    for name in "BA":
+        host.generate("a", checkpoint=name)
+
+    def swap(step: int) -> None:
+        host.reload_model_weights("AB"[step])
+
+    plain = one(host.generate("a", checkpoint="A", during=swap))
+    assert not torch.equal(one(host.generate("a<lora:unet:1>", checkpoint="A", during=swap)), plain)
+    as_the_builtin(host, lambda: one(host.generate("a<lora:unet:1>", checkpoint="A", during=swap)))
 
 
 def test_a_refiner_serves_a_batch_too(host: A1111Fake) -> None:
