@@ -358,6 +358,10 @@ def test_t11_a_refiner_has_the_loras_too(host: A1111Fake, refiner: str, kept: in
     job = {"refiner": refiner, "checkpoint": "A"}
     first = one(host.generate("a<lora:a:1>", **job))
     assert not torch.equal(first, one(host.generate("a", **job)))
+    assert torch.equal(one(host.generate("a<lora:a:1>", **job)), first)
+    # the built-in loses its LoRAs while a model of another configuration is loaded, so both models are there for it
+    host.shared.opts.data["sd_checkpoints_limit"] = 2
+    host.generate("a", **job)
     as_the_builtin(host, lambda: one(host.generate("a<lora:a:1>", **job)))
     assert torch.equal(one(host.generate("a<lora:a:1>", **job)), first)
 
