@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from extension.hosts.a1111 import A1111
 from extension.options import DEFAULT_MULTIPLIER, ENABLED, FAIL, IN_ORDER, MERGE, ON_BAD_LORA
 from lib_lora import LoraError
 from tests.fakes.files import pair, save
-from tests.fakes.webui.a1111 import A1111Fake
+from tests.fakes.webui.a1111 import A1111Fake, MulticondLearnedConditioning, SdConditioning
 from tests.fakes.webui.a1111_model import LAYERS
 
 RANK = 2
@@ -62,11 +63,6 @@ def host(start: Callable[..., A1111Fake]) -> Iterator[A1111Fake]:
     yield host
     assert host.callbacks.printed == []
     assert host.extra_networks.shown == []
-
-
-def plain(loras: Path) -> A1111Fake:
-    """The same web UI without Remora, for one picture on a fresh start."""
-    return A1111Fake(loras, lambda: None)
 
 
 def fresh(host: A1111Fake, prompt: Any, **more: Any) -> Tensor:
@@ -154,7 +150,7 @@ def test_t1_an_image_has_the_same_bits_after_any_history(host: A1111Fake) -> Non
         assert torch.equal(fresh(host, "a cat"), without)
         assert torch.equal(fresh(host, f"a cat<lora:a:{strength}>"), image)
     assert same(list(weights(host).values()), list(base.values()))
-    assert vars(__import__("sys").modules["networks"])["backups"] == 0  # the built-in has copied nothing
+    assert sys.modules["networks"].backups == 0  # the built-in has copied nothing
 
 
 def test_what_the_builtin_merges_is_what_remora_adds(start: Callable[..., A1111Fake]) -> None:
@@ -306,6 +302,26 @@ def test_t9_each_batch_of_a_job_and_the_texts_of_all(host: A1111Fake) -> None:
         torch.testing.assert_close(found.images[i], one(host.generate(prompt, seed=1 + i)), rtol=1e-4, atol=1e-5)
 
 
+def test_prompts_encoded_by_stack_are_the_same_kinds_of_lists_and_come_back_in_order() -> None:
+    from extension.hosts._conditionings import _by_stack
+
+    told: list[Any] = []
+    remora: Any = SimpleNamespace(image=lambda index: told.append(index))
+
+    def encode(model: Any, prompts: SdConditioning, steps: int) -> MulticondLearnedConditioning:
+        told.append((list(prompts), prompts.is_negative_prompt, prompts.width, steps))
+        return MulticondLearnedConditioning((len(prompts),), [[text.upper()] for text in prompts])
+
+    prompts = SdConditioning(["a", "b", "c"], is_negative_prompt=True, width=768)
+    found = _by_stack(encode, ["x", "y", "x"], remora)(None, prompts, 20)
+    assert told == [0, (["a", "c"], True, 768, 20), 1, (["b"], True, 768, 20), 0]
+    assert (found.shape, found.batch) == ((3,), [["A"], ["B"], ["C"]])
+    listed = _by_stack(lambda model, texts: [text * 2 for text in texts], ["x", "y", "x"], remora)(
+        None, ["a", "b", "c"]
+    )
+    assert listed == ["aa", "bb", "cc"]
+
+
 def test_images_that_are_alike_cost_nothing_more(host: A1111Fake) -> None:
     assert asked(host, ["a<lora:a:1>", "a<lora:a:1>", "a<lora:a:1>"], batch_size=3) == 2
     check_batch(host, ["a<lora:a:1>", "b<lora:a:1>"])
@@ -339,11 +355,38 @@ def test_t11_the_hires_pass_of_a_batch(host: A1111Fake) -> None:
 def test_t11_a_refiner_has_the_loras_too(host: A1111Fake, refiner: str, kept: int) -> None:
     """It is loaded into the same modules, or beside them, or is there already, and the host says nothing of LoRAs."""
     host.shared.opts.data["sd_checkpoints_limit"] = kept
-    first = one(host.generate("a<lora:a:1>", refiner=refiner, checkpoint="A"))
-    assert not torch.equal(first, one(host.generate("a", refiner=refiner, checkpoint="A")))
-    without_unet = one(host.generate("a<lora:a:1:0>", refiner=refiner, checkpoint="A"))
-    assert not torch.equal(first, without_unet)
-    assert torch.equal(one(host.generate("a<lora:a:1>", refiner=refiner, checkpoint="A")), first)
+    job = {"refiner": refiner, "checkpoint": "A"}
+    first = one(host.generate("a<lora:a:1>", **job))
+    assert not torch.equal(first, one(host.generate("a", **job)))
+    assert torch.equal(one(host.generate("a<lora:a:1>", **job)), first)
+    # the built-in loses its LoRAs while a model of another configuration is loaded, so both models are there for it
+    host.shared.opts.data["sd_checkpoints_limit"] = 2
+    host.generate("a", **job)
+    as_the_builtin(host, lambda: one(host.generate("a<lora:a:1>", **job)))
+    assert torch.equal(one(host.generate("a<lora:a:1>", **job)), first)
+
+
+def as_the_builtin(host: A1111Fake, make: Callable[[], Tensor]) -> None:
+    """What Remora makes is what the built-in makes, which merges whatever model is called."""
+    ours = make()
+    host.shared.opts.data[ENABLED] = False
+    theirs = make()
+    host.shared.opts.data[ENABLED] = True
+    assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
+def test_a_model_swapped_between_two_steps_has_the_loras_too(host: A1111Fake) -> None:
+    """As an extension may do it: nothing is encoded anew, and no callback comes."""
+    host.shared.opts.data["sd_checkpoints_limit"] = 2
+    for name in "BA":
+        host.generate("a", checkpoint=name)
+
+    def swap(step: int) -> None:
+        host.reload_model_weights("AB"[step])
+
+    plain = one(host.generate("a", checkpoint="A", during=swap))
+    assert not torch.equal(one(host.generate("a<lora:unet:1>", checkpoint="A", during=swap)), plain)
+    as_the_builtin(host, lambda: one(host.generate("a<lora:unet:1>", checkpoint="A", during=swap)))
 
 
 def test_a_refiner_serves_a_batch_too(host: A1111Fake) -> None:
@@ -434,7 +477,7 @@ def test_bare_activation_at_a_load_is_nothing(host: A1111Fake) -> None:
 
 
 def test_the_setting_hands_back_and_takes_again_without_a_restart(host: A1111Fake) -> None:
-    networks = __import__("sys").modules["networks"]
+    networks = sys.modules["networks"]
     ours, none = one(host.generate("a<lora:a:1>")), one(host.generate("a"))
     assert networks.originals.Linear_forward is None  # its patches are undone
     base = weights(host)
@@ -457,7 +500,7 @@ def test_the_setting_hands_back_and_takes_again_without_a_restart(host: A1111Fak
 def test_handed_back_remora_is_inert(host: A1111Fake) -> None:
     host.shared.opts.data[ENABLED] = False
     found = host.generate(["x<lora:a:1>", "x<lora:b:1>"], batch_size=2)
-    networks = __import__("sys").modules["networks"]
+    networks = sys.modules["networks"]
     assert [net.name for net in networks.loaded_networks] == ["a"]  # as it is without us: the first prompt's
     assert not any(hashes(text) for text in found.infotexts)
     assert host.paste({"Prompt": "x", "Lora hashes": ""})["Prompt"] == "x (the built-in was here)"
@@ -476,7 +519,7 @@ def test_class_patches_of_others_on_top_of_the_builtins_stay(start: Callable[...
     try:
         wanted, none = one(host.generate("a<lora:a:1>")), one(host.generate("a"))
         assert not torch.equal(wanted, none)
-        assert __import__("sys").modules["networks"].backups == 0
+        assert sys.modules["networks"].backups == 0
         host.shared.opts.data[ENABLED] = False
         host.generate("a<lora:a:1>")
         host.shared.opts.data[ENABLED] = True

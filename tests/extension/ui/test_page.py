@@ -33,7 +33,7 @@ def test_a_picture_with_a_lora(page: Any, served: Served) -> None:
     with Image.open(first) as plain, Image.open(second) as changed:
         assert (read_infotext(plain), read_infotext(changed)) == (before, after)
         assert plain.tobytes() != changed.tobytes()
-    assert page.locator("#gallery img").first.evaluate("image => image.complete && image.naturalWidth") == 64
+    page.wait_for_function("document.querySelector('#gallery img')?.naturalWidth === 64")
 
 
 def test_an_error_is_shown_and_the_page_goes_on(page: Any) -> None:
