@@ -6,11 +6,11 @@ which the tags of the batch's first prompt stand. The text encoders' share of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from types import ModuleType
 from typing import Any
 
-from ._extra_networks import KINDS
+from ._extra_networks import of_others
 from ._wraps import Wraps
 from .base import Remora
 
@@ -44,9 +44,7 @@ class Conditionings:
     ) -> Any:
         remora = self._remora()
         if remora is not None:
-            tags: Mapping[str, Any] = extra_network_data or {}
-            others = {kind: params for kind, params in tags.items() if kind not in KINDS}
-            extra_network_data = (remora.text_key(), self._depends(), others)
+            extra_network_data = (remora.text_key(), self._depends(), of_others(extra_network_data))
         return original(p, prompts, steps, extra_network_data, *args, **kwargs)
 
     def _conditionings(

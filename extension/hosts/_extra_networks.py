@@ -29,21 +29,29 @@ class ImageTags(defaultdict[str, list[Any]]):
     """What `parse_prompts` returns: the tags of one prompt by kind, and besides those of every prompt."""
 
     images: Images
+    ours: tuple[str, ...]
+    """The kinds that Remora serves."""
 
     @classmethod
-    def of(cls, tags: Mapping[str, list[Any]], images: Images) -> ImageTags:
+    def of(cls, tags: Mapping[str, list[Any]], images: Images, ours: tuple[str, ...] = KINDS) -> ImageTags:
         """Make one of what the host found and the tags of every prompt."""
         made = cls(list, tags)
-        made.images = images
+        made.images, made.ours = images, ours
         return made
 
     def __copy__(self) -> ImageTags:
-        return self.of(self, self.images)
+        return self.of(self, self.images, self.ours)
 
     copy = __copy__
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ImageTags.of, (dict(self), self.images)  # copies keep the images
+        return ImageTags.of, (dict(self), self.images, self.ours)  # copies keep the images
+
+
+def of_others(tags: Mapping[str, list[Any]] | None) -> dict[str, list[Any]]:
+    """The tags of one prompt that are not Remora's."""
+    ours = getattr(tags, "ours", KINDS)
+    return {kind: params for kind, params in (tags or {}).items() if kind not in ours}
 
 
 class ExtraNetworks:
@@ -143,7 +151,7 @@ class ExtraNetworks:
             # a second look at prompts that have lost their tags at the first: the host passes what it found then
             earlier = next((one for one in (*args, *kwargs.values()) if isinstance(one, ImageTags)), None)
             images = images if earlier is None else earlier.images
-        return texts, ImageTags.of(tags or {}, images)
+        return texts, ImageTags.of(tags or {}, images, tuple(filter(self._is_ours, KINDS)))
 
     def _activate(self, original: Callable[..., Any], p: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
         if getattr(p, "disable_extra_networks", False):
@@ -222,6 +230,10 @@ class ExtraNetworks:
                 raise
             self._failure = error  # the host would print it and make a picture without the LoRA
 
-    @staticmethod
-    def _arguments(tags: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
-        return tuple(":".join(map(str, params.items)) for kind in KINDS for params in tags.get(kind, ()))
+    def _arguments(self, tags: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
+        kinds = [kind for kind in KINDS if self._is_ours(kind)]
+        return tuple(":".join(map(str, params.items)) for kind in kinds for params in tags.get(kind, ()))
+
+    def _is_ours(self, kind: str) -> bool:
+        """Whether tags of this kind come to us; an older extension has one of its own for `lyco`."""
+        return kind == self.network.name or self._registries()[0].get(kind) in (None, self.network)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable
 from types import SimpleNamespace
 from typing import Any
 
-from ._extra_networks import KINDS
+from ._extra_networks import of_others
 from ._webui_modules import module
 from ._wraps import Wraps
 from .base import Remora
@@ -103,7 +103,7 @@ class _Keyed:
 
     def __init__(self, p: Any, key: Hashable) -> None:
         self._p = p
-        others = {kind: tags for kind, tags in (p.network_data or {}).items() if kind not in KINDS}
+        others = of_others(p.network_data)
         self.network_data = {**others, "remora": [SimpleNamespace(items=[key])]}
         self.lora_apply_te = True  # the key knows what they are left alone
 

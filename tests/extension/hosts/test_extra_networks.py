@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from extension.hosts._extra_networks import ExtraNetworks, ImageTags
+from extension.hosts._extra_networks import ExtraNetworks, ImageTags, of_others
 from tests.fakes.webui import extra_networks as fakes
 
 
@@ -189,6 +189,20 @@ def test_a_registry_that_was_cleared_and_filled_anew_is_taken_again(taken: Taken
     assert (another.calls, len(taken.batches)) == ([], 1)
     taken.networks.give_back()
     assert taken.module.extra_network_registry["lora"] is another
+
+
+def test_tags_of_a_kind_that_another_extension_serves_are_its_own(taken: Taken) -> None:
+    """As a1111-sd-webui-lycoris does for `<lyco:...>`; they would act twice."""
+    theirs = type(taken.builtin)()
+    taken.module.extra_network_registry["lyco"] = theirs
+    p = taken.generate("x<lora:a:1><lyco:b:1>")
+    assert taken.batches == [(("a:1",),)]
+    assert theirs.calls == [["b:1"]]
+    assert of_others(p.network_data).keys() == {"lyco"}
+    del taken.module.extra_network_registry["lyco"]
+    p = taken.generate("x<lora:a:1><lyco:b:1>")
+    assert taken.batches[1] == (("a:1", "b:1"),)
+    assert of_others(p.network_data) == {}
 
 
 @pytest.mark.parametrize("enabled", [True, False])
