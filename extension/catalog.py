@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -56,6 +56,14 @@ class CatalogFile:
     def name(self) -> str:
         """File name without the suffix."""
         return self.relative.rpartition("/")[2]
+
+    def is_current(self) -> bool:
+        """Tell whether the file is still as it was found."""
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return False
+        return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
 
     @property
     def readable(self) -> bool:
@@ -115,14 +123,14 @@ class Catalog:
         raise CatalogError(name, f"is not in the LoRA folders{hint}", close)
 
     def find_anew(self, name: str) -> CatalogFile:
-        """Return the file meant by a name as `find` does, also where it has come since the folders were looked at.
+        """Return the file meant by a name as `find` does, also where it came or changed since the last look.
 
         Raises:
             CatalogError: as `find`.
         """
         try:
             file = self.find(name)
-            if file.path.exists():
+            if file.is_current():
                 return file
         except CatalogError as error:
             if error.fits_several:
@@ -142,12 +150,15 @@ class Catalog:
     def with_hash(self, digest: str) -> tuple[CatalogFile, ...]:
         """Return the readable files whose short hash begins like `digest`, 8 hex digits or more; none for any other.
 
-        The hash of nothing, which some trainers write into every file, is nobody's.
+        The hash of nothing, which some trainers write into every file, is nobody's. Files whose hash has to be made are
+        read whole, so after some gigabytes it is over.
         """
         wanted = digest.lower()[:_HASH_LENGTH]
         if not _HASH.fullmatch(digest) or _HASH_OF_NOTHING.startswith(wanted):
             return ()
-        return tuple(file for file in self.files if wanted == self._short(file)[: len(wanted)])
+        known = {file for file in self.files if file in self._hashes or self._stored_hash(file)}
+        found = {file for file in self._worth_reading(known) if wanted == self._short(file)[: len(wanted)]}
+        return tuple(file for file in self.files if file in found)
 
     def with_sha256(self, digest: str, likely: CatalogFile | None = None) -> CatalogFile | None:
         """Return a readable file whose SHA-256 begins like `digest`, 8 hex digits or more; None where none was found.
@@ -157,12 +168,7 @@ class Catalog:
         """
         if not _HASH.fullmatch(digest):
             return None
-        left = _READ_AT_MOST
-        for file in sorted(self.files, key=lambda one: (one not in self._whole_hashes, one != likely, one.size)):
-            if file not in self._whole_hashes:
-                left -= file.size
-                if left < 0 and file != likely:
-                    break
+        for file in self._worth_reading(set(self._whole_hashes), likely):
             try:
                 if self.sha256(file).startswith(digest.lower()):
                     return file
@@ -207,10 +213,7 @@ class Catalog:
         Raises:
             OSError: the file cannot be read.
         """
-        # reading it from there spares reading every file once
-        stored = self.metadata(file).get("sshs_model_hash", "").lower()
-        credible = _HASH.fullmatch(stored) and not stored.startswith(_HASH_OF_NOTHING)
-        return stored[:_HASH_LENGTH] if credible and len(stored) >= _HASH_LENGTH else self.shorthash(file)
+        return self._stored_hash(file) or self.shorthash(file)
 
     def sha256(self, file: CatalogFile) -> str:
         """Return the SHA-256 of the whole file, in hex digits.
@@ -221,6 +224,24 @@ class Catalog:
         if file not in self._whole_hashes:
             self._whole_hashes[file] = _hash_from(file.path, 0)
         return self._whole_hashes[file]
+
+    def _stored_hash(self, file: CatalogFile) -> str:
+        """What its trainer wrote down, where that is credible; reading it spares reading the whole file."""
+        stored = self.metadata(file).get("sshs_model_hash", "").lower()
+        credible = _HASH.fullmatch(stored) and len(stored) >= _HASH_LENGTH and not stored.startswith(_HASH_OF_NOTHING)
+        return stored[:_HASH_LENGTH] if credible else ""
+
+    def _worth_reading(
+        self, known: Collection[CatalogFile], likely: CatalogFile | None = None
+    ) -> Iterator[CatalogFile]:
+        """Yield files to compare by hash: the known ones, the likely one, then others by size, up to some gigabytes."""
+        left = _READ_AT_MOST
+        for file in sorted(self.files, key=lambda one: (one not in known, one != likely, one.size)):
+            if file not in known:
+                left -= file.size
+                if left < 0 and file != likely:
+                    return
+            yield file
 
     def _short(self, file: CatalogFile) -> str:
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from extension.guest import Guest
@@ -139,6 +140,18 @@ def test_a_file_that_has_come_since_is_found(setup: Setup, demo: Demo) -> None:
     assert not setup.batch("later").problems
     (setup.folder / "later.safetensors").unlink()
     assert "later" in setup.batch("later").problems[0]
+
+
+def test_a_file_that_was_overwritten_is_another_one(setup: Setup, demo: Demo) -> None:
+    """The encoded prompts and hashes of what it was before are not its own."""
+    path = setup.folder / "demo-linear.safetensors"
+    (before,) = setup.batch("demo-linear").image(0)
+    key, digest = setup.guest.text_key(), before.sha256()
+    tensors = {name: tensor * 2 for name, tensor in load_file(path).items()}
+    save_file(tensors, path)
+    (after,) = setup.batch("demo-linear").image(0)
+    assert setup.guest.text_key() != key
+    assert after.sha256() != digest
 
 
 def test_t18_a_model_that_comes_in_the_middle_of_a_generation_has_the_loras(setup: Setup) -> None:
