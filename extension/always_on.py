@@ -27,7 +27,7 @@ _NUMBERS = {"unet": "the UNet", "text_encoder": "the text encoder"}
 _UNWRITABLE = frozenset("<>:")  # in a tag, and the parameters text tells of the stack in tags
 
 
-class StackRefused(ValueError):  # noqa: N818  # the text is what the user did wrong
+class StackRefusedError(ValueError):
     """What was given is no stack; the text is one sentence that says where and why."""
 
 
@@ -67,18 +67,18 @@ def read(data: object) -> AlwaysOn:
     """Read a stack from plain data; a field of an entry that is missing has its default.
 
     Raises:
-        StackRefused: it is none.
+        StackRefusedError: it is none.
     """
     if not isinstance(data, Mapping):
-        raise StackRefused("a stack is an object with the fields always_on and entries")
+        raise StackRefusedError("a stack is an object with the fields always_on and entries")
     _refuse_others(data, ("version", "always_on", "entries"), "a stack")
     version, enabled, entries = data.get("version", VERSION), data.get("always_on", False), data.get("entries", [])
     if version != VERSION:
-        raise StackRefused(f"the stack is of version {version!r}, and this Remora knows version {VERSION} only")
+        raise StackRefusedError(f"the stack is of version {version!r}, and this Remora knows version {VERSION} only")
     if not isinstance(enabled, bool):
-        raise StackRefused(f"always_on must be true or false, not {enabled!r}")
+        raise StackRefusedError(f"always_on must be true or false, not {enabled!r}")
     if not isinstance(entries, list) or len(entries) > _MAX_ENTRIES:
-        raise StackRefused(f"entries must be a list of no more than {_MAX_ENTRIES} LoRA")
+        raise StackRefusedError(f"entries must be a list of no more than {_MAX_ENTRIES} LoRA")
     return AlwaysOn(enabled, tuple(_entry(entry, number) for number, entry in enumerate(entries, 1)))
 
 
@@ -141,16 +141,16 @@ class AlwaysOnFile:
 def _entry(data: object, number: int) -> AlwaysOnEntry:
     what = f"entry {number}"
     if not isinstance(data, Mapping):
-        raise StackRefused(f"{what} must be an object with a name, not {data!r:.60}")
+        raise StackRefusedError(f"{what} must be an object with a name, not {data!r:.60}")
     _refuse_others(data, ("name", "on", *_NUMBERS), what)
     name, on = data.get("name"), data.get("on", True)
     if not isinstance(name, str) or not name.strip() or len(name) > _MAX_NAME:
-        raise StackRefused(f"the name of {what} must be a text of 1 to {_MAX_NAME} characters")
+        raise StackRefusedError(f"the name of {what} must be a text of 1 to {_MAX_NAME} characters")
     what = f"{what} ({name:.60})"
     if _UNWRITABLE & set(name):
-        raise StackRefused(f"{what} has one of < > : in its name, which a tag cannot have; rename the file")
+        raise StackRefusedError(f"{what} has one of < > : in its name, which a tag cannot have; rename the file")
     if not isinstance(on, bool):
-        raise StackRefused(f"{what}: on must be true or false, not {on!r:.60}")
+        raise StackRefusedError(f"{what}: on must be true or false, not {on!r:.60}")
     numbers = {
         field: _strength(data.get(field, 1.0), f"{what}: the strength for {of}") for field, of in _NUMBERS.items()
     }
@@ -159,13 +159,13 @@ def _entry(data: object, number: int) -> AlwaysOnEntry:
 
 def _strength(value: object, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e6 or not math.isfinite(value):
-        raise StackRefused(f"{what} must be a number, not {value!r:.60}")
+        raise StackRefusedError(f"{what} must be a number, not {value!r:.60}")
     return float(value)
 
 
 def _refuse_others(data: Mapping[Any, object], known: tuple[str, ...], what: str) -> None:
     if others := [str(field) for field in data if field not in known]:
-        raise StackRefused(f"{what} has no field {others[0]:.60}; the fields are {', '.join(known)}")
+        raise StackRefusedError(f"{what} has no field {others[0]:.60}; the fields are {', '.join(known)}")
 
 
 def _write(path: Path, text: str) -> None:

@@ -17,7 +17,7 @@ from fastapi.security import HTTPBasic
 
 from lib_lora import LoraError, inspect_file
 
-from .always_on import AlwaysOn, StackRefused, read
+from .always_on import AlwaysOn, StackRefusedError, read
 from .catalog import CatalogError
 from .state import names_of, state_of
 
@@ -134,7 +134,7 @@ class RemoraApi:
         try:
             asked = read(json.loads(await _body(request)))
             stack = await run_in_threadpool(self._known, asked)
-        except (StackRefused, LoraError) as error:
+        except (StackRefusedError, LoraError) as error:
             raise HTTPException(_UNPROCESSABLE, str(error)) from error
         except (ValueError, RecursionError) as error:
             raise HTTPException(_UNPROCESSABLE, f"the stack is not JSON: {error}") from error
@@ -161,13 +161,13 @@ class RemoraApi:
 
         Raises:
             LoraError: a name that finds no file, or one that cannot be used.
-            StackRefused: a file that is there twice.
+            StackRefusedError: a file that is there twice.
         """
         before = {entry.name for entry in self._session.always_on.stack.entries}
         entries = tuple(self._named(entry, entry.name in before) for entry in stack.entries)
         names = [entry.name for entry in entries]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise StackRefused(f"LoRA {twice!r} is in the stack twice")
+            raise StackRefusedError(f"LoRA {twice!r} is in the stack twice")
         return AlwaysOn(stack.enabled, entries)
 
     def _named(self, entry: AlwaysOnEntry, known_before: bool) -> AlwaysOnEntry:
@@ -180,7 +180,7 @@ class RemoraApi:
         if problem := self._session.catalog.problem(file):
             if known_before:
                 return entry
-            raise StackRefused(f"LoRA {entry.name!r} cannot be used: {problem}")
+            raise StackRefusedError(f"LoRA {entry.name!r} cannot be used: {problem}")
         return type(entry)(self._session.catalog.name_of(file), entry.on, entry.unet, entry.text_encoder)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extension import always_on
-from extension.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile, StackRefused, parameters, read
+from extension.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile, StackRefusedError, parameters, read
 from extension.prompt import Tag
 
 STACK = AlwaysOn(True, (AlwaysOnEntry("a", True, 0.8, 0.5), AlwaysOnEntry("b", False)))
@@ -62,7 +62,7 @@ def test_what_is_missing_has_its_default() -> None:
     ],
 )
 def test_what_is_no_stack_is_refused_with_the_place(data: Any, told: str) -> None:
-    with pytest.raises(StackRefused) as caught:
+    with pytest.raises(StackRefusedError) as caught:
         read(data)
     assert told in str(caught.value)
     assert "\n" not in str(caught.value)

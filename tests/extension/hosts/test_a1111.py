@@ -112,7 +112,10 @@ def test_names_of_the_text_encoders_of_every_family() -> None:
     from extension.hosts.a1111 import _denoiser, _text_encoders
 
     clip, big, unet = nn.Linear(1, 1), nn.Linear(1, 1), nn.Linear(1, 1)
-    wrapped = lambda **inner: SimpleNamespace(wrapped=SimpleNamespace(**inner))  # noqa: E731
+
+    def wrapped(**inner: object) -> SimpleNamespace:
+        return SimpleNamespace(wrapped=SimpleNamespace(**inner))
+
     assert _text_encoders(SimpleNamespace(cond_stage_model=wrapped(transformer=clip))) == {"text_encoder": clip}
     assert _text_encoders(SimpleNamespace(cond_stage_model=wrapped(model=big))) == {"text_encoder": big}
     sizes = SimpleNamespace(outdim=256)
