@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from .adapters.base import Adapter
 from .file import AdapterFile
-from .layer import Target
+from .places import Target
 from .strength import Layout, Share
+from .whole import Whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Binding:
     """Which number of the plan's `Strengths` multiplies it."""
     rank: int | None = None
     """Use only the first so many rank components."""
+    whole: Whole | None = None
+    """The layers that are one in the file, where the adapter depends on all of them."""
 
     @property
     def layout(self) -> Layout:

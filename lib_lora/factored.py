@@ -29,6 +29,7 @@ from .storage import store
 from .streaming import Placement
 from .strength import Layout, Share, Strengths, Window
 from .tensors import TensorFields
+from .windows import in_window
 
 if TYPE_CHECKING:
     from .patch import BaseForward
@@ -216,11 +217,17 @@ class Factored(Resident[Placed]):
         forms = [adapter.form(binding.rank) for adapter, binding in zip(adapters, self._bindings, strict=True)]
         on_input = [i for i, form in enumerate(forms) if form and form.on_input]
         on_output = [i for i, form in enumerate(forms) if form and form.on_output]
-        biases = [adapter.delta_bias().unsqueeze(0) for adapter in adapters if adapter.has_bias]
+        biases = [
+            self._in_all(binding, adapter.delta_bias()).unsqueeze(0)
+            for adapter, binding in zip(adapters, self._bindings, strict=True)
+            if adapter.has_bias
+        ]
         parts = Parts(
             pair=self._pair(adapters, device, dtype) if self._layout else None,
             inputs=tuple(adapters[i].input_effect(device, input_dtype) for i in on_input),
-            outputs=tuple(adapters[i].output_effect(device, dtype) for i in on_output),
+            outputs=tuple(
+                in_window(adapters[i].output_effect(device, dtype), self._bindings[i].target.rows) for i in on_output
+            ),
             bias=_stacked(biases, 0, device, dtype) if biases else None,
         )
         windows = Windows(
@@ -237,9 +244,21 @@ class Factored(Resident[Placed]):
         for adapter, binding in zip(adapters, self._bindings, strict=True):
             form = adapter.form(binding.rank)
             if form is not None and form.pair is not None:
-                pairs.append(adapter.factors(binding.rank))
-        down = _stacked([one.down for one in pairs], 0, device, dtype)
-        return FusedPair(down, _stacked([one.up for one in pairs], 1, device, dtype))
+                pairs.append((adapter.factors(binding.rank), binding.target.rows))
+        down = _stacked([one.down for one, _ in pairs], 0, device, dtype)
+        up = _stacked([one.up for one, _ in pairs], 1, device, dtype, [rows for _, rows in pairs], self._outputs)
+        return FusedPair(down, up)
+
+    @property
+    def _outputs(self) -> int:
+        """Of the layer, windows of it or not."""
+        target = self._bindings[0].target
+        return target.outputs or target.shape[0]
+
+    def _in_all(self, binding: Binding, vector: Tensor) -> Tensor:
+        """A vector over the outputs that a binding is for, as one over all."""
+        rows = binding.target.rows
+        return vector if rows is None else F.pad(vector, (rows[0], self._outputs - rows[1]))
 
 
 def _layouts(bindings: Sequence[Binding]) -> tuple[Layout, Layout]:
@@ -296,13 +315,34 @@ def _add_conv(layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength:
     return y + convolve(h, pair.up.view(*pair.up.shape, *(1,) * spatial))
 
 
-def _stacked(parts: Sequence[Tensor], dim: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Own memory in one piece, never a view of the mapped file: that file may be replaced while we compute."""
+def _stacked(
+    parts: Sequence[Tensor],
+    dim: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    rows: Sequence[tuple[int, int] | None] = (),
+    outputs: int = 0,
+) -> Tensor:
+    """Own memory in one piece, never a view of the mapped file: that file may be replaced while we compute.
+
+    Args:
+        parts: matrices, or for convolutions more.
+        dim: along which they lie.
+        device: where.
+        dtype: as what.
+        rows: for columns that are shorter than the others, where they begin and end; zero around it.
+        outputs: as long as columns are then.
+    """
+    windows = any(window is not None for window in rows)
     shape = list(parts[0].shape)
     shape[dim] = sum(part.shape[dim] for part in parts)
-    stacked = torch.empty(shape, device=device, dtype=dtype)
+    if windows:
+        shape[0] = outputs
+    stacked = (torch.zeros if windows else torch.empty)(shape, device=device, dtype=dtype)
     start = 0
-    for part in parts:
-        stacked.narrow(dim, start, part.shape[dim]).copy_(part)
+    for i, part in enumerate(parts):
+        place = stacked.narrow(dim, start, part.shape[dim])
+        window = rows[i] if windows else None
+        (place if window is None else place[slice(*window)]).copy_(part)
         start += part.shape[dim]
     return stacked

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol, TypeGuard
 
@@ -16,45 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from . import base_weights
-from .adapters.base import Kind, Site
-from .architectures.base import AliasTable
 from .base_weights.base import WeightReader
 from .errors import ComponentError
+from .places import AliasTable, Place, Target
 from .registry import discover_classes
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A weight that an adapter can change: a layer's own, or a window of a fused one."""
-
-    path: str
-    """Dotted path of the module whose forward is patched."""
-    name: str
-    """Dotted name adapters use; differs from `path` for the parts of an nn.MultiheadAttention."""
-    kind: Kind
-    param: str
-    """Parameter below the module, `weight` or for example `in_proj_weight`."""
-    shape: tuple[int, ...]
-    """Logical shape of the window: (out, in), (out, in / groups, *kernel), (entries, width) or (channels,)."""
-    rows: tuple[int, int] | None = None
-    """Window of output rows inside `param`; None for all of it."""
-    groups: int = 1
-    bias: str = "bias"
-    """Parameter below the module that is added to the output; the module need not have one."""
-    bias_rows: tuple[int, int] | None = None
-    """Window inside `bias`; None for all of it."""
-    takes_bias: bool = True
-    """False for norms that never add one."""
-
-    @property
-    def batched_ndim(self) -> int:
-        """The dimensions of the smallest input of the module that still has a batch."""
-        return {"embedding": 1, "attention": 3, "norm": len(self.shape) + 1}.get(self.kind, len(self.shape))
-
-    @property
-    def site(self) -> Site:
-        """What an adapter must fit."""
-        return Site(self.shape, self.kind, self.groups, self.takes_bias)
 
 
 class _Conv(Protocol):
@@ -190,8 +154,8 @@ class LayerIndex:
             raise ComponentError(f"{self.component}.{path} is gone; the model was unloaded")
         return module
 
-    def find(self, name: str, *, flattened: bool = False) -> Target | None:
-        """The weight that `name` means, in any spelling the architecture knows."""
+    def find(self, name: str, *, flattened: bool = False) -> Place | None:
+        """What `name` means, in any spelling the architectures know: a weight, or rows of some."""
         return (self._flat if flattened else self._dotted).get(name)
 
 
@@ -206,17 +170,15 @@ def _structure(module: nn.Module) -> list[int]:
 @lru_cache(maxsize=32)
 def _name_tables(
     component: str, targets: tuple[Target, ...], aliases: AliasTable
-) -> tuple[Mapping[str, Target], Mapping[str, Target]]:
-    dotted: dict[str, Target] = {}
+) -> tuple[Mapping[str, Place], Mapping[str, Place]]:
+    own: dict[str, Place] = {}
     for target in targets:
-        dotted.setdefault(_host_free(target.name), target)
+        own.setdefault(_host_free(target.name), Place.of(target))
     for target in targets:
         if target.param == "in_proj_weight" and target.rows is None:  # PEFT calls it by the attention's own name
-            dotted.setdefault(_host_free(target.path), target)
-    for own, target in list(dotted.items()):
-        for name in aliases.names(component, own):
-            dotted.setdefault(name, target)  # a layer's own name beats another's alias
-    return dotted, {name.replace(".", "_"): target for name, target in reversed(dotted.items())}
+            own.setdefault(_host_free(target.path), Place.of(target))
+    dotted = aliases.places(component, own)
+    return dotted, {name.replace(".", "_"): place for name, place in reversed(dotted.items())}
 
 
 def _host_free(name: str) -> str:

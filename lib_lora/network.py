@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +15,20 @@ import torch
 from torch import Tensor, nn
 
 from . import architectures, formats
+from .adapters._part import part_of
 from .adapters.base import Adapter, Alpha, At, Origin, Site
-from .architectures.base import AliasTable, Architecture, fact, recognise
+from .architectures.base import Architecture, fact, recognise
+from .components import EXPERTS, candidates
 from .errors import ComponentError, UnknownAdapterError, UnknownFormatError
 from .file import AdapterFile
 from .formats.base import BUNDLED, KeyFormat, ParsedKey
-from .layer import LayerIndex, Target, read_base_weight
+from .layer import LayerIndex, read_base_weight
 from .peft_config import PeftConfig
+from .places import AliasTable, Place, Target
 from .recipe import Recipe, recipe_of
 from .registry import discover
 from .report import NetworkReport, Unused
+from .whole import Whole
 
 SHAPE_DIFFERS = "of another shape"
 
@@ -53,6 +58,8 @@ class Bound:
     component: str
     target: Target
     adapter: Adapter
+    place: Place
+    """The file's layer, of which `target` is the whole, or one of several."""
 
 
 class ParsedFile:
@@ -132,8 +139,22 @@ class ParsedFile:
             raise ValueError(f"want one number as alpha, got {tuple(tensor.shape)}")
         return Alpha(float(tensor.item()))
 
-    def report(self, bound: Sequence[Bound] | None = None, unused: Iterable[Unused] = ()) -> NetworkReport:
-        """Sum up; `bound` is None where no model was given."""
+    @property
+    def experts(self) -> tuple[str, ...]:
+        """Those of `EXPERTS` that keys are for which do not say so: both, unless the file or its name tells.
+
+        Wan 2.2's LoRA come in pairs, `…_high_noise` and `…_low_noise`; SD.Next goes by the names, too.
+        """
+        if any(group.component == EXPERTS[1] for group in self.groups):
+            return EXPERTS[:1]
+        name = self.file.path.stem.lower()
+        named = tuple(one for one, word in zip(EXPERTS, ("high", "low"), strict=True) if _NOISE[word].search(name))
+        return named or EXPERTS
+
+    def report(
+        self, bound: Sequence[Bound] | None = None, unused: Iterable[Unused] = (), hit: int = 0
+    ) -> NetworkReport:
+        """Sum up; `bound` is None where no model was given, else `hit` of the file's layers act."""
         kinds = Counter(recipe.name for recipe in self.recipes.values())
         own, misfits = self._unbound()
         ranks = [adapter.rank for adapter in own if adapter.rank is not None]
@@ -144,7 +165,8 @@ class ParsedFile:
             architecture=None if architecture is None else architecture.name,
             kinds=MappingProxyType(dict(kinds)),
             ranks=(min(ranks), max(ranks)) if ranks else None,
-            hit=0 if bound is None else len(bound),
+            hit=hit,
+            changed=len(bound or ()),
             layers=len(self.groups),
             nbytes=sum(adapter.nbytes for adapter in (own if bound is None else [one.adapter for one in bound])),
             unused=(*self.unused, *(misfits if bound is None else unused)),
@@ -203,9 +225,9 @@ class ParsedFile:
             raise UnknownAdapterError(self.file.path, text, keys[:4])
 
     def _width(self, group: Group) -> int | None:
-        key = group.keys.get("lora_down.weight")
-        shape = () if key is None else self.file.infos[key].shape
-        return shape[1] if len(shape) > 1 else None
+        recipe = self.recipe(group)
+        site = None if recipe is None else recipe.own_site(self.shapes(group))
+        return site.shape[1] if site is not None and len(site.shape) > 1 else None
 
 
 class Network:
@@ -216,16 +238,10 @@ class Network:
         self._parsed = parsed
         self._indexes = {index.component: index for index in indexes}
         self._unused: list[Unused] = []
-        bound: dict[tuple[str, str], Bound] = {}
-        for group in parsed.groups:
-            one = self._bind(parsed, group)
-            if one is None:
-                continue
-            if bound.setdefault((one.component, one.target.name), one) is not one:
-                self._leave(group, f"a second adapter for {one.component}.{one.target.name}")
-        self.bound: tuple[Bound, ...] = tuple(bound.values())
-        self._by_name = bound
-        self.report = parsed.report(self.bound, self._unused)
+        self._by_name: dict[tuple[str, str], Bound] = {}
+        hit = sum(self._bind(group) for group in parsed.groups)
+        self.bound: tuple[Bound, ...] = tuple(self._by_name.values())
+        self.report = parsed.report(self.bound, self._unused, hit)
 
     @property
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
@@ -248,7 +264,7 @@ class Network:
 
         Args:
             component: diffusers' name of the component.
-            path: the layer, in any spelling the architecture knows.
+            path: the layer, in any spelling the architecture knows; it may be several of the model's, or part of one.
             dtype: in which it is computed.
 
         Raises:
@@ -256,45 +272,93 @@ class Network:
             FileError: the file changed on disk.
         """
         index = self._indexes.get(component)
-        target = None if index is None else index.find(path)
-        one = None if target is None else self._by_name.get((component, target.name))
-        if one is None:
+        place = None if index is None else index.find(path)
+        params = set() if place is None else {(one.target.path, one.target.param) for one in place.segments}
+        found = [one for one in self.bound if (one.target.path, one.target.param) in params]
+        found = [one for one in found if one.component == component]
+        if index is None or place is None or not found:
             raise ComponentError(f"{self.file.path.name} does not change {component}.{path}")
         self.file.verify()
-        weight = None
-        if one.adapter.reads_base:
-            assert index is not None
-            weight = read_base_weight(index.module(one.target.path), one.target.param).to("cpu", dtype)
-            weight = weight if one.target.rows is None else weight[slice(*one.target.rows)]
-        delta = one.adapter.delta_weight(At(torch.device("cpu"), dtype, weight=weight))
-        return delta.reshape(one.target.shape)
+        total = torch.zeros(place.shape, dtype=dtype)
+        for one in found:
+            _add_delta(total, place, one, index)
+        return total
 
-    def _bind(self, parsed: ParsedFile, group: Group) -> Bound | None:
-        recipe = parsed.recipe(group)
+    def _bind(self, group: Group) -> bool:
+        """Find what a group of the file acts on; False where there is nothing, which is then in the report."""
+        recipe = self._parsed.recipe(group)
         if recipe is None:
             self._unused.extend(group.unread())
-            return None
-        wanted = self._indexes if group.component is None else {group.component: self._indexes.get(group.component)}
-        reason, detail = f"no module of that name in {', '.join(wanted)}", ""
-        for component, index in wanted.items():
-            if index is None:
-                reason = f"component {component} is absent in this model"
-                continue
-            target = index.find(group.module, flattened=group.flattened)
-            if target is None:
-                continue
-            if target.kind not in recipe.kinds:
-                reason, detail = f"not defined for {_PLURAL[target.kind]}", f"{component}.{target.name}"
-                continue
-            try:
-                return Bound(component, target, parsed.adapter(group, recipe, target.site))
-            except ValueError as error:
-                reason, detail = SHAPE_DIFFERS, f"{component}.{target.name}: {error}"
+            return False
+        tiers = candidates(group.component, list(self._indexes), self._parsed.experts)
+        reason, detail = _absence(group, [name for tier in tiers for name in tier])
+        for tier in tiers:
+            found: list[Bound] = []
+            for component in tier:
+                place = self._indexes[component].find(group.module, flattened=group.flattened)
+                if place is None:
+                    continue
+                # of another component than the one the key names, only what fits counts
+                stranger = group.component in _EXACT and component != group.component
+                if place.kind not in recipe.kinds and not stranger:
+                    reason, detail = f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}"
+                if place.kind not in recipe.kinds:
+                    continue
+                try:
+                    found += _bounds(component, place, self._parsed.adapter(group, recipe, place.site))
+                except ValueError as error:
+                    if not stranger:
+                        reason, detail = SHAPE_DIFFERS, f"{component}.{place.name}: {error}"
+            if found:
+                return self._take(group, found)
         self._leave(group, reason, detail)
-        return None
+        return False
+
+    def _take(self, group: Group, found: Sequence[Bound]) -> bool:
+        taken = next((one for one in found if (one.component, one.target.name) in self._by_name), None)
+        if taken is not None:
+            self._leave(group, f"a second adapter for {taken.component}.{taken.target.name}")
+            return False
+        self._by_name.update(((one.component, one.target.name), one) for one in found)
+        return True
 
     def _leave(self, group: Group, reason: str, detail: str = "") -> None:
         self._unused.extend(Unused(key, reason, detail) for key in group.keys.values())
+
+
+def _bounds(component: str, place: Place, adapter: Adapter) -> list[Bound]:
+    """An adapter of a layer of the file, on each layer of the model that has a part in it."""
+    return [
+        Bound(component, piece.target, adapter if piece.rows is None else part_of(adapter, piece.rows), place)
+        for piece in place.pieces()
+    ]
+
+
+def _absence(group: Group, asked: Sequence[str]) -> tuple[str, str]:
+    """Why a group acts on nothing, if no component has a layer of its name."""
+    if not asked or (group.component in _EXACT and group.component not in asked):
+        return f"component {group.component} is absent in this model", ""
+    return f"no module of that name in {', '.join(asked)}", ""
+
+
+def _add_delta(total: Tensor, place: Place, one: Bound, index: LayerIndex) -> None:
+    """Add the dense change by one adapter to what it changes of a place."""
+    target, adapter = one.target, one.adapter
+    weight = None
+    if adapter.reads_whole:
+        adapter = adapter.on(Whole(one.place, index).weight)
+    if adapter.reads_base:
+        weight = read_base_weight(index.module(target.path), target.param).to("cpu", total.dtype)
+        weight = weight if target.rows is None else weight[slice(*target.rows)]
+    delta = adapter.delta_weight(At(torch.device("cpu"), total.dtype, weight=weight)).reshape(target.shape)
+    first, offset = 0 if target.rows is None else target.rows[0], 0
+    for segment in place.segments:
+        if (segment.target.path, segment.target.param) == (target.path, target.param):
+            start = segment.start + (segment.target.rows or (0,))[0] - first
+            low, high = max(start, 0), min(start + segment.count, target.shape[0])
+            if low < high:
+                total[offset + low - start : offset + high - start] += delta[low:high]
+        offset += segment.count
 
 
 def load_network(path: str | Path, components: Mapping[str, nn.Module]) -> Network:
@@ -343,6 +407,11 @@ def _parse(key: str) -> tuple[str, ParsedKey | None]:
         if parsed is not None:
             return one.name, parsed
     return "", None
+
+
+_NOISE = {word: re.compile(rf"(?<![a-z]){word}(?![a-z])") for word in ("high", "low")}
+_EXACT = frozenset({"unet", "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", *EXPERTS})
+"""Names of components; what else a key says is a role."""
 
 
 def _group(one: ParsedKey, name: str) -> Group:

@@ -30,11 +30,18 @@ class Operation:
     Read from the layer at each use: A1111's tiling switches the padding mode between calls.
     """
 
-    __slots__ = ("_base", "_layer", "spatial")
+    __slots__ = ("_base", "_layer", "_rows", "spatial")
 
-    def __init__(self, layer: nn.Module, spatial: int, base: Callable[[Tensor], Any] | None = None) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        spatial: int,
+        base: Callable[[Tensor], Any] | None = None,
+        rows: tuple[int, int] | None = None,
+    ) -> None:
         self._layer = layer
         self._base = base or layer.forward
+        self._rows = rows
         self.spatial = spatial
         """Number of dimensions behind the channels: 0 for linear layers."""
 
@@ -42,6 +49,16 @@ class Operation:
     def channels(self) -> int:
         """The dimension of the channels, counted from the end; batched or not is all the same."""
         return -1 - self.spatial
+
+    def window(self, rows: tuple[int, int]) -> Operation:
+        """The same for some of the outputs alone."""
+        return Operation(self._layer, self.spatial, self._base, rows)
+
+    def outputs(self, y: Tensor) -> Tensor:
+        """Those of an output of the layer that this is for."""
+        if self._rows is None:
+            return y
+        return y.narrow(self.channels, self._rows[0], self._rows[1] - self._rows[0])
 
     def apply(self, x: Tensor, weight: Tensor) -> Tensor:
         """The layer's product with another weight (out, in, *kernel), without a bias."""
@@ -63,8 +80,7 @@ class Operation:
 
     def base(self, x: Tensor) -> Tensor:
         """The base weight's product with another input: one more call of the layer's own forward, less the bias."""
-        y: Tensor = self._base(x)
-        return self.without_bias(y)
+        return self.without_bias(self.outputs(self._base(x)))
 
     def without_bias(self, y: Tensor) -> Tensor:
         """A base output less the layer's bias."""
@@ -78,4 +94,7 @@ class Operation:
 
     def _bias(self, y: Tensor) -> Tensor | None:
         bias = getattr(self._layer, "bias", None)
-        return None if bias is None else self.per_channel(bias.detach().to(device=y.device, dtype=y.dtype))
+        if bias is None:
+            return None
+        own = bias.detach() if self._rows is None else bias.detach()[slice(*self._rows)]
+        return self.per_channel(own.to(device=y.device, dtype=y.dtype))

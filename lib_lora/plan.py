@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -23,6 +23,7 @@ from .slot import Way
 from .stack import Stack
 from .strength import Strengths
 from .transient import Transient
+from .whole import Whole
 
 _APART = "the images of the batch have LoRA of their own"
 _PAYS = 20
@@ -117,9 +118,11 @@ def make_plan(
     """
     cells = tuple((i, index.component) for i in range(len(stack)) for index in indexes)
     strengths = Strengths(_values(stack, cells))
-    chooser = _Chooser(stack, strengths, components, checkpoints, keeping)
+    bindings = list(_bindings(stack, networks, indexes, cells))
+    read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
+    chooser = _Chooser(stack, strengths, components, checkpoints, keeping, read)
     layers: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
-    for component, layer, bound in _bindings(stack, networks, indexes, cells):
+    for component, layer, bound in bindings:
         layers[layer] = chooser.way(component, layer, bound)
     strengths.seal()
     return Plan(
@@ -145,7 +148,8 @@ def _bindings(
     for i, entry, network in numbered:
         for one in network.bound:
             layer = by_component[one.component].module(one.target.path)
-            binding = Binding(one.adapter, one.target, network.file, cell_of[i, one.component], entry.rank)
+            whole = Whole(one.place, by_component[one.component]) if one.adapter.reads_whole else None
+            binding = Binding(one.adapter, one.target, network.file, cell_of[i, one.component], entry.rank, whole)
             found.setdefault(layer, (one.component, []))[1].append(binding)
     return [(component, layer, bound) for layer, (component, bound) in found.items()]
 
@@ -160,8 +164,10 @@ class _Chooser:
         components: Mapping[str, nn.Module],
         checkpoints: Mapping[str, Checkpoint],
         keeping: Keeping,
+        read: Collection[nn.Module],
     ) -> None:
         self._keeping = keeping
+        self._read = read
         self._strengths = strengths
         self._checkpoints = checkpoints
         self._how = how(stack, components)
@@ -191,6 +197,8 @@ class _Chooser:
             return _APART
         if component in self._swapped:
             return "its weights are swapped in and out"
+        if layer in self._read:
+            return "its weight is read for another layer, which is one with it in the file"
         return why_not_merged(layer, bindings, self._shared)
 
 
@@ -227,8 +235,10 @@ def live_way(
 def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:
     """Whether an adapter can act beside its layer, which then needs no effective weight."""
     target, form = binding.target, binding.adapter.form(binding.rank)
-    if form is None or target.groups != 1 or target.rows is not None:
+    if form is None or target.groups != 1:
         return False
+    if target.rows is not None and form.on_input:
+        return False  # the other outputs have the layer's input as it is
     if target.kind == "embedding":
         # not Gemma's, which scales what it looks up in a forward of its own
         return not (form.on_input or form.on_output) and type(layer).forward is nn.Embedding.forward

@@ -111,7 +111,8 @@ class Checkpoint:
         for prefix, component in (*PREFIXES.items(), ("", index.component)):
             if component == index.component and key.startswith(prefix):
                 path, _, param = key.removeprefix(prefix).rpartition(".")
-                target = index.find(path)
+                place = index.find(path)
+                target = None if place is None else place.target
                 if target is not None and target.rows is None and target.name == target.path:
                     self._keys.setdefault((target.path, param), key)
                     self._owner[key] = owner

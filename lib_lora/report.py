@@ -32,7 +32,7 @@ class NetworkReport:
     ranks: tuple[int, int] | None
     """Smallest and largest rank in the file; None where no adapter has one."""
     hit: int
-    """Layers of the model that the file changes."""
+    """Layers of the file that act."""
     layers: int
     """Layers the file has adapters for."""
     nbytes: int
@@ -41,6 +41,8 @@ class NetworkReport:
     metadata: Mapping[str, str]
     resolved: bool = True
     """False where the file was read without a model, so that `hit` says nothing."""
+    changed: int = 0
+    """Layers of the model that are changed: three for one of the file that is q, k and v."""
     components: frozenset[str] = frozenset()
     """Those of the model that have a layer which the file changes."""
 
@@ -81,6 +83,7 @@ class NetworkReport:
             "ranks": None if self.ranks is None else list(self.ranks),
             "hit": self.hit if self.resolved else None,
             "layers": self.layers,
+            "changed": self.changed if self.resolved else None,
             "bytes": self.nbytes,
             "unused": self.reasons(),
             "details": {item.key: item.detail for item in self.unused if item.detail},

@@ -187,13 +187,15 @@ class Resident(ABC, Generic[P]):
         """The adapters, knowing the base weight as far as they need it, which is read once for all of them."""
         if self._known is None:
             weights: dict[str, Tensor] = {}
-            self._known = tuple(b.adapter.on(_reading(layer, b, weights), b.rank) for b in self._bindings)
+            self._known = tuple(b.adapter.on(reading(layer, b, weights), b.rank) for b in self._bindings)
         return self._known
 
 
-def _reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> Callable[[], Tensor]:
-    """A function that reads the weight a binding acts on, and remembers it for the layer's other bindings."""
+def reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> Callable[[], Tensor]:
+    """A function that reads the weight a binding depends on, and remembers its own layer's for the other bindings."""
     target = binding.target
+    if binding.whole is not None:
+        return binding.whole.weight
 
     def read() -> Tensor:
         weight = weights.get(target.param)

@@ -23,9 +23,10 @@ from .apart import in_passes
 from .base_weights.base import WeightReader
 from .binding import Binding
 from .build import Part, build
-from .layer import Target, weight_reader
+from .layer import weight_reader
 from .operation import Operation
-from .resident import Keeping, Resident
+from .places import Target
+from .resident import Keeping, Resident, reading
 from .storage import store
 from .streaming import Placement
 from .strength import Strengths
@@ -182,7 +183,12 @@ class Transient(Resident[Placement[Adapters]]):
 
     def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
         if self._in_order:  # norms are then those of the weight that the adapters before leave, not of the base's
-            return tuple(binding.adapter for binding in self._bindings)
+            return tuple(
+                binding.adapter
+                if binding.whole is None
+                else binding.adapter.on(reading(layer, binding, {}), binding.rank)
+                for binding in self._bindings
+            )
         return super()._adapters(layer)
 
     def _make(

@@ -25,10 +25,11 @@ from torch import nn
 from extension.hosts import current_host, known_hosts
 from lib_lora import adapters, architectures, base_weights, formats, residency
 from lib_lora.adapters.base import Adapter, Alpha, At, Origin, Site
-from lib_lora.architectures.base import AliasTable, Architecture, fact, recognise
+from lib_lora.architectures.base import Architecture, fact, recognise
 from lib_lora.base_weights.base import WeightReader
 from lib_lora.formats.base import KeyFormat
-from lib_lora.layer import read_base_weight
+from lib_lora.layer import LayerIndex, read_base_weight
+from lib_lora.places import AliasTable
 from lib_lora.recipe import recipe_of
 from lib_lora.registry import discover, discover_classes
 from lib_lora.residency.base import Scheme
@@ -42,14 +43,18 @@ delta = made.delta_weight(At(torch.device("cpu"), torch.float32, 0.5, weight=wei
 assert (delta - 0.25 * weight * (params["hira_B"] @ params["hira_A"])).abs().max() < 1e-6
 assert made.nbytes == 56
 
-xlabs = discover(formats, KeyFormat)["xlabs"]
-parsed = xlabs.parse(xlabs.example)
-assert (parsed.module, parsed.param) == ("double_blocks.0.img_attn.qkv", "lora_down.weight")
+tide = discover(formats, KeyFormat)["tide"]
+parsed = tide.parse(tide.example)
+assert (parsed.component, parsed.module, parsed.param) == ("denoiser", "blocks.0.attn.qkv", "lora_down.weight")
 
 known = discover(architectures, Architecture)
-assert recognise(known.values(), [fact(None, "double_blocks.0.img_attn.qkv", 3072)]) is known["flux"]
-names = set(AliasTable(known["flux"].aliases).names("transformer", "double_blocks.7.img_mlp.2"))
-assert names == {"double_blocks.7.img_mlp.2", "transformer_blocks.7.ff.net.2"}
+assert recognise(known.values(), [fact("transformer", "polyps.0.attn.qkv", 3072)]) is known["reef"]
+split = nn.Module()
+for part in "qkv":
+    split.add_module(f"to_{part}", nn.Linear(4, 4))
+model = nn.ModuleDict({"polyp_blocks": nn.ModuleList([nn.ModuleDict({"attn": split})])})
+index = LayerIndex("transformer", model, AliasTable(known["reef"].aliases))
+assert index.find("polyps.0.attn.qkv").shape == (12, 4)
 
 assert "int8_rows" in {reader.name for reader in discover_classes(base_weights, WeightReader)}
 layer = nn.Linear(2, 3)

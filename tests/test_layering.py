@@ -24,17 +24,20 @@ LIB_LORA = {
     ),
     "plan": (
         "binding by_tokens factored layer merged network pristine report residency resident slot stack strength"
-        " trace transient"
+        " trace transient whole"
     ),
-    "network": "adapters.base architectures file formats layer peft_config recipe report",
+    "network": (
+        "adapters._part adapters.base architectures components file formats layer peft_config places recipe report"
+        " whole"
+    ),
     "cache": "file layer network",
     "recipe": "adapters",
     "peft_config": "adapters.base file",
     "skeleton": "file",
-    "factored": "adapters.base binding effective operation patch? resident rows storage streaming strength",
+    "factored": "adapters.base binding effective operation patch? resident rows storage streaming strength windows",
     "transient": (
-        "adapters.base apart base_weights.base binding build layer operation patch? resident scratch storage streaming"
-        " strength"
+        "adapters.base apart base_weights.base binding build layer operation patch? places resident scratch storage"
+        " streaming strength"
     ),
     "by_tokens": "effective factored patch? strength transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
@@ -52,20 +55,24 @@ LIB_LORA = {
     "effective": "patch? scratch",
     "scratch": "",
     "operation": "",
-    "binding": "adapters.base file layer strength",
+    "binding": "adapters.base file places strength whole",
+    "whole": "layer places",
+    "windows": "adapters.base operation",
+    "places": "adapters.base architectures.base components",
+    "components": "",
     "patch": "forwards slot",
     "forwards": "residency slot?",
     "slot": "forwards? patch?",
-    "layer": "adapters.base architectures.base base_weights",
+    "layer": "base_weights places",
     "file": "",
     "report": "",
     "stack": "",
     "strength": "adapters.base",
     # plug-in folders and basics: each by itself
     "adapters": "operation",
-    "architectures": "",
+    "architectures": "components",
     "base_weights": "",
-    "formats": "",
+    "formats": "components",
     "residency": "",
     "errors": "",
     "registry": "",

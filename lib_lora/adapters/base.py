@@ -26,6 +26,8 @@ from ..operation import Operation
 from ..tensors import TensorFields
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention"]
+Rows = tuple[tuple[int, int], ...]
+"""Windows of output rows, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +267,16 @@ class Adapter(TensorFields, ABC):
         return False
 
     @property
+    def reads_whole(self) -> bool:
+        """Whether `on` is to be given the whole weight that the file's layer is for, not only the layer's own."""
+        return False
+
+    @property
+    def apart_once_known(self) -> bool:
+        """Whether what `on` returns can `take` any rows."""
+        return False
+
+    @property
     def by_rows(self) -> bool:
         """Whether `delta_weight` can give some rows alone."""
         return False
@@ -328,6 +340,17 @@ class Adapter(TensorFields, ABC):
         form = self.form()
         return None if form is None or form.pair is None else form.pair.schedule
 
+    def take(self, rows: Rows) -> Adapter | None:
+        """The adapter for some rows of its weight alone, in this order, as if these were all; views where it can.
+
+        For a layer that is one in the file and several in the model.
+
+        Returns:
+            None where the change of these rows depends on the other rows of the weight. Where it does only through
+            what `on` finds out (norms, singular vectors), the adapter that `on` returns is not None here.
+        """
+        return None
+
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         """The adapter for one particular base weight: itself, unless norms or singular vectors of W are part of it.
 
@@ -384,6 +407,11 @@ def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:
 def shape_text(tensor: Tensor) -> str:
     """The shape of a tensor for a message."""
     return f"({', '.join(map(str, tensor.shape))})"
+
+
+def taken(tensor: Tensor, rows: Rows) -> Tensor:
+    """The windows of a parameter that has one row per output; a view of a single one."""
+    return torch.cat([tensor[slice(*window)] for window in rows]) if len(rows) > 1 else tensor[slice(*rows[0])]
 
 
 def placed(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

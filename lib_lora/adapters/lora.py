@@ -9,7 +9,7 @@ An embedding's weight is (entries, width); its pair is up (entries, r) and down 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -18,7 +18,22 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._trainer import lora_scale, rank_schedule
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, RankSchedule, Site, bias_for, shape_text
+from .base import (
+    Adapter,
+    At,
+    Factors,
+    Form,
+    Kind,
+    Origin,
+    Pair,
+    Params,
+    RankSchedule,
+    Rows,
+    Site,
+    bias_for,
+    shape_text,
+    taken,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +93,11 @@ class LoRA(Adapter):
     def delta_bias(self) -> Tensor:
         assert self.bias is not None
         return self.bias * self.scale
+
+    def take(self, rows: Rows) -> Self:
+        up = taken(self.up, rows)
+        bias = None if self.bias is None else taken(self.bias, rows)
+        return replace(self, up=up, shape=(up.shape[0], *self.shape[1:]), bias=bias)
 
     def form(self, rank: int | None = None) -> Form:
         return Form(Pair(min(self.rank, rank or self.rank), self.scale, self.schedule))

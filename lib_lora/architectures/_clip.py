@@ -7,9 +7,8 @@ Sources: transformers models/clip/modeling_clip.py; mlfoundations/open_clip src/
 
 from __future__ import annotations
 
-from .base import Alias
-
-_MAX_LAYERS = 32  # OpenCLIP bigG, the deepest of the families here
+from ..components import TEXT_ENCODER
+from .base import aliases
 
 _BLOCK = {
     "attn": "self_attn",  # nn.MultiheadAttention: q, k and v are windows of its in_proj_weight, see layer.py
@@ -18,27 +17,31 @@ _BLOCK = {
     "mlp.c_fc": "mlp.fc1",
     "mlp.c_proj": "mlp.fc2",
 }
+_PARTS = ("encoder", "embeddings", "final_layer_norm")
 
+CLIP_ALIASES = aliases(
+    TEXT_ENCODER,
+    {
+        **{part: f"text_model.{part}" for part in _PARTS},
+        **{f"transformer.{part}": f"text_model.{part}" for part in _PARTS},
+        "transformer.text_model": "text_model",
+    },
+)
+"""transformers' trees, alone or inside ldm's FrozenCLIPEmbedder (`transformer.`)."""
 
-def clip_aliases(component: str) -> tuple[Alias, ...]:
-    """transformers' trees, alone or inside ldm's FrozenCLIPEmbedder (`transformer.`)."""
-    pairs = [(inner, f"text_model.{inner}") for inner in ("encoder", "embeddings", "final_layer_norm")]
-    pairs += [
-        (f"transformer.{inner}", f"text_model.{inner}") for inner in ("encoder", "embeddings", "final_layer_norm")
-    ]
-    pairs.append(("transformer.text_model", "text_model"))
-    return tuple(Alias(component, native, diffusers) for native, diffusers in pairs)
-
-
-def open_clip_aliases(component: str) -> tuple[Alias, ...]:
-    """OpenCLIP's text tower, alone or inside ldm's FrozenOpenCLIPEmbedder (`model.`)."""
-    pairs: list[tuple[str, str]] = []
-    for prefix in ("", "model."):
-        for i in range(_MAX_LAYERS):
-            native, diffusers = f"{prefix}transformer.resblocks.{i}", f"text_model.encoder.layers.{i}"
-            pairs += [(f"{native}.{inner}", f"{diffusers}.{leaf}") for inner, leaf in _BLOCK.items()]
-        pairs += [
-            (f"{prefix}token_embedding", "text_model.embeddings.token_embedding"),
-            (f"{prefix}ln_final", "text_model.final_layer_norm"),
-        ]
-    return tuple(Alias(component, native, diffusers) for native, diffusers in pairs)
+OPEN_CLIP_ALIASES = tuple(
+    alias
+    for prefix in ("", "model.")
+    for alias in aliases(
+        TEXT_ENCODER,
+        {
+            **{
+                f"{prefix}transformer.resblocks.{{}}.{inner}": f"text_model.encoder.layers.{{}}.{leaf}"
+                for inner, leaf in _BLOCK.items()
+            },
+            f"{prefix}token_embedding": "text_model.embeddings.token_embedding",
+            f"{prefix}ln_final": "text_model.final_layer_norm",
+        },
+    )
+)
+"""OpenCLIP's text tower, alone or inside ldm's FrozenOpenCLIPEmbedder (`model.`)."""

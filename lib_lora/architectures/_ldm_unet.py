@@ -6,7 +6,8 @@ Source: CompVis/stable-diffusion ldm/modules/diffusionmodules/openaimodel.py aga
 
 from __future__ import annotations
 
-from .base import Alias
+from ..components import DENOISER
+from .base import aliases
 
 _BLOCKS = 4  # the most any of the families has
 _LAYERS = 2  # resnets in a down block; an up block has one more
@@ -35,8 +36,8 @@ def _resnet(native: str, diffusers: str) -> dict[str, str]:
     return {f"{native}.{inner}": f"{diffusers}.{leaf}" for inner, leaf in _RESNET.items()}
 
 
-def _table() -> dict[str, str]:
-    table = dict(_SINGLE)
+def _table() -> dict[str, str | tuple[str, ...]]:
+    table: dict[str, str | tuple[str, ...]] = dict(_SINGLE)
     for i in range(_BLOCKS):
         for j in range(_LAYERS):
             table |= _resnet(f"input_blocks.{3 * i + j + 1}.0", f"down_blocks.{i}.resnets.{j}")
@@ -53,4 +54,4 @@ def _table() -> dict[str, str]:
     return table
 
 
-UNET_ALIASES: tuple[Alias, ...] = tuple(Alias("unet", native, diffusers) for native, diffusers in _table().items())
+UNET_ALIASES = aliases(DENOISER, _table())

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
+
+from ..components import DENOISER, role
+
+Size = Literal["in", "rest"]
+"""Rows of a part of a fused layer: as many as it has inputs, or an equal share of what is left."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Two names of one module, or of everything below it, within one component."""
+    """Two names of one module, or of everything below it; or a fused layer and its parts.
+
+    `{}` in a name stands for a number; both names have equally many, in the same order.
+    """
 
     component: str
+    """Of diffusers, or a role, see `components.py`."""
     native: str
-    """Dotted path prefix in the other tree (ldm, open_clip, flattened transformers)."""
-    diffusers: str
-    """Dotted path prefix in the tree adapters are usually named after."""
+    """Dotted path prefix in the other tree (the model's own code, ldm, open_clip, flattened transformers)."""
+    diffusers: str | tuple[str, ...]
+    """Dotted path prefix in the tree adapters are usually named after.
+
+    Several are the parts of a fused layer, in the order of its outputs. Those are whole layers, no prefixes.
+    """
+    sizes: tuple[Size, ...] = ()
+    """Rows of each part, for a model that is fused; all equal where none are given."""
+    swapped: bool = False
+    """Whether one layer has the two halves of its outputs the other way round, as adaLN's shift and scale."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """diffusers' names."""
+        return (self.diffusers,) if isinstance(self.diffusers, str) else self.diffusers
+
+
+def aliases(component: str, table: Mapping[str, str | tuple[str, ...]]) -> tuple[Alias, ...]:
+    """Aliases of one component from a table native -> diffusers."""
+    return tuple(Alias(component, native, diffusers) for native, diffusers in table.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +70,12 @@ class Architecture:
 
 
 def fact(component: str | None, module: str, width: int | None) -> str:
-    """One line about one layer: `unet:down_blocks_1_…_attn2_to_k:768`; `?` where something is not known."""
-    return f"{component or '?'}:{module.replace('.', '_')}:{'?' if width is None else width}"
+    """One line about one layer and how many inputs it has: `denoiser:down_blocks_1_…_attn2_to_k:768`.
+
+    `?` where something is not known; whatever denoises has its role for a name.
+    """
+    named = DENOISER if component and role(component) == DENOISER else component
+    return f"{named or '?'}:{module.replace('.', '_')}:{'?' if width is None else width}"
 
 
 def recognise(architectures: Iterable[Architecture], facts: Iterable[str]) -> Architecture | None:
@@ -57,34 +88,3 @@ def recognise(architectures: Iterable[Architecture], facts: Iterable[str]) -> Ar
         if score > most:
             best, most = architecture, score
     return best
-
-
-class AliasTable:
-    """The other names of a path, by every known prefix of it, in both directions."""
-
-    def __init__(self, aliases: Iterable[Alias]) -> None:
-        self._others: dict[tuple[str, str], list[str]] = {}
-        for alias in aliases:
-            for one, other in ((alias.native, alias.diffusers), (alias.diffusers, alias.native)):
-                others = self._others.setdefault((alias.component, one), [])
-                if other not in others:
-                    others.append(other)
-
-    def names(self, component: str, path: str) -> Iterator[str]:
-        """Yield `path` and every other spelling of it, each once, the path's own first."""
-        seen = {path}
-        queue = [path]
-        while queue:
-            current = queue.pop(0)
-            yield current
-            for other in self._renamed(component, current):
-                if other not in seen:
-                    seen.add(other)
-                    queue.append(other)
-
-    def _renamed(self, component: str, path: str) -> Iterator[str]:
-        prefix = path
-        while prefix:
-            for other in self._others.get((component, prefix), ()):
-                yield other + path[len(prefix) :]
-            prefix = prefix.rpartition(".")[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._clip import clip_aliases
+from ._clip import CLIP_ALIASES
 from ._ldm_unet import UNET_ALIASES
 from .base import Architecture, Sign
 
@@ -10,12 +10,12 @@ SD1 = Architecture(
     name="sd1",
     title="Stable Diffusion 1.x",
     signs=(
-        Sign(r"^(unet|\?):.*attn2_to_[kv]:768$"),
+        Sign(r"^(denoiser|\?):.*attn2_to_[kv]:768$"),
         Sign(
             r"^(text_encoder|\?):(text_model_)?encoder_layers_\d+_.*(q_proj|fc1):768$", weight=1
         ),  # SDXL has it as well
-        Sign(r"^(unet|\?):(down_blocks_0|input_blocks_1)_.*transformer_blocks_0_attn", weight=1),
+        Sign(r"^(denoiser|\?):(down_blocks_0|input_blocks_1)_.*transformer_blocks_0_attn", weight=1),
         Sign(r"^meta:(ss_base_model_version:sd_v1|modelspec_architecture:stable-diffusion-v1)", weight=2),
     ),
-    aliases=(*UNET_ALIASES, *clip_aliases("text_encoder")),
+    aliases=(*UNET_ALIASES, *CLIP_ALIASES),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._clip import clip_aliases, open_clip_aliases
+from ._clip import CLIP_ALIASES, OPEN_CLIP_ALIASES
 from ._ldm_unet import UNET_ALIASES
 from .base import Architecture, Sign
 
@@ -10,9 +10,9 @@ SD2 = Architecture(
     name="sd2",
     title="Stable Diffusion 2.x",
     signs=(
-        Sign(r"^(unet|\?):.*attn2_to_[kv]:1024$"),
+        Sign(r"^(denoiser|\?):.*attn2_to_[kv]:1024$"),
         Sign(r"^(text_encoder|\?):.*(layers|resblocks)_\d+_.*(q_proj|fc1|c_fc):1024$"),
         Sign(r"^meta:(ss_base_model_version:sd_v2|modelspec_architecture:stable-diffusion-v2)", weight=2),
     ),
-    aliases=(*UNET_ALIASES, *clip_aliases("text_encoder"), *open_clip_aliases("text_encoder")),
+    aliases=(*UNET_ALIASES, *CLIP_ALIASES, *OPEN_CLIP_ALIASES),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._clip import clip_aliases, open_clip_aliases
+from ._clip import CLIP_ALIASES, OPEN_CLIP_ALIASES
 from ._ldm_unet import UNET_ALIASES
 from .base import Architecture, Sign
 
@@ -10,16 +10,15 @@ SDXL = Architecture(
     name="sdxl",
     title="Stable Diffusion XL",
     signs=(
-        Sign(r"^(unet|\?):.*attn2_to_[kv]:2048$"),
+        Sign(r"^(denoiser|\?):.*attn2_to_[kv]:2048$"),
         # ten transformer blocks at the lowest level: seen even in files that hold no cross attention
-        Sign(r"^(unet|\?):.*transformer_blocks_[4-9]_"),
+        Sign(r"^(denoiser|\?):(down|mid|middle|up|input|output)_block.*transformer_blocks_[4-9]_"),
         Sign(r"^text_encoder_2:.*:1280$", weight=2),
         Sign(r"^meta:(ss_base_model_version:sdxl|modelspec_architecture:stable-diffusion-xl-v1-base)", weight=2),
     ),
     aliases=(
         *UNET_ALIASES,
-        *clip_aliases("text_encoder"),
-        *clip_aliases("text_encoder_2"),
-        *open_clip_aliases("text_encoder_2"),
+        *CLIP_ALIASES,
+        *OPEN_CLIP_ALIASES,
     ),
 )

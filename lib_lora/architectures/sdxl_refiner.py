@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._clip import clip_aliases, open_clip_aliases
+from ._clip import CLIP_ALIASES, OPEN_CLIP_ALIASES
 from ._ldm_unet import UNET_ALIASES
 from .base import Architecture, Sign
 
@@ -10,8 +10,9 @@ SDXL_REFINER = Architecture(
     name="sdxl_refiner",
     title="Stable Diffusion XL refiner",
     signs=(
-        Sign(r"^(unet|\?):.*attn2_to_[kv]:1280$", weight=5),  # only the refiner's; its text encoder also speaks for XL
-        Sign(r"^(unet|\?):.*attn1_to_[qkv]:(384|768|1536)$", weight=2),
+        # only the refiner's; its text encoder also speaks for XL
+        Sign(r"^(denoiser|\?):.*attn2_to_[kv]:1280$", weight=5),
+        Sign(r"^(denoiser|\?):.*attn1_to_[qkv]:(384|768|1536)$", weight=2),
         Sign(
             r"^meta:(ss_base_model_version:sdxl_refiner|modelspec_architecture:stable-diffusion-xl-v1-refiner)",
             weight=4,
@@ -20,8 +21,7 @@ SDXL_REFINER = Architecture(
     # A1111 and diffusers both call the only encoder the second one, ldm's own code the first
     aliases=(
         *UNET_ALIASES,
-        *clip_aliases("text_encoder_2"),
-        *open_clip_aliases("text_encoder_2"),
-        *open_clip_aliases("text_encoder"),
+        *CLIP_ALIASES,
+        *OPEN_CLIP_ALIASES,
     ),
 )

@@ -10,6 +10,7 @@ The block names may be diffusers' or ldm's; that is the architecture's matter, n
 
 from __future__ import annotations
 
+from ..components import DENOISER
 from .base import KeyFormat
 
 KOHYA = KeyFormat(
@@ -18,7 +19,7 @@ KOHYA = KeyFormat(
     patterns=(r"(?P<component>lora_unet|lora_te\d?)_(?P<module>[^.]+)\.(?P<param>.+)",),
     example="lora_unet_down_blocks_0_attentions_0_proj_in.lora_down.weight",
     components={
-        "lora_unet": "unet",
+        "lora_unet": DENOISER,
         "lora_te": "text_encoder",
         "lora_te1": "text_encoder",
         "lora_te2": "text_encoder_2",

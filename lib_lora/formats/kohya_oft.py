@@ -10,6 +10,7 @@ Source: kohya-ss/sd-scripts networks/oft.py and networks/oft_flux.py, `OFT_PREFI
 
 from __future__ import annotations
 
+from ..components import DENOISER
 from .base import KeyFormat
 
 KOHYA_OFT = KeyFormat(
@@ -17,6 +18,6 @@ KOHYA_OFT = KeyFormat(
     before=("diffusers", "peft"),
     patterns=(r"(?P<component>oft_unet)_(?P<module>[^.]+)\.(?P<param>oft_blocks(?:\.\d+)?|alpha)",),
     example="oft_unet_down_blocks_1_attentions_0_proj_in.oft_blocks",
-    components={"oft_unet": "unet"},
+    components={"oft_unet": DENOISER},
     flattened=True,
 )

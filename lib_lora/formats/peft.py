@@ -18,7 +18,7 @@ from ._dotted import COMPONENT, START, WRAPPER
 from .base import KeyFormat
 
 _MODULE = START + r"(?P<module>.+)"
-_WRAPPED = rf"{WRAPPER}{COMPONENT}?(?P<module>.+)"
+_WRAPPED = rf"{WRAPPER}(?:{COMPONENT})?(?P<module>.+)"
 _ADAPTER = r"(?!weight$|bias$|scaled_oft$)(?P<adapter>[^.]+)"
 _NAMED = rf"(?:\.{_ADAPTER})?"
 

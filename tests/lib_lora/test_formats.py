@@ -17,11 +17,11 @@ FLAT = UNET.replace(".", "_")
 DOWN, UP = "lora_down.weight", "lora_up.weight"
 
 KEYS = {
-    f"lora_unet_{FLAT}.lora_down.weight": ("kohya", "unet", FLAT, DOWN),
-    f"lora_unet_{FLAT}.lora_mid.weight": ("kohya", "unet", FLAT, "lora_mid.weight"),
-    f"lora_unet_{FLAT}.lora_A.weight": ("kohya", "unet", FLAT, DOWN),
-    f"lora_unet_{FLAT}.dora_scale": ("kohya", "unet", FLAT, "dora_scale"),
-    "lora_unet_input_blocks_1_1_proj_in.alpha": ("kohya", "unet", "input_blocks_1_1_proj_in", "alpha"),
+    f"lora_unet_{FLAT}.lora_down.weight": ("kohya", "denoiser", FLAT, DOWN),
+    f"lora_unet_{FLAT}.lora_mid.weight": ("kohya", "denoiser", FLAT, "lora_mid.weight"),
+    f"lora_unet_{FLAT}.lora_A.weight": ("kohya", "denoiser", FLAT, DOWN),
+    f"lora_unet_{FLAT}.dora_scale": ("kohya", "denoiser", FLAT, "dora_scale"),
+    "lora_unet_input_blocks_1_1_proj_in.alpha": ("kohya", "denoiser", "input_blocks_1_1_proj_in", "alpha"),
     "lora_te_text_model_x.alpha": ("kohya", "text_encoder", "text_model_x", "alpha"),
     "lora_te1_text_model_x.alpha": ("kohya", "text_encoder", "text_model_x", "alpha"),
     "lora_te2_text_model_x.lora_up.weight": ("kohya", "text_encoder_2", "text_model_x", UP),
@@ -42,8 +42,8 @@ KEYS = {
     f"unet.{UNET}.lora_magnitude_vector.weight": ("peft", "unet", UNET, "lora_magnitude_vector"),
     f"base_model.model.{TEXT}.lora_magnitude_vector.default.weight": ("peft", None, TEXT, "lora_magnitude_vector"),
     f"transformer.{UNET}.magnitude": ("peft", "transformer", UNET, "lora_magnitude_vector"),
-    f"lora_unet_{FLAT}.magnitude": ("kohya", "unet", FLAT, "lora_magnitude_vector"),
-    f"lora_unet_{FLAT}.lora_magnitude_vector.weight": ("kohya", "unet", FLAT, "lora_magnitude_vector"),
+    f"lora_unet_{FLAT}.magnitude": ("kohya", "denoiser", FLAT, "lora_magnitude_vector"),
+    f"lora_unet_{FLAT}.lora_magnitude_vector.weight": ("kohya", "denoiser", FLAT, "lora_magnitude_vector"),
     f"base_model.model.{TEXT}.lora_embedding_A": ("peft", None, TEXT, "lora_embedding_A"),
     f"base_model.model.{TEXT}.lora_embedding_B.default": ("peft", None, TEXT, "lora_embedding_B"),
     f"base_model.model.{TEXT}.lora_A": ("peft", None, TEXT, DOWN),
@@ -58,7 +58,7 @@ KEYS = {
     f"base_model.model.{UNET}.oft_R.weight": ("peft", None, UNET, "oft_R.weight"),
     f"base_model.model.{UNET}.oft_R.default.weight": ("peft", None, UNET, "oft_R.weight"),
     f"unet.{UNET}.oft_R.scaled_oft": ("peft", "unet", UNET, "oft_R.scaled_oft"),
-    f"lora_unet_{FLAT}.oft_R.scaled_oft": ("kohya", "unet", FLAT, "oft_R.scaled_oft"),
+    f"lora_unet_{FLAT}.oft_R.scaled_oft": ("kohya", "denoiser", FLAT, "oft_R.scaled_oft"),
     f"base_model.model.{UNET}.boft_R": ("peft", None, UNET, "boft_R"),
     f"base_model.model.{UNET}.boft_s.default": ("peft", None, UNET, "boft_s"),
     f"unet.{UNET}.hra_u": ("peft", "unet", UNET, "hra_u"),
@@ -69,20 +69,20 @@ KEYS = {
     f"base_model.model.{UNET}.lokr_w1": ("peft", None, UNET, "lokr_w1"),
     f"base_model.model.unet.{UNET}.hada_t1.default": ("peft", "unet", UNET, "hada_t1"),
     f"{UNET}.lokr_w2_a.default": ("peft", None, UNET, "lokr_w2_a"),
-    f"diffusion_model.{UNET}.lora_A.weight": ("peft", None, UNET, DOWN),
-    f"diffusion_model.{UNET}.alpha": ("diffusers", None, UNET, "alpha"),
-    f"base_model.model.diffusion_model.{UNET}.dora_scale": ("diffusers", None, UNET, "dora_scale"),
+    f"diffusion_model.{UNET}.lora_A.weight": ("peft", "diffusion_model", UNET, DOWN),
+    f"diffusion_model.{UNET}.alpha": ("diffusers", "diffusion_model", UNET, "alpha"),
+    f"base_model.model.diffusion_model.{UNET}.dora_scale": ("diffusers", "diffusion_model", UNET, "dora_scale"),
     f"transformer_2.{UNET}.lora_A.weight": ("peft", "transformer_2", UNET, DOWN),
     f"transformer.resblocks.{TEXT}.lora_A.weight": ("peft", None, f"transformer.resblocks.{TEXT}", DOWN),
     f"transformer.{UNET}.a1.weight": ("diffusers", "transformer", UNET, "a1.weight"),
-    f"diffusion_model.{UNET}.q_layer.weight": ("diffusers", None, UNET, "q_layer.weight"),
+    f"diffusion_model.{UNET}.q_layer.weight": ("diffusers", "diffusion_model", UNET, "q_layer.weight"),
     "mid.attn1.processor.to_k_lora.q_layer.weight": ("diffusers", None, "mid.attn1.to_k", "q_layer.weight"),
     "mid.attn1.processor.to_out_lora.lambda_layer": ("diffusers", None, "mid.attn1.to_out.0", "lambda_layer"),
     "mid.attn1.processor.to_v_lora.base_p.weight": ("diffusers", None, "mid.attn1.to_v", "base_p"),
     "mid.attn1.processor.to_v_lora.base_lambda": ("diffusers", None, "mid.attn1.to_v", "base_lambda"),
-    f"oft_unet_{FLAT}.oft_blocks": ("kohya_oft", "unet", FLAT, "oft_blocks"),
-    f"oft_unet_{FLAT}.oft_blocks.2": ("kohya_oft", "unet", FLAT, "oft_blocks.2"),
-    f"oft_unet_{FLAT}.alpha": ("kohya_oft", "unet", FLAT, "alpha"),
+    f"oft_unet_{FLAT}.oft_blocks": ("kohya_oft", "denoiser", FLAT, "oft_blocks"),
+    f"oft_unet_{FLAT}.oft_blocks.2": ("kohya_oft", "denoiser", FLAT, "oft_blocks.2"),
+    f"oft_unet_{FLAT}.alpha": ("kohya_oft", "denoiser", FLAT, "alpha"),
     "bundle_emb.mychar.string_to_param.*": ("bundle", None, "mychar", "bundle_emb.string_to_param.*"),
     "bundle_emb.mychar.clip_l": ("bundle", None, "mychar", "bundle_emb.clip_l"),
     "bundle_emb.mychar.clip_g": ("bundle", None, "mychar", "bundle_emb.clip_g"),
@@ -176,7 +176,7 @@ NAMES = st.from_regex(r"[a-z_]{1,8}[0-9]?(\.[a-z_0-9]{1,6}){0,4}", fullmatch=Tru
 def test_kohya_keys_come_apart_where_they_were_joined(module, param):
     flat = module.replace(".", "_")
     parsed = _parse(f"lora_unet_{flat}.{param}")[1]
-    assert parsed == ParsedKey("unet", flat, param, flattened=True)
+    assert parsed == ParsedKey("denoiser", flat, param, flattened=True)
 
 
 @given(NAMES, st.sampled_from([*TENSORS, *LAYERS, *IA3]))
@@ -190,9 +190,10 @@ PREFIXES = {
     "unet.": "unet",
     "transformer.": "transformer",
     "text_encoder_2.": "text_encoder_2",
-    "diffusion_model.": None,
+    "diffusion_model.": "diffusion_model",
+    "text_encoders.clip_l.transformer.": "text_encoders.clip_l.transformer",
 }
-DOTTED = NAMES.filter(lambda name: not name.startswith(("unet.", "transformer.", "text_encoder.")))
+DOTTED = NAMES.filter(lambda name: not name.startswith(("unet.", "transformer.", "text_encoder", "diffusion_model.")))
 
 
 @given(st.sampled_from(["", *PREFIXES]), DOTTED, st.sampled_from(TENSORS))

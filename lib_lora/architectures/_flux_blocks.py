@@ -1,0 +1,60 @@
+"""Blocks of Flux.1's own code against diffusers' names; Chroma and others were made of them.
+
+Source: black-forest-labs/flux src/flux/model.py and modules/layers.py against diffusers' FluxTransformer2DModel.
+"""
+
+from __future__ import annotations
+
+from ..components import DENOISER
+from .base import Alias, aliases
+
+_DOUBLE: dict[str, str | tuple[str, ...]] = {
+    "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
+    "img_attn.norm.query_norm": "attn.norm_q",
+    "img_attn.norm.key_norm": "attn.norm_k",
+    "img_attn.proj": "attn.to_out.0",
+    "img_mlp.0": "ff.net.0.proj",
+    "img_mlp.2": "ff.net.2",
+    "txt_attn.qkv": ("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj"),
+    "txt_attn.norm.query_norm": "attn.norm_added_q",
+    "txt_attn.norm.key_norm": "attn.norm_added_k",
+    "txt_attn.proj": "attn.to_add_out",
+    "txt_mlp.0": "ff_context.net.0.proj",
+    "txt_mlp.2": "ff_context.net.2",
+}
+_LINEAR1 = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
+
+
+def double_blocks(table: dict[str, str | tuple[str, ...]]) -> tuple[Alias, ...]:
+    """Aliases below `double_blocks.{}` and `transformer_blocks.{}`."""
+    return tuple(
+        Alias(DENOISER, f"double_blocks.{{}}.{native}", below("transformer_blocks.{}", diffusers))
+        for native, diffusers in table.items()
+    )
+
+
+def below(block: str, names: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    """Names of layers as names below a block."""
+    return f"{block}.{names}" if isinstance(names, str) else tuple(f"{block}.{name}" for name in names)
+
+
+FLUX_BLOCKS: tuple[Alias, ...] = (
+    *double_blocks(_DOUBLE),
+    Alias(
+        DENOISER,
+        "single_blocks.{}.linear1",
+        below("single_transformer_blocks.{}", _LINEAR1),
+        sizes=("in", "in", "in", "rest"),
+    ),
+    *aliases(
+        DENOISER,
+        {
+            "single_blocks.{}.linear2": "single_transformer_blocks.{}.proj_out",
+            "single_blocks.{}.norm.query_norm": "single_transformer_blocks.{}.attn.norm_q",
+            "single_blocks.{}.norm.key_norm": "single_transformer_blocks.{}.attn.norm_k",
+            "img_in": "x_embedder",
+            "txt_in": "context_embedder",
+            "final_layer.linear": "proj_out",
+        },
+    ),
+)

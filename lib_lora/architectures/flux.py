@@ -1,0 +1,40 @@
+"""Flux.1 (dev, schnell, Fill, Kontext, Krea, control): 19 double and 38 single blocks, 3072 wide; CLIP-L and T5."""
+
+from __future__ import annotations
+
+from ..components import DENOISER
+from ._clip import CLIP_ALIASES
+from ._flux_blocks import FLUX_BLOCKS, double_blocks
+from .base import Alias, Architecture, Sign, aliases
+
+FLUX = Architecture(
+    name="flux",
+    title="FLUX.1",
+    signs=(
+        Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(attn_qkv|mlp_0|mod_lin):3072$"),
+        Sign(r"^(denoiser|\?):single_blocks_\d+_(linear1|modulation_lin):3072$"),
+        Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_(attn_to_[qkv]|proj_mlp|norm_linear):3072$"),
+        Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_proj_out:15360$"),
+        # only Chroma has no modulation in its blocks
+        Sign(r"^(denoiser|\?):.*_(mod_lin|modulation_lin|norm1_linear|norm1_context_linear):3072$", weight=1),
+        Sign(r"^meta:(ss_base_model_version:flux1|modelspec_architecture:flux-1)", weight=2),
+    ),
+    aliases=(
+        *FLUX_BLOCKS,
+        *double_blocks({"img_mod.lin": "norm1.linear", "txt_mod.lin": "norm1_context.linear"}),
+        *aliases(
+            DENOISER,
+            {
+                "single_blocks.{}.modulation.lin": "single_transformer_blocks.{}.norm.linear",
+                "time_in.in_layer": "time_text_embed.timestep_embedder.linear_1",
+                "time_in.out_layer": "time_text_embed.timestep_embedder.linear_2",
+                "vector_in.in_layer": "time_text_embed.text_embedder.linear_1",
+                "vector_in.out_layer": "time_text_embed.text_embedder.linear_2",
+                "guidance_in.in_layer": "time_text_embed.guidance_embedder.linear_1",
+                "guidance_in.out_layer": "time_text_embed.guidance_embedder.linear_2",
+            },
+        ),
+        Alias(DENOISER, "final_layer.adaLN_modulation.1", "norm_out.linear", swapped=True),  # shift and scale
+        *CLIP_ALIASES,
+    ),
+)

@@ -1,0 +1,47 @@
+"""Components of a model: what each does, and which of them a key of a file means.
+
+Names are diffusers'. Files are not as exact: kohya calls whatever denoises `lora_unet`, ComfyUI `diffusion_model`, and
+numbers of text encoders differ from trainer to trainer. So a key names a component or a role, and the layers it names
+decide where that leaves a choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+DENOISER = "denoiser"
+"""Role of what denoises: a UNet or a transformer."""
+TEXT_ENCODER = "text_encoder"
+"""Role of text encoders. It is the first one's name, too, and so that is asked first."""
+
+EXPERTS = ("transformer", "transformer_2")
+"""Two halves of one denoiser: the first acts in high noise, the second in low (Wan 2.2)."""
+
+
+_DENOISERS = frozenset({DENOISER, "diffusion_model", "unet", "prior", "decoder"})
+
+
+def role(component: str) -> str:
+    """What a component does; its own name if that is nothing that others do, too."""
+    if component in _DENOISERS or component in EXPERTS:
+        return DENOISER
+    return TEXT_ENCODER if component.startswith(TEXT_ENCODER) else component
+
+
+def candidates(wanted: str | None, present: Sequence[str], experts: Sequence[str] = EXPERTS) -> list[tuple[str, ...]]:
+    """The components a key may be for, the likeliest first; those of one tuple are meant together.
+
+    Args:
+        wanted: what the key says: a component, a role, or None where it says nothing.
+        present: the model's.
+        experts: those of `EXPERTS` that the file is for as far as its keys do not tell. Asked where a model has both.
+    """
+    if wanted == EXPERTS[1]:
+        return [(wanted,)] if wanted in present else []
+    found = [name for name in present if wanted is None or role(name) == role(wanted)]
+    if wanted in found:
+        found.sort(key=lambda name: name != wanted)
+    if not set(EXPERTS) <= set(found):
+        return [(name,) for name in found]
+    both = tuple(name for name in EXPERTS if name in experts)
+    return [both if name == EXPERTS[0] else (name,) for name in found if name != EXPERTS[1]]

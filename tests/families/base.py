@@ -1,0 +1,141 @@
+"""What a family is to the tests, and the helpers its file needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Shapes = dict[str, tuple[int, ...]]
+"""Parameter -> shape."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """How one trainer writes files for a family.
+
+    Args:
+        format: name of the key format that must claim every key; several joined by `+`, the most frequent first.
+        source: repository, file and line or function where the trainer writes it.
+        key: (layer, canonical parameter) -> key in the file, for LoRA: parameters are `lora_down.weight`,
+            `lora_up.weight` and `alpha`. None where the trainer does not write that parameter.
+        names: whether the trainer calls layers by the `native` or the `diffusers` tree.
+        layers: which of the layers it trains, by a part of their names; all linear layers if none are given.
+        fuse: for trainers whose file has layers as one that the model has apart: {name in the file: layers of the
+            model, in the order of the outputs}, of the model with few blocks.
+        down: what to multiply a `lora_down` by, for trainers that save alpha in it.
+    """
+
+    format: str
+    source: str
+    key: Callable[[str, str], str | None]
+    names: str = "native"
+    layers: tuple[str, ...] = ()
+    fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class List:
+    """What a real key list must come to.
+
+    Args:
+        format: name of the format that claims all its keys.
+        layers: of the file.
+        changed: layers of diffusers' model that they are.
+        left: keys that nobody may use, by the reason -> how many.
+        components: those that must be there to resolve it.
+    """
+
+    format: str
+    layers: int
+    changed: int
+    left: Mapping[str, int] = field(default_factory=dict)
+    shapes: bool = True
+    """Whether the shapes of the list are to be trusted."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family.
+
+    Args:
+        name: of its `Architecture`.
+        build: diffusers' denoiser on meta; with True in full size, else as wide with few blocks of each kind.
+        component: diffusers' name of it.
+        native: parameters of the model with few blocks as its own code has them; empty where that has the names of
+            diffusers. Every layer that adapters can change.
+        convert: diffusers' converter of such a checkpoint. It may take no more than it needs, so it gets a copy.
+        writers: by a name for the test.
+        lists: file name in `real-keys` -> what it must come to.
+        encoders: other components, by diffusers' names, on meta in full size, for lists that have them.
+        unnamed: native layers that diffusers' model has not.
+    """
+
+    name: str
+    build: Callable[[bool], nn.Module]
+    component: str = "transformer"
+    native: Callable[[], Shapes] | None = None
+    convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
+    writers: Mapping[str, Writer] = field(default_factory=dict)
+    lists: Mapping[str, List] = field(default_factory=dict)
+    encoders: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
+
+
+def on_meta(cls: Callable[..., nn.Module], **config: Any) -> nn.Module:
+    """A model without numbers."""
+    with torch.device("meta"):
+        return cls(**config)
+
+
+def linear(out: int, inside: int, *names: str, bias: bool = True) -> Shapes:
+    """Parameters of linear layers of one shape."""
+    found: Shapes = {}
+    for name in names:
+        found[f"{name}.weight"] = (out, inside)
+        if bias:
+            found[f"{name}.bias"] = (out,)
+    return found
+
+
+def norm(width: int, *names: str, param: str = "weight") -> Shapes:
+    """Parameters of norms without a bias."""
+    return {f"{name}.{param}": (width,) for name in names}
+
+
+def below(prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
+    """The same one level deeper."""
+    return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
+
+
+def dotted(prefix: str, params: Mapping[str, str] | None = None) -> Callable[[str, str], str | None]:
+    """Keys `prefix` + layer + `.` + parameter, in the trainer's spelling; parameters that are not in `params` are left
+    out."""
+    spelled = PEFT if params is None else params
+
+    def key(layer: str, param: str) -> str | None:
+        return f"{prefix}{layer}.{spelled[param]}" if param in spelled else None
+
+    return key
+
+
+def kohya(prefix: str = "lora_unet_") -> Callable[[str, str], str | None]:
+    """Keys as kohya's scripts and musubi-tuner write them: the layer's dots as underscores."""
+
+    def key(layer: str, param: str) -> str | None:
+        return f"{prefix}{layer.replace('.', '_')}.{param}"
+
+    return key
+
+
+PEFT = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
+KOHYA_PARAMS = {param: param for param in ("lora_down.weight", "lora_up.weight", "alpha")}
+
+
+def linear_layers(names: Iterable[str], parts: Iterable[str]) -> list[str]:
+    """Layers that contain one of these parts; all if there are none."""
+    wanted = tuple(parts)
+    return [name for name in names if not wanted or any(part in name for part in wanted)]
