@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol, TypeGuard
 
@@ -18,6 +19,7 @@ from . import base_weights
 from .base_weights.base import WeightReader
 from .errors import ComponentError
 from .places import AliasTable, Place, Target
+from .projections import are_fused, fused
 from .registry import discover_classes
 
 
@@ -107,14 +109,29 @@ def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target
 def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, ...]]]:
     """Yield (path, module, targets) of every adaptable layer; a shared module once under each of its names."""
     inside_attention: set[int] = set()
+    fused_parts: dict[str, dict[str, nn.Module]] = {}
     for path, module in component.named_modules(remove_duplicate=False):
         if id(module) in inside_attention:
             continue
         if isinstance(module, nn.MultiheadAttention):
             inside_attention.update(id(child) for child in module.children())
+        for name, parts in fused(module):
+            inside_attention.update(map(id, parts.values()))  # they are there, and never called
+            fused_parts[f"{path}.{name}" if path else name] = parts
         targets = targets_of(path, module)
+        if path in fused_parts:
+            targets = (*targets, *_windows(targets[0], fused_parts[path]))
         if targets:
             yield path, module, targets
+
+
+def _windows(target: Target, parts: Mapping[str, nn.Module]) -> Iterator[Target]:
+    """The windows of a fused layer under the names of the layers it was made of."""
+    parent, start = target.path.rpartition(".")[0], 0
+    for name, part in parts.items():
+        stop = start + targets_of(name, part)[0].shape[0]
+        yield replace(target.window(start, stop), name=f"{parent}.{name}" if parent else name)
+        start = stop
 
 
 class LayerIndex:
@@ -160,11 +177,11 @@ class LayerIndex:
 
 
 def _structure(module: nn.Module) -> list[int]:
-    """Identity of every module of a tree, in order; quicker than naming them."""
+    """Identity of every module of a tree, in order, and which of them call fused projections; quicker than naming."""
     found = [module]
     for one in found:  # which grows
         found.extend(child for child in one._modules.values() if child is not None)
-    return [id(one) for one in found]
+    return [-id(one) if are_fused(one) else id(one) for one in found]
 
 
 @lru_cache(maxsize=32)

@@ -1,0 +1,159 @@
+"""Loading a LoRA of FLUX.1 as kohya's trainer writes it, against reading its bytes; safetensors, diffusers' keys."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from _common import Record, Samples, Variant, duration, measure, parse, parser, report, table
+from diffusers import FluxTransformer2DModel
+from diffusers.loaders.lora_conversion_utils import _convert_kohya_flux_lora_to_diffusers
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from lib_lora.file import AdapterFile
+from lib_lora.layer import LayerIndex
+from lib_lora.network import Network, ParsedFile, alias_table
+
+BLOCKS, SINGLE_BLOCKS = 19, 38
+SIDE = {"mod.lin": (6, 1), "attn.qkv": (3, 1), "attn.proj": (1, 1), "mlp.0": (4, 1), "mlp.2": (1, 4)}
+SINGLE = {"modulation.lin": (3, 1), "linear1": (7, 1), "linear2": (1, 5)}
+"""Layers of a block of Flux' own code: outputs and inputs, in widths of the model."""
+WIDTH = 3072
+READ = "read the bytes"
+LOAD = "open, resolve, read"
+RESOLVE = "open, resolve"
+GOALS = {LOAD: 1.3}
+"""Variant -> how many times the time of reading the bytes at most."""
+RESOLVE_GOAL = 50e-3
+"""Seconds for the keys of a file to become adapters on the layers of a model."""
+HEADERS = ("way", "median", "of reading", "of minima", "goal")
+
+
+def layers(double: int, single: int) -> dict[str, tuple[int, int]]:
+    """Layer of Flux' own code -> (out, in)."""
+    found = {
+        f"double_blocks.{i}.{side}_{name}": size
+        for i in range(double)
+        for side in ("img", "txt")
+        for name, size in SIDE.items()
+    }
+    found |= {f"single_blocks.{i}.{name}": size for i in range(single) for name, size in SINGLE.items()}
+    return {name: (out * WIDTH, inside * WIDTH) for name, (out, inside) in found.items()}
+
+
+def write(path: Path, sizes: dict[str, tuple[int, int]], rank: int) -> None:
+    """Write random factors in bfloat16, three keys for each layer."""
+    tensors = {}
+    for name, (out, inside) in sizes.items():
+        key = f"lora_unet_{name.replace('.', '_')}"
+        tensors[f"{key}.lora_down.weight"] = torch.randn(rank, inside).bfloat16()
+        tensors[f"{key}.lora_up.weight"] = torch.randn(out, rank).bfloat16()
+        tensors[f"{key}.alpha"] = torch.tensor(float(rank)).bfloat16()
+    save_file(tensors, path)
+
+
+def resolve(path: Path, index: LayerIndex) -> Network:
+    """What an engine does with a file it has not seen: nothing but its header is read."""
+    return Network(ParsedFile(AdapterFile.open(path)), [index])
+
+
+def load(path: Path, index: LayerIndex) -> list[torch.Tensor]:
+    """The same, and each of its tensors copied into memory of its own."""
+    network = resolve(path, index)
+    return [network.file.tensor(key).clone() for key in network.file.keys]
+
+
+def place(path: Path, index: LayerIndex) -> list[torch.Tensor]:
+    """The same, and the factors of each layer of the model copied beside it: q, k and v have a copy of down each."""
+    found = []
+    for one in resolve(path, index).bound:
+        factors = one.adapter.factors()
+        found += [factors.down.clone(), factors.up.clone()]
+    return found
+
+
+def variants(path: Path, index: LayerIndex) -> dict[str, Variant]:
+    """What is compared."""
+    return {
+        READ: Variant(path.read_bytes),
+        LOAD: Variant(lambda: load(path, index)),
+        "open, resolve, place": Variant(lambda: place(path, index)),
+        RESOLVE: Variant(lambda: resolve(path, index)),
+        "safetensors' load_file, read": Variant(lambda: [one.clone() for one in load_file(path).values()]),
+        "diffusers' conversion of the keys alone": Variant(
+            lambda: _convert_kohya_flux_lora_to_diffusers(load_file(path)),
+        ),
+    }
+
+
+def check(path: Path, index: LayerIndex) -> None:
+    """Stop if not every key acts: nothing would be compared then."""
+    network = resolve(path, index)
+    if network.report.unused or network.report.hit != network.report.layers:
+        raise SystemExit(f"not everything resolved: {network.report.summary()}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; 1 if a goal is missed."""
+    options = parse(parser(__doc__, 15), arguments)
+    double, single = (1, 1) if options.tiny else (BLOCKS, SINGLE_BLOCKS)
+    sizes = layers(double, single)
+    with torch.device("meta"):
+        model: nn.Module = FluxTransformer2DModel(num_layers=double, num_single_layers=single, guidance_embeds=True)
+    index = LayerIndex("transformer", model, alias_table())
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "flux.safetensors"
+        write(path, sizes, options.rank)
+        check(path, index)
+        samples = measure(variants(path, index), options.rounds)
+        size = path.stat().st_size
+    rows = records(samples, size, 3 * len(sizes))
+    report("load", options, text(rows), rows)
+    return 0 if options.tiny or all(row["goal_met"] for row in rows) else 1
+
+
+def records(samples: Samples, size: int, keys: int) -> list[Record]:
+    """The figures of each way."""
+    rows = []
+    for name, seconds in samples.seconds.items():
+        ratio, goal = samples.ratio(name, READ), GOALS.get(name)
+        met = goal is None or ratio <= goal
+        if name == RESOLVE:
+            met = samples.median(name) <= RESOLVE_GOAL
+        rows.append(
+            {
+                "way": name,
+                "bytes": size,
+                "keys": keys,
+                "median_s": samples.median(name),
+                "of_reading": ratio,
+                "of_minima": samples.minimum_ratio(name, READ),
+                "goal": f"{duration(RESOLVE_GOAL)}" if name == RESOLVE else goal,
+                "goal_met": met,
+                "seconds": seconds,
+            }
+        )
+    return rows
+
+
+def text(rows: Sequence[Record]) -> str:
+    """The table, below what was loaded."""
+    lines = [
+        [
+            row["way"],
+            duration(row["median_s"]),
+            f"{row['of_reading']:.2f}",
+            f"{row['of_minima']:.2f}",
+            "" if row["goal"] is None else f"{row['goal']} {'met' if row['goal_met'] else 'MISSED'}",
+        ]
+        for row in rows
+    ]
+    return f"{rows[0]['bytes'] / 1e6:.0f} MB, {rows[0]['keys']} keys\n\n{table(HEADERS, lines)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

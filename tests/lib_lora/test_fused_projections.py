@@ -1,0 +1,94 @@
+"""diffusers' own fused projections (`fuse_qkv_projections`, an option of SD.Next): a LoRA acts as on the model before."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from diffusers import FluxTransformer2DModel, UNet2DConditionModel
+from torch import Tensor, nn
+
+from lib_lora import Engine, Entry, Stack
+from tests.fakes.files import save
+
+FP32 = 2e-5
+
+
+def flux() -> tuple[nn.Module, dict[str, object]]:
+    model = FluxTransformer2DModel(
+        in_channels=4,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=8,
+        num_attention_heads=2,
+        joint_attention_dim=12,
+        pooled_projection_dim=6,
+        axes_dims_rope=(2, 2, 4),
+    )
+    inputs: dict[str, object] = {
+        "hidden_states": torch.randn(1, 9, 4),
+        "encoder_hidden_states": torch.randn(1, 5, 12),
+        "pooled_projections": torch.randn(1, 6),
+        "timestep": torch.tensor([0.5]),
+        "img_ids": torch.zeros(9, 3),
+        "txt_ids": torch.zeros(5, 3),
+        "return_dict": False,
+    }
+    return model, inputs
+
+
+def unet() -> tuple[nn.Module, dict[str, object]]:
+    model = UNet2DConditionModel(
+        block_out_channels=(32, 64),
+        layers_per_block=1,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=24,
+        attention_head_dim=8,
+        norm_num_groups=8,
+    )
+    inputs: dict[str, object] = {
+        "sample": torch.randn(1, 4, 8, 8),
+        "timestep": 5,
+        "encoder_hidden_states": torch.randn(1, 7, 24),
+        "return_dict": False,
+    }
+    return model, inputs
+
+
+MODELS = {"transformer": (flux, "to_qkv"), "unet": (unet, "to_kv")}
+
+
+@pytest.mark.parametrize("component", MODELS)
+def test_the_same_before_and_after_they_are_fused(component, tmp_path):
+    torch.manual_seed(0)
+    build, joint = MODELS[component]
+    model, inputs = build()
+    names = [path for path, layer in model.named_modules() if isinstance(layer, nn.Linear) and "attn" in path]
+    path = save(tmp_path / "a.safetensors", lora(component, model, names))
+    engine = Engine({component: model})
+
+    def run(stack: Stack) -> Tensor:
+        engine.activate(stack)
+        with torch.no_grad():
+            return model(**inputs)[0]
+
+    base, expected = run(Stack()), run(Stack([Entry(path, 0.7)]))
+    assert (expected - base).abs().max() > 0.01 * base.abs().max()
+    model.fuse_qkv_projections()
+    assert any(name.endswith(joint) for name, _ in model.named_modules())
+    report = engine.activate(Stack([Entry(path, 0.7)])).entries[0]
+    assert (report.hit, report.unused) == (len(names), ())
+    assert (run(Stack([Entry(path, 0.7)])) - expected).abs().max() <= FP32 * expected.abs().max()
+    assert (run(Stack()) - base).abs().max() <= FP32 * base.abs().max()
+    model.unfuse_qkv_projections()
+    assert torch.equal(run(Stack([Entry(path, 0.7)])), expected)
+    engine.close()
+
+
+def lora(component: str, model: nn.Module, names: list[str]) -> dict[str, Tensor]:
+    tensors = {}
+    for name in names:
+        out, inside = model.get_submodule(name).weight.shape
+        tensors[f"{component}.{name}.lora_A.weight"] = torch.randn(3, inside) * inside**-0.5
+        tensors[f"{component}.{name}.lora_B.weight"] = torch.randn(out, 3) * 0.3
+    return tensors
