@@ -28,7 +28,7 @@ def are_fused(attention: nn.Module) -> bool:
 
 
 def fused(attention: nn.Module) -> Iterator[tuple[str, dict[str, nn.Module]]]:
-    """Yield the name of each fused projection that is in use, and the layers it was made of in the order of its outputs.
+    """Yield the name of each fused projection that is in use, and the layers it was made of, in the order of its rows.
 
     Nothing where the module's projections are not fused.
     """

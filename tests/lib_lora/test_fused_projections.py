@@ -1,4 +1,4 @@
-"""diffusers' own fused projections (`fuse_qkv_projections`, an option of SD.Next): a LoRA acts as on the model before."""
+"""Projections that diffusers fused (`fuse_qkv_projections`, an option of SD.Next): a LoRA acts as it did before."""
 
 from __future__ import annotations
 
