@@ -1,9 +1,11 @@
 """LoRA tags in a prompt, as in AUTOMATIC1111's web UI; pure text.
 
     <lora:name>   <lora:name:0.8>   <lora:name:0.5:1.0>   <lora:name:te=0.4:unet=0.9:dyn=16>   <lyco:name:0.8>
+    <lora:name:1:high>   <lora:name:1:low>
 
 The first number is the multiplier of the text encoders, the second that of the unet (as the first, where missing),
-the third the rank to cut to. Other `<kind:...>` tags stay in the text.
+the third the rank to cut to. `high` and `low`, which are SD.Next's, choose one of the two experts of Wan 2.2, that for
+high noise or that for low. Other `<kind:...>` tags stay in the text.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ _TAG = re.compile(r"<(lora|lyco):([^<>]*)(>?)", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _FORM = "<lora:name:text-encoder multiplier:unet multiplier:rank>, as in <lora:name:0.8>"
 _FIELDS = ("te", "unet", "dyn")
+_EXPERTS = {"high": "transformer", "low": "transformer_2"}
 
 
 class PromptError(LoraError, ValueError):
@@ -45,13 +48,17 @@ class Tag:
     te: float = 1.0
     unet: float = 1.0
     rank: int | None = None
+    noise: frozenset[str] = frozenset()
+    """Of `high` and `low`, those whose expert alone it is for."""
 
     @property
     def multiplier(self) -> float | Mapping[str, float]:
         """The factor per component, one number where all are equal."""
-        if self.te == self.unet:
+        if self.te == self.unet and not self.noise:
             return self.unet
         model = dict.fromkeys(("unet", "transformer", "prior", "llm_adapter"), self.unet)
+        if self.noise:
+            model |= {expert: self.unet if noise in self.noise else 0.0 for noise, expert in _EXPERTS.items()}
         return {"text_encoder": self.te, **model}
 
     def without(self, components: Collection[str]) -> Tag:
@@ -108,6 +115,7 @@ def format_tag(tag: Tag) -> str:
         fields.append(_number(tag.unet))
     if tag.rank is not None:
         fields.append(str(tag.rank))
+    fields += sorted(tag.noise)
     return f"<lora:{':'.join([tag.name, *fields])}>"
 
 
@@ -123,18 +131,21 @@ def _tag(text: str, arguments: str, start: int, default: float = 1.0) -> Tag:
     name, *rest = arguments.split(":")
     if not name.strip():
         raise PromptError(text, start, "the name is missing")
-    fields = _fields(text, rest, start + len(name) + 1)
+    fields, noise = _fields(text, rest, start + len(name) + 1)
     te = _multiplier(text, fields.get("te"), default)
-    return Tag(name.strip(), te, _multiplier(text, fields.get("unet"), te), _rank(text, fields.get("dyn")))
+    return Tag(name.strip(), te, _multiplier(text, fields.get("unet"), te), _rank(text, fields.get("dyn")), noise)
 
 
-def _fields(text: str, rest: list[str], place: int) -> dict[str, _Field]:
-    """Sort fields by what they set; a named one beats one by position."""
+def _fields(text: str, rest: list[str], place: int) -> tuple[dict[str, _Field], frozenset[str]]:
+    """Sort fields by what they set, and the experts chosen; a named field beats one by position."""
     positional: list[_Field] = []
     named: dict[str, _Field] = {}
+    noise: set[str] = set()
     for written in rest:
         key, equals, value = written.partition("=")
-        if not equals:
+        if not equals and key.strip().lower() in _EXPERTS:
+            noise.add(key.strip().lower())
+        elif not equals:
             positional.append(_Field(written, place))
         elif key.strip() not in _FIELDS:
             raise PromptError(text, place, f"{key.strip()!r} is no setting, the settings are {', '.join(_FIELDS)}")
@@ -145,7 +156,7 @@ def _fields(text: str, rest: list[str], place: int) -> dict[str, _Field]:
         place += len(written) + 1
     if len(positional) > len(_FIELDS):
         raise PromptError(text, positional[len(_FIELDS)].place, f"a fourth number, {positional[len(_FIELDS)].value!r}")
-    return {**dict(zip(_FIELDS, positional, strict=False)), **named}
+    return {**dict(zip(_FIELDS, positional, strict=False)), **named}, frozenset(noise)
 
 
 def _multiplier(text: str, field: _Field | None, default: float) -> float:

@@ -5,13 +5,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extension.prompt import PromptError, Tag, format_tag, parse, parse_arguments
-from lib_lora import LoraError
+from lib_lora import Entry, LoraError
 
 NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=["Cs", "Cc"]), min_size=1).filter(
     lambda name: name == name.strip()
 )
 NUMBERS = st.floats(-10, 10, allow_nan=False)
-TAGS = st.builds(Tag, NAMES, NUMBERS, NUMBERS, st.none() | st.integers(1, 512))
+TAGS = st.builds(
+    Tag, NAMES, NUMBERS, NUMBERS, st.none() | st.integers(1, 512), st.frozensets(st.sampled_from(["high", "low"]))
+)
 
 
 @pytest.mark.parametrize(
@@ -29,10 +31,24 @@ TAGS = st.builds(Tag, NAMES, NUMBERS, NUMBERS, st.none() | st.integers(1, 512))
         ("<LoRA:foo:.5>", Tag("foo", 0.5, 0.5)),
         ("<lora:sub/[XL] my.lora v1.5 :1e-1>", Tag("sub/[XL] my.lora v1.5", 0.1, 0.1)),
         ("<lora:a=b:1>", Tag("a=b", 1.0, 1.0)),
+        ("<lora:foo:0.7:high>", Tag("foo", 0.7, 0.7, None, frozenset({"high"}))),
+        ("<lora:foo:LOW>", Tag("foo", 1.0, 1.0, None, frozenset({"low"}))),
+        ("<lora:foo:high:0.7:low:0.5>", Tag("foo", 0.7, 0.5, None, frozenset({"high", "low"}))),
     ],
 )
 def test_every_written_form(written: str, tag: Tag) -> None:
     assert parse(f"a {written} b").tags == (tag,)
+
+
+def test_a_tag_may_be_for_one_expert_alone() -> None:
+    (tag,) = parse("<lora:foo:0.7:high>").tags
+    found = Entry("foo.safetensors", tag.multiplier)
+    names = ("transformer", "transformer_2", "text_encoder", "unet")
+    assert [found.strength(name) for name in names] == [0.7, 0.0, 0.7, 0.7]
+    (tag,) = parse("<lora:foo:low>").tags
+    assert [Entry("foo.safetensors", tag.multiplier).strength(name) for name in names] == [0.0, 1.0, 1.0, 1.0]
+    (tag,) = parse("<lora:foo:0.7>").tags
+    assert [Entry("foo.safetensors", tag.multiplier).strength(name) for name in names] == [0.7] * 4
 
 
 def test_tags_are_cut_out_and_everything_else_stays() -> None:
