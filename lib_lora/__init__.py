@@ -17,6 +17,7 @@ from .errors import (
 from .file import AdapterFile
 from .network import Network, inspect_file, load_network
 from .patch import install, uninstall
+from .reading import Reading
 from .report import ActivationReport, MemoryReport, NetworkReport, Unused
 from .stack import Entry, Multiplier, PerImage, Stack
 
@@ -36,6 +37,7 @@ __all__ = [
     "NoMatchError",
     "PerImage",
     "PickleError",
+    "Reading",
     "RowsError",
     "Stack",
     "StackError",

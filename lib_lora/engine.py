@@ -22,6 +22,7 @@ from .layer import LayerIndex
 from .network import Network, alias_table
 from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
+from .reading import Reading
 from .report import ActivationReport, MemoryReport
 from .resident import Keeping
 from .rows import RowMap
@@ -135,7 +136,7 @@ class Engine:
             self._check_names(stack)
             repatched = patch.ensure_in_force()
             indexes = self._indexes()
-            networks = tuple(self._network(i, entry, indexes) for i, entry in enumerate(stack))
+            networks = tuple(self._network(i, entry, indexes, stack.reading) for i, entry in enumerate(stack))
             kept = not repatched and self._serves(networks, stack, indexes)
             if trace.decisions:
                 trace.anew(kept)
@@ -269,9 +270,9 @@ class Engine:
                 self._indexed[name] = LayerIndex(name, module, alias_table())
         return list(self._indexed.values())
 
-    def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex]) -> Network:
+    def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex], reading: Reading) -> Network:
         try:
-            network = self._cache.resolved(Path(entry.path), indexes)
+            network = self._cache.resolved(Path(entry.path), indexes, reading)
         except LoraError as error:
             raise ActivationError(i, entry.name, error) from error
         if not network.bound:

@@ -25,6 +25,7 @@ from .formats.base import BUNDLED, KeyFormat, ParsedKey
 from .layer import LayerIndex, read_base_weight
 from .peft_config import PeftConfig
 from .places import AliasTable, Place, Target
+from .reading import USUAL, Reading
 from .recipe import Recipe, recipe_of
 from .registry import discover
 from .report import NetworkReport, Unused
@@ -95,16 +96,16 @@ class ParsedFile:
         """Canonical parameter -> shape in the file."""
         return {param: self.file.infos[key].shape for param, key in group.keys.items()}
 
-    def adapter(self, group: Group, recipe: Recipe, site: Site) -> Adapter:
+    def adapter(self, group: Group, recipe: Recipe, site: Site, reading: Reading = USUAL) -> Adapter:
         """Build the group's adapter for one weight.
 
         Raises:
             ValueError: the tensors do not fit each other or the weight; the text says want and got.
         """
         params = {param: self.file.tensor(key) for param, key in group.keys.items()}
-        return recipe.build(params, site, self.origin(group))
+        return recipe.build(params, site, self.origin(group, reading))
 
-    def origin(self, group: Group) -> Origin:
+    def origin(self, group: Group, reading: Reading = USUAL) -> Origin:
         """What the file says about a group beside its own parameters."""
         return Origin(
             alpha=self.alpha(group),
@@ -112,6 +113,8 @@ class ParsedFile:
             config=self.config.values(group.component, group.module),
             metadata=self.file.metadata,
             shared={param: self.file.tensor(key) for param, key in self.shared.items()},
+            module=group.module,
+            reading=reading,
         )
 
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
@@ -233,9 +236,10 @@ class ParsedFile:
 class Network:
     """One file, resolved against the layers of a model; attached to nothing."""
 
-    def __init__(self, parsed: ParsedFile, indexes: Sequence[LayerIndex]) -> None:
+    def __init__(self, parsed: ParsedFile, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> None:
         self.file = parsed.file
         self._parsed = parsed
+        self._reading = reading
         self._indexes = {index.component: index for index in indexes}
         self._unused: list[Unused] = []
         self._by_name: dict[tuple[str, str], Bound] = {}
@@ -305,7 +309,7 @@ class Network:
                 if place.kind not in recipe.kinds:
                     continue
                 try:
-                    found += _bounds(component, place, self._parsed.adapter(group, recipe, place.site))
+                    found += _bounds(component, place, self._parsed.adapter(group, recipe, place.site, self._reading))
                 except ValueError as error:
                     if not stranger:
                         reason, detail = SHAPE_DIFFERS, f"{component}.{place.name}: {error}"
@@ -361,18 +365,19 @@ def _add_delta(total: Tensor, place: Place, one: Bound, index: LayerIndex) -> No
         offset += segment.count
 
 
-def load_network(path: str | Path, components: Mapping[str, nn.Module]) -> Network:
+def load_network(path: str | Path, components: Mapping[str, nn.Module], *, reading: Reading = USUAL) -> Network:
     """Read a file and resolve it against `components`; attaches nothing, and works on modules on meta.
 
     Args:
         path: a safetensors file.
         components: diffusers' component name -> module.
+        reading: what to make of a file that other programs read otherwise than it was trained.
 
     Raises:
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
     """
     indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
-    return Network(ParsedFile(AdapterFile.open(path)), indexes)
+    return Network(ParsedFile(AdapterFile.open(path)), indexes, reading)
 
 
 def inspect_file(path: str | Path) -> NetworkReport:

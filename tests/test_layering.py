@@ -16,21 +16,21 @@ ROOT = Path(__file__).resolve().parents[1]
 # "slot?" is for type checking only, "*" is anything.
 BASICS = "errors registry tensors"
 LIB_LORA = {
-    "__init__": "engine file network patch report stack",
+    "__init__": "engine file network patch reading report stack",
     "__main__": "*",
     "engine": (
-        "budget cache calls layer network patch plan pristine report residency resident rows scratch slot stack storage"
-        " strength trace"
+        "budget cache calls layer network patch plan pristine reading report residency resident rows scratch slot stack"
+        " storage strength trace"
     ),
     "plan": (
         "binding by_tokens factored layer merged network pristine report residency resident slot stack strength"
         " trace transient whole"
     ),
     "network": (
-        "adapters._part adapters.base architectures components file formats layer peft_config places recipe report"
-        " whole"
+        "adapters._part adapters.base architectures components file formats layer peft_config places reading recipe"
+        " report whole"
     ),
-    "cache": "file layer network",
+    "cache": "file layer network reading",
     "recipe": "adapters",
     "peft_config": "adapters.base file",
     "skeleton": "file",
@@ -65,11 +65,12 @@ LIB_LORA = {
     "slot": "forwards? patch?",
     "layer": "base_weights places",
     "file": "",
+    "reading": "",
     "report": "",
-    "stack": "",
+    "stack": "reading",
     "strength": "adapters.base",
     # plug-in folders and basics: each by itself
-    "adapters": "operation",
+    "adapters": "operation reading",
     "architectures": "components",
     "base_weights": "",
     "formats": "components",
