@@ -83,5 +83,5 @@ def _left_out(skipped: Skipped) -> dict[str, Any]:
 
 def _why_partly(report: NetworkReport) -> str:
     missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers fit this model"]
-    unused = [f"{len(report.unused)} keys unused: {report.causes()}"] if report.unused else []
+    unused = [f"{len(report.unused)} keys unused: {report.why()}"] if report.unused else []
     return "; ".join([*missed, *unused])

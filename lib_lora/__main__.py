@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import LoraError
+from .families import alias_table
 from .file import AdapterFile
 from .layer import LayerIndex
-from .network import Network, ParsedFile, alias_table, inspect_file
+from .network import Network, ParsedFile, inspect_file
 from .report import NetworkReport
 from .skeleton import model_skeleton
 

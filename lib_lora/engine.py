@@ -18,8 +18,9 @@ from .budget import Budget
 from .cache import NetworkCache
 from .calls import Call, listen
 from .errors import ActivationError, ComponentError, LoraError, NoMatchError, RowsError, StackError
+from .families import alias_table
 from .layer import LayerIndex
-from .network import Network, alias_table
+from .network import Network
 from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
 from .reading import Reading
@@ -276,9 +277,10 @@ class Engine:
         except LoraError as error:
             raise ActivationError(i, entry.name, error) from error
         if not network.bound:
-            made_for = f", being made for {family}" if (family := network.report.architecture) else ""
-            text = f"fits no layer of the loaded model{made_for}; its keys are {network.report.causes()}"
-            misfit = NoMatchError(network.file.path, text)
+            report = network.report
+            made_for = "" if report.family is None else f", being made for {report.family.title}"
+            text = report.warning or f"fits no layer of the loaded model{made_for}"
+            misfit = NoMatchError(network.file.path, f"{text}; its keys are {report.why()}")
             raise ActivationError(i, entry.name, misfit) from misfit
         return network
 

@@ -19,17 +19,19 @@ LIB_LORA = {
     "__init__": "engine file network patch reading report stack",
     "__main__": "*",
     "engine": (
-        "budget cache calls layer network patch plan pristine reading report residency resident rows scratch slot stack"
-        " storage strength trace"
+        "budget cache calls families layer network patch plan pristine reading report residency resident rows scratch"
+        " slot stack storage strength trace"
     ),
     "plan": (
         "binding by_tokens factored layer merged network pristine report residency resident slot stack strength"
         " trace transient whole"
     ),
     "network": (
-        "adapters._part adapters.base architectures components file formats layer peft_config places reading recipe"
-        " report whole"
+        "adapters._part adapters.base architectures.base base_model components families file formats layer peft_config"
+        " places reading recipe report whole"
     ),
+    "families": "architectures layer places report",
+    "base_model": "",
     "cache": "file layer network reading",
     "recipe": "adapters",
     "peft_config": "adapters.base file",
