@@ -35,7 +35,7 @@ LIB_LORA = {
     "cache": "file layer network reading",
     "recipe": "adapters",
     "peft_config": "adapters.base file",
-    "skeleton": "file",
+    "skeleton": "components file",
     "factored": "adapters.base binding effective operation patch? resident rows storage streaming strength windows",
     "transient": (
         "adapters.base apart base_weights.base binding build layer operation patch? places resident scratch storage"
