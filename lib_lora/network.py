@@ -18,7 +18,6 @@ from . import formats
 from .adapters._part import part_of
 from .adapters.base import Adapter, Alpha, At, Origin, Site
 from .architectures.base import fact
-from .base_model import base_model
 from .components import EXPERTS, candidates
 from .errors import ComponentError, UnknownAdapterError, UnknownFormatError
 from .families import alias_table, family_of, family_of_model
@@ -27,6 +26,7 @@ from .formats.base import BUNDLED, KeyFormat, ParsedKey
 from .layer import LayerIndex, read_base_weight
 from .peft_config import PeftConfig
 from .places import Place, Target
+from .provenance import base_model
 from .reading import USUAL, Reading
 from .recipe import Recipe, recipe_of
 from .registry import discover

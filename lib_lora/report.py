@@ -163,11 +163,14 @@ class ActivationReport:
 
     def summary(self) -> str:
         """One line per entry, and one on merging where that was asked for."""
-        lines = [entry.summary() for entry in self.entries]
-        if self.merged or self.live:
-            reasons = "".join(f"; {count} live: {reason}" for reason, count in self.live.items())
-            lines.append(f"{self.merged} layers merged{reasons}")
-        return "\n".join(lines)
+        return "\n".join([*(entry.summary() for entry in self.entries), *([self.merging] if self.merging else [])])
+
+    @property
+    def merging(self) -> str:
+        """What became of the wish to merge; nothing where there was none."""
+        if not (self.merged or self.live):
+            return ""
+        return f"{self.merged} layers merged" + "".join(f"; {n} live: {reason}" for reason, n in self.live.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # "slot?" is for type checking only, "*" is anything.
 BASICS = "errors registry tensors"
 LIB_LORA = {
-    "__init__": "engine file network patch reading report stack",
+    "__init__": "engine file network patch provenance reading report stack",
     "__main__": "*",
     "engine": (
         "budget cache calls families layer network patch plan pristine reading report residency resident rows scratch"
@@ -27,11 +27,11 @@ LIB_LORA = {
         " trace transient whole"
     ),
     "network": (
-        "adapters._part adapters.base architectures.base base_model components families file formats layer peft_config"
-        " places reading recipe report whole"
+        "adapters._part adapters.base architectures.base components families file formats layer peft_config places"
+        " provenance reading recipe report whole"
     ),
     "families": "architectures layer places report",
-    "base_model": "",
+    "provenance": "",
     "cache": "file layer network reading",
     "recipe": "adapters",
     "peft_config": "adapters.base file",

@@ -14,9 +14,9 @@ from torch import nn
 
 import lib_lora.families
 from lib_lora import ActivationError, Engine, Entry, Stack, inspect_file, load_network
-from lib_lora.base_model import base_model
 from lib_lora.families import alias_table, family_of_model
 from lib_lora.layer import LayerIndex
+from lib_lora.provenance import base_model
 from lib_lora.report import Cause, Family
 from lib_lora.skeleton import skeleton
 from tests.fakes.families import models
