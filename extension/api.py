@@ -15,7 +15,7 @@ from fastapi import Depends, HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBasic
 
-from lib_lora import LoraError, inspect_file
+from lib_lora import LoraError, base_model, inspect_file, load_network
 
 from .always_on import AlwaysOn, StackRefusedError, read
 from .catalog import CatalogError
@@ -108,6 +108,7 @@ class RemoraApi:
                 "folder": file.relative.rpartition("/")[0],
                 "readable": not (problem := catalog.problem(file)),
                 "reason": problem,
+                "base_model": base_model(catalog.metadata(file)),
                 "size": file.size,
                 "mtime": file.mtime_ns / 1e9,
             }
@@ -144,14 +145,17 @@ class RemoraApi:
             raise HTTPException(_BROKEN, f"the stack cannot be kept, so it is as before: {error}") from error
         return self.stack(request)
 
-    def inspect(self, request: Request, name: str = "") -> Response:
-        """Tell what a file holds, without regard to the model."""
+    def inspect(self, request: Request, name: str = "", model: str = "") -> Response:
+        """Tell what a file holds, without regard to the model, or what of it would act on the one that is loaded."""
         try:
             file = self._session.catalog.find_anew(name)
         except CatalogError as error:
             raise HTTPException(_NOT_FOUND, str(error)) from error
+        if model not in ("", "loaded"):
+            raise HTTPException(_UNPROCESSABLE, f"model must be 'loaded' or not be there, not {model!r}")
         try:
-            report = inspect_file(file.path)
+            parts = self._session.host.components() if model else {}
+            report = load_network(file.path, parts).report if parts else inspect_file(file.path)
         except LoraError as error:
             raise HTTPException(_UNPROCESSABLE, str(error)) from error
         return _answer(request, report.to_json())

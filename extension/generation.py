@@ -100,6 +100,8 @@ class Result:
     """One line per LoRA: layers hit, kinds, keys unused; and one on merging where that was asked for."""
     notes: tuple[str, ...] = ()
     """What the user should know: LoRAs skipped, embeddings without effect, a prompt cut short."""
+    warnings: tuple[str, ...] = ()
+    """One sentence for each LoRA that was made for another family of models."""
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class Guest:
             images=tuple(self._used(activation, image) for image in range(activation.images)),
             settings=to_parameters(values) | parameters(always, activation.always) if activation.active else {},
             hashes_wanted=hashes_wanted(values),
-            problems=(*activation.skipped, *activation.notes),
+            problems=(*activation.skipped, *activation.warnings, *activation.notes),
         )
 
     def text_key(self) -> Hashable:

@@ -8,6 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol, TypeGuard, get_args
 
+from lib_lora import Reading
+
 from .hosts import Option
 from .session import Memory, Mode, Settings, Storage
 
@@ -17,6 +19,8 @@ ON_BAD_LORA = "remora_on_bad_lora"
 HASHES = "remora_hashes_in_parameters"
 MERGE = "remora_merge"
 IN_ORDER = "remora_stack_in_order"
+SPLIT_QKV = "remora_split_qkv_as_trained"
+DYLORA = "remora_dylora_as_trained"
 STORAGE = "remora_storage"
 DEVICE_BUDGET = "remora_device_budget_mb"
 CACHE = "remora_cache_mb"
@@ -58,6 +62,18 @@ TABLE: tuple[Option, ...] = (
         "differs for DoRA, OFT, GLoRA and IA3; off, all act on the model as it is, and their order does not matter",
     ),
     Option(
+        SPLIT_QKV,
+        False,
+        "Full strength for kohya's split_qkv",
+        "such files say so themselves; off, their fused layers act at a third or a quarter of that, as elsewhere",
+    ),
+    Option(
+        DYLORA,
+        False,
+        "Full strength for LyCORIS' DyLoRA",
+        "such files say so themselves; off, they act at 1 / block size of that, as elsewhere",
+    ),
+    Option(
         STORAGE,
         "file",
         "Keep LoRA on the GPU as",
@@ -89,6 +105,8 @@ _MODES: Mapping[object, Mode] = {NEVER: "live", ALWAYS: "merged", PAYS: "auto"}
 _PARAMETERS: Mapping[str, tuple[str, Mapping[object, str]]] = {
     MERGE: ("Remora mode", {ALWAYS: "merged", PAYS: "auto"}),
     IN_ORDER: ("Remora stacking", {True: "in order"}),
+    SPLIT_QKV: ("Remora split_qkv", {True: "as trained"}),
+    DYLORA: ("Remora DyLoRA", {True: "as trained"}),
     STORAGE: ("Remora storage", {"bfloat16": "bfloat16", "float8": "float8"}),
 }
 
@@ -162,6 +180,11 @@ def in_order(values: Values) -> bool:
     return bool(values.option(IN_ORDER))
 
 
+def reading(values: Values) -> Reading:
+    """Return what is made of files that other programs read otherwise than they were trained."""
+    return Reading(bool(values.option(SPLIT_QKV)), bool(values.option(DYLORA)))
+
+
 def memory(values: Values) -> Memory:
     """Return how the engine keeps LoRA, in bytes."""
     budget = int(_number(values, DEVICE_BUDGET)) * _MB
@@ -171,7 +194,7 @@ def memory(values: Values) -> Memory:
 
 def settings(values: Values) -> Settings:
     """Return all that a generation's beginning needs."""
-    return Settings(skip_bad(values), merge_mode(values), in_order(values), memory(values))
+    return Settings(skip_bad(values), merge_mode(values), in_order(values), memory(values), reading(values))
 
 
 def to_parameters(values: Values) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from lib_lora import ActivationReport, Engine, LoraError, Stack
+from lib_lora import ActivationReport, Engine, LoraError, Reading, Stack
 
 from .always_on import AlwaysOnFile
 from .batch import Wanted, Wish, is_off, text_keys, wanted
@@ -74,6 +74,11 @@ class Activation:
         return tuple(one.reason for one in self.left_out)
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence for each LoRA in force that was made for another family of models."""
+        return tuple(f"{one.name}: {one.report.warning}" for one in self.active if one.report.warning)
+
+    @property
     def text_key(self) -> Hashable:
         """What the output of the text encoders depends on; equal keys, equal outputs."""
         return self.text_keys[0] if len(set(self.text_keys)) == 1 else self.text_keys
@@ -109,6 +114,7 @@ class Settings:
     mode: Mode = "live"
     in_order: bool = False
     memory: Memory = Memory()
+    reading: Reading = field(default_factory=Reading)
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,7 @@ class Session:
         self._engine: Engine | None = None
         self._memory = Memory()  # of the engine
         self._rows: Rows | None = None
-        self._said: set[str] = set()
+        self._said: set[tuple[CatalogFile | None, str]] = set()
 
     def begin(
         self,
@@ -263,7 +269,8 @@ class Session:
             for one, its_report in zip(entries, report.entries, strict=True)
         )
         texts = [name for name in self.host.components() if name.startswith("text_encoder")]
-        how = batch.settings.in_order, batch.settings.mode, batch.settings.memory.storage
+        chosen = batch.settings
+        how = chosen.in_order, chosen.mode, chosen.memory.storage, chosen.reading
         hit = [own.components for own in report.entries]
         of_images = text_keys(stack, [one.file for one in entries], texts, hit)
         keys = tuple((how, key) if key else () for key in of_images)
@@ -322,11 +329,21 @@ class Session:
             mode=settings.mode,
             in_order=settings.in_order,
             calls=batch.calls,
+            reading=settings.reading,
         )
         report = self._engine_with(settings.memory).activate(stack)
-        for line in report.summary().splitlines():
-            logger.info("remora: %s", line)
+        for one, its_report in zip(entries, report.entries, strict=True):
+            doubtful = its_report.warning or its_report.unused
+            self._say(its_report.summary(), logging.WARNING if doubtful else logging.INFO, one.file)
+        if report.merging:
+            self._say(report.merging, logging.INFO)
         return report, stack
+
+    def _say(self, text: str, level: int, file: CatalogFile | None = None) -> None:
+        """Log what is said of a file as it is on disk, or of all: once, however many pictures it is true for."""
+        if (file, text) not in self._said:
+            self._said.add((file, text))
+            logger.log(level, "remora: %s", text)
 
     def _engine_with(self, memory: Memory) -> Engine:
         """The engine of the host's present model, made anew where LoRA are to be kept in another way."""
@@ -347,9 +364,7 @@ class Session:
             self.end()
             raise
         for note in notes:
-            if note not in self._said:
-                self._said.add(note)
-                logger.warning("remora: %s", note)
+            self._say(note, logging.WARNING)
         return tuple(notes)
 
     def _bundled(self, active: Sequence[Active]) -> tuple[dict[str, Mapping[str, Tensor]], list[str]]:

@@ -16,6 +16,21 @@ if TYPE_CHECKING:
 
 State: TypeAlias = Literal["applied", "partly", "failed", "missing"]
 
+# Of `lib_lora.NetworkReport.to_json`, with what is told of a LoRA that is not in force.
+_OF_FILE: Mapping[str, object] = {
+    "warning": "",
+    "format": None,
+    "family": None,
+    "base_model": None,
+    "model": None,
+    "kinds": {},
+    "ranks": None,
+    "changed": 0,
+    "unused": {},
+    "causes": {},
+    "details": {},
+}
+
 
 def state_of(session: Session) -> dict[str, Any]:
     """Tell what the latest batch ran with; where it failed, only what it failed for."""
@@ -58,8 +73,7 @@ def _active(active: Active, names: Mapping[CatalogFile, str], always_on: bool) -
         "reason": "" if whole else _why_partly(report),
         "hit": report.hit,
         "layers": report.layers,
-        "kinds": dict(report.kinds),
-        "unused": report.reasons(),
+        **{name: value for name, value in report.to_json().items() if name in _OF_FILE},
         "images": list(active.images),
         "always_on": always_on,
     }
@@ -74,8 +88,7 @@ def _left_out(skipped: Skipped) -> dict[str, Any]:
         "reason": skipped.reason,
         "hit": 0,
         "layers": None,
-        "kinds": {},
-        "unused": {},
+        **_OF_FILE,
         "images": [],
         "always_on": skipped.always_on,
     }
@@ -83,5 +96,5 @@ def _left_out(skipped: Skipped) -> dict[str, Any]:
 
 def _why_partly(report: NetworkReport) -> str:
     missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers fit this model"]
-    unused = [f"{len(report.unused)} keys unused: {report.causes()}"] if report.unused else []
+    unused = [f"{len(report.unused)} keys unused: {report.why()}"] if report.unused else []
     return "; ".join([*missed, *unused])

@@ -220,14 +220,27 @@
         if (!lora) return;
         const layers = lora.state === "applied" ? `${lora.hit} of ${lora.layers} layers` : lora.reason;
         element.append(make("span", {}, `${STATES[lora.state] ?? lora.state}: ${layers}`));
+        if (lora.warning) element.prepend(make("p", {class: "rt-warning", role: "alert"}, `⚠ ${lora.warning}`));
+        const about = aboutFile(lora);
+        if (about) element.append(make("p", {class: "rt-hint"}, about));
         const reasons = Object.entries(lora.unused);
         if (!reasons.length) return;
         const list = make("ul", {});
         for (const [reason, keys] of reasons) {
+            const shown = keys.slice(0, KEYS_SHOWN).map((key) => lora.details[key] ? `${key} (${lora.details[key]})` : key);
             const more = keys.length > KEYS_SHOWN ? ` … and ${keys.length - KEYS_SHOWN} more` : "";
-            list.append(make("li", {}, `${reason}: ${keys.slice(0, KEYS_SHOWN).join(", ")}${more}`));
+            list.append(make("li", {}, `${reason}: ${shown.join(", ")}${more}`));
         }
         element.append(make("details", {}, make("summary", {}, "Which keys"), list));
+    }
+
+    // What a file is: kinds, ranks, format, and what it was made for and from.
+    function aboutFile(lora) {
+        const kinds = Object.entries(lora.kinds).map(([kind, count]) => `${count} ${kind}`).join(", ");
+        const rank = lora.ranks ? `rank ${[...new Set(lora.ranks)].join(" to ")}` : "";
+        const family = lora.family ? `${lora.family.sure ? "for" : "probably for"} ${lora.family.title}` : "";
+        const from = lora.base_model ? `made from ${lora.base_model}` : "";
+        return [kinds, rank, lora.format, family, from].filter(Boolean).join(" · ");
     }
 
     // --- the tab ---
@@ -385,7 +398,7 @@
 
         item(lora) {
             const name = make("span", {class: "rt-item-name"}, lora.name);
-            const about = [lora.alias === lora.name ? "" : lora.alias, lora.folder, size(lora.size)].filter(Boolean).join(" · ");
+            const about = [lora.alias === lora.name ? "" : lora.alias, lora.folder, lora.base_model, size(lora.size)].filter(Boolean).join(" · ");
             if (!lora.readable) {
                 return make("li", {class: "rt-item rt-unreadable"},
                     make("div", {class: "rt-add"}, name, make("span", {class: "rt-hint"}, lora.reason)));

@@ -17,16 +17,20 @@ from .errors import (
 from .file import AdapterFile
 from .network import Network, inspect_file, load_network
 from .patch import install, uninstall
-from .report import ActivationReport, MemoryReport, NetworkReport, Unused
+from .provenance import base_model
+from .reading import Reading
+from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Unused
 from .stack import Entry, Multiplier, PerImage, Stack
 
 __all__ = [
     "ActivationError",
     "ActivationReport",
     "AdapterFile",
+    "Cause",
     "ComponentError",
     "Engine",
     "Entry",
+    "Family",
     "FileError",
     "LoraError",
     "MemoryReport",
@@ -36,6 +40,7 @@ __all__ = [
     "NoMatchError",
     "PerImage",
     "PickleError",
+    "Reading",
     "RowsError",
     "Stack",
     "StackError",
@@ -43,6 +48,7 @@ __all__ = [
     "UnknownAdapterError",
     "UnknownFormatError",
     "Unused",
+    "base_model",
     "inspect_file",
     "install",
     "load_network",

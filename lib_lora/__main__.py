@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import LoraError
+from .families import alias_table
 from .file import AdapterFile
 from .layer import LayerIndex
-from .network import Network, ParsedFile, alias_table, inspect_file
-from .report import NetworkReport
+from .network import Network, ParsedFile, inspect_file
+from .report import Family, NetworkReport
 from .skeleton import model_skeleton
 
 _KEYS_SHOWN = 5
@@ -52,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
         "--model",
         type=Path,
         metavar="PATH",
-        help="a diffusers folder or a checkpoint: also show which layers would be hit",
+        help="a diffusers folder, one of its components, or a checkpoint: also show which layers would be hit",
     )
     command.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -63,14 +64,18 @@ def _text(report: NetworkReport) -> str:
     rows = [
         ("file", str(report.path)),
         ("format", report.format),
-        ("architecture", report.architecture or "unknown"),
+        ("architecture", _family(report.family)),
+        *([("made from", report.base_model)] if report.base_model else []),
+        *([("model", _family(report.model))] if report.resolved else []),
         ("kinds", ", ".join(f"{kind} x {count}" for kind, count in report.kinds.items())),
         ("rank", ranks),
         ("layers", f"{report.hit} hit of {report.layers}" if report.resolved else str(report.layers)),
+        *([("changes", f"{report.changed} layers of the model")] if report.resolved else []),
         ("size", f"{report.nbytes:,} bytes of tensors in use"),
         ("unused keys", str(len(report.unused))),
     ]
-    lines = [f"{name:<13} {value}" for name, value in rows]
+    lines = [f"WARNING: {report.warning}", ""] if report.warning else []
+    lines += [f"{name:<13} {value}" for name, value in rows]
     details = {item.key: item.detail for item in report.unused}
     for reason, keys in report.reasons().items():
         lines.append(f"  {len(keys)} {reason}:")
@@ -78,6 +83,12 @@ def _text(report: NetworkReport) -> str:
         lines += [f"    and {len(keys) - _KEYS_SHOWN} more"] if len(keys) > _KEYS_SHOWN else []
     lines += [f"metadata      {key} = {value[:200]}" for key, value in sorted(report.metadata.items())]
     return "\n".join(lines)
+
+
+def _family(family: Family | None) -> str:
+    if family is None:
+        return "unknown"
+    return f"{family.name} ({'' if family.sure else 'probably '}{family.title})"
 
 
 if __name__ == "__main__":

@@ -11,17 +11,18 @@ from .errors import FileError
 from .file import AdapterFile, Stamp
 from .layer import LayerIndex
 from .network import Network, ParsedFile
+from .reading import USUAL, Reading
 
 _MODELS = 4
-"""Models for which one file is kept resolved."""
+"""Models, or ways of reading it, for which one file is kept resolved."""
 
 
 @dataclass(slots=True)
 class _Kept:
-    """One file, and what it is to each model it was used with."""
+    """One file, and what it is to each model it was used with, in each way it was read."""
 
     parsed: ParsedFile
-    networks: OrderedDict[tuple[tuple[str, int], ...], Network] = field(default_factory=OrderedDict)
+    networks: OrderedDict[tuple[Reading, tuple[tuple[str, int], ...]], Network] = field(default_factory=OrderedDict)
 
     @property
     def nbytes(self) -> int:
@@ -42,8 +43,8 @@ class NetworkCache:
         self._limit = nbytes
         self._files: OrderedDict[tuple[Path, Stamp], _Kept] = OrderedDict()
 
-    def resolved(self, path: Path, indexes: Sequence[LayerIndex]) -> Network:
-        """The network of a file for a model. May go beyond the limits until the next `trim`.
+    def resolved(self, path: Path, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> Network:
+        """The network of a file for a model, as it is to be read. May go beyond the limits until the next `trim`.
 
         Raises:
             LoraError: the file cannot be read, or nobody knows what it is.
@@ -56,11 +57,11 @@ class NetworkCache:
         if kept is None:
             kept = self._files[key] = _Kept(ParsedFile(AdapterFile.open(path)))
         self._files.move_to_end(key)
-        model = tuple(index.signature for index in indexes)
-        network = kept.networks.get(model)
+        use = reading, tuple(index.signature for index in indexes)
+        network = kept.networks.get(use)
         if network is None:
-            network = kept.networks[model] = Network(kept.parsed, indexes)
-        kept.networks.move_to_end(model)
+            network = kept.networks[use] = Network(kept.parsed, indexes, reading)
+        kept.networks.move_to_end(use)
         return network
 
     def trim(self, in_force: Collection[Network] = ()) -> None:

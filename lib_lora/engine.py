@@ -18,10 +18,12 @@ from .budget import Budget
 from .cache import NetworkCache
 from .calls import Call, listen
 from .errors import ActivationError, ComponentError, LoraError, NoMatchError, RowsError, StackError
+from .families import alias_table
 from .layer import LayerIndex
-from .network import Network, alias_table
+from .network import Network
 from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
+from .reading import Reading
 from .report import ActivationReport, MemoryReport
 from .resident import Keeping
 from .rows import RowMap
@@ -135,7 +137,7 @@ class Engine:
             self._check_names(stack)
             repatched = patch.ensure_in_force()
             indexes = self._indexes()
-            networks = tuple(self._network(i, entry, indexes) for i, entry in enumerate(stack))
+            networks = tuple(self._network(i, entry, indexes, stack.reading) for i, entry in enumerate(stack))
             kept = not repatched and self._serves(networks, stack, indexes)
             if trace.decisions:
                 trace.anew(kept)
@@ -269,15 +271,16 @@ class Engine:
                 self._indexed[name] = LayerIndex(name, module, alias_table())
         return list(self._indexed.values())
 
-    def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex]) -> Network:
+    def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex], reading: Reading) -> Network:
         try:
-            network = self._cache.resolved(Path(entry.path), indexes)
+            network = self._cache.resolved(Path(entry.path), indexes, reading)
         except LoraError as error:
             raise ActivationError(i, entry.name, error) from error
         if not network.bound:
-            made_for = f", being made for {family}" if (family := network.report.architecture) else ""
-            text = f"fits no layer of the loaded model{made_for}; its keys are {network.report.causes()}"
-            misfit = NoMatchError(network.file.path, text)
+            report = network.report
+            made_for = "" if report.family is None else f", being made for {report.family.title}"
+            text = report.warning or f"fits no layer of the loaded model{made_for}"
+            misfit = NoMatchError(network.file.path, f"{text}; its keys are {report.why()}")
             raise ActivationError(i, entry.name, misfit) from misfit
         return network
 

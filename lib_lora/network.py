@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -14,20 +14,23 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from . import architectures, formats
+from . import formats
 from .adapters._part import part_of
 from .adapters.base import Adapter, Alpha, At, Origin, Site
-from .architectures.base import Architecture, fact, recognise
+from .architectures.base import fact
 from .components import EXPERTS, candidates
 from .errors import ComponentError, UnknownAdapterError, UnknownFormatError
+from .families import alias_table, family_of, family_of_model
 from .file import AdapterFile
 from .formats.base import BUNDLED, KeyFormat, ParsedKey
 from .layer import LayerIndex, read_base_weight
 from .peft_config import PeftConfig
-from .places import AliasTable, Place, Target
+from .places import Place, Target
+from .provenance import base_model
+from .reading import USUAL, Reading
 from .recipe import Recipe, recipe_of
 from .registry import discover
-from .report import NetworkReport, Unused
+from .report import Cause, Family, NetworkReport, Unused
 from .whole import Whole
 
 SHAPE_DIFFERS = "of another shape"
@@ -48,7 +51,20 @@ class Group:
     def unread(self) -> list[Unused]:
         """All keys, for the reason that no algorithm claims them."""
         reason = f"no adapter kind reads {', '.join(sorted(self.keys))} together"
-        return [Unused(key, reason) for key in self.keys.values()]
+        return Miss("unknown_parameters", reason).of(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why a layer of a file acts on nothing; see `report.Unused`."""
+
+    cause: Cause
+    reason: str
+    detail: str = ""
+
+    def of(self, group: Group) -> list[Unused]:
+        """All its keys, for this."""
+        return [Unused(key, self.cause, self.reason, self.detail) for key in group.keys.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +111,16 @@ class ParsedFile:
         """Canonical parameter -> shape in the file."""
         return {param: self.file.infos[key].shape for param, key in group.keys.items()}
 
-    def adapter(self, group: Group, recipe: Recipe, site: Site) -> Adapter:
+    def adapter(self, group: Group, recipe: Recipe, site: Site, reading: Reading = USUAL) -> Adapter:
         """Build the group's adapter for one weight.
 
         Raises:
             ValueError: the tensors do not fit each other or the weight; the text says want and got.
         """
         params = {param: self.file.tensor(key) for param, key in group.keys.items()}
-        return recipe.build(params, site, self.origin(group))
+        return recipe.build(params, site, self.origin(group, reading))
 
-    def origin(self, group: Group) -> Origin:
+    def origin(self, group: Group, reading: Reading = USUAL) -> Origin:
         """What the file says about a group beside its own parameters."""
         return Origin(
             alpha=self.alpha(group),
@@ -112,6 +128,8 @@ class ParsedFile:
             config=self.config.values(group.component, group.module),
             metadata=self.file.metadata,
             shared={param: self.file.tensor(key) for param, key in self.shared.items()},
+            module=group.module,
+            reading=reading,
         )
 
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
@@ -121,13 +139,13 @@ class ParsedFile:
             for name, keys in self.bundled.items()
         }
 
-    def architecture(self) -> Architecture | None:
+    @cached_property
+    def family(self) -> Family | None:
         """The model family the file was made for."""
         facts = [
             f"meta:{key.replace('.', '_')}:{value}" for key, value in self.file.metadata.items() if len(value) < 200
         ]
-        facts += [fact(group.component, group.module, self._width(group)) for group in self.groups]
-        return recognise(known_architectures(), facts)
+        return family_of([*facts, *(fact(group.component, group.module, self._width(group)) for group in self.groups)])
 
     def alpha(self, group: Group) -> Alpha:
         """The group's own alpha, else the one its configuration gives."""
@@ -152,27 +170,32 @@ class ParsedFile:
         return named or EXPERTS
 
     def report(
-        self, bound: Sequence[Bound] | None = None, unused: Iterable[Unused] = (), hit: int = 0
+        self,
+        bound: Sequence[Bound] | None = None,
+        unused: Iterable[Unused] = (),
+        hit: int = 0,
+        model: Family | None = None,
     ) -> NetworkReport:
-        """Sum up; `bound` is None where no model was given, else `hit` of the file's layers act."""
+        """Sum up; `bound` is None where no model was given, else `hit` of the file's layers act on that family."""
         kinds = Counter(recipe.name for recipe in self.recipes.values())
         own, misfits = self._unbound()
         ranks = [adapter.rank for adapter in own if adapter.rank is not None]
-        architecture = self.architecture()
         return NetworkReport(
             path=self.file.path,
             format=self.format,
-            architecture=None if architecture is None else architecture.name,
+            family=self.family,
             kinds=MappingProxyType(dict(kinds)),
             ranks=(min(ranks), max(ranks)) if ranks else None,
             hit=hit,
-            changed=len(bound or ()),
+            changed=len({(one.component, one.target.path) for one in bound or ()}),
             layers=len(self.groups),
             nbytes=sum(adapter.nbytes for adapter in (own if bound is None else [one.adapter for one in bound])),
             unused=(*self.unused, *(misfits if bound is None else unused)),
             metadata=self.file.metadata,
             resolved=bound is not None,
             components=frozenset(one.component for one in bound or ()),
+            model=model,
+            base_model=base_model(self.file.metadata, self.config.base_model),
         )
 
     def _unbound(self) -> tuple[list[Adapter], list[Unused]]:
@@ -190,7 +213,7 @@ class ParsedFile:
             try:
                 found.append(self.adapter(group, recipe, site))
             except ValueError as error:
-                misfits.extend(Unused(key, SHAPE_DIFFERS, str(error)) for key in group.keys.values())
+                misfits.extend(Miss("shape", SHAPE_DIFFERS, str(error)).of(group))
         return found, misfits
 
     def _grouped(self) -> list[Group]:
@@ -200,13 +223,14 @@ class ParsedFile:
         groups: dict[tuple[str | None, str], Group] = {}
         for key, name, one in parsed:
             if one is None:
-                self.unused.append(Unused(key, "not understood by any key format"))
+                self.unused.append(Unused(key, "unknown_key", "not understood by any key format"))
             elif one.adapter is not None and one.adapter != wanted:
-                self.unused.append(Unused(key, f"of a second adapter {one.adapter!r}; only {wanted!r} is used"))
+                reason = f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
+                self.unused.append(Unused(key, "unchosen_adapter", reason))
             else:
                 group = groups.setdefault((one.component, one.module), _group(one, name))
                 if one.param in group.keys:
-                    self.unused.append(Unused(key, f"says the same as {group.keys[one.param]}"))
+                    self.unused.append(Unused(key, "repeated", f"says the same as {group.keys[one.param]}"))
                 else:
                     group.keys[one.param] = key
         return list(groups.values())
@@ -233,15 +257,16 @@ class ParsedFile:
 class Network:
     """One file, resolved against the layers of a model; attached to nothing."""
 
-    def __init__(self, parsed: ParsedFile, indexes: Sequence[LayerIndex]) -> None:
+    def __init__(self, parsed: ParsedFile, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> None:
         self.file = parsed.file
         self._parsed = parsed
+        self._reading = reading
         self._indexes = {index.component: index for index in indexes}
         self._unused: list[Unused] = []
         self._by_name: dict[tuple[str, str], Bound] = {}
         hit = sum(self._bind(group) for group in parsed.groups)
         self.bound: tuple[Bound, ...] = tuple(self._by_name.values())
-        self.report = parsed.report(self.bound, self._unused, hit)
+        self.report = parsed.report(self.bound, self._unused, hit, family_of_model(indexes))
 
     @property
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
@@ -291,7 +316,7 @@ class Network:
             self._unused.extend(group.unread())
             return False
         tiers = candidates(group.component, list(self._indexes), self._parsed.experts)
-        reason, detail = _absence(group, [name for tier in tiers for name in tier])
+        miss = _absence(group, [name for tier in tiers for name in tier])
         for tier in tiers:
             found: list[Bound] = []
             for component in tier:
@@ -301,29 +326,27 @@ class Network:
                 # of another component than the one the key names, only what fits counts
                 stranger = group.component in _EXACT and component != group.component
                 if place.kind not in recipe.kinds and not stranger:
-                    reason, detail = f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}"
+                    miss = Miss("layer_kind", f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}")
                 if place.kind not in recipe.kinds:
                     continue
                 try:
-                    found += _bounds(component, place, self._parsed.adapter(group, recipe, place.site))
+                    found += _bounds(component, place, self._parsed.adapter(group, recipe, place.site, self._reading))
                 except ValueError as error:
                     if not stranger:
-                        reason, detail = SHAPE_DIFFERS, f"{component}.{place.name}: {error}"
+                        miss = Miss("shape", SHAPE_DIFFERS, f"{component}.{place.name}: {error}")
             if found:
                 return self._take(group, found)
-        self._leave(group, reason, detail)
+        self._unused.extend(miss.of(group))
         return False
 
     def _take(self, group: Group, found: Sequence[Bound]) -> bool:
         taken = next((one for one in found if (one.component, one.target.name) in self._by_name), None)
         if taken is not None:
-            self._leave(group, f"a second adapter for {taken.component}.{taken.target.name}")
+            miss = Miss("second_adapter", f"a second adapter for {taken.component}.{taken.target.name}")
+            self._unused.extend(miss.of(group))
             return False
         self._by_name.update(((one.component, one.target.name), one) for one in found)
         return True
-
-    def _leave(self, group: Group, reason: str, detail: str = "") -> None:
-        self._unused.extend(Unused(key, reason, detail) for key in group.keys.values())
 
 
 def _bounds(component: str, place: Place, adapter: Adapter) -> list[Bound]:
@@ -334,11 +357,11 @@ def _bounds(component: str, place: Place, adapter: Adapter) -> list[Bound]:
     ]
 
 
-def _absence(group: Group, asked: Sequence[str]) -> tuple[str, str]:
+def _absence(group: Group, asked: Sequence[str]) -> Miss:
     """Why a group acts on nothing, if no component has a layer of its name."""
     if not asked or (group.component in _EXACT and group.component not in asked):
-        return f"component {group.component} is absent in this model", ""
-    return f"no module of that name in {', '.join(asked)}", ""
+        return Miss("no_component", f"component {group.component} is absent in this model")
+    return Miss("no_module", f"no module of that name in {', '.join(asked)}")
 
 
 def _add_delta(total: Tensor, place: Place, one: Bound, index: LayerIndex) -> None:
@@ -361,18 +384,19 @@ def _add_delta(total: Tensor, place: Place, one: Bound, index: LayerIndex) -> No
         offset += segment.count
 
 
-def load_network(path: str | Path, components: Mapping[str, nn.Module]) -> Network:
+def load_network(path: str | Path, components: Mapping[str, nn.Module], *, reading: Reading = USUAL) -> Network:
     """Read a file and resolve it against `components`; attaches nothing, and works on modules on meta.
 
     Args:
         path: a safetensors file.
         components: diffusers' component name -> module.
+        reading: what to make of a file that other programs read otherwise than it was trained.
 
     Raises:
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
     """
     indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
-    return Network(ParsedFile(AdapterFile.open(path)), indexes)
+    return Network(ParsedFile(AdapterFile.open(path)), indexes, reading)
 
 
 def inspect_file(path: str | Path) -> NetworkReport:
@@ -382,18 +406,6 @@ def inspect_file(path: str | Path) -> NetworkReport:
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
     """
     return ParsedFile(AdapterFile.open(path)).report()
-
-
-@lru_cache(maxsize=1)
-def alias_table() -> AliasTable:
-    """Every name every known family has for its modules."""
-    return AliasTable(alias for architecture in known_architectures() for alias in architecture.aliases)
-
-
-@lru_cache(maxsize=1)
-def known_architectures() -> tuple[Architecture, ...]:
-    """All families, in the order in which they are asked."""
-    return tuple(discover(architectures, Architecture).values())
 
 
 @lru_cache(maxsize=1)

@@ -26,7 +26,11 @@ ONETRAINER_HEADER = "ot_config"
 
 # The rest of OneTrainer's settings says nothing that the tensors do not say, or says it of the training: its
 # `lora_alpha` is already in the tensors, as `alpha` or folded into `lora_B`.
-_ONETRAINER = {"oft_block_size": "oft_block_size", "oft_block_share": "block_share"}
+_ONETRAINER = {
+    "oft_block_size": "oft_block_size",
+    "oft_block_share": "block_share",
+    "base_model_name": "base_model_name_or_path",
+}
 # what may differ from module to module, and the name of the table that says so
 _PATTERNS = {"lora_alpha": "alpha_pattern", "alpha": "alpha_pattern", "r": "rank_pattern"}
 
@@ -78,6 +82,12 @@ class PeftConfig:
             return MappingProxyType(values)
         special = {name: _special(values.get(table), module) for name, table in _PATTERNS.items() if name in values}
         return MappingProxyType(values | {name: value for name, value in special.items() if value is not None})
+
+    @property
+    def base_model(self) -> object:
+        """The model it was trained on, by name or path; None where no configuration tells."""
+        every = (self._common, *self._components.values())
+        return next((one["base_model_name_or_path"] for one in every if one.get("base_model_name_or_path")), None)
 
     def alpha(self, component: str | None, module: str) -> Alpha:
         """Alpha of one layer; `Alpha(None)` where no configuration speaks of it."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from .errors import FileError
 from .file import AdapterFile, Stamp
 from .layer import LayerIndex
-from .skeleton import PREFIXES
+from .skeleton import prefixes_of
 
 
 class Pristine(Protocol):
@@ -108,8 +108,8 @@ class Checkpoint:
         return file.tensor(key)
 
     def _note(self, key: str, owner: tuple[AdapterFile, BinaryIO], index: LayerIndex) -> None:
-        for prefix, component in (*PREFIXES.items(), ("", index.component)):
-            if component == index.component and key.startswith(prefix):
+        for prefix in (*prefixes_of(index.component), ""):
+            if key.startswith(prefix):
                 path, _, param = key.removeprefix(prefix).rpartition(".")
                 place = index.find(path)
                 target = None if place is None else place.target

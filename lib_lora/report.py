@@ -5,6 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+Cause = Literal[
+    "no_module",  # the model has no layer of that name
+    "no_component",  # the model has no part of that name at all
+    "shape",  # the tensors do not fit the layer, or each other
+    "layer_kind",  # the algorithm is not defined for such a layer
+    "unknown_key",  # no key format understands it
+    "unknown_parameters",  # no adapter kind reads the parameters of this layer together
+    "second_adapter",  # another adapter of the file acts on the layer already
+    "unchosen_adapter",  # of an adapter of another name than the one that is used
+    "repeated",  # another key says the same
+]
+"""Why a key has no effect, for programs; stays as it is from version to version."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A model family."""
+
+    name: str
+    """Of its `architectures.base.Architecture`, as in `sdxl`."""
+    title: str
+    """For people, as in `Stable Diffusion XL`."""
+    sure: bool = True
+    """False where there are only hints, which other families may give, too."""
+
+    def to_json(self) -> dict[str, object]:
+        """Plain data for `json.dumps`."""
+        return {"name": self.name, "title": self.title, "sure": self.sure}
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +42,9 @@ class Unused:
     """A key that has no effect."""
 
     key: str
+    cause: Cause
     reason: str
-    """Why, in words that other keys of the same fate share."""
+    """Why, in words that other keys of the same fate share; a reason has one cause."""
     detail: str = ""
     """What is particular to this key: the layer, the shape wanted and got."""
 
@@ -25,8 +56,8 @@ class NetworkReport:
     path: Path
     format: str
     """Spelling of the keys; several, joined by `+`, where a file mixes them."""
-    architecture: str | None
-    """Name of the model family the file was made for; None where nothing tells."""
+    family: Family | None
+    """The model family the file was made for; None where nothing tells."""
     kinds: Mapping[str, int]
     """Adapter algorithm -> number of layers in the file."""
     ranks: tuple[int, int] | None
@@ -42,14 +73,32 @@ class NetworkReport:
     resolved: bool = True
     """False where the file was read without a model, so that `hit` says nothing."""
     changed: int = 0
-    """Layers of the model that are changed: three for one of the file that is q, k and v."""
+    """Layers of the model that are changed: three for one of the file that is q, k and v, one for the reverse."""
     components: frozenset[str] = frozenset()
     """Those of the model that have a layer which the file changes."""
+    model: Family | None = None
+    """The family of the model; None where nothing tells, or without one."""
+    base_model: str | None = None
+    """The model the file was made from, in its trainer's words."""
 
     @property
     def name(self) -> str:
         """The file's name without its ending."""
         return self.path.stem
+
+    @property
+    def architecture(self) -> str | None:
+        """Name of the model family the file was made for; None where nothing tells."""
+        return None if self.family is None else self.family.name
+
+    @property
+    def warning(self) -> str:
+        """That the file was made for another family than the model's, where both are known for sure; else nothing."""
+        own, model = self.family, self.model
+        if own is None or model is None or own.name == model.name or not (own.sure and model.sure):
+            return ""
+        fit = f"{self.hit} of {self.layers} layers fit"
+        return f"made for {own.title}, the loaded model is {model.title}: {fit}"
 
     def reasons(self) -> dict[str, list[str]]:
         """Reason -> the keys that go unused for it."""
@@ -58,18 +107,24 @@ class NetworkReport:
             grouped.setdefault(item.reason, []).append(item.key)
         return grouped
 
-    def causes(self) -> str:
+    def causes(self) -> dict[str, Cause]:
+        """Reason -> its cause."""
+        return {item.reason: item.cause for item in self.unused}
+
+    def why(self) -> str:
         """The reasons with how many keys each concerns, in one line."""
         return "; ".join(f"{len(keys)} {reason}" for reason, keys in self.reasons().items())
 
     def summary(self) -> str:
-        """One line for a log or under a row of the stack."""
+        """One line for a log or under a row of the stack, what is wrong with it at its end."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
         rank = "" if self.ranks is None else f", rank {_range(*self.ranks)}"
         hit = f"{self.hit} of {self.layers} layers" if self.resolved else f"{self.layers} layers"
         line = f"{self.name}: {hit} ({kinds}{rank}; {self.format}, {self.architecture or 'unknown architecture'})"
+        if self.warning:
+            line += f"; {self.warning}"
         if self.unused:
-            line += f"; {len(self.unused)} keys unused: {self.causes()}"
+            line += f"; {len(self.unused)} keys unused: {self.why()}"
         return line
 
     def to_json(self) -> dict[str, object]:
@@ -79,6 +134,10 @@ class NetworkReport:
             "name": self.name,
             "format": self.format,
             "architecture": self.architecture,
+            "family": None if self.family is None else self.family.to_json(),
+            "base_model": self.base_model,
+            "model": None if self.model is None else self.model.to_json(),
+            "warning": self.warning,
             "kinds": dict(self.kinds),
             "ranks": None if self.ranks is None else list(self.ranks),
             "hit": self.hit if self.resolved else None,
@@ -86,6 +145,7 @@ class NetworkReport:
             "changed": self.changed if self.resolved else None,
             "bytes": self.nbytes,
             "unused": self.reasons(),
+            "causes": self.causes(),
             "details": {item.key: item.detail for item in self.unused if item.detail},
             "metadata": dict(self.metadata),
         }
@@ -103,11 +163,14 @@ class ActivationReport:
 
     def summary(self) -> str:
         """One line per entry, and one on merging where that was asked for."""
-        lines = [entry.summary() for entry in self.entries]
-        if self.merged or self.live:
-            reasons = "".join(f"; {count} live: {reason}" for reason, count in self.live.items())
-            lines.append(f"{self.merged} layers merged{reasons}")
-        return "\n".join(lines)
+        return "\n".join([*(entry.summary() for entry in self.entries), *([self.merging] if self.merging else [])])
+
+    @property
+    def merging(self) -> str:
+        """What became of the wish to merge; nothing where there was none."""
+        if not (self.merged or self.live):
+            return ""
+        return f"{self.merged} layers merged" + "".join(f"; {n} live: {reason}" for reason, n in self.live.items())
 
 
 @dataclass(frozen=True, slots=True)

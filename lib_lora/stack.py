@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Literal, get_args
 
 from .errors import StackError
+from .reading import USUAL, Reading
 
 Multiplier = float | Mapping[str, float]
 """One strength for everything, or one per component; a component that is not named is left alone."""
@@ -85,6 +86,7 @@ class Stack:
         in_order: let each entry act on what the ones before it left, as AUTOMATIC1111 bakes, instead of adding up all
             changes of the base. They differ for kinds whose change depends on the weight: DoRA, OFT, GLoRA, IA3.
         calls: how many times the model will be called, for `auto`; None where nobody knows.
+        reading: what to make of files that other programs read otherwise than they were trained.
 
     Raises:
         StackError: no such mode, a number of calls below 0, or entries with multipliers per image of batches that
@@ -95,6 +97,7 @@ class Stack:
     mode: Mode = "live"
     in_order: bool = False
     calls: int | None = None
+    reading: Reading = USUAL
 
     def __init__(
         self,
@@ -103,6 +106,7 @@ class Stack:
         mode: Mode = "live",
         in_order: bool = False,
         calls: int | None = None,
+        reading: Reading = USUAL,
     ) -> None:
         if mode not in get_args(Mode):
             raise StackError(f"mode {mode!r} must be one of {', '.join(get_args(Mode))}")
@@ -113,6 +117,7 @@ class Stack:
         object.__setattr__(self, "mode", mode)
         object.__setattr__(self, "in_order", in_order)
         object.__setattr__(self, "calls", calls)
+        object.__setattr__(self, "reading", reading)
 
     @property
     def images(self) -> int:

@@ -16,24 +16,26 @@ ROOT = Path(__file__).resolve().parents[1]
 # "slot?" is for type checking only, "*" is anything.
 BASICS = "errors registry tensors"
 LIB_LORA = {
-    "__init__": "engine file network patch report stack",
+    "__init__": "engine file network patch provenance reading report stack",
     "__main__": "*",
     "engine": (
-        "budget cache calls layer network patch plan pristine report residency resident rows scratch slot stack storage"
-        " strength trace"
+        "budget cache calls families layer network patch plan pristine reading report residency resident rows scratch"
+        " slot stack storage strength trace"
     ),
     "plan": (
         "binding by_tokens factored layer merged network pristine report residency resident slot stack strength"
         " trace transient whole"
     ),
     "network": (
-        "adapters._part adapters.base architectures components file formats layer peft_config places recipe report"
-        " whole"
+        "adapters._part adapters.base architectures.base components families file formats layer peft_config places"
+        " provenance reading recipe report whole"
     ),
-    "cache": "file layer network",
+    "families": "architectures layer places report",
+    "provenance": "",
+    "cache": "file layer network reading",
     "recipe": "adapters",
     "peft_config": "adapters.base file",
-    "skeleton": "file",
+    "skeleton": "components file",
     "factored": "adapters.base binding effective operation patch? resident rows storage streaming strength windows",
     "transient": (
         "adapters.base apart base_weights.base binding build layer operation patch? places resident scratch storage"
@@ -66,11 +68,12 @@ LIB_LORA = {
     "layer": "base_weights places projections",
     "projections": "",
     "file": "",
+    "reading": "",
     "report": "",
-    "stack": "",
+    "stack": "reading",
     "strength": "adapters.base",
     # plug-in folders and basics: each by itself
-    "adapters": "operation",
+    "adapters": "operation reading",
     "architectures": "components",
     "base_weights": "",
     "formats": "components",

@@ -75,7 +75,7 @@ class Outcome:
     hashes_wanted: bool = False
     """In the parameters text."""
     problems: tuple[str, ...] = ()
-    """One sentence for each LoRA or embedding that was left out; for the user."""
+    """One sentence for each LoRA or embedding that was left out, or is for other models; for the user."""
 
     def image(self, index: int) -> tuple[Used, ...]:
         """What is in force for one image of the batch."""

@@ -204,5 +204,10 @@ def info(request: Txt2Img, result: Result, model: LoadedModel) -> Mapping[str, A
         "infotexts": [picture.infotext for picture in pictures],
         "clip_skip": request.clip_skip,
         "version": "remora",
-        "remora": {"loras": list(result.lora_reports), "notes": list(result.notes), "cancelled": result.cancelled},
+        "remora": {
+            "loras": list(result.lora_reports),
+            "warnings": list(result.warnings),
+            "notes": list(result.notes),
+            "cancelled": result.cancelled,
+        },
     }

@@ -29,9 +29,10 @@ def idle() -> str:
 
 
 def outcome(result: Result) -> str:
-    """Return one line per LoRA and per note."""
+    """Return one line per LoRA and per note, those above that say a picture cannot be as meant."""
     cancelled = ["Cancelled"] if result.cancelled else []
-    return lines("lora", result.lora_reports) + lines("note", [*cancelled, *result.notes])
+    told = lines("lora", result.lora_reports) + lines("note", [*cancelled, *result.notes])
+    return lines("warning", result.warnings) + told
 
 
 def failure(error: BaseException) -> str:
@@ -40,5 +41,5 @@ def failure(error: BaseException) -> str:
 
 
 def lines(kind: str, texts: Sequence[str]) -> str:
-    """Return a line of a kind (`lora`, `note`) per text."""
+    """Return a line of a kind (`warning`, `lora`, `note`) per text."""
     return "".join(f'<div class="remora-line remora-{kind}">{escape(text)}</div>' for text in texts)

@@ -13,6 +13,8 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import lru_cache
 
+from torch import Tensor
+
 from .base import Origin, RankSchedule
 
 GLORA_OLD = (datetime(2023, 6, 28, tzinfo=timezone.utc), datetime(2024, 5, 25, tzinfo=timezone.utc))
@@ -22,6 +24,7 @@ RS_LORA_RAW = (datetime(2024, 4, 5, tzinfo=timezone.utc), datetime(2024, 7, 9, t
 
 _TIMES = ("ss_training_finished_at", "ss_training_started_at", "modelspec.date")
 _DYLORA_BLOCK = 4  # LyCORIS' default
+_SPLIT = {"qkv": 3, "linear1": 4}  # how a layer's name ends -> how many kohya's split_qkv makes of it
 
 
 def arguments(origin: Origin) -> Mapping[str, object]:
@@ -53,13 +56,13 @@ def lycoris_scale(origin: Origin, rank: int, *, alpha_is_raw: bool = False) -> f
 
 
 def dylora_block(origin: Origin, rank: int) -> int:
-    """Size of the rank blocks of LyCORIS' DyLoRA; 1 for everything else.
+    """Size of the rank blocks of LyCORIS' DyLoRA, where it is to be read as trained; 1 for everything else.
 
     It trains at alpha / number of blocks (LyCORIS modules/dylora.py), so its scale is alpha / rank times this. kohya's
     own DyLoRA has units instead and trains at alpha / rank.
     """
     said = arguments(origin)
-    if str(said.get("algo")).lower() != "dylora":
+    if not origin.reading.dylora_as_trained or str(said.get("algo")).lower() != "dylora":
         return 1
     try:
         size = int(str(said.get("block_size") or _DYLORA_BLOCK))
@@ -68,9 +71,36 @@ def dylora_block(origin: Origin, rank: int) -> int:
     return size if size > 0 and rank % size == 0 else 1
 
 
-def lora_scale(origin: Origin, rank: int) -> float:
-    """alpha / rank of a LoRA, which may have been trained as something else."""
-    return lycoris_scale(origin, rank) * dylora_block(origin, rank)
+def split_parts(origin: Origin, up: Tensor) -> int:
+    """How many LoRA of kohya's `split_qkv` this one is, where they are to be read as trained; 1 for everything else.
+
+    Each was trained at alpha / r, and together they have the rank parts * r and the same alpha: the scale is alpha /
+    rank times this (sd-scripts networks/lora_flux.py and lora_sd3.py, `state_dict`). `up` then is zero but for a block
+    of each part. That is looked at in the first and the last row, as the metadata outlives a resize or a merge.
+
+    Args:
+        origin: of the adapter.
+        up: (out, rank).
+    """
+    # the trainer takes no other spelling of it
+    if not origin.reading.split_qkv_as_trained or str(arguments(origin).get("split_qkv")) != "True":
+        return 1
+    parts = next((count for end, count in _SPLIT.items() if origin.module.endswith(end)), 1)
+    rank = up.shape[1]
+    own, rest = divmod(rank, parts)
+    others = up[0, own:], up[-1, : rank - own]
+    return 1 if rest or any(bool(one.float().any()) for one in others) else parts
+
+
+def lora_scale(origin: Origin, rank: int, up: Tensor) -> float:
+    """alpha / rank of a LoRA, which may have been trained as something else.
+
+    Args:
+        origin: of the adapter.
+        rank: of the adapter.
+        up: (out, rank).
+    """
+    return lycoris_scale(origin, rank) * dylora_block(origin, rank) * split_parts(origin, up)
 
 
 def rank_schedule(origin: Origin, rank: int, *, certain: bool = False) -> RankSchedule | None:

@@ -23,6 +23,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..operation import Operation
+from ..reading import USUAL, Reading
 from ..tensors import TensorFields
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention"]
@@ -92,6 +93,10 @@ class Origin:
     """The header's."""
     shared: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors that all adapters of the file use."""
+    module: str = ""
+    """The layer, as the file spells it: dotted, or flattened."""
+    reading: Reading = USUAL
+    """What the user makes of files that trainers and programs read in two ways."""
 
 
 @dataclass(frozen=True, slots=True)

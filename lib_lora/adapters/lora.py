@@ -65,11 +65,11 @@ class LoRA(Adapter):
         rank = up.shape[1] if up.ndim > 1 else 0
         if rank == 0 or up.numel() != out * rank:
             raise ValueError(f"want up ({out}, r), got {shape_text(up)}")
-        down = _down(down, mid, rank, site)
+        down, up = _down(down, mid, rank, site), up.reshape(out, rank)
         return cls(
             down=down,
-            up=up.reshape(out, rank),
-            scale=lora_scale(origin, down.shape[0]),
+            up=up,
+            scale=lora_scale(origin, down.shape[0], up),
             shape=site.shape,
             mid=mid,
             bias=bias_for(site, "a bias", bias),

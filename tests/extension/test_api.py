@@ -126,6 +126,23 @@ def test_a_file_of_which_keys_go_unused_is_applied_partly(client: TestClient, fo
     assert sorted(keys) == sorted(others)
 
 
+def test_each_lora_of_the_state_tells_what_it_is_and_those_left_out_have_the_same_fields(
+    client: TestClient, folder: Path
+) -> None:
+    tensors = load_file(folder / "demo-linear.safetensors")
+    metadata = {"ss_sd_model_name": "demo.safetensors", "ss_base_model_version": "sd_v1"}
+    save_file({**tensors, "junk": tensors[next(iter(tensors))].clone()}, folder / "told.safetensors", metadata)
+    make(client, "<lora:told:1> <lora:nowhere:1>", **{ON_BAD_LORA: SKIP})
+    told, nowhere = client.get(STATE).json()["loras"]
+    assert told.keys() == nowhere.keys()
+    family = {"name": "sd1", "title": "Stable Diffusion 1.x", "sure": True}
+    assert (told["family"], told["base_model"]) == (family, "demo.safetensors (sd_v1)")
+    assert (told["format"], told["ranks"], told["changed"]) == ("kohya", [4, 4], 172)
+    assert told["causes"] == {"not understood by any key format": "unknown_key"}
+    assert told["unused"].keys() == told["causes"].keys()
+    assert (told["warning"], nowhere["warning"]) == ("", ""), "a small model is of no family for sure"
+
+
 def test_where_a_generation_failed_the_state_says_for_what(client: TestClient) -> None:
     make(client, "<lora:demo-linear:1>")
     assert "detail" in make(client, "<lora:demo-linear:1> <lora:nowhere:1>")
@@ -245,6 +262,24 @@ def test_inspect_tells_what_the_command_tells(client: TestClient, folder: Path) 
     command = [sys.executable, "-m", "lib_lora", "inspect", "--json", str(folder / "demo-linear.safetensors")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert client.get("/remora/v1/inspect", params={"name": "demo-linear"}).json() == json.loads(done.stdout)
+
+
+def test_inspect_tells_of_the_loaded_model_where_that_is_asked_for(client: TestClient) -> None:
+    def inspected(**query: str) -> Any:
+        return client.get("/remora/v1/inspect", params={"name": "demo-linear", **query})
+
+    alone, here = inspected().json(), inspected(model="loaded").json()
+    assert (alone["hit"], here["hit"], here["changed"]) == (None, 172, 172)
+    assert alone.keys() == here.keys()
+    wrong = inspected(model="other")
+    assert (wrong.status_code, wrong.json()["detail"]) == (422, "model must be 'loaded' or not be there, not 'other'")
+
+
+def test_the_list_tells_from_which_model_a_file_was_made(client: TestClient, folder: Path) -> None:
+    tensors = load_file(folder / "demo-linear.safetensors")
+    save_file(tensors, folder / "pony.safetensors", {"ss_sd_model_name": "ponyV6.safetensors"})
+    loras = {lora["name"]: lora["base_model"] for lora in client.post("/remora/v1/refresh").json()["loras"]}
+    assert loras == {"demo-linear": None, "demo-locon": None, "pony": "ponyV6.safetensors"}
 
 
 @pytest.mark.parametrize(

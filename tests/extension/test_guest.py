@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from extension.guest import Guest
 from extension.hosts import Batch, Outcome
 from extension.hosts.standalone import StandaloneHost
-from extension.options import ENABLED, FAIL, HASHES, IN_ORDER, ON_BAD_LORA, TABLE
+from extension.options import DYLORA, ENABLED, FAIL, HASHES, IN_ORDER, ON_BAD_LORA, SPLIT_QKV, TABLE
 from extension.session import Session
 from extension.standalone.demo_model import Demo, make_pipeline
 from lib_lora import LoraError
+from lib_lora.skeleton import skeleton
+from tests.fakes.files import pair, save
 
 
 @dataclass
@@ -123,6 +125,26 @@ def test_settings_may_be_others_for_one_batch(setup: Setup) -> None:
     assert not outcome.hashes_wanted
     assert setup.batch("demo-linear").hashes_wanted
     assert setup.batch("", settings={IN_ORDER: True}).settings == {}
+
+
+def test_how_files_are_read_is_said_where_it_is_not_the_default(setup: Setup) -> None:
+    own = {SPLIT_QKV: True, DYLORA: True}
+    told = dict(setup.batch("demo-linear", settings=own).settings)
+    assert told == {"Remora split_qkv": "as trained", "Remora DyLoRA": "as trained"}
+    assert setup.guest.pasted({"Prompt": "a fox", **told}) == ("a fox", own)
+
+
+def test_a_lora_for_other_models_is_a_problem_for_the_user_and_acts(setup: Setup) -> None:
+    attention = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
+    unet = skeleton({f"{attention}.weight": (4, 768), "time_embedding.linear_1.weight": (8, 4)}).to_empty(device="cpu")
+    setup.host.set_components({"unet": unet})
+    tensors = pair("lora_unet_time_embedding_linear_1", (8, 4), 2)
+    tensors |= pair("lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k", (4, 2048), 2)
+    save(setup.folder / "xl.safetensors", tensors)
+    outcome = setup.batch("xl:1")
+    assert [used.name for used in outcome.image(0)] == ["xl"]
+    (problem,) = outcome.problems
+    assert problem == "xl: made for Stable Diffusion XL, the loaded model is Stable Diffusion 1.x: 1 of 2 layers fit"
 
 
 def test_what_was_used_tells_its_hashes(setup: Setup) -> None:

@@ -11,6 +11,7 @@ from extension.options import (
     CACHE,
     DEFAULT_MULTIPLIER,
     DEVICE_BUDGET,
+    DYLORA,
     FAIL,
     HASHES,
     IN_ORDER,
@@ -19,6 +20,7 @@ from extension.options import (
     ON_BAD_LORA,
     PAYS,
     SKIP,
+    SPLIT_QKV,
     STORAGE,
     TABLE,
     Overridden,
@@ -30,6 +32,7 @@ from extension.options import (
     to_parameters,
 )
 from extension.session import Memory, Settings
+from lib_lora import Reading
 
 MB = 1024 * 1024
 
@@ -65,6 +68,18 @@ def test_settings_are_read_from_the_host(host: StandaloneHost) -> None:
 
 def test_the_defaults_are_live_unordered_and_unlimited(host: StandaloneHost) -> None:
     assert options.settings(host) == Settings(True, "live", False, Memory("file", None, 4096 * MB))
+
+
+@pytest.mark.parametrize(
+    ("key", "reading"),
+    [(SPLIT_QKV, Reading(split_qkv_as_trained=True)), (DYLORA, Reading(dylora_as_trained=True))],
+)
+def test_files_are_read_as_elsewhere_unless_the_user_wants_them_as_trained(
+    host: StandaloneHost, key: str, reading: Reading
+) -> None:
+    assert options.settings(host).reading == Reading()
+    host.set_option(key, True)
+    assert options.settings(host).reading == reading
 
 
 @pytest.mark.parametrize(("value", "mode"), [(NEVER, "live"), (ALWAYS, "merged"), (PAYS, "auto")])
@@ -156,8 +171,11 @@ def test_what_changes_a_picture_is_in_its_parameters_where_it_is_not_the_default
 @pytest.mark.parametrize("merge", [NEVER, ALWAYS, PAYS])
 @pytest.mark.parametrize("storage", ["file", "bfloat16", "float8"])
 @pytest.mark.parametrize("order", [False, True])
-def test_parameters_say_how_it_was_set(host: StandaloneHost, merge: str, storage: str, order: bool) -> None:
-    own = Overridden(host, {MERGE: merge, STORAGE: storage, IN_ORDER: order})
+@pytest.mark.parametrize(("split", "dylora"), [(False, False), (True, False), (False, True)])
+def test_parameters_say_how_it_was_set(
+    host: StandaloneHost, merge: str, storage: str, order: bool, split: bool, dylora: bool
+) -> None:
+    own = Overridden(host, {MERGE: merge, STORAGE: storage, IN_ORDER: order, SPLIT_QKV: split, DYLORA: dylora})
     again = Overridden(host, from_parameters(to_parameters(own)))
     assert options.settings(again) == options.settings(own)
 

@@ -16,7 +16,8 @@ from extension.hosts.standalone import StandaloneHost
 from extension.prompt import Tag
 from extension.session import Memory, Session, Settings
 from extension.standalone.demo_model import Demo, make_pipeline
-from lib_lora import ActivationError, Engine, LoraError, PickleError
+from lib_lora import ActivationError, Engine, LoraError, PickleError, Reading
+from lib_lora.skeleton import skeleton
 from tests.fakes import accelerator
 from tests.fakes.files import pair, save
 
@@ -186,6 +187,72 @@ def test_order_counts_where_the_setting_says_so(setup: Setup) -> None:
     assert torch.equal(outputs[False, "first"], outputs[False, "dora"])
     assert not torch.equal(outputs[True, "first"], outputs[True, "dora"])
     assert setup.session.last.active[0].report.kinds == {"lora+dora": 1}
+
+
+def test_how_files_are_read_counts_from_the_next_picture_on(setup: Setup) -> None:
+    tensors = pair(KEY, (256, 64), 4, size=0.3)
+    metadata = {"ss_network_args": '{"algo": "dylora", "block_size": "2"}'}
+    save(setup.folder / "dylora.safetensors", tensors, metadata)
+    outputs, keys = [], []
+    for strength, dylora in ((1.0, False), (1.0, True), (2.0, False), (1.0, False)):
+        settings = Settings(reading=Reading(dylora_as_trained=dylora))
+        activation = setup.session.begin([Tag("dylora", strength, strength)], settings)
+        outputs.append(setup.output())
+        keys.append(activation.text_key)
+    assert torch.equal(outputs[0], outputs[3])
+    assert (outputs[1] - outputs[2]).abs().max() <= 1e-5 * outputs[2].abs().max()
+    assert not torch.equal(outputs[1], outputs[0])
+    assert keys[0] == keys[3]
+    assert len(set(keys)) == 3, "encoded prompts are kept by this"
+
+
+def serve_sd1(setup: Setup) -> None:
+    """A model of two layers, of which one is as only Stable Diffusion 1 has it."""
+    attention = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
+    unet = skeleton({f"{attention}.weight": (4, 768), "time_embedding.linear_1.weight": (8, 4)}).to_empty(device="cpu")
+    setup.host.set_components({"unet": unet})
+
+
+def save_xl(setup: Setup, name: str) -> None:
+    """A LoRA as for SDXL, of which one layer fits."""
+    tensors = pair("lora_unet_time_embedding_linear_1", (8, 4), 2)
+    tensors |= pair("lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k", (4, 2048), 2)
+    save(setup.folder / f"{name}.safetensors", tensors)
+
+
+def test_a_lora_for_other_models_is_warned_of_each_time_and_logged_once(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve_sd1(setup)
+    save_xl(setup, "xl")
+    for _ in range(3):
+        activation = setup.session.begin([Tag("xl")])
+        warned = "made for Stable Diffusion XL, the loaded model is Stable Diffusion 1.x: 1 of 2 layers fit"
+        assert activation.warnings == (f"xl: {warned}",)
+    assert caplog.text.count(warned) == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    save_xl(setup, "xl")
+    setup.session.begin([Tag("xl")])
+    assert caplog.text.count(warned) == 2, "it is another file now"
+
+
+def test_what_became_of_a_file_is_logged_once_for_each_model(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+    setup.save("one")
+    caplog.set_level("INFO")
+    for _ in range(2):
+        setup.session.begin([Tag("one"), Tag("demo-linear")])
+        setup.session.end()
+    told = [record.getMessage() for record in caplog.records]
+    assert [line.partition(" (")[0] for line in told] == [
+        "remora: one: 1 of 1 layers",
+        "remora: demo-linear: 172 of 172 layers",
+    ]
+    setup.host.set_components({"text_encoder": setup.encoder})
+    setup.session.begin([Tag("demo-linear")], Settings(mode="merged"))
+    told = [record.getMessage() for record in caplog.records[2:]]
+    assert told[0].startswith("remora: demo-linear: 12 of 172 layers")
+    assert caplog.records[2].levelname == "WARNING", "keys go unused here"
+    assert told[1:] == ["remora: 12 layers merged"]
 
 
 def test_the_engine_is_made_anew_where_memory_is_used_in_another_way(

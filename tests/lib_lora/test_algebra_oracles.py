@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack
+from lib_lora import Engine, Entry, Reading, Stack
 from tests.fakes.files import save
 from tests.fakes.layers import Model, make
 
@@ -42,7 +42,7 @@ def randomize(module: nn.Module) -> None:
 
 def served(model: Model, path: Path, x: Tensor, multiplier: float) -> Tensor:
     engine = Engine({"unet": model})
-    report = engine.activate(Stack([Entry(path, multiplier)]))
+    report = engine.activate(Stack([Entry(path, multiplier)], reading=Reading(dylora_as_trained=True)))
     assert not report.entries[0].unused
     result = run(model, x)
     engine.deactivate()

@@ -6,9 +6,10 @@ import gc
 import weakref
 
 import pytest
+import torch
 from torch import nn
 
-from lib_lora import ActivationError, Engine, Entry, Stack
+from lib_lora import ActivationError, Engine, Entry, Reading, Stack
 from tests.fakes.files import pair, save
 
 SIZE = (8 * 4 + 8 * 4) * 4  # bytes of the tensors of each file
@@ -68,6 +69,21 @@ def test_a_dropped_file_is_closed(files, model):
     assert mapped() is None
     engine.deactivate()
     assert kept(engine) == []
+
+
+def test_a_file_that_is_read_in_another_way_acts_so_at_once_and_is_opened_once(tmp_path):
+    tensors = pair("lora_unet_0", (8, 8), 4, alpha=4)
+    path = save(tmp_path / "a.safetensors", tensors, {"ss_network_args": '{"algo": "dylora", "block_size": 2}'})
+    model = nn.Sequential(nn.Linear(8, 8)).requires_grad_(False)
+    engine, x = Engine({"unet": model}), torch.randn(3, 8)
+    base, outputs = model(x), []
+    for dylora in (False, True, False):
+        engine.activate(Stack([Entry(path)], reading=Reading(dylora_as_trained=dylora)))
+        outputs.append(model(x) - base)
+    assert torch.equal(outputs[0], outputs[2])
+    assert (outputs[1] - 2 * outputs[0]).abs().max() <= 1e-5 * outputs[1].abs().max()
+    [file] = engine._cache._files.values()
+    assert len(file.networks) == 2
 
 
 def test_one_file_is_kept_resolved_for_few_models(files):

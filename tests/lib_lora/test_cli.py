@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
 import pytest
 import torch
 
+from lib_lora import ComponentError
 from lib_lora.__main__ import main
 from lib_lora.skeleton import model_skeleton
 from tests.fakes.files import pair, save
@@ -33,7 +35,12 @@ def lora(tmp_path_factory):
 def test_text_without_a_model(lora, capsys):
     assert main(["inspect", str(lora)]) == 0
     out = capsys.readouterr().out
-    for line in ("format        kohya", "architecture  sd1", "kinds         lora x", "rank          4"):
+    for line in (
+        "format        kohya",
+        "architecture  sd1 (probably Stable Diffusion 1.x)",
+        "kinds         lora x",
+        "rank          4",
+    ):
         assert line in out
 
 
@@ -58,6 +65,118 @@ def test_against_a_single_checkpoint(tmp_path, capsys):
     assert main(["inspect", str(path), "--model", str(tmp_path / "model.safetensors"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["hit"] == 2
     assert set(model_skeleton(tmp_path / "model.safetensors")) == {"unet", "text_encoder"}
+
+
+TRANSFORMER = {"double_blocks.0.img_attn.qkv.weight": (3 * 3072, 3072)}
+CLIP = {"text_model.encoder.layers.0.mlp.fc1.weight": (3072, 768)}
+T5 = {"encoder.block.0.layer.0.SelfAttention.q.weight": (4096, 4096)}
+
+
+def checkpoint(path, shapes, prefix=""):
+    """A model in one file. Its weights take a byte each, and no more when the disk can leave zeros out."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape)
+        header[prefix + name] = {"dtype": "U8", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + end)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shapes", "prefix", "components"),
+    [
+        (TRANSFORMER, "", {"transformer"}),
+        (TRANSFORMER, "model.diffusion_model.", {"transformer"}),
+        (TRANSFORMER, "diffusion_model.", {"transformer"}),
+        ({"blocks.0.mlp.layer1.weight": (8, 4)}, "net.", {"transformer"}),
+        ({"layers.0.attention.qkv.weight": (8, 4)}, "", {"transformer"}),
+        ({"input_blocks.0.0.weight": (8, 4, 3, 3)}, "model.diffusion_model.", {"unet"}),
+        ({"down_blocks.0.resnets.0.conv1.weight": (8, 4, 3, 3)}, "", {"unet"}),
+        (CLIP, "", {"text_encoder"}),
+        (T5, "", {"text_encoder"}),
+        ({"model.layers.0.self_attn.q_proj.weight": (8, 8)}, "", {"text_encoder"}),
+        (CLIP, "conditioner.embedders.0.transformer.", {"text_encoder"}),
+        (CLIP, "conditioner.embedders.1.model.", {"text_encoder_2"}),
+    ],
+)
+def test_every_kind_of_checkpoint_is_known_by_its_keys(tmp_path, shapes, prefix, components):
+    assert set(model_skeleton(checkpoint(tmp_path / "a.safetensors", shapes, prefix))) == components
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "first_stage_model.decoder.conv_in.weight",
+        "decoder.up_blocks.0.resnets.0.conv1.weight",
+        "transformer.blocks.0.attn.lora_A.weight",
+        "lora_unet_blocks.0.weight",
+        "emb_params.weight",
+    ],
+)
+def test_what_is_no_model_is_not_taken_for_one(tmp_path, key):
+    with pytest.raises(ComponentError, match="no unet, transformer or text encoder"):
+        model_skeleton(checkpoint(tmp_path / "a.safetensors", {key: (8, 8)}))
+
+
+def test_text_encoders_of_one_checkpoint_have_the_numbers_that_everybody_gives_them(tmp_path):
+    shapes = {f"model.diffusion_model.{name}": shape for name, shape in TRANSFORMER.items()}
+    shapes |= {f"text_encoders.t5xxl.transformer.{name}": shape for name, shape in T5.items()}
+    shapes |= {f"text_encoders.clip_l.transformer.{name}": shape for name, shape in CLIP.items()}
+    flux = model_skeleton(checkpoint(tmp_path / "flux.safetensors", shapes))
+    assert list(flux) == ["transformer", "text_encoder_2", "text_encoder"]
+    assert flux["text_encoder_2"].get_submodule("encoder.block.0.layer.0.SelfAttention.q").weight.shape == (4096, 4096)
+    shapes["text_encoders.clip_g.transformer.text_model.encoder.layers.0.mlp.fc1.weight"] = (5120, 1280)
+    sd3 = model_skeleton(checkpoint(tmp_path / "sd3.safetensors", shapes))
+    widths = {name: sd3[name].get_submodule("text_model.encoder.layers.0.mlp.fc1").in_features
+              for name in ("text_encoder", "text_encoder_2")}  # fmt: skip
+    assert widths == {"text_encoder": 768, "text_encoder_2": 1280}
+    assert "text_encoder_3" in sd3
+
+
+def test_a_transformers_own_folder_is_a_model_too_in_pieces(tmp_path):
+    folder = tmp_path / "transformer_2"
+    folder.mkdir()
+    checkpoint(folder / "diffusion_pytorch_model-00001-of-00002.safetensors", {"blocks.0.attn1.to_q.weight": (8, 8)})
+    checkpoint(folder / "diffusion_pytorch_model-00002-of-00002.safetensors", {"blocks.1.attn1.to_q.weight": (8, 8)})
+    for path in (folder, tmp_path):
+        found = model_skeleton(path)
+        assert set(found) == {"transformer_2"}
+        assert {name for name, _ in found["transformer_2"].named_children()} == {"blocks"}
+        assert len(found["transformer_2"].blocks._modules) == 2
+
+
+def test_a_model_of_another_family_is_a_warning_above_all(tmp_path, capsys):
+    model = checkpoint(tmp_path / "flux.safetensors", TRANSFORMER)
+    tensors = pair("lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k", (640, 2048), 1)
+    file = save(tmp_path / "a.safetensors", tensors, {"ss_sd_model_name": "pony.safetensors"})
+    assert main(["inspect", str(file), "--model", str(model)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "WARNING: made for Stable Diffusion XL, the loaded model is FLUX.1: 0 of 1 layers fit"
+    for line in (
+        "architecture  sdxl (Stable Diffusion XL)",
+        "made from     pony.safetensors",
+        "model         flux (FLUX.1)",
+        "layers        0 hit of 1",
+        "changes       0 layers of the model",
+    ):
+        assert line in lines
+    assert main(["inspect", str(file), "--model", str(model), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["family"]["name"], data["model"]["name"]) == ("sdxl", "flux")
+    assert data["warning"] == lines[0].removeprefix("WARNING: ")
+    assert set(data["causes"].values()) == {"no_module"}
+
+
+def test_a_fused_layer_of_the_file_changes_three_of_the_model(tmp_path, capsys):
+    names = [f"transformer_blocks.0.attn.to_{part}.weight" for part in "qkv"]
+    model = checkpoint(tmp_path / "flux.safetensors", dict.fromkeys(names, (3072, 3072)))
+    tensors = pair("lora_unet_double_blocks_0_img_attn_qkv", (3 * 3072, 3072), 1)
+    assert main(["inspect", str(save(tmp_path / "a.safetensors", tensors)), "--model", str(model)]) == 0
+    out = capsys.readouterr().out
+    assert "layers        1 hit of 1\nchanges       3 layers of the model" in out
 
 
 def test_unused_keys_are_shown_with_their_reason(tmp_path, model, capsys):

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from lib_lora import Reading
 from lib_lora.adapters.base import Adapter, Alpha, At, Origin, RankSchedule, Site
 from lib_lora.adapters.lokr import LoKr, _cheapest
 from lib_lora.operation import Operation
@@ -120,8 +121,75 @@ def test_no_alpha_and_alpha_0_are_a_scale_of_1(alpha):
         ({"ss_network_args": "[1]"}, 1),
     ],
 )
-def test_lycoris_dylora_is_scaled_by_its_blocks_where_the_file_says_that_it_is_one(metadata, factor):
-    assert close(dense(build(LORA, (8, 6), metadata=metadata)), factor * torch.full((8, 6), 2.0, dtype=torch.float64))
+def test_lycoris_dylora_is_scaled_by_its_blocks_where_the_file_says_that_it_is_one_and_the_user_wants_it(
+    metadata, factor
+):
+    ones = torch.full((8, 6), 2.0, dtype=torch.float64)
+    assert close(dense(build(LORA, (8, 6), metadata=metadata)), ones), "as everybody reads it"
+    trained = build(LORA, (8, 6), metadata=metadata, reading=Reading(dylora_as_trained=True))
+    assert close(dense(trained), factor * ones)
+
+
+def fused(parts: int, rank: int, out: int, inside: int) -> tuple[dict[str, Tensor], Tensor]:
+    """kohya's split_qkv: LoRA of `rank` for each part of a layer, fused as `state_dict` does; and their change."""
+    downs, ups = [randn(rank, inside) for _ in range(parts)], [randn(out // parts, rank) for _ in range(parts)]
+    up = torch.block_diag(*ups)
+    params = {"lora_up.weight": up, "lora_down.weight": torch.cat(downs), "alpha": torch.tensor(3.0)}
+    return params, torch.cat([3.0 / rank * one @ down for one, down in zip(ups, downs, strict=True)])
+
+
+SPLIT = kohya("networks.lora_flux", split_qkv="True")
+
+
+@pytest.mark.parametrize(
+    ("module", "parts"),
+    [
+        ("double_blocks_0_img_attn_qkv", 3),
+        ("joint_blocks_1_context_block_attn_qkv", 3),  # SD3
+        ("single_blocks_7_linear1", 4),
+        ("single_blocks.7.linear1", 4),  # converted, with the metadata it had
+    ],
+)
+def test_what_split_qkv_fused_acts_as_trained_where_the_user_wants_it(module, parts):
+    params, want = fused(parts, 2, 24, 6)
+    kohyas = build(params, (24, 6), metadata=SPLIT, module=module)
+    assert close(dense(kohyas), want / parts), "as everybody reads it"
+    trained = build(params, (24, 6), metadata=SPLIT, module=module, reading=Reading(split_qkv_as_trained=True))
+    assert close(dense(trained), want)
+    rows = ((0, 24 // parts),)
+    assert close(dense(trained.take(rows)), want[: 24 // parts]), "on a model that has them apart"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "module", "params"),
+    [
+        ({}, "double_blocks_0_img_attn_qkv", fused(3, 2, 24, 6)[0]),
+        (kohya(split_qkv="False"), "double_blocks_0_img_attn_qkv", fused(3, 2, 24, 6)[0]),
+        (kohya(split_qkv="true"), "double_blocks_0_img_attn_qkv", fused(3, 2, 24, 6)[0]),  # the trainer does not split
+        (SPLIT, "double_blocks_0_img_attn_proj", fused(3, 2, 24, 6)[0]),
+        (SPLIT, "single_blocks_7_linear2", fused(4, 2, 24, 6)[0]),
+        (SPLIT, "single_blocks_7_linear1", fused(3, 2, 24, 6)[0]),  # a rank of 6 is no four
+        (SPLIT, "double_blocks_0_img_attn_qkv", fused(2, 3, 24, 6)[0]),  # its last row is not that of three parts
+        (
+            SPLIT,
+            "double_blocks_0_img_attn_qkv",
+            LORA | {"lora_up.weight": torch.ones(8, 6), "lora_down.weight": randn(6, 6)},
+        ),
+    ],
+)
+def test_split_qkv_changes_nothing_but_layers_that_are_fused_so(metadata, module, params):
+    shape = (params["lora_up.weight"].shape[0], 6)
+    plain = build(params, shape, metadata=metadata, module=module)
+    wanted = build(params, shape, metadata=metadata, module=module, reading=Reading(split_qkv_as_trained=True))
+    assert wanted.scale == plain.scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_split_qkv_is_seen_in_every_dtype_of_a_file(dtype):
+    params = {name: tensor.to(dtype) for name, tensor in fused(3, 2, 24, 6)[0].items()} | {"alpha": torch.tensor(3.0)}
+    module = "double_blocks_0_img_attn_qkv"
+    built = build(params, (24, 6), metadata=SPLIT, module=module, reading=Reading(split_qkv_as_trained=True))
+    assert built.scale == 3 * 3.0 / 6
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,11 @@ def test_what_comes_from_outside_is_escaped() -> None:
     assert "<b>" not in html
 
 
+def test_what_was_made_for_other_models_stands_above_all() -> None:
+    html = shown.outcome(Result((), 1, lora_reports=("x",), notes=("y",), warnings=("<made for XL",)))
+    assert html.startswith('<div class="remora-line remora-warning">&lt;made for XL</div>')
+
+
 def test_an_error_without_words_still_shows_something() -> None:
     assert "KeyError" in shown.failure(KeyError())
 

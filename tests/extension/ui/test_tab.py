@@ -229,6 +229,37 @@ def test_what_a_picture_failed_for_is_told_at_its_row(page: Any, served: Served)
     )
 
 
+def test_a_lora_for_other_models_is_warned_of_at_its_row(served: Served, browser: Any) -> None:
+    sentence = "made for Stable Diffusion XL, the loaded model is Stable Diffusion 1.x: 1 of 2 layers fit"
+    lora = {
+        "name": "demo-linear",
+        "state": "partly",
+        "reason": "1 of 2 layers fit this model",
+        "hit": 1,
+        "layers": 2,
+        "warning": sentence,
+        "format": "kohya",
+        "family": {"name": "sdxl", "title": "Stable Diffusion XL", "sure": True},
+        "base_model": "<b>pony</b>",
+        "kinds": {"lora": 2},
+        "ranks": [4, 8],
+        "unused": {"of another shape": ["a.lora_up.weight"]},
+        "details": {"a.lora_up.weight": "want up (4, r), got (8, 2)"},
+    }
+
+    def answer(route: Any) -> None:
+        state = route.fetch().json() | {"loras": [lora]}
+        route.fulfill(content_type="application/json", body=json.dumps(state))
+
+    with opened(served, browser, before=lambda page: page.route("**/remora/v1/state", answer)) as page:
+        add(page, "demo-linear")
+        own = row(page, "demo-linear")
+        own.get_by_role("alert").get_by_text(sentence).wait_for(timeout=LONG)
+        own.get_by_text("2 lora · rank 4 to 8 · kohya · for Stable Diffusion XL · made from <b>pony</b>").wait_for()
+        own.get_by_text("Which keys").click()
+        own.get_by_text("of another shape: a.lora_up.weight (want up (4, r), got (8, 2))").wait_for()
+
+
 def test_a_stack_is_there_when_the_page_is_opened_again(served: Served, browser: Any) -> None:
     with opened(served, browser) as page:
         add(page, "demo-locon")

@@ -1,0 +1,49 @@
+"""The model families that are known: which one a file was made for and which one a model is, by the same tell-tales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from . import architectures
+from .architectures.base import Architecture, fact, recognise
+from .layer import LayerIndex
+from .places import AliasTable, Target
+from .registry import discover
+from .report import Family
+
+_SURE = 2
+"""What the signs must weigh at least. A sign of weight 1 is a hint that other families may give, too."""
+
+
+@lru_cache(maxsize=1)
+def known_architectures() -> tuple[Architecture, ...]:
+    """All families, in the order in which they are asked."""
+    return tuple(discover(architectures, Architecture).values())
+
+
+@lru_cache(maxsize=1)
+def alias_table() -> AliasTable:
+    """Every name every known family has for its modules."""
+    return AliasTable(alias for architecture in known_architectures() for alias in architecture.aliases)
+
+
+def family_of(facts: Iterable[str]) -> Family | None:
+    """The family that facts speak for, see `architectures.base.fact`; None where none does."""
+    lines = list(facts)
+    found = recognise(known_architectures(), lines)
+    return None if found is None else Family(found.name, found.title, found.score("\n".join(lines)) >= _SURE)
+
+
+def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:
+    """The family of a model, by the names and widths of its own layers."""
+    return _family_of_layers(tuple((index.component, index.targets) for index in indexes))
+
+
+@lru_cache(maxsize=32)
+def _family_of_layers(components: tuple[tuple[str, tuple[Target, ...]], ...]) -> Family | None:
+    return family_of(
+        fact(component, target.name, target.shape[1] if len(target.shape) > 1 else None)
+        for component, targets in components
+        for target in targets
+    )
