@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from diffusers.models.normalization import RMSNorm as DiffusersRMSNorm
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
@@ -185,6 +186,70 @@ def test_the_same_file_on_open_clip_and_on_transformers_gives_the_same_output(tm
         outputs.append(run(model))
     assert (outputs[0] - outputs[1]).abs().max() < 1e-12
     assert (outputs[0] - plain).abs().max() > 1e-2
+
+
+class RMSNorm(nn.Module):
+    """That of Flux' own code, as in black-forest-labs/flux src/flux/modules/layers.py and in reForge."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.scale
+
+
+def test_the_norms_of_a_control_lora_act_in_both_trees(tmp_path):
+    """BFL gives the scale itself: the output is that of a norm with it; at a strength, of the line between the two."""
+    value = torch.rand(8, dtype=torch.float64) + 0.5
+    name = "single_blocks.0.norm.query_norm"
+    tensors = {f"{name}.scale": value} | pair("lora_unet_single_blocks_0_linear2", (8, 8), 2)
+    path = save(tmp_path / "a.safetensors", tensors)
+    native, diffusers = nn.Module(), nn.Module()
+    native.add_module("single_blocks", _nested("0.norm.query_norm", RMSNorm(8).double()))
+    diffusers.add_module("single_transformer_blocks", _nested("0.attn.norm_q", DiffusersRMSNorm(8, 1e-6).double()))
+    x = torch.randn(3, 8, dtype=torch.float64)
+    for model, own in ((native, name), (diffusers, "single_transformer_blocks.0.attn.norm_q")):
+        norm = model.get_submodule(own).requires_grad_(False)
+        plain = norm(x)
+        engine = Engine({"transformer": model})
+        for strength in (1.0, 0.5):
+            assert engine.activate(Stack([Entry(path, strength)])).entries[0].hit == 1
+            wanted = plain * (1 + strength * (value - 1))
+            assert (norm(x) - wanted).abs().max() < 1e-14 * wanted.abs().max()
+        engine.activate(Stack([]))
+        assert torch.equal(norm(x), plain)
+
+
+def _nested(path: str, layer: nn.Module) -> nn.Module:
+    for step in reversed(path.split(".")):
+        owner = nn.Module()
+        owner.add_module(step, layer)
+        layer = owner
+    return layer
+
+
+def test_omi_of_sdxl(tmp_path):
+    """ldm's names below `unet.`, and the two CLIP models by their own."""
+    layers = {
+        "unet.input_blocks.4.1.transformer_blocks.0.attn2.to_k": (640, 2048),
+        "unet.output_blocks.2.2.conv": (1280, 1280, 3, 3),
+        "clip_l.text_model.encoder.layers.3.mlp.fc1": (3072, 768),
+        "clip_g.text_model.encoder.layers.3.mlp.fc1": (5120, 1280),
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in layers.items():
+        tensors |= pair(name, shape, 1, alpha=1)
+    path = save(tmp_path / "a.safetensors", tensors)
+    network = load_network(path, models()["sdxl", "diffusers"])
+    assert network.report.unused == ()
+    assert (network.report.format, network.report.architecture) == ("omi+diffusers", "sdxl")
+    assert [(one.component, one.target.path.removeprefix("text_model.")) for one in network.bound] == [
+        ("text_encoder_2", "encoder.layers.3.mlp.fc1"),
+        ("text_encoder", "encoder.layers.3.mlp.fc1"),
+        ("unet", "down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k"),
+        ("unet", "up_blocks.0.upsamplers.0.conv"),
+    ]
 
 
 def _as_transformers(tower: OpenClipText, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
