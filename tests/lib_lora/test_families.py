@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import load_network
+from lib_lora.architectures.base import fact, recognise
 from lib_lora.layer import LayerIndex
-from lib_lora.network import SHAPE_DIFFERS, Bound, Network, alias_table
+from lib_lora.network import SHAPE_DIFFERS, Bound, Network, alias_table, known_architectures
 from lib_lora.places import Place
 from lib_lora.report import NetworkReport
 from lib_lora.skeleton import skeleton
@@ -208,6 +209,18 @@ def write(family: Family, writer: Writer, folder: Path) -> Path:
 def components(name: str) -> dict[str, nn.Module]:
     family = FAMILIES[name]
     return {family.component: model(name), **{one: encoder(name, one) for one in family.encoders}}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_is_recognised_by_its_own_names(name):
+    """In both trees, by its layers alone."""
+    family = FAMILIES[name]
+    trees = [model(name)] + ([] if family.native is None else [skeleton(family.native())])
+    for tree in trees:
+        facts = [fact(family.component, layer, shape[1]) for layer, shape in layers_in(tree).items()]
+        found = recognise(known_architectures(), facts)
+        assert found is not None
+        assert found.name == family.known_as
 
 
 @pytest.mark.parametrize(("name", "writer"), WRITERS)
