@@ -15,10 +15,8 @@ FLUX = Architecture(
     signs=(
         *FLUX_SIGNS,
         # only Chroma has no modulation in its blocks
-        Sign(
-            r"^(denoiser|\?):.*_(mod_lin|modulation_lin|norm1_linear|norm1_context_linear|norm_linear):3072$", weight=2
-        ),
-        Sign(r"^(denoiser|\?):(vector_in|guidance_in|time_text_embed_(text|guidance)_embedder)_", weight=2),
+        Sign(r"^(denoiser|\?):.*_(mod_lin|modulation_lin|norm1_linear|norm1_context_linear|norm_linear):3072$", 1),
+        Sign(r"^(denoiser|\?):(vector_in|guidance_in|time_text_embed_(text|guidance)_embedder)_", weight=1),
         Sign(
             r"^meta:(ss_base_model_version:flux\.?1|modelspec_architecture:(flux-1|Flux\.1|Flex\.1))",
             weight=2,

@@ -275,3 +275,22 @@ def test_skeleton_of_a_checkpoint_has_every_adaptable_layer():
         for name, shape in shapes.items():
             if name.endswith(".weight") and len(shape) > 1:
                 assert tuple(tree.get_submodule(name.removesuffix(".weight")).weight.shape) == shape
+
+
+def test_t5_is_found_wherever_it_is(tmp_path):
+    """sd-scripts calls it the third text encoder, OneTrainer by its number in the pipeline: here it is the second."""
+    names = ["encoder.block.0.layer.0.SelfAttention.q", "encoder.block.0.layer.1.DenseReluDense.wi_0"]
+    shapes = {f"{name}.weight": (8, 8) for name in names} | {"encoder.embed_tokens.weight": (16, 8)}
+    t5 = skeleton(shapes)
+    assert index("text_encoder_2", t5).find("shared") is not None
+    clip = skeleton({"text_model.encoder.layers.0.mlp.fc1.weight": (8, 8)})
+    for wrapped in (False, True):  # with or without the module that A1111, Forge and ComfyUI have around it
+        model = _nested("transformer", t5) if wrapped else t5
+        for start in ("lora_te3_", "lora_te2_", "t5.", "text_encoders.t5xxl.transformer."):
+            flat = start.endswith("_")
+            tensors: dict[str, torch.Tensor] = {}
+            for name in names:
+                tensors |= pair(start + (name.replace(".", "_") if flat else name), (8, 8), 2)
+            path = save(tmp_path / "a.safetensors", tensors)
+            report = load_network(path, {"text_encoder": clip, "text_encoder_2": model}).report
+            assert (report.hit, report.unused, report.components) == (2, (), {"text_encoder_2"}), start
