@@ -35,11 +35,6 @@ class _Embedding(Protocol):
     embedding_dim: int
 
 
-class _Norm(Protocol):
-    weight: Tensor
-    _parameters: dict[str, Tensor | None]
-
-
 def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     """The adaptable weights of one module; empty when it has none of its own."""
     if isinstance(module, nn.MultiheadAttention):
@@ -49,9 +44,10 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
         return (Target(path, path, "conv", "weight", shape, groups=module.groups),)
     if _is_embedding(module):
         return (Target(path, path, "embedding", "weight", (module.num_embeddings, module.embedding_dim)),)
-    if _is_norm(module):
+    norm = _norm_param(module)
+    if norm is not None:
         takes_bias = "bias" in module._parameters
-        return (Target(path, path, "norm", "weight", tuple(module.weight.shape), takes_bias=takes_bias),)
+        return (Target(path, path, "norm", norm, tuple(module.get_parameter(norm).shape), takes_bias=takes_bias),)
     linear = _linear_shape(module)
     return () if linear is None else (Target(path, path, "linear", "weight", linear),)
 
@@ -78,14 +74,19 @@ def _is_embedding(module: object) -> TypeGuard[_Embedding]:
     )
 
 
-def _is_norm(module: nn.Module) -> TypeGuard[_Norm]:
-    """LayerNorm, GroupNorm and every library's own RMSNorm: one weight per channel, an epsilon, nothing below."""
-    weight = module._parameters.get("weight")
+def _norm_param(module: nn.Module) -> str | None:
+    """The weight of LayerNorm, GroupNorm and every library's own RMSNorm: one per channel, an epsilon, nothing below.
+
+    Flux' own code calls it `scale` and writes the epsilon into the forward (Forge, reForge), so there its class tells.
+    """
+    param = "scale" if module._parameters.get("weight") is None else "weight"
+    weight = module._parameters.get(param)
     if weight is None or module._modules or weight.ndim == 0:
-        return False
+        return None
     if weight.ndim > 1 and tuple(getattr(module, "normalized_shape", ())) != tuple(weight.shape):
-        return False
-    return any(hasattr(module, name) for name in ("eps", "epsilon", "variance_epsilon"))
+        return None
+    named = param == "scale" and type(module).__name__.endswith("Norm")
+    return param if named or any(hasattr(module, name) for name in ("eps", "epsilon", "variance_epsilon")) else None
 
 
 def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target, ...]:

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from diffusers.models.normalization import RMSNorm as DiffusersRMSNorm
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
@@ -187,6 +188,70 @@ def test_the_same_file_on_open_clip_and_on_transformers_gives_the_same_output(tm
     assert (outputs[0] - plain).abs().max() > 1e-2
 
 
+class RMSNorm(nn.Module):
+    """That of Flux' own code, as in black-forest-labs/flux src/flux/modules/layers.py and in reForge."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * self.scale
+
+
+def test_the_norms_of_a_control_lora_act_in_both_trees(tmp_path):
+    """BFL gives the scale itself: the output is that of a norm with it; at a strength, of the line between the two."""
+    value = torch.rand(8, dtype=torch.float64) + 0.5
+    name = "single_blocks.0.norm.query_norm"
+    tensors = {f"{name}.scale": value} | pair("lora_unet_single_blocks_0_linear2", (8, 8), 2)
+    path = save(tmp_path / "a.safetensors", tensors)
+    native, diffusers = nn.Module(), nn.Module()
+    native.add_module("single_blocks", _nested("0.norm.query_norm", RMSNorm(8).double()))
+    diffusers.add_module("single_transformer_blocks", _nested("0.attn.norm_q", DiffusersRMSNorm(8, 1e-6).double()))
+    x = torch.randn(3, 8, dtype=torch.float64)
+    for model, own in ((native, name), (diffusers, "single_transformer_blocks.0.attn.norm_q")):
+        norm = model.get_submodule(own).requires_grad_(False)
+        plain = norm(x)
+        engine = Engine({"transformer": model})
+        for strength in (1.0, 0.5):
+            assert engine.activate(Stack([Entry(path, strength)])).entries[0].hit == 1
+            wanted = plain * (1 + strength * (value - 1))
+            assert (norm(x) - wanted).abs().max() < 1e-14 * wanted.abs().max()
+        engine.activate(Stack([]))
+        assert torch.equal(norm(x), plain)
+
+
+def _nested(path: str, layer: nn.Module) -> nn.Module:
+    for step in reversed(path.split(".")):
+        owner = nn.Module()
+        owner.add_module(step, layer)
+        layer = owner
+    return layer
+
+
+def test_omi_of_sdxl(tmp_path):
+    """ldm's names below `unet.`, and the two CLIP models by their own."""
+    layers = {
+        "unet.input_blocks.4.1.transformer_blocks.0.attn2.to_k": (640, 2048),
+        "unet.output_blocks.2.2.conv": (1280, 1280, 3, 3),
+        "clip_l.text_model.encoder.layers.3.mlp.fc1": (3072, 768),
+        "clip_g.text_model.encoder.layers.3.mlp.fc1": (5120, 1280),
+    }
+    tensors: dict[str, torch.Tensor] = {}
+    for name, shape in layers.items():
+        tensors |= pair(name, shape, 1, alpha=1)
+    path = save(tmp_path / "a.safetensors", tensors)
+    network = load_network(path, models()["sdxl", "diffusers"])
+    assert network.report.unused == ()
+    assert (network.report.format, network.report.architecture) == ("omi+diffusers", "sdxl")
+    assert [(one.component, one.target.path.removeprefix("text_model.")) for one in network.bound] == [
+        ("text_encoder_2", "encoder.layers.3.mlp.fc1"),
+        ("text_encoder", "encoder.layers.3.mlp.fc1"),
+        ("unet", "down_blocks.1.attentions.0.transformer_blocks.0.attn2.to_k"),
+        ("unet", "up_blocks.0.upsamplers.0.conv"),
+    ]
+
+
 def _as_transformers(tower: OpenClipText, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     converted = dict(state)
     for i, block in enumerate(tower.transformer.resblocks):
@@ -210,3 +275,22 @@ def test_skeleton_of_a_checkpoint_has_every_adaptable_layer():
         for name, shape in shapes.items():
             if name.endswith(".weight") and len(shape) > 1:
                 assert tuple(tree.get_submodule(name.removesuffix(".weight")).weight.shape) == shape
+
+
+def test_t5_is_found_wherever_it_is(tmp_path):
+    """sd-scripts calls it the third text encoder, OneTrainer by its number in the pipeline: here it is the second."""
+    names = ["encoder.block.0.layer.0.SelfAttention.q", "encoder.block.0.layer.1.DenseReluDense.wi_0"]
+    shapes = {f"{name}.weight": (8, 8) for name in names} | {"encoder.embed_tokens.weight": (16, 8)}
+    t5 = skeleton(shapes)
+    assert index("text_encoder_2", t5).find("shared") is not None
+    clip = skeleton({"text_model.encoder.layers.0.mlp.fc1.weight": (8, 8)})
+    for wrapped in (False, True):  # with or without the module that A1111, Forge and ComfyUI have around it
+        model = _nested("transformer", t5) if wrapped else t5
+        for start in ("lora_te3_", "lora_te2_", "t5.", "text_encoders.t5xxl.transformer."):
+            flat = start.endswith("_")
+            tensors: dict[str, torch.Tensor] = {}
+            for name in names:
+                tensors |= pair(start + (name.replace(".", "_") if flat else name), (8, 8), 2)
+            path = save(tmp_path / "a.safetensors", tensors)
+            report = load_network(path, {"text_encoder": clip, "text_encoder_2": model}).report
+            assert (report.hit, report.unused, report.components) == (2, (), {"text_encoder_2"}), start
