@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from lib_lora import load_network
 from lib_lora.architectures.base import fact, recognise
+from lib_lora.families import alias_table, known_architectures
 from lib_lora.layer import LayerIndex
-from lib_lora.network import SHAPE_DIFFERS, Bound, Network, alias_table, known_architectures
+from lib_lora.network import SHAPE_DIFFERS, Bound, Network
 from lib_lora.places import Place
 from lib_lora.report import NetworkReport
 from lib_lora.skeleton import skeleton

@@ -121,7 +121,7 @@ def test_a_transformer_is_known_by_its_own_layers_in_every_tree(name):
     for parts in trees:
         found = family_of_model(indexes(parts))
         assert found is not None
-        assert (found.name, found.sure) == (name, True)
+        assert (found.name, found.sure) == (family.known_as, True)
 
 
 def xl_file(folder, metadata=None):
