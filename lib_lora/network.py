@@ -61,6 +61,11 @@ class Bound:
     place: Place
     """The file's layer, of which `target` is the whole, or one of several."""
 
+    @property
+    def weight(self) -> tuple[str, str, str]:
+        """Component, layer and parameter."""
+        return self.component, self.target.path, self.target.param
+
 
 class ParsedFile:
     """A file taken apart by its keys, without a model.
@@ -238,9 +243,9 @@ class Network:
         self._parsed = parsed
         self._indexes = {index.component: index for index in indexes}
         self._unused: list[Unused] = []
-        self._by_name: dict[tuple[str, str], Bound] = {}
+        self._by_weight: dict[tuple[str, str, str], list[Bound]] = {}
         hit = sum(self._bind(group) for group in parsed.groups)
-        self.bound: tuple[Bound, ...] = tuple(self._by_name.values())
+        self.bound: tuple[Bound, ...] = tuple(one for own in self._by_weight.values() for one in own)
         self.report = parsed.report(self.bound, self._unused, hit)
 
     @property
@@ -315,11 +320,13 @@ class Network:
         return False
 
     def _take(self, group: Group, found: Sequence[Bound]) -> bool:
-        taken = next((one for one in found if (one.component, one.target.name) in self._by_name), None)
-        if taken is not None:
-            self._leave(group, f"a second adapter for {taken.component}.{taken.target.name}")
-            return False
-        self._by_name.update(((one.component, one.target.name), one) for one in found)
+        for one in found:
+            others = self._by_weight.get(one.weight, ())
+            if any(one.target.overlaps(other.target) for other in others):
+                self._leave(group, f"a second adapter for {one.component}.{one.target.name}")
+                return False
+        for one in found:
+            self._by_weight.setdefault(one.weight, []).append(one)
         return True
 
     def _leave(self, group: Group, reason: str, detail: str = "") -> None:
