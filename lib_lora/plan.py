@@ -203,7 +203,7 @@ class _Chooser:
         if component in self._swapped:
             return "its weights are swapped in and out"
         if layer in self._read:
-            return "its weight is read for another layer, which is one with it in the file"
+            return "a file has it as one with other layers, and its adapter depends on the weights of all of them"
         return why_not_merged(layer, bindings, self._shared)
 
 
