@@ -173,7 +173,7 @@ class ParsedFile:
             hit=hit,
             changed=len(bound or ()),
             layers=len(self.groups),
-            nbytes=sum(adapter.nbytes for adapter in (own if bound is None else [one.adapter for one in bound])),
+            nbytes=_bytes_of(own if bound is None else [one.adapter for one in bound]),
             unused=(*self.unused, *(misfits if bound is None else unused)),
             metadata=self.file.metadata,
             resolved=bound is not None,
@@ -339,6 +339,16 @@ def _bounds(component: str, place: Place, adapter: Adapter) -> list[Bound]:
         Bound(component, piece.target, adapter if piece.rows is None else part_of(adapter, piece.rows), place)
         for piece in place.pieces()
     ]
+
+
+def _bytes_of(adapters: Iterable[Adapter]) -> int:
+    """Bytes of all their tensors, of which some may be of several adapters."""
+    sizes: dict[int, int] = {}
+    for adapter in adapters:
+        for _, tensor in adapter.tensors():
+            start = tensor.data_ptr()
+            sizes[start] = max(tensor.numel() * tensor.element_size(), sizes.get(start, 0))
+    return sum(sizes.values())
 
 
 def _absence(group: Group, asked: Sequence[str]) -> tuple[str, str]:

@@ -30,6 +30,7 @@ from tests.fakes.fused import (
     QKV,
     SCENARIOS,
     SWAPPED,
+    SWAPPED_BACK,
     UNEVEN,
     UNEVEN_PARTS,
     Blocks,
@@ -102,24 +103,56 @@ def check(
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=ids)
+WAYS = {"live": SCENARIOS, "effective": (UNEVEN, UNEVEN_PARTS), "merged": (UNEVEN, UNEVEN_PARTS, SWAPPED)}
+
+
+@pytest.mark.parametrize(
+    ("mode", "scenario"),
+    [pytest.param(mode, one, id=f"{mode}-{one.name}") for mode, scenarios in WAYS.items() for one in scenarios],
+)
 @pytest.mark.parametrize("sample", LINEAR, ids=ids)
-@pytest.mark.parametrize("mode", ["live", "effective", "merged"])
 def test_every_row_is_that_of_the_weight_as_the_file_has_it(tmp_path, sample, scenario, mode, monkeypatch):
     if mode == "effective":
         monkeypatch.setattr(plan, "live_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
     check(tmp_path, sample, scenario, linear, "merged" if mode == "merged" else "live")
 
 
-@pytest.mark.parametrize("scenario", [QKV, PARTS, SWAPPED], ids=ids)
+@pytest.mark.parametrize("name", ["glora, square", "glora of 2023, square"])
+def test_a_square_part_of_a_fused_layer_has_the_layout_of_its_date(tmp_path, name):
+    check(tmp_path, NAMED[name], PARTS, linear)
+
+
+IN_ORDER = [one for one in LINEAR if not one.additive and one.name not in WHOLE | BLOCKS]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("scenario", [QKV, UNEVEN_PARTS], ids=ids)
+@pytest.mark.parametrize("sample", IN_ORDER, ids=ids)
+def test_files_act_in_order(tmp_path, sample, scenario):
+    model, x = Blocks(scenario.model), x_for(linear)
+    files = [(write(tmp_path, NAMED["lora"], scenario, 7), 0.8), (write(tmp_path, sample, scenario), 0.6)]
+    before = Blocks(scenario.model)
+    for written, multiplier in files:
+        weights, biases = parameters(before, "weight"), parameters(before, "bias")
+        written.add(before, weights, biases, multiplier)
+        for name in scenario.model:
+            before.get_submodule(name).weight.copy_(weights[name])
+            before.get_submodule(name).bias.copy_(biases[name])
+    engine = engine_for(model)
+    engine.activate(Stack([Entry(written.path, multiplier) for written, multiplier in files], in_order=True))
+    assert worst(model(x), before(x)) < FILE
+
+
+@pytest.mark.parametrize("scenario", [QKV, PARTS], ids=ids)
 @pytest.mark.parametrize("sample", CONV, ids=ids)
 def test_convolutions(tmp_path, sample, scenario):
     check(tmp_path, sample, scenario, conv)
 
 
-@pytest.mark.parametrize("scenario", [UNEVEN, UNEVEN_PARTS], ids=ids)
+@pytest.mark.parametrize(
+    ("scenario", "dtype"), [(UNEVEN, torch.bfloat16), (UNEVEN_PARTS, torch.float16), (SWAPPED, torch.bfloat16)], ids=ids
+)
 @pytest.mark.parametrize("sample", ONE_EACH, ids=ids)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision(tmp_path, sample, scenario, dtype):
     check(tmp_path, sample, scenario, linear, dtype=dtype)
 
@@ -238,6 +271,15 @@ def test_a_fused_layer_has_the_bits_of_its_parts(tmp_path, sample):
 class TestReports:
     """What does not fit says so."""
 
+    @pytest.mark.parametrize("name", ["lora", "dora by columns", "vera", "loha"])
+    def test_what_parts_share_is_counted_once(self, tmp_path, name):
+        (native,) = PARTS.model
+        counted = []
+        for scenario in (QKV, Scenario("whole", PARTS.model, {native: ((native, 0, 3 * IN),)})):
+            written = write(tmp_path, replace(NAMED[name], name=scenario.name), scenario)
+            counted.append(load_network(written.path, {"transformer": Blocks(scenario.model)}).report.nbytes)
+        assert counted[0] == counted[1]
+
     @pytest.mark.parametrize("sample", ONE_EACH, ids=ids)
     def test_a_part_that_the_model_has_not(self, tmp_path, sample):
         *kept, _ = QKV.model
@@ -295,7 +337,7 @@ def test_fused_and_split_files_add_up(tmp_path, sample, own):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=ids)
+@pytest.mark.parametrize("scenario", [UNEVEN, UNEVEN_PARTS, SWAPPED, SWAPPED_BACK], ids=ids)
 @pytest.mark.parametrize("sample", LINEAR, ids=ids)
 def test_a_network_tells_the_delta_of_either_name(tmp_path, sample, scenario):
     model = Blocks(scenario.model)
@@ -384,9 +426,14 @@ class TestBases:
         assert torch.equal(model(x), plain)
 
     @torch.no_grad()
-    @pytest.mark.parametrize("sample", ONE_EACH + [NAMED[name] for name in sorted(WHOLE)], ids=ids)
-    @pytest.mark.parametrize("kept", ["memory", "disk"])
-    @pytest.mark.parametrize("scenario", [QKV, PARTS], ids=ids)
+    @pytest.mark.parametrize(
+        ("sample", "kept", "scenario"),
+        [
+            *((one, "memory", scenario) for one in ONE_EACH for scenario in (QKV, PARTS)),
+            *((NAMED[name], kept, QKV) for name in sorted(WHOLE) for kept in ("memory", "disk")),
+        ],
+        ids=ids,
+    )
     def test_parts_that_are_on_meta_between_calls(self, tmp_path, sample, kept, scenario):
         """As accelerate's sequential offload has them: when one is called, the others are not there."""
         x, outputs = x_for(linear), []
