@@ -212,8 +212,6 @@ def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozen
     for binding in bindings:
         if binding.adapter.ranks_by_timestep is not None:
             return "its ranks change from step to step"
-        if binding.whole is not None:
-            return "it is one with other layers in its file"
         bias = binding.adapter.has_bias or _changed_bias(layer, binding) is not None
         params = [binding.target.param, *((binding.target.bias,) if bias else ())]
         for param in params:

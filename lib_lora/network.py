@@ -77,6 +77,11 @@ class Bound:
     place: Place
     """The file's layer, of which `target` is the whole, or one of several."""
 
+    @property
+    def weight(self) -> tuple[str, str, str]:
+        """Component, layer and parameter."""
+        return self.component, self.target.path, self.target.param
+
 
 class ParsedFile:
     """A file taken apart by its keys, without a model.
@@ -189,7 +194,7 @@ class ParsedFile:
             hit=hit,
             changed=len({(one.component, one.target.path) for one in bound or ()}),
             layers=len(self.groups),
-            nbytes=sum(adapter.nbytes for adapter in (own if bound is None else [one.adapter for one in bound])),
+            nbytes=_bytes_of(own if bound is None else [one.adapter for one in bound]),
             unused=(*self.unused, *(misfits if bound is None else unused)),
             metadata=self.file.metadata,
             resolved=bound is not None,
@@ -264,9 +269,9 @@ class Network:
         self._reading = reading
         self._indexes = {index.component: index for index in indexes}
         self._unused: list[Unused] = []
-        self._by_name: dict[tuple[str, str], Bound] = {}
+        self._by_weight: dict[tuple[str, str, str], list[Bound]] = {}
         hit = sum(self._bind(group) for group in parsed.groups)
-        self.bound: tuple[Bound, ...] = tuple(self._by_name.values())
+        self.bound: tuple[Bound, ...] = tuple(one for own in self._by_weight.values() for one in own)
         self.report = parsed.report(self.bound, self._unused, hit, family_of_model(indexes))
 
     @property
@@ -341,12 +346,14 @@ class Network:
         return False
 
     def _take(self, group: Group, found: Sequence[Bound]) -> bool:
-        taken = next((one for one in found if (one.component, one.target.name) in self._by_name), None)
-        if taken is not None:
-            miss = Miss("second_adapter", f"a second adapter for {taken.component}.{taken.target.name}")
-            self._unused.extend(miss.of(group))
-            return False
-        self._by_name.update(((one.component, one.target.name), one) for one in found)
+        for one in found:
+            others = self._by_weight.get(one.weight, ())
+            if any(one.target.overlaps(other.target) for other in others):
+                miss = Miss("second_adapter", f"a second adapter for {one.component}.{one.target.name}")
+                self._unused.extend(miss.of(group))
+                return False
+        for one in found:
+            self._by_weight.setdefault(one.weight, []).append(one)
         return True
 
 
@@ -356,6 +363,16 @@ def _bounds(component: str, place: Place, adapter: Adapter) -> list[Bound]:
         Bound(component, piece.target, adapter if piece.rows is None else part_of(adapter, piece.rows), place)
         for piece in place.pieces()
     ]
+
+
+def _bytes_of(adapters: Iterable[Adapter]) -> int:
+    """Bytes of all their tensors, of which some may be of several adapters."""
+    sizes: dict[int, int] = {}
+    for adapter in adapters:
+        for _, tensor in adapter.tensors():
+            start = tensor.data_ptr()
+            sizes[start] = max(tensor.numel() * tensor.element_size(), sizes.get(start, 0))
+    return sum(sizes.values())
 
 
 def _absence(group: Group, asked: Sequence[str]) -> Miss:

@@ -51,6 +51,12 @@ class Target:
         """What an adapter must fit."""
         return Site(self.shape, self.kind, self.groups, self.takes_bias)
 
+    def overlaps(self, other: Target) -> bool:
+        """Whether it has rows in common with another one of the same parameter."""
+        if self.rows is None or other.rows is None:
+            return True
+        return self.rows[0] < other.rows[1] and other.rows[0] < self.rows[1]
+
     def window(self, start: int, stop: int) -> Target:
         """Some of its rows."""
         if (start, stop) == (0, self.shape[0]):

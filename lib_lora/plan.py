@@ -16,6 +16,7 @@ from .factored import Factored
 from .layer import LayerIndex, has_plain_weight
 from .merged import Merged, why_not_merged
 from .network import Network
+from .places import Place
 from .pristine import Checkpoint
 from .report import ActivationReport
 from .resident import Keeping
@@ -142,13 +143,17 @@ def _bindings(
     by_component = {index.component: index for index in indexes}
     cell_of = {cell: number for number, cell in enumerate(cells)}
     found: dict[nn.Module, tuple[str, list[Binding]]] = {}  # by module: one that has two names still is one layer
+    wholes: dict[tuple[str, Place], Whole] = {}
     numbered = list(zip(range(len(stack)), stack, networks, strict=True))
     if not stack.in_order:  # sums have the same bits only if they are made in the same order
         numbered.sort(key=lambda one: (str(one[1].path), one[1].rank or 0))
     for i, entry, network in numbered:
         for one in network.bound:
             layer = by_component[one.component].module(one.target.path)
-            whole = Whole(one.place, by_component[one.component]) if one.adapter.reads_whole else None
+            whole = None
+            if one.adapter.reads_whole:
+                key = one.component, one.place
+                whole = wholes[key] = wholes.get(key) or Whole(one.place, by_component[one.component])
             binding = Binding(one.adapter, one.target, network.file, cell_of[i, one.component], entry.rank, whole)
             found.setdefault(layer, (one.component, []))[1].append(binding)
     return [(component, layer, bound) for layer, (component, bound) in found.items()]
@@ -198,7 +203,7 @@ class _Chooser:
         if component in self._swapped:
             return "its weights are swapped in and out"
         if layer in self._read:
-            return "its weight is read for another layer, which is one with it in the file"
+            return "a file has it as one with other layers, and its adapter depends on the weights of all of them"
         return why_not_merged(layer, bindings, self._shared)
 
 

@@ -187,15 +187,18 @@ class Resident(ABC, Generic[P]):
         """The adapters, knowing the base weight as far as they need it, which is read once for all of them."""
         if self._known is None:
             weights: dict[str, Tensor] = {}
-            self._known = tuple(b.adapter.on(reading(layer, b, weights), b.rank) for b in self._bindings)
+            self._known = tuple(
+                one.adapter.on(_reading(layer, one, weights), one.rank)
+                if one.whole is None
+                else one.whole.known(one.adapter, one.rank)
+                for one in self._bindings
+            )
         return self._known
 
 
-def reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> Callable[[], Tensor]:
-    """A function that reads the weight a binding depends on, and remembers its own layer's for the other bindings."""
+def _reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> Callable[[], Tensor]:
+    """A function that reads the weight of a binding, and remembers the layer's for the other bindings."""
     target = binding.target
-    if binding.whole is not None:
-        return binding.whole.weight
 
     def read() -> Tensor:
         weight = weights.get(target.param)

@@ -26,7 +26,7 @@ from .build import Part, build
 from .layer import weight_reader
 from .operation import Operation
 from .places import Target
-from .resident import Keeping, Resident, reading
+from .resident import Keeping, Resident
 from .storage import store
 from .streaming import Placement
 from .strength import Strengths
@@ -184,10 +184,7 @@ class Transient(Resident[Placement[Adapters]]):
     def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
         if self._in_order:  # norms are then those of the weight that the adapters before leave, not of the base's
             return tuple(
-                binding.adapter
-                if binding.whole is None
-                else binding.adapter.on(reading(layer, binding, {}), binding.rank)
-                for binding in self._bindings
+                one.adapter if one.whole is None else one.whole.known(one.adapter, one.rank) for one in self._bindings
             )
         return super()._adapters(layer)
 

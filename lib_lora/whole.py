@@ -1,4 +1,4 @@
-"""The layers of a model that are one in a file."""
+"""The layers of a model that are one in a file, for adapters that depend on the weights of all of them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import weakref
 import torch
 from torch import Tensor, nn
 
+from .adapters._part import PartOf
+from .adapters.base import Adapter
 from .errors import ComponentError
 from .layer import LayerIndex, read_base_weight
 from .places import Place
@@ -19,14 +21,33 @@ class Whole:
         self.place = place
         paths = {segment.target.path for segment in place.segments}
         self._layers = {path: weakref.ref(index.module(path)) for path in paths}
+        self._known: dict[tuple[int, int | None], tuple[Adapter, Adapter]] = {}
 
     @property
     def layers(self) -> list[nn.Module]:
         """Those that are still there."""
         return [layer for ref in self._layers.values() if (layer := ref()) is not None]
 
+    def known(self, adapter: Adapter, rank: int | None) -> Adapter:
+        """What `on` makes of an adapter of one of them: what it finds out about all of them is found once for all.
+
+        Args:
+            adapter: with `reads_whole`.
+            rank: how many rank components are used, if not all.
+
+        Raises:
+            ComponentError: a layer is gone, or its weight cannot be read.
+        """
+        if not isinstance(adapter, PartOf):
+            return adapter.on(self.weight, rank)
+        inner = adapter.inner
+        key = id(inner), rank  # kept, so that no other has this id
+        if key not in self._known:
+            self._known[key] = inner, inner.on(self.weight, rank)
+        return adapter.of(self._known[key][1], self.weight)
+
     def weight(self) -> Tensor:
-        """Their base weights as one, on the device of the first.
+        """Their base weights as one, on the device of the first that is on one, else on the CPU.
 
         Raises:
             ComponentError: one is gone, or its weight cannot be read.
@@ -38,4 +59,5 @@ class Whole:
                 raise ComponentError(f"{segment.target.path} is gone; the model was unloaded")
             start = segment.start + (segment.target.rows or (0,))[0]
             parts.append(read_base_weight(layer, segment.target.param)[start : start + segment.count])
-        return torch.cat([part.to(parts[0]) for part in parts]).reshape(self.place.shape)
+        device = next((part.device for part in parts if part.device.type != "cpu"), parts[0].device)
+        return torch.cat([part.to(device) for part in parts]).reshape(self.place.shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 
 from .adapters.base import OutputEffect
@@ -18,10 +19,9 @@ class InWindow(OutputEffect):
     rows: tuple[int, int]
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        own = op.window(self.rows)
-        change = y.new_zeros(y.shape)
-        own.outputs(change).copy_(self.inner.delta(x, own.outputs(y), multiplier, own))
-        return change
+        own, (start, stop) = op.window(self.rows), self.rows
+        change = self.inner.delta(x, own.outputs(y), multiplier, own)
+        return F.pad(change, (*(0, 0) * op.spatial, start, y.shape[op.channels] - stop))
 
 
 def in_window(effect: OutputEffect, rows: tuple[int, int] | None) -> OutputEffect:

@@ -23,8 +23,8 @@ LIB_LORA = {
         " slot stack storage strength trace"
     ),
     "plan": (
-        "binding by_tokens factored layer merged network pristine report residency resident slot stack strength"
-        " trace transient whole"
+        "binding by_tokens factored layer merged network places pristine report residency resident slot stack"
+        " strength trace transient whole"
     ),
     "network": (
         "adapters._part adapters.base architectures.base components families file formats layer peft_config places"
@@ -58,7 +58,7 @@ LIB_LORA = {
     "scratch": "",
     "operation": "",
     "binding": "adapters.base file places strength whole",
-    "whole": "layer places",
+    "whole": "adapters._part adapters.base layer places",
     "windows": "adapters.base operation",
     "places": "adapters.base architectures.base components",
     "components": "",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Site
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect, Rows, Site
 
 
 class Modifier(Adapter):
@@ -81,6 +81,18 @@ class Modifier(Adapter):
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         assert is_dataclass(self)
         return replace(self, inner=self.inner.on(read, rank))
+
+    def take(self, rows: Rows) -> Adapter | None:
+        inner = self.inner.take(rows)
+        return None if inner is None else self.cut(inner, rows)
+
+    def outlined(self, rows: Rows) -> Adapter | None:
+        inner = self.inner.outlined(rows)
+        return None if inner is None else self.cut(inner, rows)
+
+    def cut(self, inner: Adapter, rows: Rows) -> Adapter | None:
+        """The same around an inner adapter that is cut to some rows already; None where its own part cannot be."""
+        return None
 
     def form(self, rank: int | None = None) -> Form | None:
         return self.inner.form(rank)

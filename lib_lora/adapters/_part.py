@@ -1,38 +1,32 @@
-"""Some rows of an adapter that is for several layers at once, where these rows depend on the others."""
+"""Some rows of an adapter that is for several layers at once, where it cannot take them apart by itself."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Form, Origin, Params, Rows, Site, taken
+from .base import Adapter, At, Form, Origin, Params, Rows, Site, taken, within
 
 
 def part_of(adapter: Adapter, rows: Rows) -> Adapter:
     """The adapter for some rows of its weight, whether they depend on the others or not."""
-    return adapter.take(rows) or PartOf(adapter, rows)
+    return adapter.take(rows) or (RowsOf if adapter.by_rows else PartOf)(adapter, rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PartOf(Adapter):
-    """Rows that are known once the whole base weight is: its norms, its singular vectors, its other rows.
-
-    `on` is to be given the whole weight that the file's layer is for, see `reads_whole`.
-    """
+class _Part(Adapter):
+    """Some rows of an adapter."""
 
     inner: Adapter
     rows: Rows
-    read: Callable[[], Tensor] | None = None
-    """Gives the whole base weight; known where the rows depend on the others' weights themselves."""
 
-    name: ClassVar[str] = "part"
     params: ClassVar[Params] = Params(frozenset())
-    reads_whole: ClassVar[bool] = True
-    reads_base: ClassVar[bool] = True
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
@@ -54,12 +48,65 @@ class PartOf(Adapter):
         excess = self.inner.bias_excess
         return None if excess is None else taken(excess, self.rows)
 
+    @abstractmethod
+    def delta_weight(self, at: At) -> Tensor: ...
+
+
+class RowsOf(_Part):
+    """Rows that need no more of the base weight than themselves."""
+
+    __slots__ = ()
+
+    name: ClassVar[str] = "rows"
+    by_rows: ClassVar[bool] = True
+
+    @property
+    def reads_base(self) -> bool:
+        return self.inner.reads_base
+
+    def delta_weight(self, at: At) -> Tensor:
+        found, start = [], 0
+        for first, last in self.rows if at.rows is None else within(self.rows, (at.rows,)):
+            stop = start + last - first
+            weight = None if at.weight is None else at.weight[start:stop]
+            found.append(self.inner.delta_weight(replace(at, rows=(first, last), weight=weight)))
+            start = stop
+        return torch.cat(found)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PartOf(_Part):
+    """Rows that are known once the whole base weight is: its norms, its singular vectors, its other rows.
+
+    `on` is to be given the whole weight that the file's layer is for, see `reads_whole`.
+    """
+
+    read: Callable[[], Tensor] | None = None
+    """Gives the whole base weight; known where the rows depend on the others' weights themselves."""
+
+    name: ClassVar[str] = "part"
+    reads_whole: ClassVar[bool] = True
+    reads_base: ClassVar[bool] = True
+
+    @property
+    def prefers_dense(self) -> bool:
+        return self.inner.prefers_dense
+
     def form(self, rank: int | None = None) -> Form | None:
-        """As the inner adapter's if `on` will find an adapter for these rows alone."""
-        return self.inner.form(rank) if self.inner.apart_once_known else None
+        """That of the adapter for these rows alone, if `on` will find one."""
+        outline = self.inner.outlined(self.rows)
+        return None if outline is None else outline.form(rank)
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
-        known = self.inner.on(read, rank)
+        return self.of(self.inner.on(read, rank), read)
+
+    def of(self, known: Adapter, read: Callable[[], Tensor]) -> Adapter:
+        """The adapter for these rows, made of the inner one that knows the whole base weight.
+
+        Args:
+            known: what the inner adapter's `on` gave.
+            read: gives that weight again.
+        """
         return known.take(self.rows) or replace(self, inner=known, read=read)
 
     def delta_weight(self, at: At) -> Tensor:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ..operation import Operation
 from ..tensors import TensorFields, wide
-from .base import Adapter, At, Factors, InputEffect, OutputEffect, shape_text
+from .base import Adapter, At, Factors, InputEffect, OutputEffect, Rows, shape_text, taken
 
 _BLOCK = 1 << 20
 """Entries of a dense delta that are alive at a time, where it is built in the forward."""
@@ -49,6 +50,12 @@ class Product(TensorFields):
     def rank(self) -> int:
         """How many rank-one matrices it is known to be the sum of."""
         return min(self.rows, self.columns) if self.left is None else self.left.shape[1]
+
+    def take(self, rows: Rows) -> Self:
+        """Some of its rows."""
+        if self.left is None:
+            return replace(self, right=taken(self.right, rows))
+        return replace(self, left=taken(self.left, rows))
 
     def folded(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The right factor with the core in it, (r, columns)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +20,7 @@ from typing_extensions import Self
 
 from ..operation import Operation, at_multiplier
 from ..tensors import TensorFields, wide
-from .base import Adapter, At, Form, InputEffect, OutputEffect, placed, shape_text
+from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, placed, shape_of, shape_text, taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +30,19 @@ class Turn(TensorFields):
     source: Tensor
     solve: Callable[[Tensor], Tensor] | None
     """Makes R - I (..., k, n, n) of the source in fp32 or better; None where the source is that already."""
+
+    @property
+    def channels(self) -> int:
+        """How many it turns."""
+        return self.source.shape[-3] * self.source.shape[-2]
+
+    def take(self, rows: Rows, together: int = 1) -> Self | None:
+        """Its blocks for some of the channels; None where a window would cut one, or cut `together` of them apart."""
+        size = self.source.shape[-2]
+        if any(end % (size * together) for window in rows for end in window):
+            return None
+        windows = [self.source[..., start // size : stop // size, :, :] for start, stop in rows]
+        return replace(self, source=torch.cat(windows, -3) if len(windows) > 1 else windows[0])
 
     def blocks(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         """R - I (..., k, n, n) on `device`, in fp32 or in `dtype` if that is better; not to be written to."""
@@ -55,12 +68,23 @@ def cayley(q: Tensor) -> Tensor:
     return solved
 
 
-def bounded(q: Tensor, limit: float | None) -> Tensor:
-    """Q shrunk to a Frobenius norm of `limit` over all blocks together; None leaves it free."""
-    if limit is None:
-        return q
-    norm: Tensor = torch.linalg.vector_norm(q)
-    return q * (limit / norm.clamp_min(_TINY)).clamp_max(1.0)
+@dataclass(frozen=True, slots=True, eq=False)
+class Bound:
+    """The largest Frobenius norm of Q = B - B^T over all blocks of the file's layer, whichever of them are used."""
+
+    limit: float
+    blocks: Tensor  # B (…, k, n, n), as the file has them
+
+    def factor(self, like: Tensor) -> Tensor:
+        """What Q is shrunk by, one number where `like` is."""
+        blocks = self.blocks.to(like.dtype)
+        norm: Tensor = torch.linalg.vector_norm(blocks - blocks.transpose(-1, -2))
+        return (self.limit / norm.clamp_min(_TINY)).clamp_max(1.0).to(like.device)
+
+
+def bounded(q: Tensor, bound: Bound | None) -> Tensor:
+    """Q or some of its blocks, shrunk as far as the bound demands; None leaves it free."""
+    return q if bound is None else q * bound.factor(q)
 
 
 def mix(x: Tensor, blocks: Tensor, dim: int) -> Tensor:
@@ -280,6 +304,22 @@ class OutputRotation(OutputTurn):
     parts: tuple[Turn, ...]  # of one slice of the outputs each
     rescale: Tensor | None  # (out,)
 
+    def take(self, rows: Rows) -> Self | None:
+        parts = [part for window in rows for part in self._within(window)]
+        if None in parts:
+            return None
+        rescale = None if self.rescale is None else taken(self.rescale, rows)
+        return replace(self, parts=tuple(part for part in parts if part is not None), rescale=rescale)
+
+    def _within(self, window: tuple[int, int]) -> Iterator[Turn | None]:
+        """What turns the outputs of a window; None where one of its ends is inside of a block."""
+        start = 0
+        for part in self.parts:
+            low, high = max(window[0] - start, 0), min(window[1] - start, part.channels)
+            if low < high:
+                yield part.take(((low, high),))
+            start += part.channels
+
     def _turned(self, rows: Tensor, at: At) -> Tensor:
         parts = tuple(at.put(part.blocks(at.device, at.dtype)) for part in self.parts)
         return mix_slices(rows, parts, -2, at.multiplier)
@@ -307,6 +347,9 @@ class InputRotation(Adapter):
     @property
     def by_rows(self) -> bool:
         return True
+
+    def take(self, rows: Rows) -> Self:
+        return replace(self, shape=shape_of(self.shape, rows))
 
     def delta_weight(self, at: At) -> Tensor:
         blocks = at.put(self.turn.blocks(at.device, at.dtype)) * at.multiplier

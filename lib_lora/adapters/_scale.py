@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ..operation import Operation
 from ..tensors import wide
-from .base import Adapter, At, Form, InputEffect, OutputEffect, Site, placed, shape_text
+from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, Site, placed, shape_text, taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,12 @@ class Scale(Adapter):
     @property
     def bias_excess(self) -> Tensor | None:
         return self.vector.to(wide(self.vector.dtype)) - self.one if self.with_bias else None
+
+    def take(self, rows: Rows) -> Self | None:
+        if self.on_input and self.vector.numel() != self.site.shape[1]:
+            return None  # which inputs are an output's depends on its group
+        vector = self.vector if self.on_input else taken(self.vector, rows)
+        return replace(self, vector=vector, site=self.site.take(rows))
 
     def delta_weight(self, at: At) -> Tensor:
         shape = at.base.shape

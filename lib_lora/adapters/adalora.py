@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
-from .base import Adapter, At, Factors, Form, Origin, Params, Site, shape_text
+from .base import Adapter, At, Factors, Form, Origin, Params, Rows, Site, shape_text
 from .lora import LoRA
 
 
@@ -46,6 +46,9 @@ class AdaLoRA(Adapter):
     @property
     def rank(self) -> int:
         return self.lora.rank
+
+    def take(self, rows: Rows) -> Self:
+        return replace(self, lora=self.lora.take(rows))
 
     def form(self, rank: int | None = None) -> Form:
         return self.lora.form(rank)

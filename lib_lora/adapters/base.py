@@ -79,6 +79,10 @@ class Site:
         """Entries of one output row: in / groups * kernel."""
         return math.prod(self.shape[1:])
 
+    def take(self, rows: Rows) -> Site:
+        """The same with some of its rows alone."""
+        return replace(self, shape=shape_of(self.shape, rows))
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -277,11 +281,6 @@ class Adapter(TensorFields, ABC):
         return False
 
     @property
-    def apart_once_known(self) -> bool:
-        """Whether what `on` returns can `take` any rows."""
-        return False
-
-    @property
     def by_rows(self) -> bool:
         """Whether `delta_weight` can give some rows alone."""
         return False
@@ -356,6 +355,10 @@ class Adapter(TensorFields, ABC):
         """
         return None
 
+    def outlined(self, rows: Rows) -> Adapter | None:
+        """What `take` will give once `on` has seen the whole weight, as far as `form` tells; None where it will not."""
+        return self.take(rows)
+
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         """The adapter for one particular base weight: itself, unless norms or singular vectors of W are part of it.
 
@@ -414,9 +417,28 @@ def shape_text(tensor: Tensor) -> str:
     return f"({', '.join(map(str, tensor.shape))})"
 
 
-def taken(tensor: Tensor, rows: Rows) -> Tensor:
-    """The windows of a parameter that has one row per output; a view of a single one."""
-    return torch.cat([tensor[slice(*window)] for window in rows]) if len(rows) > 1 else tensor[slice(*rows[0])]
+def taken(tensor: Tensor, rows: Rows, dim: int = 0) -> Tensor:
+    """The windows of a parameter that has one row per output, or of an output; a view of a single one."""
+    windows = [tensor.narrow(dim, start, stop - start) for start, stop in rows]
+    return torch.cat(windows, dim) if len(windows) > 1 else windows[0]
+
+
+def shape_of(shape: tuple[int, ...], rows: Rows) -> tuple[int, ...]:
+    """The shape that is left of a weight of this one."""
+    return (sum(stop - start for start, stop in rows), *shape[1:])
+
+
+def within(windows: Rows, rows: Rows) -> Rows:
+    """Some of the rows that lie in windows, as windows of what those are windows of."""
+    found = []
+    for start, stop in rows:
+        offset = 0
+        for first, last in windows:
+            low, high = max(start - offset, 0), min(stop - offset, last - first)
+            if low < high:
+                found.append((first + low, first + high))
+            offset += last - first
+    return tuple(found)
 
 
 def placed(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
 
 from ._modifier import Modifier
-from .base import Adapter, Kind, Origin, Params, Site, bias_for
+from .base import Adapter, Kind, Origin, Params, Rows, Site, bias_for, taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +30,9 @@ class Bias(Modifier):
         bias = bias_for(site, "diff_b", params["diff_b"])
         assert bias is not None
         return cls(inner, bias)
+
+    def cut(self, inner: Adapter, rows: Rows) -> Self:
+        return replace(self, inner=inner, bias=taken(self.bias, rows))
 
     def delta_bias(self) -> Tensor:
         return self.bias + self.inner.delta_bias() if self.inner.has_bias else self.bias

@@ -10,7 +10,7 @@ Sources: LyCORIS modules/boft.py, functional/boft.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -20,6 +20,7 @@ from typing_extensions import Self
 
 from ..operation import Operation
 from ._rotation import (
+    Bound,
     OutputTurn,
     Turn,
     bounded,
@@ -31,8 +32,8 @@ from ._rotation import (
     rescaled,
     scale_for,
 )
-from .base import At, Origin, OutputEffect, Params, Site
-from .diag_oft import limit_of
+from .base import At, Origin, OutputEffect, Params, Rows, Site, taken
+from .diag_oft import bound_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,14 @@ class BOFT(OutputTurn):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         factors, out = params["oft_blocks"], site.shape[0]
         check_butterfly(factors, out, "oft_blocks")
-        limit = limit_of(number(params, "alpha"), out, always=False)
-        return cls(Turn(factors, partial(_solve, limit=limit)), scale_for(out, params.get("rescale")))
+        bound = bound_of(factors, number(params, "alpha"), out, always=False)
+        return cls(Turn(factors, partial(_solve, bound=bound)), scale_for(out, params.get("rescale")))
+
+    def take(self, rows: Rows) -> Self | None:
+        # the last factor has the halves of 2^(m - 1) blocks change places, those of as many channels in a row
+        turn = self.turn.take(rows, 2 ** (len(self.turn.source) - 1))
+        rescale = None if self.rescale is None else taken(self.rescale, rows)
+        return None if turn is None else replace(self, turn=turn, rescale=rescale)
 
     def _turned(self, rows: Tensor, at: At) -> Tensor:
         return mix_butterfly(rows, at.put(self.turn.blocks(at.device, at.dtype)), -2, at.multiplier)
@@ -75,9 +82,9 @@ class BOFT(OutputTurn):
         return _ButterflyOutput(self.turn.effect(device, dtype), excess_of(self.rescale, device, dtype))
 
 
-def _solve(source: Tensor, limit: float | None) -> Tensor:
+def _solve(source: Tensor, bound: Bound | None) -> Tensor:
     """R - I with the channels of the two halves of a block one after the other, in the file they alternate."""
-    turned = cayley(bounded(source - source.transpose(-1, -2), limit))
+    turned = cayley(bounded(source - source.transpose(-1, -2), bound))
     size = source.shape[-1]
     if size % 2:
         return turned  # a single factor: nothing is paired

@@ -18,7 +18,7 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import Self
 
-from ._rotation import OutputRotation, Turn, bounded, cayley, check_blocks, number, scale_for
+from ._rotation import Bound, OutputRotation, Turn, bounded, cayley, check_blocks, number, scale_for
 from .base import Origin, Params, Site
 
 
@@ -38,28 +38,29 @@ class DiagOFT(OutputRotation):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         blocks, out = params["oft_blocks"], site.shape[0]
         check_blocks(blocks, out, "oft_blocks")
-        limit = limit_of(number(params, "alpha"), out, always=origin.spelling == "kohya_oft")
-        return cls((skew_turn(blocks, limit),), scale_for(out, params.get("rescale")))
+        bound = bound_of(blocks, number(params, "alpha"), out, always=origin.spelling == "kohya_oft")
+        return cls((skew_turn(blocks, bound),), scale_for(out, params.get("rescale")))
 
 
-def skew_turn(blocks: Tensor, limit: float | None) -> Turn:
+def skew_turn(blocks: Tensor, bound: Bound | None) -> Turn:
     """R^T - I of parameters B (k, n, n)."""
-    return Turn(blocks, partial(_solve, limit=limit))
+    return Turn(blocks, partial(_solve, bound=bound))
 
 
-def limit_of(alpha: float | None, width: int, *, always: bool) -> float | None:
-    """The largest norm of Q; None where it is free.
+def bound_of(blocks: Tensor, alpha: float | None, width: int, *, always: bool) -> Bound | None:
+    """What bounds the norm of Q; None where it is free.
 
     Args:
+        blocks: all that the bound is for.
         alpha: of the file.
         width: number of channels that are rotated.
         always: whether 0 is a limit like any other, as in kohya's trainer, or none, as in LyCORIS.
     """
     if alpha is None or (alpha <= 0 and not always):
         return None
-    return max(alpha, 0.0) * width
+    return Bound(max(alpha, 0.0) * width, blocks)
 
 
-def _solve(source: Tensor, limit: float | None) -> Tensor:
+def _solve(source: Tensor, bound: Bound | None) -> Tensor:
     # R^T is the R of -Q
-    return cayley(bounded(source.transpose(-1, -2) - source, limit))
+    return cayley(bounded(source.transpose(-1, -2) - source, bound))

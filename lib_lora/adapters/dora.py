@@ -34,9 +34,11 @@ from .base import (
     Origin,
     OutputEffect,
     Params,
+    Rows,
     Site,
     placed,
     shape_text,
+    taken,
 )
 
 Axis = Literal["row", "column", "group"]
@@ -116,6 +118,19 @@ class DoRA(Modifier):
     @property
     def by_rows(self) -> bool:
         return self.inner.by_rows and self.sigma is not None and self.axis != "group"
+
+    def take(self, rows: Rows) -> Adapter | None:
+        # along columns, the norms are of all rows
+        return super(DoRA, self).take(rows) if self.axis == "row" or self.sigma is not None else None
+
+    def cut(self, inner: Adapter, rows: Rows) -> Self | None:
+        if self.axis == "group":
+            return None
+        found = replace(self, inner=inner, site=self.site.take(rows))
+        if self.axis == "column":
+            return found
+        sigma = None if self.sigma is None else taken(self.sigma, rows)
+        return replace(found, magnitude=taken(self.magnitude, rows), sigma=sigma)
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         weight = read()

@@ -7,14 +7,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, DenseEffect, Form, Kind, Origin, Params, Site, bias_for, placed, shape_text
+from .base import (
+    Adapter,
+    At,
+    DenseEffect,
+    Form,
+    Kind,
+    Origin,
+    Params,
+    Rows,
+    Site,
+    bias_for,
+    placed,
+    shape_of,
+    shape_text,
+    taken,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,6 +73,10 @@ class Full(Adapter):
     def delta_bias(self) -> Tensor:
         assert self.bias is not None
         return self.bias
+
+    def take(self, rows: Rows) -> Self:
+        diff, bias = (None if one is None else taken(one, rows) for one in (self.diff, self.bias))
+        return replace(self, diff=diff, bias=bias, shape=shape_of(self.shape, rows))
 
     def delta_weight(self, at: At) -> Tensor:
         diff = torch.zeros(()).expand(self.shape) if self.diff is None else self.diff

@@ -22,7 +22,7 @@ from typing_extensions import Self
 from ..tensors import wide
 from ._product import LowRankInput
 from ._trainer import GLORA_OLD, lycoris_scale, trained_within
-from .base import Adapter, At, Factors, Form, InputEffect, Origin, Params, Site, placed, shape_text
+from .base import Adapter, At, Factors, Form, InputEffect, Origin, Params, Rows, Site, placed, shape_text
 from .lora import LoRA
 
 _NEW = ("a1.weight", "a2.weight", "b1.weight", "b2.weight")
@@ -68,6 +68,9 @@ class GLoRA(Adapter):
     @property
     def rank(self) -> int:
         return self.down.shape[0]
+
+    def take(self, rows: Rows) -> Self:
+        return replace(self, lora=self.lora.take(rows))
 
     def form(self, rank: int | None = None) -> Form:
         return replace(self.lora.form(), on_input=True)

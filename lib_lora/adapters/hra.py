@@ -27,7 +27,22 @@ from typing_extensions import Self
 from ..tensors import TensorFields, wide
 from ._product import LowRankInput
 from ._rotation import pointwise
-from .base import Adapter, At, Factors, Form, InputEffect, Origin, Pair, Params, Site, placed, shape_text
+from .base import (
+    Adapter,
+    At,
+    Factors,
+    Form,
+    InputEffect,
+    Origin,
+    Pair,
+    Params,
+    Rows,
+    Site,
+    placed,
+    shape_of,
+    shape_text,
+    taken,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +98,10 @@ class HRA(Adapter):
     @property
     def by_rows(self) -> bool:
         return True
+
+    def take(self, rows: Rows) -> Self:
+        products = None if self.products is None else taken(self.products, rows)
+        return replace(self, products=products, shape=shape_of(self.shape, rows))
 
     def delta_weight(self, at: At) -> Tensor:
         basis, core = (at.put(one) for one in self.reflections.solved(at.device, at.dtype))

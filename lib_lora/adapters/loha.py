@@ -14,7 +14,7 @@ product of the layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -23,7 +23,7 @@ from typing_extensions import Self
 
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
-from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Site
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Rows, Site, shape_of
 
 _CORES = frozenset({"hada_t1", "hada_t2"})
 
@@ -80,6 +80,10 @@ class LoHa(Adapter):
         rank, out = self.first.rank * self.second.rank, self.first.rows
         cheaper = rank * (out + self.first.columns) < out * self.first.columns
         return Pair(rank, self.scale) if cheaper else None
+
+    def take(self, rows: Rows) -> Self:
+        first, second = self.first.take(rows), self.second.take(rows)
+        return replace(self, first=first, second=second, shape=shape_of(self.shape, rows))
 
     def form(self, rank: int | None = None) -> Form:
         pair = self._pair

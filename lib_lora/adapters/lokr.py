@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -27,7 +27,22 @@ from ..operation import Operation, at_multiplier
 from ..tensors import wide
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
-from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Pair, Params, Site, placed
+from .base import (
+    Adapter,
+    At,
+    Factors,
+    Form,
+    Origin,
+    OutputEffect,
+    Pair,
+    Params,
+    Rows,
+    Site,
+    placed,
+    shape_of,
+    taken,
+    within,
+)
 
 Side = Literal["left", "right"]
 """The axis of the (b, d) array a matrix acts on: w1's is the left one."""
@@ -48,12 +63,14 @@ class _Chain(OutputEffect):
     sides: tuple[Side, ...]
     axis: int  # length of the left axis of the input
     weakest: int  # the smallest matrix, which the multiplier goes into
+    rows: Rows | None  # of all outputs, those that are wanted
     reads_output: ClassVar[bool] = False
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         def chain(weakest: Tensor) -> Tensor:
             matrices = [*self.matrices[: self.weakest], weakest, *self.matrices[self.weakest + 1 :]]
-            return self._conv(x, matrices, op) if op.spatial else self._linear(x, matrices)
+            y = self._conv(x, matrices, op) if op.spatial else self._linear(x, matrices)
+            return y if self.rows is None else taken(y, self.rows, op.channels)
 
         return at_multiplier(chain, self.matrices[self.weakest], multiplier)
 
@@ -87,6 +104,8 @@ class LoKr(Adapter):
     second: Product  # w2, (c, d * kernel), or what of in * kernel the first leaves
     scale: float
     shape: tuple[int, ...]
+    rows: Rows | None = None
+    """Windows of the product's rows; all if not given."""
 
     name: ClassVar[str] = "lokr"
     params: ClassVar[Params] = Params(
@@ -122,6 +141,18 @@ class LoKr(Adapter):
         known = [half.rank for half in (self.second, self.first) if half.factored]
         return known[0] if known else None
 
+    def take(self, rows: Rows) -> Self:
+        rows = rows if self.rows is None else within(self.rows, rows)
+        height = self.second.rows
+        # of w1, the rows from which any of these are made
+        low = min(start for start, _ in rows) // height
+        high = max(-(-stop // height) for _, stop in rows)
+        left = tuple((start - low * height, stop - low * height) for start, stop in rows)
+        found = replace(self, first=self.first.take(((low, high),)), shape=shape_of(self.shape, rows), rows=None)
+        if high - low == 1:
+            return replace(found, second=self.second.take(left))
+        return found if left == ((0, (high - low) * height),) else replace(found, rows=left)
+
     @property
     def prefers_dense(self) -> bool:
         return self._pair is None and not (self._aligned and self._plan[1] < self.shape[0] * self._inside)
@@ -132,7 +163,8 @@ class LoKr(Adapter):
 
     def factors(self, rank: int | None = None) -> Factors:
         (l1, r1), (l2, r2) = self.first.pair(), self.second.pair()
-        return balanced(_kron(l1, l2), _kron(r1, r2), self.shape)
+        up = _kron(l1, l2)
+        return balanced(up if self.rows is None else taken(up, self.rows), _kron(r1, r2), self.shape)
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
         if not self._aligned:
@@ -143,10 +175,14 @@ class LoKr(Adapter):
         kernel, widest = self.shape[2:], sides.index("right")
         ordered[widest] = ordered[widest].reshape(-1, self.shape[1] // self.first.columns, *kernel)
         weakest = min(range(len(ordered)), key=lambda i: ordered[i].numel())
-        return _Chain(tuple(placed(one, device, dtype) for one in ordered), sides, self.first.columns, weakest)
+        return _Chain(
+            tuple(placed(one, device, dtype) for one in ordered), sides, self.first.columns, weakest, self.rows
+        )
 
     def delta_weight(self, at: At) -> Tensor:
-        rows = torch.arange(*(at.rows or (0, self.shape[0])), device=self.first.right.device)
+        rows = torch.arange(self.first.rows * self.second.rows, device=self.first.right.device)
+        rows = rows if self.rows is None else taken(rows, self.rows)
+        rows = rows if at.rows is None else rows[slice(*at.rows)]
         # row i of a Kronecker product is that of row i // c of w1 and row i % c of w2
         first = self.first.dense(at.device, at.dtype, rows // self.second.rows)
         second = self.second.dense(at.device, at.dtype, rows % self.second.rows)

@@ -31,6 +31,7 @@ from .base import (
     Rows,
     Site,
     bias_for,
+    shape_of,
     shape_text,
     taken,
 )
@@ -97,7 +98,7 @@ class LoRA(Adapter):
     def take(self, rows: Rows) -> Self:
         up = taken(self.up, rows)
         bias = None if self.bias is None else taken(self.bias, rows)
-        return replace(self, up=up, shape=(up.shape[0], *self.shape[1:]), bias=bias)
+        return replace(self, up=up, shape=shape_of(self.shape, rows), bias=bias)
 
     def form(self, rank: int | None = None) -> Form:
         return Form(Pair(min(self.rank, rank or self.rank), self.scale, self.schedule))

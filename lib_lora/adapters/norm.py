@@ -6,14 +6,14 @@ w' = w + m w_norm, b' = b + m b_norm, LyCORIS modules/norms.py. LayerNorm, Group
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from .base import Adapter, At, Kind, Origin, Params, Site, bias_for, shape_text
+from .base import Adapter, At, Kind, Origin, Params, Rows, Site, bias_for, shape_of, shape_text, taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,6 +51,10 @@ class Norm(Adapter):
     def delta_bias(self) -> Tensor:
         assert self.bias is not None
         return self.bias
+
+    def take(self, rows: Rows) -> Self:
+        weight, bias = (None if one is None else taken(one, rows) for one in (self.weight, self.bias))
+        return replace(self, weight=weight, bias=bias, shape=shape_of(self.shape, rows))
 
     def delta_weight(self, at: At) -> Tensor:
         if self.weight is None:

@@ -9,7 +9,7 @@ Source: huggingface/peft tuners/boft/layer.py. (Without its CUDA extension PEFT 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from ..operation import Operation
 from ._rotation import Turn, cayley, check_butterfly, excess_of, mix_butterfly, pointwise, rescaled
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, shape_text
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, shape_of, shape_text, taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,9 @@ class PeftBOFT(Adapter):
     @property
     def dense_for_many(self) -> bool:
         return True
+
+    def take(self, rows: Rows) -> Self:
+        return replace(self, scale=taken(self.scale, rows), shape=shape_of(self.shape, rows))
 
     def delta_weight(self, at: At) -> Tensor:
         rows = at.base.flatten(1)

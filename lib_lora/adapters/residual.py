@@ -17,7 +17,7 @@ from typing_extensions import Self
 
 from ..operation import Operation
 from ._modifier import Modifier
-from .base import Adapter, At, Form, Origin, OutputEffect, Params, Site, placed, shape_text
+from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, placed, shape_of, shape_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,22 @@ class Residual(Modifier):
             indices = torch.stack([indices[0], flat])
         scale = origin.alpha.scale(inner.rank) if inner.rank else 1.0
         return cls(inner, indices, values, scale, site.shape)
+
+    def cut(self, inner: Adapter, rows: Rows) -> Self:
+        indices, values, offset = [], [], 0
+        for start, stop in rows:
+            own = (self.indices[0] >= start) & (self.indices[0] < stop)
+            row, column = self.indices[:, own]
+            indices.append(torch.stack([row + (offset - start), column]))
+            values.append(self.values[own])
+            offset += stop - start
+        return replace(
+            self,
+            inner=inner,
+            indices=torch.cat(indices, 1),
+            values=torch.cat(values),
+            shape=shape_of(self.shape, rows),
+        )
 
     def _dense(self, device: torch.device, dtype: torch.dtype) -> Tensor:
         rows, columns = self.indices.to(device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..operation import Operation
-from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Site, placed, shape_text
+from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Rows, Site, placed, shape_text, taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,9 @@ class SetWeight(Adapter):
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
         return shapes["set_weight"]
+
+    def take(self, rows: Rows) -> Self:
+        return replace(self, value=taken(self.value, rows))
 
     def delta_weight(self, at: At) -> Tensor:
         value = at.cut(self.value) if at.columns is None else at.across(self.value)

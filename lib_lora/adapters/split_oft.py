@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from ._rotation import OutputRotation, check_blocks, number
 from .base import Origin, Params, Site
-from .diag_oft import limit_of, skew_turn
+from .diag_oft import bound_of, skew_turn
 
 
 class SplitOFT(OutputRotation):
@@ -39,8 +39,8 @@ class SplitOFT(OutputRotation):
         alpha = number(params, "alpha")
         for name, blocks, width in zip(_names(len(slices)), slices, widths, strict=True):
             check_blocks(blocks, width, name)
-        limits = [limit_of(alpha, width, always=True) for width in widths]
-        return cls(tuple(map(skew_turn, slices, limits)), None)
+        bounds = [bound_of(blocks, alpha, width, always=True) for blocks, width in zip(slices, widths, strict=True)]
+        return cls(tuple(map(skew_turn, slices, bounds)), None)
 
 
 def _names(count: int) -> list[str]:

@@ -21,7 +21,21 @@ from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
 from ._trainer import arguments, lycoris_scale, rank_schedule
-from .base import Adapter, At, Factors, Form, Origin, Pair, Params, RankSchedule, Site, shape_text
+from .base import (
+    Adapter,
+    At,
+    Factors,
+    Form,
+    Origin,
+    Pair,
+    Params,
+    RankSchedule,
+    Rows,
+    Site,
+    shape_of,
+    shape_text,
+    taken,
+)
 
 Part = Literal["principal", "last", "middle"]
 """Which singular triplets of W the training began with."""
@@ -37,6 +51,10 @@ class _Triplets(TensorFields):
     q: Tensor  # (r, in, *kernel)
     p: Tensor  # (out, r)
     values: Tensor  # (r,)
+
+    def take(self, rows: Rows) -> Self:
+        """Those of some rows."""
+        return replace(self, p=taken(self.p, rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,6 +102,13 @@ class TLoRA(Adapter):
     @property
     def by_rows(self) -> bool:
         return self.begun is not None
+
+    def take(self, rows: Rows) -> Self | None:
+        return None if self.begun is None else self.outlined(rows)
+
+    def outlined(self, rows: Rows) -> Self:
+        begun = None if self.begun is None else self.begun.take(rows)
+        return replace(self, now=self.now.take(rows), begun=begun, shape=shape_of(self.shape, rows))
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
         if self.begun is not None:

@@ -7,14 +7,14 @@ are as large as the largest layer that was trained, each layer using the first o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
-from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Site, shape_text
+from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,6 +55,9 @@ class VeRA(Adapter):
     @property
     def rank(self) -> int:
         return self.inner.shape[0]
+
+    def take(self, rows: Rows) -> Self:
+        return replace(self, b=taken(self.b, rows), outer=taken(self.outer, rows))
 
     def form(self, rank: int | None = None) -> Form:
         return Form(Pair(min(self.rank, rank or self.rank), 1.0))

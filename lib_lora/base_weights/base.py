@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from ..errors import ComponentError
+from ._elsewhere import kept_elsewhere
+
 
 class WeightReader(ABC):
     """Reads the base weight of one kind of storage. Readers have no state and never write.
@@ -52,9 +55,17 @@ def stored(layer: nn.Module, param: str) -> Tensor | None:
 
 
 def found(layer: nn.Module, param: str) -> Tensor:
-    """The same, where a reader has matched already."""
+    """The same with its numbers, which may be elsewhere between calls, where a reader has matched already.
+
+    Raises:
+        ComponentError: it is on meta, and nobody is known to have its numbers.
+    """
     tensor = stored(layer, param)
     assert tensor is not None
+    if tensor.device.type == "meta":
+        tensor = kept_elsewhere(layer, param)
+    if tensor is None:
+        raise ComponentError(f"the {param} of a {type(layer).__name__} is on meta, without its numbers")
     return tensor
 
 

@@ -52,17 +52,18 @@ class ScaledFloat(WeightReader):
 
     @classmethod
     def read(cls, layer: nn.Module, param: str) -> Tensor:
-        weight, scale = found(layer, param).detach().float(), _scale(layer, param)
-        assert scale is not None  # `matches` said so
-        scale = scale.detach().to(weight.device, torch.float32)
+        weight, name = found(layer, param).detach().float(), _scale(layer, param)
+        assert name is not None  # `matches` said so
+        scale = found(layer, name).detach().to(weight.device, torch.float32)
         blocks = scale.shape[1] if scale.ndim == 3 else 1
         rows = scale.numel() // blocks  # 1, or one for each row
         return (weight.reshape(weight.shape[0], blocks, -1) * scale.reshape(rows, blocks, 1)).reshape(weight.shape)
 
 
-def _scale(layer: nn.Module, param: str) -> Tensor | None:
+def _scale(layer: nn.Module, param: str) -> str | None:
+    """The name of what lies beside a weight as its scale."""
     parent, dot, leaf = param.rpartition(".")
-    scale = stored(layer, f"{parent}{dot}scale_{leaf}")
-    if scale is None and Float8.matches(layer, param):  # beside another dtype the second spelling may mean anything
-        scale = stored(layer, f"{parent}{dot}{leaf}_scale")
-    return scale
+    names = [f"{parent}{dot}scale_{leaf}"]
+    if Float8.matches(layer, param):  # beside another dtype the second spelling may mean anything
+        names.append(f"{parent}{dot}{leaf}_scale")
+    return next((name for name in names if stored(layer, name) is not None), None)

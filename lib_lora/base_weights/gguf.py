@@ -54,7 +54,7 @@ class ForgeGGUF(WeightReader):
 
     @classmethod
     def shape(cls, layer: nn.Module, param: str) -> tuple[int, ...] | None:
-        weight: Any = found(layer, param)
+        weight: Any = stored(layer, param)
         return tuple(weight.real_shape)
 
 
@@ -76,7 +76,7 @@ class WrappedGGUF(WeightReader):
 
     @classmethod
     def shape(cls, layer: nn.Module, param: str) -> tuple[int, ...] | None:
-        weight: Any = found(layer, param)
+        weight: Any = stored(layer, param)
         return tuple(weight.tensor_shape)
 
 
