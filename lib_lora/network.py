@@ -61,6 +61,17 @@ class Bound:
     place: Place
     """The file's layer, of which `target` is the whole, or one of several."""
 
+    @property
+    def weight(self) -> tuple[str, str, str]:
+        """Component, path and parameter of what it changes, or changes some rows of."""
+        return self.component, self.target.path, self.target.param
+
+    def meets(self, other: Bound) -> bool:
+        """Whether both change a row of one weight."""
+        mine, theirs = self.target.rows, other.target.rows
+        overlap = mine is None or theirs is None or (mine[0] < theirs[1] and theirs[0] < mine[1])
+        return self.weight == other.weight and overlap
+
 
 class ParsedFile:
     """A file taken apart by its keys, without a model.
@@ -239,9 +250,9 @@ class Network:
         self._parsed = parsed
         self._indexes = {index.component: index for index in indexes}
         self._unused: list[Unused] = []
-        self._by_name: dict[tuple[str, str], Bound] = {}
-        hit = sum(self._bind(group) for group in parsed.groups)
-        self.bound: tuple[Bound, ...] = tuple(self._by_name.values())
+        self._by_param: dict[tuple[str, str, str], list[Bound]] = {}
+        hit = sum(self._bind(group) for group in sorted(parsed.groups, key=self._turn))
+        self.bound: tuple[Bound, ...] = tuple(one for own in self._by_param.values() for one in own)
         self.report = parsed.report(self.bound, self._unused, hit)
 
     @property
@@ -285,6 +296,19 @@ class Network:
             _add_delta(total, place, one, index)
         return total
 
+    def _turn(self, group: Group) -> int:
+        """Layers that the file has fused come first, parts of the model's last.
+
+        A file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
+        """
+        tiers = candidates(group.component, list(self._indexes), self._parsed.experts)
+        indexes = (self._indexes[component] for tier in tiers for component in tier)
+        places = (index.find(group.module, flattened=group.flattened) for index in indexes)
+        place = next((place for place in places if place is not None), None)
+        if place is None or place.target is not None:
+            return 1
+        return 0 if len({one.target.name for one in place.segments}) > 1 else 2
+
     def _bind(self, group: Group) -> bool:
         """Find what a group of the file acts on; False where there is nothing, which is then in the report."""
         recipe = self._parsed.recipe(group)
@@ -316,11 +340,12 @@ class Network:
         return False
 
     def _take(self, group: Group, found: Sequence[Bound]) -> bool:
-        taken = next((one for one in found if (one.component, one.target.name) in self._by_name), None)
+        taken = next((one for one in found if any(map(one.meets, self._by_param.get(one.weight, ())))), None)
         if taken is not None:
             self._leave(group, f"a second adapter for {taken.component}.{taken.target.name}")
             return False
-        self._by_name.update(((one.component, one.target.name), one) for one in found)
+        for one in found:
+            self._by_param.setdefault(one.weight, []).append(one)
         return True
 
     def _leave(self, group: Group, reason: str, detail: str = "") -> None:
