@@ -20,6 +20,9 @@ EXPERTS = ("transformer", "transformer_2")
 
 _DENOISERS = frozenset({DENOISER, "diffusion_model", "unet", "prior", "decoder"})
 
+_INSIDE = {"llm_adapter": DENOISER, "text_conditioner": DENOISER}
+"""Components that other programs keep inside another, and so files have their layers among its: Anima's adapter."""
+
 
 def role(component: str) -> str:
     """What a component does; its own name if that is nothing that others do, too."""
@@ -38,9 +41,8 @@ def candidates(wanted: str | None, present: Sequence[str], experts: Sequence[str
     """
     if wanted == EXPERTS[1]:
         return [(wanted,)] if wanted in present else []
-    found = [name for name in present if wanted is None or role(name) == role(wanted)]
-    if wanted in found:
-        found.sort(key=lambda name: name != wanted)
+    found = [name for name in present if wanted is None or role(wanted) in (role(name), _INSIDE.get(name))]
+    found.sort(key=lambda name: (name != wanted, name in _INSIDE))
     if not set(EXPERTS) <= set(found):
         return [(name,) for name in found]
     both = tuple(name for name in EXPERTS if name in experts)

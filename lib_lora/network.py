@@ -270,7 +270,7 @@ class Network:
         self._indexes = {index.component: index for index in indexes}
         self._unused: list[Unused] = []
         self._by_weight: dict[tuple[str, str, str], list[Bound]] = {}
-        hit = sum(self._bind(group) for group in parsed.groups)
+        hit = sum(self._bind(group) for group in sorted(parsed.groups, key=self._turn))
         self.bound: tuple[Bound, ...] = tuple(one for own in self._by_weight.values() for one in own)
         self.report = parsed.report(self.bound, self._unused, hit, family_of_model(indexes))
 
@@ -314,6 +314,19 @@ class Network:
         for one in found:
             _add_delta(total, place, one, index)
         return total
+
+    def _turn(self, group: Group) -> int:
+        """Layers that the file has fused come first, parts of the model's last.
+
+        A file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
+        """
+        tiers = candidates(group.component, list(self._indexes), self._parsed.experts)
+        indexes = (self._indexes[component] for tier in tiers for component in tier)
+        places = (index.find(group.module, flattened=group.flattened) for index in indexes)
+        place = next((place for place in places if place is not None), None)
+        if place is None or place.target is not None:
+            return 1
+        return 0 if len({one.target.name for one in place.segments}) > 1 else 2
 
     def _bind(self, group: Group) -> bool:
         """Find what a group of the file acts on; False where there is nothing, which is then in the report."""

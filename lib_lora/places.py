@@ -195,16 +195,19 @@ class AliasTable:
         known = dict(own)
         queue = list(own)
         for name in queue:  # which grows
-            for other, place in self._others(component, name, known):
+            for other, place in self._others(component, name, known, below_all=name in own):
                 if other not in known:  # a layer's own name beats another's alias
                     known[other] = place
                     queue.append(other)
         return known
 
-    def _others(self, component: str, name: str, known: Mapping[str, Place]) -> Iterator[tuple[str, Place]]:
+    def _others(
+        self, component: str, name: str, known: Mapping[str, Place], *, below_all: bool
+    ) -> Iterator[tuple[str, Place]]:
         steps = name.split(".")
         normal = [_NUMBER if step.isdecimal() else step for step in steps]
-        for length in range(len(steps), -1, -1):
+        # what may stand before every name is put before the model's own, or it would be put before itself for ever
+        for length in range(len(steps), -1 if below_all else 0, -1):
             for rule in self._rules.get(".".join(normal[:length]), ()):
                 if component == rule.alias.component or role(component) == rule.alias.component:
                     numbers = rule.this.match(steps[:length])

@@ -80,6 +80,12 @@ KEYS = {
     "mid.attn1.processor.to_out_lora.lambda_layer": ("diffusers", None, "mid.attn1.to_out.0", "lambda_layer"),
     "mid.attn1.processor.to_v_lora.base_p.weight": ("diffusers", None, "mid.attn1.to_v", "base_p"),
     "mid.attn1.processor.to_v_lora.base_lambda": ("diffusers", None, "mid.attn1.to_v", "base_lambda"),
+    "lora_unet__blocks_0_self_attn_q.lora_up.weight": ("videox_fun", "denoiser", "blocks_0_self_attn_q", UP),
+    "lora_unet__blocks_0_self_attn_q.lora_A.weight": ("videox_fun", "denoiser", "blocks_0_self_attn_q", DOWN),
+    f"lora_unet__{FLAT}.alpha": ("videox_fun", "denoiser", FLAT, "alpha"),
+    "lora_te_encoder_block_0_layer_0_SelfAttention_q.alpha": (
+        *("kohya", "text_encoder", "encoder_block_0_layer_0_SelfAttention_q", "alpha"),
+    ),
     f"oft_unet_{FLAT}.oft_blocks": ("kohya_oft", "denoiser", FLAT, "oft_blocks"),
     f"oft_unet_{FLAT}.oft_blocks.2": ("kohya_oft", "denoiser", FLAT, "oft_blocks.2"),
     f"oft_unet_{FLAT}.alpha": ("kohya_oft", "denoiser", FLAT, "alpha"),
@@ -158,7 +164,7 @@ def test_known_spellings(key):
     spelled, parsed = _parse(key)
     assert parsed is not None
     assert (spelled, parsed.component, parsed.module, parsed.param) == (name, component, module, param)
-    assert parsed.flattened == (name in ("kohya", "kohya_oft", "lycoris", "onetrainer"))
+    assert parsed.flattened == (name in ("kohya", "kohya_oft", "lycoris", "onetrainer", "videox_fun"))
     assert parsed.bundled == (name == "bundle")
     assert parsed.file_wide == (param in ("vera_A", "vera_B"))
 
@@ -190,6 +196,7 @@ def test_all_formats_are_found_by_themselves():
         "omi",
         "onetrainer",
         "peft",
+        "videox_fun",
         "xlabs",
     }
 
@@ -200,7 +207,7 @@ def test_any_text_is_parsed_or_nobodys(key):
     assert parsed is None or (parsed.module and parsed.param)
 
 
-NAMES = st.from_regex(r"[a-z_]{1,8}[0-9]?(\.[a-z_0-9]{1,6}){0,4}", fullmatch=True)
+NAMES = st.from_regex(r"[a-z][a-z_]{0,7}[0-9]?(\.[a-z_0-9]{1,6}){0,4}", fullmatch=True)
 
 
 @given(NAMES, st.sampled_from([*TENSORS, *LAYERS, *IA3, "oft_R.weight", "something_new"]))
@@ -208,6 +215,12 @@ def test_kohya_keys_come_apart_where_they_were_joined(module, param):
     flat = module.replace(".", "_")
     parsed = _parse(f"lora_unet_{flat}.{param}")[1]
     assert parsed == ParsedKey("denoiser", flat, param, flattened=True)
+
+
+@given(NAMES, st.sampled_from([*TENSORS, *LAYERS, *IA3]))
+def test_videox_fun_keys_come_apart_where_they_were_joined(module, param):
+    flat = module.replace(".", "_")
+    assert _parse(f"lora_unet__{flat}.{param}") == ("videox_fun", ParsedKey("denoiser", flat, param, flattened=True))
 
 
 @given(NAMES, st.sampled_from([*TENSORS, *LAYERS, *IA3]))

@@ -1,0 +1,20 @@
+"""ERNIE-Image, with Mistral 3 as text encoder. All programs call its layers as diffusers does.
+
+Source: diffusers' ErnieImageTransformer2DModel and `convert_ernie_image_transformer_checkpoint_to_diffusers`.
+"""
+
+from __future__ import annotations
+
+from ._llm import LLM_ALIASES
+from .base import Architecture, Sign
+
+ERNIE_IMAGE = Architecture(
+    name="ernie_image",
+    title="ERNIE-Image",
+    signs=(
+        Sign(r"^(denoiser|\?):layers_\d+_self_attention_to_([qkv]|out_0):", weight=5),
+        Sign(r"^(denoiser|\?):layers_\d+_mlp_linear_fc2:", weight=5),
+        Sign(r"^meta:(ss_base_model_version|modelspec_architecture):(?i:ernie)", weight=6),
+    ),
+    aliases=LLM_ALIASES,
+)

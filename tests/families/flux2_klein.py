@@ -1,0 +1,38 @@
+"""FLUX.2 Klein 4B, which is as wide as FLUX.1. Klein 9B is the same at 4096."""
+
+from __future__ import annotations
+
+from diffusers import Flux2Transformer2DModel
+from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkpoint_to_diffusers
+from torch import nn
+
+from .base import Family, Shapes, on_meta
+from .flux2 import flux2, writers
+
+WIDTH, TEXT, HEADS = 3072, 7680, 24
+
+
+def build(full: bool) -> nn.Module:
+    """black-forest-labs/FLUX.2-klein-4B, transformer/config.json."""
+    return on_meta(
+        Flux2Transformer2DModel,
+        num_layers=5 if full else 2,
+        num_single_layers=20 if full else 2,
+        num_attention_heads=HEADS,
+        joint_attention_dim=TEXT,
+        guidance_embeds=False,
+    )
+
+
+def native() -> Shapes:
+    return flux2(WIDTH, TEXT, guidance=False)
+
+
+FAMILY = Family(
+    name="flux2_klein",
+    architecture="flux2",
+    build=build,
+    native=native,
+    convert=convert_flux2_transformer_checkpoint_to_diffusers,
+    writers={name: writers()[name] for name in ("musubi", "ai-toolkit", "diffusers")},
+)
