@@ -13,7 +13,7 @@ ControlGenAI/T-LoRA tlora/model/lora.py; Comfy-Org/ComfyUI comfy/lora.py; Kohaku
 
 from __future__ import annotations
 
-from ._dotted import COMPONENT, START
+from ._dotted import COMPONENT, COMPONENTS, START
 from .base import KeyFormat
 
 _NAMES = "|".join(
@@ -42,6 +42,7 @@ DIFFUSERS = KeyFormat(
         COMPONENT + rf"(?P<module>.+)\.(?P<param>{_LAYERS})",
     ),
     example="unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q.lora.down.weight",
+    components=COMPONENTS,
     params={
         "down.weight": "lora_down.weight",
         "up.weight": "lora_up.weight",

@@ -14,7 +14,7 @@ it comes from `adapter_config.json` or from the header's `lora_adapter_metadata`
 
 from __future__ import annotations
 
-from ._dotted import COMPONENT, START, WRAPPER
+from ._dotted import COMPONENT, COMPONENTS, START, WRAPPER
 from .base import KeyFormat
 
 _MODULE = START + r"(?P<module>.+)"
@@ -44,6 +44,7 @@ PEFT = KeyFormat(
         rf"base_model\.(?P<param>vera_[AB]){_NAMED}",
     ),
     example="base_model.model.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight",
+    components=COMPONENTS,
     params={
         "lora_A": "lora_down.weight",
         "lora_B": "lora_up.weight",
