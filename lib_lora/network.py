@@ -404,7 +404,7 @@ def _parse(key: str) -> tuple[str, ParsedKey | None]:
     return "", None
 
 
-_EXACT = frozenset({"unet", "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", *EXPERTS})
+_EXACT = frozenset({"unet", "prior", "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", *EXPERTS})
 """Names of components; what else a key says is a role."""
 
 

@@ -17,7 +17,7 @@ WRAPPER = r"base_model\.model\."
 """PEFT's own: the model inside its wrapper."""
 COMPONENT = (
     r"(?:diffusion_model\.(?=transformer_[12]\.))?"
-    r"(?P<component>unet|transformer(?:_[12])?(?!\.resblocks\.)|text_encoder(?:_[234])?|diffusion_model"
+    r"(?P<component>unet|prior|transformer(?:_[12])?(?!\.resblocks\.)|text_encoder(?:_[234])?|diffusion_model"
     r"|text_encoders\.\w+(?:\.transformer)?)\."
 )
 """What tells the keys of one component from another's, and from those of a plain checkpoint."""

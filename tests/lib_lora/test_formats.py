@@ -86,6 +86,9 @@ KEYS = {
     "lora_unet__blocks_0_self_attn_q.lora_up.weight": ("videox_fun", "denoiser", "blocks_0_self_attn_q", UP),
     "lora_unet__blocks_0_self_attn_q.lora_A.weight": ("videox_fun", "denoiser", "blocks_0_self_attn_q", DOWN),
     f"lora_unet__{FLAT}.alpha": ("videox_fun", "denoiser", FLAT, "alpha"),
+    "lora_prior_unet_clf_1.lora_down.weight": ("stable_cascade", "prior", "clf_1", DOWN),
+    "lora_prior_te_text_model_x.lora_up.weight": ("stable_cascade", "text_encoder", "text_model_x", UP),
+    f"prior.{UNET}.lora_B.weight": ("peft", "prior", UNET, UP),
     "lora_te_encoder_block_0_layer_0_SelfAttention_q.alpha": (
         *("kohya", "text_encoder", "encoder_block_0_layer_0_SelfAttention_q", "alpha"),
     ),
@@ -140,7 +143,7 @@ def test_known_spellings(key):
     spelled, parsed = _parse(key)
     assert parsed is not None
     assert (spelled, parsed.component, parsed.module, parsed.param) == (name, component, module, param)
-    assert parsed.flattened == (name in ("kohya", "kohya_oft", "lycoris", "videox_fun"))
+    assert parsed.flattened == (name in ("kohya", "kohya_oft", "lycoris", "stable_cascade", "videox_fun"))
     assert parsed.bundled == (name == "bundle")
     assert parsed.file_wide == (param in ("vera_A", "vera_B"))
 
@@ -169,6 +172,7 @@ def test_all_formats_are_found_by_themselves():
         "kohya_oft",
         "lycoris",
         "peft",
+        "stable_cascade",
         "videox_fun",
     }
 
