@@ -18,7 +18,7 @@ KANDINSKY5 = Architecture(
             r"(self_attention|cross_attention|feed_forward|(text|visual)_modulation)_",
             weight=10,
         ),
-        Sign(r"^meta:(ss_base_model_version:kandinsky5|modelspec_architecture:kandinsky-?5)", weight=2),
+        Sign(r"^meta:(ss_base_model_version:kandinsky5|modelspec_architecture:[Kk]andinsky-?5)", weight=2),
     ),
     aliases=(*CLIP_ALIASES, *LLM_ALIASES),
 )

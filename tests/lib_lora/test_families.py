@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import load_network
+from lib_lora.architectures.base import fact, recognise
 from lib_lora.layer import LayerIndex
-from lib_lora.network import Network, alias_table
+from lib_lora.network import Network, alias_table, known_architectures
 from lib_lora.places import Place
 from lib_lora.skeleton import skeleton
 from tests.fakes.files import save
@@ -133,6 +134,23 @@ def test_the_native_tree_has_the_names_of_diffusers(name):
         assert place is not None, layer
         assert [(one.target.path, one.start, one.stop) for one in place.segments] == rows, layer
         assert place.shape[1:] == own[f"{rows[0][0]}.weight"][1:], layer
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_names_of_a_model_tell_its_family(name):
+    """Of diffusers' model and of one under the names of the family's own code."""
+    family = FAMILIES[name]
+    trees = [layers_in(model(name))]
+    if family.native is not None:
+        trees.append({key.removesuffix(".weight"): shape for key, shape in weights(family).items()})
+    for tree in trees:
+        found = recognise(known_architectures(), [fact(family.component, *one) for one in widths(tree)])
+        assert found is not None
+        assert found.name == name
+
+
+def widths(tree: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
+    return [(layer, shape[1]) for layer, shape in tree.items()]
 
 
 def layers_of(family: Family, writer: Writer) -> dict[str, tuple[int, ...]]:
