@@ -209,8 +209,9 @@ class ParsedFile:
     def _refuse_strangers(self) -> None:
         keys = self.file.keys
         seen = ", ".join(keys[:4]) or "none"
-        if not self.groups:
-            text = f"is no adapter known here: no key format reads any of its {len(keys)} keys ({seen}, …){_hint(keys)}"
+        companions = {one.name for one in _formats() if not one.alone}
+        if all(group.format in companions for group in self.groups):
+            text = f"is no adapter known here: none of its {len(keys)} keys is an adapter's ({seen}, …){_hint(keys)}"
             raise UnknownFormatError(self.file.path, text, keys[:4])
         if not self.recipes:
             params = sorted({param for group in self.groups for param in group.keys})
@@ -428,6 +429,7 @@ def _hint(keys: Sequence[str]) -> str:
     """What a file that is no adapter probably is."""
     looks = {
         "model.diffusion_model.": "a whole checkpoint: load it as the model",
+        "img_in.weight": "a whole checkpoint: load it as the model",
         "emb_params": "a textual inversion embedding: it belongs in the embeddings folder",
         "control_model.": "a ControlNet: load it with ControlNet",
         "first_stage_model.": "a VAE: load it as the VAE",

@@ -246,20 +246,34 @@ class _Rule:
     alias: Alias
     this: _Template
     others: tuple[_Template, ...]
+    part: int | None = None
+    """Which part of the fused layer it is from; None for the other direction."""
 
     def names(
         self, numbers: Sequence[str], rest: Sequence[str], place: Place, known: Mapping[str, Place]
     ) -> Iterator[tuple[str, Place]]:
         """What a layer that matches gives names to."""
-        if len(self.alias.parts) == 1:
+        if not self._suits(place):
+            return
+        if isinstance(self.alias.diffusers, str):
             yield self.others[0].fill(numbers, rest), place.swapped() if self.alias.swapped else place
-        elif not rest and len(self.others) > 1:
+        elif not rest and self.part is None:
             yield from self._cut(numbers, place)
         elif not rest:
-            parts = [known.get(_Template.of(part).fill(numbers)) for part in self.alias.parts]
-            whole = [part for part in parts if part is not None]
-            if len(whole) == len(parts) and len({part.shape[1:] for part in whole}) == 1:
-                yield self.others[0].fill(numbers), Place.joined(whole)
+            yield from self._join(numbers, place, known)
+
+    def _suits(self, place: Place) -> bool:
+        times = self.alias.times
+        return times is None or (len(place.shape) > 1 and place.shape[0] == times * place.shape[1])
+
+    def _join(self, numbers: Sequence[str], place: Place, known: Mapping[str, Place]) -> Iterator[tuple[str, Place]]:
+        fused = self.others[0].fill(numbers)
+        if len(self.alias.parts) > 1:
+            yield f"{fused}.{self.part}", place
+        parts = [known.get(_Template.of(part).fill(numbers)) for part in self.alias.parts]
+        whole = [part for part in parts if part is not None]
+        if len(whole) == len(parts) and len({part.shape[1:] for part in whole}) == 1:
+            yield fused, Place.joined(whole)
 
     def _cut(self, numbers: Sequence[str], place: Place) -> Iterator[tuple[str, Place]]:
         sizes = _sizes(self.alias, place.shape)
@@ -272,8 +286,8 @@ class _Rule:
 def _rules(alias: Alias) -> Iterator[_Rule]:
     native, parts = _Template.of(alias.native), tuple(map(_Template.of, alias.parts))
     yield _Rule(alias, native, parts)
-    for part in parts:
-        yield _Rule(alias, part, (native,))
+    for i, part in enumerate(parts):
+        yield _Rule(alias, part, (native,), i)
 
 
 def _sizes(alias: Alias, shape: Sequence[int]) -> list[int]:

@@ -6,7 +6,7 @@ Source: black-forest-labs/flux src/flux/model.py and modules/layers.py against d
 from __future__ import annotations
 
 from ..components import DENOISER
-from .base import Alias, aliases
+from .base import Alias, Sign, aliases
 
 _DOUBLE: dict[str, str | tuple[str, ...]] = {
     "img_attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
@@ -46,6 +46,9 @@ FLUX_BLOCKS: tuple[Alias, ...] = (
         below("single_transformer_blocks.{}", _LINEAR1),
         sizes=("in", "in", "in", "rest"),
     ),
+    # linear1 without its MLP, as XLabs trains it; the name is ComfyUI's
+    Alias(DENOISER, "single_blocks.{}.linear1_qkv", below("single_transformer_blocks.{}", _LINEAR1[:3])),
+    Alias(DENOISER, "img_in.proj", ("x_embedder",)),  # OMI's name, beside the one below
     *aliases(
         DENOISER,
         {
@@ -58,3 +61,17 @@ FLUX_BLOCKS: tuple[Alias, ...] = (
         },
     ),
 )
+
+FLUX_SIGNS: tuple[Sign, ...] = (
+    Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(attn_qkv|attn_proj|mlp_0):3072$"),
+    Sign(r"^(denoiser|\?):single_blocks_\d+_linear1:3072$"),
+    Sign(r"^(denoiser|\?):single_blocks_\d+_linear2:15360$"),
+    Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_(attn_to_[qkv]|proj_mlp):3072$"),
+    Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_proj_out:15360$"),
+    # OFT and others that do not tell how wide their layers are
+    Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_attn_(qkv|proj):\?$", weight=1),
+    # other families have attention like this, but not these feed-forward layers with it
+    Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn_add_[qkv]_proj|attn_to_add_out):3072$", weight=1),
+    Sign(r"^(denoiser|\?):transformer_blocks_\d+_ff_context_net_0_proj:3072$", weight=2),
+)
+"""What speaks for FLUX.1 and for Chroma alike, in all names: their blocks, by their width."""

@@ -7,6 +7,7 @@ AuraFlowTransformer2DModel.
 from __future__ import annotations
 
 from ..components import DENOISER
+from ._t5 import T5_ALIASES
 from .base import Alias, Architecture, Sign, aliases
 
 _FEED_FORWARD = {"c_fc1": "linear_1", "c_fc2": "linear_2", "c_proj": "out_projection"}
@@ -59,5 +60,6 @@ AURAFLOW = Architecture(
             },
         ),
         Alias(DENOISER, "modF.1", "norm_out.linear", swapped=True),  # shift and scale
+        *T5_ALIASES,
     ),
 )

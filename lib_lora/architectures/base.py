@@ -27,12 +27,15 @@ class Alias:
     diffusers: str | tuple[str, ...]
     """Dotted path prefix in the tree adapters are usually named after.
 
-    Several are the parts of a fused layer, in the order of its outputs. Those are whole layers, no prefixes.
+    Several are the parts of a fused layer, in the order of its outputs. Those are whole layers, no prefixes; a tuple of
+    one is a whole layer as well. Parts also have the fused layer's name with their number: `qkv.0` is q (OMI).
     """
     sizes: tuple[Size, ...] = ()
     """Rows of each part, for a model that is fused; all equal where none are given."""
     swapped: bool = False
     """Whether one layer has the two halves of its outputs the other way round, as adaLN's shift and scale."""
+    times: int | None = None
+    """How many times as many outputs as inputs a layer must have to be meant, where names alone do not tell."""
 
     @property
     def parts(self) -> tuple[str, ...]:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from ..components import DENOISER
 from ._clip import CLIP_ALIASES
-from ._flux_blocks import FLUX_BLOCKS, double_blocks
+from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, double_blocks
+from ._t5 import T5_ALIASES
 from .base import Alias, Architecture, Sign, aliases
 
 FLUX = Architecture(
     name="flux",
     title="FLUX.1",
+    before=("chroma",),  # which has the same blocks: a file of attention alone fits both, and is likelier for this
     signs=(
-        Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(attn_qkv|mlp_0|mod_lin):3072$"),
-        Sign(r"^(denoiser|\?):single_blocks_\d+_(linear1|modulation_lin):3072$"),
-        Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_(attn_to_[qkv]|proj_mlp|norm_linear):3072$"),
-        Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_proj_out:15360$"),
+        *FLUX_SIGNS,
         # only Chroma has no modulation in its blocks
-        Sign(r"^(denoiser|\?):.*_(mod_lin|modulation_lin|norm1_linear|norm1_context_linear):3072$", weight=1),
-        Sign(r"^meta:(ss_base_model_version:flux1|modelspec_architecture:flux-1)", weight=2),
+        Sign(
+            r"^(denoiser|\?):.*_(mod_lin|modulation_lin|norm1_linear|norm1_context_linear|norm_linear):3072$", weight=2
+        ),
+        Sign(r"^(denoiser|\?):(vector_in|guidance_in|time_text_embed_(text|guidance)_embedder)_", weight=2),
+        Sign(
+            r"^meta:(ss_base_model_version:flux\.?1|modelspec_architecture:(flux-1|Flux\.1|Flex\.1))",
+            weight=2,
+        ),
     ),
     aliases=(
         *FLUX_BLOCKS,
@@ -36,5 +41,6 @@ FLUX = Architecture(
         ),
         Alias(DENOISER, "final_layer.adaLN_modulation.1", "norm_out.linear", swapped=True),  # shift and scale
         *CLIP_ALIASES,
+        *T5_ALIASES,
     ),
 )

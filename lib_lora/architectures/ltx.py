@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ._ltx_blocks import LTX_EMBEDDERS, norms
+from ._t5 import T5_ALIASES
 from .base import Architecture, Sign
 
 LTX = Architecture(
@@ -16,5 +17,5 @@ LTX = Architecture(
         Sign(r"^(denoiser|\?):(patchify_proj|proj_in):128$", weight=1),
         Sign(r"^meta:(ss_base_model_version:ltxv?$|modelspec_architecture:(ltxv|ltx-video))", weight=2),
     ),
-    aliases=(*LTX_EMBEDDERS, *norms(("attn1", "attn2"))),
+    aliases=(*LTX_EMBEDDERS, *norms(("attn1", "attn2")), *T5_ALIASES),
 )

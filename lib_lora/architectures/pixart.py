@@ -7,6 +7,7 @@ PixArtTransformer2DModel, as huggingface/diffusers scripts/convert_pixart_sigma_
 from __future__ import annotations
 
 from ..components import DENOISER
+from ._t5 import T5_ALIASES
 from .base import Architecture, Sign, aliases
 
 _BLOCK: dict[str, str | tuple[str, ...]] = {
@@ -55,5 +56,6 @@ PIXART = Architecture(
                 "final_layer.linear": "proj_out",
             },
         ),
+        *T5_ALIASES,
     ),
 )

@@ -4,9 +4,12 @@ A file may mix them: OneTrainer and ai-toolkit write `lora_A.weight` beside `alp
 
 `transformer.` is diffusers' component, but also where OpenCLIP keeps its blocks; those are `transformer.resblocks.`.
 `diffusion_model.` is ComfyUI's name for whatever denoises, and `text_encoders.clip_l.transformer.` that of a text
-encoder: they say what a component does, not which it is, see `components.py`. ai-toolkit puts the two experts of Wan
-2.2 below it where one file has both (`diffusion_model.transformer_1.`, `split_multistage_loras`); PixArt's first LoRA
-have PEFT's wrapper behind the component (`unet.base_model.model.`).
+encoder: they say what a component does, not which it is, see `components.py`. Only the two CLIP models have one number
+wherever they are; T5 is the first, second or third, as the family has it.
+
+ai-toolkit puts the two experts of Wan 2.2 below `diffusion_model.` where one file has both
+(`diffusion_model.transformer_1.`, `split_multistage_loras`); PixArt's first LoRA have PEFT's wrapper behind the
+component (`unet.base_model.model.`).
 """
 
 from __future__ import annotations
@@ -21,7 +24,30 @@ COMPONENT = (
     r"|text_encoders\.\w+(?:\.transformer)?)\."
 )
 """What tells the keys of one component from another's, and from those of a plain checkpoint."""
-COMPONENTS = {"transformer_1": EXPERTS[0]}
-"""Those that have another name in diffusers."""
 START = rf"(?:{WRAPPER})?(?:{COMPONENT}(?:{WRAPPER})?)?"
 """What may come before the layer."""
+ENCODERS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
+"""CLIP models by ComfyUI's names -> diffusers' in every family that has them (SD3, SDXL, Flux)."""
+COMPONENTS = {
+    "transformer_1": EXPERTS[0],
+    **{
+        f"text_encoders.{name}{inside}": component
+        for name, component in ENCODERS.items()
+        for inside in ("", ".transformer")
+    },
+}
+"""What `COMPONENT` finds -> diffusers' name, where they differ."""
+
+PARAMS = "|".join(
+    (
+        r"alpha|dora_scale|bora_\w+|scalar",
+        r"lora_(?:down|up|mid)\.weight|lora_up\.bias",
+        r"hada_w[12]_[ab]|hada_t[12]",
+        r"lokr_w[12](?:_[ab])?|lokr_t2",
+        r"diff|diff_b|set_weight|w_norm|b_norm",
+        r"oft_blocks(?:\.\d+)?|oft_diag|rescale",
+        r"lambda_layer|base_[qp]|base_lambda",
+        r"bias_(?:indices|values|size)",
+    )
+)
+"""Parameters of kohya, LyCORIS and ComfyUI whose name alone tells them from a checkpoint's."""

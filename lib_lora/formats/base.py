@@ -62,6 +62,8 @@ class KeyFormat:
     """Parameter as spelled -> canonical; what is not listed is canonical already."""
     leaves: Mapping[str, str] = field(default_factory=dict)
     flattened: bool = False
+    alone: bool = True
+    """Whether a file of nothing else is an adapter; False where a checkpoint has keys like these."""
     before: tuple[str, ...] = ()
 
     def parse(self, key: str) -> ParsedKey | None:

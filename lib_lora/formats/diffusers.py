@@ -4,30 +4,19 @@
 `text_encoder.text_model.encoder.layers.0.self_attn.q_proj.lora_linear_layer.up.weight`
 `down_blocks.0.attentions.0.transformer_blocks.0.attn1.processor.to_q_lora.up.weight`   (every component is tried)
 `down_blocks.0.attentions.0.transformer_blocks.0.attn1.processor.to_q_lora.lambda_layer`    (T-LoRA)
+`transformer_blocks.0.attn.processor.to_q_proj_lora.down.weight`                            (T-LoRA on Flux: add_q_proj)
 `diffusion_model.double_blocks.0.img_attn.qkv.lokr_w1`                                      (ComfyUI, ai-toolkit)
 
 Sources: huggingface/diffusers utils/state_dict_utils.py, `DIFFUSERS_TO_PEFT` and `DIFFUSERS_OLD_TO_PEFT`;
-ControlGenAI/T-LoRA tlora/model/lora.py; Comfy-Org/ComfyUI comfy/lora.py; KohakuBlueleaf/LyCORIS, each module's
-`weight_list`.
+ControlGenAI/T-LoRA tlora/model/lora.py and flux/model/lora.py; Comfy-Org/ComfyUI comfy/lora.py;
+KohakuBlueleaf/LyCORIS, each module's `weight_list`.
 """
 
 from __future__ import annotations
 
-from ._dotted import COMPONENT, COMPONENTS, START
+from ._dotted import COMPONENT, COMPONENTS, PARAMS, START
 from .base import KeyFormat
 
-_NAMES = "|".join(
-    (
-        r"alpha|dora_scale|bora_\w+|scalar",
-        r"lora_(?:down|up|mid)\.weight|lora_up\.bias",
-        r"hada_w[12]_[ab]|hada_t[12]",
-        r"lokr_w[12](?:_[ab])?|lokr_t2",
-        r"diff|diff_b|set_weight|w_norm|b_norm",
-        r"oft_blocks(?:\.\d+)?|oft_diag|rescale",
-        r"lambda_layer|base_[qp]|base_lambda",
-        r"bias_(?:indices|values|size)",
-    )
-)
 # GLoRA and T-LoRA call their factors as a checkpoint might call its layers
 _LAYERS = r"(?:[ab][12]|bm|[qp]_layer)\.weight"
 
@@ -35,10 +24,10 @@ DIFFUSERS = KeyFormat(
     name="diffusers",
     patterns=(
         START
-        + r"(?P<module>.+?)(?:\.processor)?\.(?P<leaf>to_(?:q|k|v|out))_lora\."
+        + r"(?P<module>.+?)(?:\.processor)?\.(?P<leaf>to_(?:q|k|v|out)|to_[qkv]_proj|add_[qkv]_proj)_lora\."
         + r"(?P<param>(?:down|up|[qp]_layer|base_[qp])\.weight|lambda_layer|base_lambda)",
         START + r"(?P<module>.+)\.(?:lora|lora_linear_layer)\.(?P<param>down\.weight|up\.weight|up\.bias|alpha)",
-        START + rf"(?P<module>.+)\.(?P<param>{_NAMES})",
+        START + rf"(?P<module>.+)\.(?P<param>{PARAMS})",
         COMPONENT + rf"(?P<module>.+)\.(?P<param>{_LAYERS})",
     ),
     example="unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q.lora.down.weight",
@@ -50,5 +39,5 @@ DIFFUSERS = KeyFormat(
         "base_q.weight": "base_q",
         "base_p.weight": "base_p",
     },
-    leaves={"to_out": "to_out.0"},
+    leaves={"to_out": "to_out.0", **{f"to_{one}_proj": f"add_{one}_proj" for one in "qkv"}},
 )

@@ -17,7 +17,7 @@ def families() -> dict[str, Family]:
     """All families, by name."""
     found = {}
     for info in pkgutil.iter_modules(__path__):
-        if info.name != "base":
+        if info.name != "base" and not info.name.startswith("_"):
             family = importlib.import_module(f"{__name__}.{info.name}").FAMILY
             found[family.name] = family
     return found

@@ -27,7 +27,8 @@ class Writer:
         layers: which of the layers it trains, by a part of their names; all linear layers if none are given.
         fuse: for trainers whose file has layers as one that the model has apart: {name in the file: layers of the
             model, in the order of the outputs}, of the model with few blocks.
-        down: what to multiply a `lora_down` by, for trainers that save alpha in it.
+        metadata: that the trainer writes, where it tells what the keys do not.
+        component: whose layers it trains; the family's denoiser where none is given, else one of its `encoders`.
     """
 
     format: str
@@ -37,6 +38,7 @@ class Writer:
     layers: tuple[str, ...] = ()
     fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
+    component: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class List:
         layers: of the file.
         changed: layers of diffusers' model that they are.
         left: keys that nobody may use, by the reason -> how many.
-        components: those that must be there to resolve it.
+        shapes: whether those of the list are to be trusted; else only its names are.
     """
 
     format: str
@@ -56,7 +58,23 @@ class List:
     changed: int
     left: Mapping[str, int] = field(default_factory=dict)
     shapes: bool = True
-    """Whether the shapes of the list are to be trusted."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A list of keys that no real file is at hand for, as the trainer's source says, of the model with few blocks.
+
+    Args:
+        source: repository, file and line or function where the trainer writes it.
+        shapes: every key and its shape.
+        kinds: of adapter -> layers of the file.
+        becomes: what the list must come to.
+    """
+
+    source: str
+    shapes: Callable[[], Shapes]
+    kinds: Mapping[str, int]
+    becomes: List
 
 
 @dataclass(frozen=True)
@@ -64,7 +82,7 @@ class Family:
     """One model family.
 
     Args:
-        name: of its `Architecture`.
+        name: of its `Architecture`, unless that is given.
         build: diffusers' denoiser on meta; with True in full size, else as wide with few blocks of each kind.
         component: diffusers' name of it.
         native: parameters of the model with few blocks as its own code has them; empty where that has the names of
@@ -72,8 +90,9 @@ class Family:
         convert: diffusers' converter of such a checkpoint. It may take no more than it needs, so it gets a copy.
         writers: by a name for the test.
         lists: file name in `real-keys` -> what it must come to.
+        made: lists of other kinds than LoRA, by a name for the test.
         encoders: other components, by diffusers' names, on meta in full size, for lists that have them.
-        unnamed: native layers that diffusers' model has not.
+        architecture: name of the `Architecture`, where a family has several models here.
     """
 
     name: str
@@ -83,7 +102,14 @@ class Family:
     convert: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None
     writers: Mapping[str, Writer] = field(default_factory=dict)
     lists: Mapping[str, List] = field(default_factory=dict)
+    made: Mapping[str, Made] = field(default_factory=dict)
     encoders: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
+    architecture: str = ""
+
+    @property
+    def known_as(self) -> str:
+        """What a file for it must be recognised as."""
+        return self.architecture or self.name
 
 
 def on_meta(cls: Callable[..., nn.Module], **config: Any) -> nn.Module:
@@ -158,6 +184,7 @@ def converter(
 
 
 PEFT = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
+PEFT_ALPHA = {**PEFT, "alpha": "alpha"}
 KOHYA_PARAMS = {param: param for param in ("lora_down.weight", "lora_up.weight", "alpha")}
 
 

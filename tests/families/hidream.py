@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from diffusers import HiDreamImageTransformer2DModel
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
+from ._encoders import LLM_LAYERS, clip_g, clip_l_projected, encoder_writers, llama, t5
 from .base import Family, Writer, dotted, kohya, on_meta
-from .flux import clip, t5
 
 
 def build(full: bool) -> nn.Module:
@@ -30,23 +29,23 @@ def build(full: bool) -> nn.Module:
     )
 
 
-def llama() -> nn.Module:
+def language_model() -> nn.Module:
     """meta-llama/Llama-3.1-8B-Instruct."""
-    config = LlamaConfig(
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        num_hidden_layers=32,
-        vocab_size=128256,
-    )
-    return on_meta(LlamaForCausalLM, config=config)
+    return llama(128256, head=True)
+
+
+METADATA = {"ss_base_model_version": "hidream_i1"}
 
 
 FAMILY = Family(
     name="hidream",
     build=build,
-    encoders={"text_encoder": clip, "text_encoder_3": t5, "text_encoder_4": llama},
+    encoders={
+        "text_encoder": clip_l_projected,
+        "text_encoder_2": clip_g,
+        "text_encoder_3": t5,
+        "text_encoder_4": language_model,
+    },
     writers={
         "diffusion-pipe and ai-toolkit": Writer(
             "peft",
@@ -68,6 +67,29 @@ FAMILY = Family(
             kohya("lycoris_"),
             "diffusers",
             layers=(".attn1.", ".ff_i.", ".ff_t."),
+        ),
+        "onetrainer llama": Writer(
+            "kohya",
+            "Nerogar/OneTrainer modules/model/HiDreamModel.py, lora_text_encoders",
+            kohya("lora_te4_"),
+            "diffusers",
+            layers=LLM_LAYERS,
+            component="text_encoder_4",
+            metadata=METADATA,
+        ),
+        "comfy llama": Writer(
+            "peft",
+            "Nerogar/OneTrainer modules/model/HiDreamModel.py, lora_text_encoders",
+            dotted("text_encoders.llama.transformer."),
+            "diffusers",
+            layers=LLM_LAYERS,
+            component="text_encoder_4",
+            metadata=METADATA,
+        ),
+        **encoder_writers(
+            {"clip_l": "text_encoder", "clip_g": "text_encoder_2", "t5": "text_encoder_3"},
+            {"lora_te1": "clip_l", "lora_te2": "clip_g", "lora_te3": "t5"},
+            METADATA,
         ),
         "comfy": Writer("kohya", "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_unet", kohya(), "diffusers"),
     },

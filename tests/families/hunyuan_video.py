@@ -5,10 +5,9 @@ from __future__ import annotations
 from diffusers import HunyuanVideoTransformer3DModel
 from diffusers.loaders.single_file_utils import convert_hunyuan_video_transformer_to_diffusers
 from torch import nn
-from transformers import LlamaConfig, LlamaModel
 
+from ._encoders import LLM_LAYERS, clip_l, encoder_writers, llama
 from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
-from .flux import clip
 
 WIDTH, MLP = 3072, 12288
 BLOCKS = ("double_blocks", "single_blocks")
@@ -96,17 +95,12 @@ def comfy(layer: str, param: str) -> str | None:
     return dotted("diffusion_model.", KOHYA_PARAMS)(layer, param)
 
 
-def llama() -> nn.Module:
+def text_model() -> nn.Module:
     """hunyuanvideo-community/HunyuanVideo, text_encoder/config.json."""
-    config = LlamaConfig(
-        hidden_size=4096,
-        intermediate_size=14336,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        num_hidden_layers=32,
-        vocab_size=128320,
-    )
-    return on_meta(LlamaModel, config=config)
+    return llama(128320, head=False)
+
+
+METADATA = {"ss_base_model_version": "hunyuan_video"}
 
 
 FAMILY = Family(
@@ -114,7 +108,7 @@ FAMILY = Family(
     build=build,
     native=native,
     convert=convert_hunyuan_video_transformer_to_diffusers,
-    encoders={"text_encoder": llama, "text_encoder_2": clip},
+    encoders={"text_encoder": text_model, "text_encoder_2": clip_l},
     writers={
         "musubi": Writer(
             "kohya",
@@ -140,6 +134,31 @@ FAMILY = Family(
             dotted("transformer."),
             "diffusers",
         ),
+        "onetrainer": Writer(
+            "onetrainer",
+            "Nerogar/OneTrainer modules/modelSaver/hunyuanVideo/HunyuanVideoLoRASaver.py, convert_to_mixture",
+            kohya("lora_transformer_"),
+            "diffusers",
+        ),
+        "onetrainer llama": Writer(
+            "kohya",
+            "Nerogar/OneTrainer modules/model/HunyuanVideoModel.py, lora_text_encoders",
+            kohya("lora_te1_"),
+            "diffusers",
+            layers=LLM_LAYERS,
+            component="text_encoder",
+            metadata=METADATA,
+        ),
+        "comfy llama": Writer(
+            "peft",
+            "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_clip; comfy/text_encoders/llama.py",
+            dotted("text_encoders.llama.transformer.model."),
+            "diffusers",
+            layers=LLM_LAYERS,
+            component="text_encoder",
+            metadata=METADATA,
+        ),
+        **encoder_writers({"clip_l": "text_encoder_2"}, {"lora_te2": "clip_l"}, METADATA),
         "framepack": Writer(
             "kohya",
             "kohya-ss/musubi-tuner networks/lora_framepack.py, FRAMEPACK_TARGET_REPLACE_MODULES",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from diffusers import Kandinsky5Transformer3DModel
 from torch import nn
 
+from ._encoders import clip_l
 from .base import KOHYA_PARAMS, Family, Writer, dotted, kohya, on_meta
-from .flux import clip
 
 
 def build(full: bool) -> nn.Module:
@@ -24,7 +24,7 @@ def build(full: bool) -> nn.Module:
 FAMILY = Family(
     name="kandinsky5",
     build=build,
-    encoders={"text_encoder_2": clip},
+    encoders={"text_encoder_2": clip_l},
     writers={
         "musubi": Writer(
             "kohya",

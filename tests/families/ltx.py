@@ -6,8 +6,8 @@ from diffusers import LTXVideoTransformer3DModel
 from diffusers.loaders.single_file_utils import convert_ltx_transformer_checkpoint_to_diffusers
 from torch import nn
 
+from ._encoders import t5
 from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
-from .flux import t5
 
 WIDTH, MLP = 2048, 8192
 

@@ -7,6 +7,7 @@ from diffusers.loaders.single_file_utils import convert_lumina2_to_diffusers
 from torch import nn
 from transformers import Gemma2Config, Gemma2Model
 
+from ._encoders import LLM_LAYERS
 from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
 
 WIDTH, KEYS, MLP, TIME = 2304, 768, 9216, 1024
@@ -42,11 +43,11 @@ def _block(*, modulated: bool) -> Shapes:
 
 
 def gemma() -> nn.Module:
-    """google/gemma-2-2b, without its head."""
+    """google/gemma-2-2b, without its head, with two of its 26 layers."""
     config = Gemma2Config(
         hidden_size=2304,
         intermediate_size=9216,
-        num_hidden_layers=26,
+        num_hidden_layers=2,
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=256,
@@ -80,6 +81,15 @@ FAMILY = Family(
             "tdrussell/diffusion-pipe models/lumina_2.py, save_adapter",
             dotted("diffusion_model."),
             layers=("layers.", "refiner."),
+        ),
+        "kohya text encoder": Writer(
+            "kohya",
+            "kohya-ss/sd-scripts networks/lora_lumina.py, TEXT_ENCODER_TARGET_REPLACE_MODULE",
+            kohya("lora_te_"),
+            "diffusers",
+            layers=LLM_LAYERS,
+            component="text_encoder",
+            metadata={"modelspec.architecture": "lumina-2/lora"},
         ),
         "comfy": Writer(
             "diffusers",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from diffusers import PixArtTransformer2DModel
 from torch import Tensor, nn
 
+from ._encoders import encoder_writers, t5
 from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, converter, dotted, kohya, linear, on_meta
-from .flux import t5
 
 WIDTH, MLP = 1152, 4608
 
@@ -104,6 +104,17 @@ FAMILY = Family(
             kohya("lycoris_"),
             "diffusers",
             layers=(".attn1.", ".attn2.", ".ff."),
+        ),
+        "onetrainer": Writer(
+            "onetrainer",
+            "Nerogar/OneTrainer modules/modelSaver/pixartAlpha/PixArtAlphaLoRASaver.py, _convert_legacy",
+            kohya("lora_transformer_"),
+            "diffusers",
+        ),
+        **encoder_writers(
+            {"t5": "text_encoder"},
+            {"lora_te": "t5", "lora_te1": "t5"},
+            {"modelspec.architecture": "pixart-alpha/lora"},
         ),
         "comfy": Writer(
             "diffusers",

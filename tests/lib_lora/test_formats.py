@@ -95,6 +95,30 @@ KEYS = {
     f"oft_unet_{FLAT}.oft_blocks": ("kohya_oft", "denoiser", FLAT, "oft_blocks"),
     f"oft_unet_{FLAT}.oft_blocks.2": ("kohya_oft", "denoiser", FLAT, "oft_blocks.2"),
     f"oft_unet_{FLAT}.alpha": ("kohya_oft", "denoiser", FLAT, "alpha"),
+    "lora_transformer_transformer_blocks_0_attn_to_k.dora_scale": (
+        "onetrainer",
+        "denoiser",
+        "transformer_blocks_0_attn_to_k",
+        "dora_scale",
+    ),
+    f"clip_l.{TEXT}.lora_up.weight": ("omi", "text_encoder", TEXT, UP),
+    f"clip_g.{TEXT}.oft_R.weight": ("omi", "text_encoder_2", TEXT, "oft_R.weight"),
+    "t5.encoder.block.0.layer.0.SelfAttention.q.alpha": (
+        "omi",
+        "text_encoders.t5xxl",
+        "encoder.block.0.layer.0.SelfAttention.q",
+        "alpha",
+    ),
+    "double_blocks.3.processor.proj_lora2.up.weight": ("xlabs", None, "double_blocks.3.txt_attn.proj", UP),
+    "diffusion_model.single_blocks.3.processor.qkv_lora.down.weight": (
+        "xlabs",
+        "denoiser",
+        "single_blocks.3.linear1_qkv",
+        DOWN,
+    ),
+    "single_blocks.3.norm.key_norm.scale": ("bfl_control", None, "single_blocks.3.norm.key_norm", "set_weight"),
+    "a.attn.processor.to_k_proj_lora.down.weight": ("diffusers", None, "a.attn.add_k_proj", DOWN),
+    "mid.attn.processor.add_v_proj_lora.up.weight": ("diffusers", None, "mid.attn.add_v_proj", UP),
     "bundle_emb.mychar.string_to_param.*": ("bundle", None, "mychar", "bundle_emb.string_to_param.*"),
     "bundle_emb.mychar.clip_l": ("bundle", None, "mychar", "bundle_emb.clip_l"),
     "bundle_emb.mychar.clip_g": ("bundle", None, "mychar", "bundle_emb.clip_g"),
@@ -129,6 +153,9 @@ STRANGERS = [
     f"base_model.model.{UNET}.lokr_w1.weight",
     "base_model.model.norm.bias",
     "vera_A",
+    "double_blocks.0.img_attn.norm.query_norm.weight",
+    "single_blocks.3.modulation.scale",
+    "clip_l.text_model.encoder.layers.3.self_attn.q_proj.weight",
     "bundle_emb",
     "bundle_emb.mychar",
     "",
@@ -143,7 +170,8 @@ def test_known_spellings(key):
     spelled, parsed = _parse(key)
     assert parsed is not None
     assert (spelled, parsed.component, parsed.module, parsed.param) == (name, component, module, param)
-    assert parsed.flattened == (name in ("kohya", "kohya_oft", "lycoris", "stable_cascade", "videox_fun"))
+    flat = ("kohya", "kohya_oft", "lycoris", "onetrainer", "stable_cascade", "videox_fun")
+    assert parsed.flattened == (name in flat)
     assert parsed.bundled == (name == "bundle")
     assert parsed.file_wide == (param in ("vera_A", "vera_B"))
 
@@ -166,14 +194,18 @@ def test_each_format_claims_its_own_example_first(one):
 
 def test_all_formats_are_found_by_themselves():
     assert set(discover(formats, KeyFormat)) == {
+        "bfl_control",
         "bundle",
         "diffusers",
         "kohya",
         "kohya_oft",
         "lycoris",
+        "omi",
+        "onetrainer",
         "peft",
         "stable_cascade",
         "videox_fun",
+        "xlabs",
     }
 
 
@@ -211,9 +243,12 @@ PREFIXES = {
     "transformer.": "transformer",
     "text_encoder_2.": "text_encoder_2",
     "diffusion_model.": "diffusion_model",
-    "text_encoders.clip_l.transformer.": "text_encoders.clip_l.transformer",
+    "text_encoders.clip_l.transformer.": "text_encoder",
+    "text_encoders.clip_g.": "text_encoder_2",
+    "text_encoders.t5xxl.transformer.": "text_encoders.t5xxl.transformer",
 }
-DOTTED = NAMES.filter(lambda name: not name.startswith(("unet.", "transformer.", "text_encoder", "diffusion_model.")))
+OTHERS = ("unet.", "transformer.", "text_encoder", "diffusion_model.", "clip_l.", "clip_g.", "t5.")
+DOTTED = NAMES.filter(lambda name: not name.startswith(OTHERS))
 
 
 @given(st.sampled_from(["", *PREFIXES]), DOTTED, st.sampled_from(TENSORS))

@@ -89,8 +89,17 @@ def test_a_file_of_unknown_kind_or_format_names_the_keys(tmp_path, components):
             load_network(save(tmp_path / "b.safetensors", {key: torch.zeros(1)}), components)
         assert caught.value.keys == (key,)
     (tmp_path / "c.safetensors").write_bytes(b"\x02" + bytes(7) + b"{}")
-    with pytest.raises(UnknownFormatError, match="none"):
+    with pytest.raises(UnknownFormatError, match=r"\(none"):
         load_network(tmp_path / "c.safetensors", components)
+
+
+def test_a_checkpoint_is_no_adapter_though_some_of_its_keys_could_be_ones(tmp_path, components):
+    """Control LoRA of Flux have whole norms under a checkpoint's names; what has nothing else is a checkpoint."""
+    norm = {"double_blocks.0.img_attn.norm.key_norm.scale": torch.ones(8)}
+    with pytest.raises(UnknownFormatError, match="whole checkpoint"):
+        load_network(save(tmp_path / "a.safetensors", norm | {"img_in.weight": torch.zeros(8, 4)}), components)
+    control = save(tmp_path / "b.safetensors", norm | peft("img_in", (8, 4), 2))
+    assert load_network(control, components).report.kinds == {"set_weight": 1, "lora": 1}
 
 
 def test_component_is_found_by_name_and_shape_where_the_key_does_not_say(tmp_path, components):

@@ -12,6 +12,7 @@ PARTS = {
     "wan": ["blocks.7.self_attn.q:5120", "blocks.7.attn2.to_out.0:1536", "vace_blocks.0.ffn.0:3072"],
     "hunyuan_video": [
         *("single_blocks.39.linear1:3072", "single_transformer_blocks.38.attn.to_q:3072"),
+        *("double_blocks.19.img_attn.qkv:3072", "transformer_blocks.19.ff_context.net.0.proj:3072"),
         "txt_in.individual_token_refiner.blocks.0.self_attn_qkv:3072",
     ],
     "ltx": ["transformer_blocks.0.attn2.to_k:2048", "transformer_blocks.0.attn2.to_k:4096"],
@@ -36,7 +37,8 @@ STRANGERS = [
     "layers.0.attention.to_q:3840",
     "blocks.0.attn.qkv:1024",
     "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q:320",
-    "transformer_blocks.0.attn.to_q:3072",  # Qwen-Image
+    "transformer_blocks.59.attn.add_q_proj:3072",  # Qwen-Image
+    "transformer_blocks.19.attn.to_q:3072",
 ]
 CASES = [(name, one) for name, parts in PARTS.items() for one in parts]
 
