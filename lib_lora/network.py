@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -138,7 +138,7 @@ class ParsedFile:
             raise ValueError(f"want one number as alpha, got {tuple(tensor.shape)}")
         return Alpha(float(tensor.item()))
 
-    @property
+    @cached_property
     def experts(self) -> tuple[str, ...]:
         """Those of `EXPERTS` that keys are for which do not say so: both, unless the file or a name of it tells."""
         if any(group.component == EXPERTS[1] for group in self.groups):

@@ -32,11 +32,6 @@ STABLE_CASCADE = Architecture(
             DENOISER,
             {
                 **{f"{layer}.attn.to_{part}": f"{layer}.to_{part}" for layer in _LAYERS for part in _QKV},
-                **{
-                    f"{layer}.attn.in_proj.{i}": f"{layer}.to_{part}"
-                    for layer in _LAYERS
-                    for i, part in enumerate(_QKV)
-                },
                 **{f"{layer}.attn.out_proj": f"{layer}.to_out.0" for layer in _LAYERS},
                 "clip_mapper": "clip_txt_pooled_mapper",  # the decoder's
             },

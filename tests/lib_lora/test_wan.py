@@ -34,7 +34,7 @@ def test_the_layers_that_others_have_not_are_where_the_converter_puts_them(name)
     model, native = MODELS[name]
     index = LayerIndex("transformer", model, alias_table())
     numbered = {
-        key: torch.arange(shape[0], dtype=torch.float64).view(-1, *(1,) * (len(shape) - 1)).expand(shape) + 1e6 * i
+        key: (torch.arange(shape[0], dtype=torch.float64) + 1e6 * i).view(-1, *(1,) * (len(shape) - 1)).expand(shape)
         for i, (key, shape) in enumerate(native.items())
         if "_img" not in key  # VACE has no layers for pictures
     }
