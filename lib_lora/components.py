@@ -7,6 +7,7 @@ decide where that leaves a choice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 DENOISER = "denoiser"
@@ -47,3 +48,23 @@ def candidates(wanted: str | None, present: Sequence[str], experts: Sequence[str
         return [(name,) for name in found]
     both = tuple(name for name in EXPERTS if name in experts)
     return [both if name == EXPERTS[0] else (name,) for name in found if name != EXPERTS[1]]
+
+
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_OF_NOISE = re.compile(
+    r"(?<![a-z])(high|low)(?=(?:[\W_]*(?:high|low))?[\W_]*noise)|(?<=noise)[\W_]*(high|low)(?![a-z])"
+)
+_OF_SOMETHING_ELSE = "angle|cfg|contrast|detail|fps|guidance|key|light|mem|memory|poly|quality|ram|res|resolution|speed"
+_BARE = re.compile(rf"(?<![a-z])(high|low)(?![a-z])(?![\W_]*(?:{_OF_SOMETHING_ELSE}|steps?|vram)(?![a-z]))")
+
+
+def experts_named(name: str) -> tuple[str, ...]:
+    """Those of `EXPERTS` that the name of a file speaks of; none or both where it leaves the choice.
+
+    Trainers write Wan 2.2's LoRA in pairs, `…_high_noise` and `…_low_noise` (ostris/ai-toolkit, `save_lora`); what is
+    published is called `HighNoise`, `HIGH`, `low-v2` and so on as well. Where noise is spoken of, other words do not
+    count. `low` may be the angle or the resolution.
+    """
+    text = _WORD.sub("_", name).lower()
+    words = {before or behind for before, behind in _OF_NOISE.findall(text)} or set(_BARE.findall(text))
+    return tuple(one for one, word in zip(EXPERTS, ("high", "low"), strict=True) if word in words)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from . import formats
 from .adapters._part import part_of
 from .adapters.base import Adapter, Alpha, At, Origin, Site
 from .architectures.base import fact
-from .components import EXPERTS, candidates
+from .components import EXPERTS, candidates, experts_named
 from .errors import ComponentError, UnknownAdapterError, UnknownFormatError
 from .families import alias_table, family_of, family_of_model
 from .file import AdapterFile
@@ -162,17 +161,13 @@ class ParsedFile:
             raise ValueError(f"want one number as alpha, got {tuple(tensor.shape)}")
         return Alpha(float(tensor.item()))
 
-    @property
+    @cached_property
     def experts(self) -> tuple[str, ...]:
-        """Those of `EXPERTS` that keys are for which do not say so: both, unless the file or its name tells.
-
-        Wan 2.2's LoRA come in pairs, `…_high_noise` and `…_low_noise`; SD.Next goes by the names, too.
-        """
+        """Those of `EXPERTS` that keys are for which do not say so: both, unless the file or a name of it tells."""
         if any(group.component == EXPERTS[1] for group in self.groups):
             return EXPERTS[:1]
-        name = self.file.path.stem.lower()
-        named = tuple(one for one, word in zip(EXPERTS, ("high", "low"), strict=True) if _NOISE[word].search(name))
-        return named or EXPERTS
+        names = (self.file.path.stem, self.file.metadata.get("ss_output_name", ""))  # the file may have been renamed
+        return next((found for found in map(experts_named, names) if found), EXPERTS)
 
     def report(
         self,
@@ -452,8 +447,7 @@ def _parse(key: str) -> tuple[str, ParsedKey | None]:
     return "", None
 
 
-_NOISE = {word: re.compile(rf"(?<![a-z]){word}(?![a-z])") for word in ("high", "low")}
-_EXACT = frozenset({"unet", "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", *EXPERTS})
+_EXACT = frozenset({"unet", "prior", "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", *EXPERTS})
 """Names of components; what else a key says is a role."""
 
 

@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2 (text, image and video to video; 1.3B, 5B and 14B; VACE) and SkyReels V2; UMT5.
+"""Wan 2.1 and 2.2 (text, image and video to video; 1.3B, 5B and 14B; VACE, Animate) and SkyReels V2; UMT5.
 
 Source: Wan-Video/Wan2.1 and Wan2.2 wan/modules/model.py against diffusers' WanTransformer3DModel. The second norm of a
 block is the one before cross attention in diffusers and the one before the feed-forward in Wan's own code; only that
@@ -52,6 +52,11 @@ WAN = Architecture(
             {
                 "vace_blocks.{}.before_proj": "vace_blocks.{}.proj_in",
                 "vace_blocks.{}.after_proj": "vace_blocks.{}.proj_out",
+                "face_adapter.fuser_blocks.{}.linear1_q": "face_adapter.{}.to_q",
+                "face_adapter.fuser_blocks.{}.linear1_kv": ("face_adapter.{}.to_k", "face_adapter.{}.to_v"),
+                "face_adapter.fuser_blocks.{}.linear2": "face_adapter.{}.to_out",
+                "face_adapter.fuser_blocks.{}.q_norm": "face_adapter.{}.norm_q",
+                "face_adapter.fuser_blocks.{}.k_norm": "face_adapter.{}.norm_k",
                 "text_embedding.0": "condition_embedder.text_embedder.linear_1",
                 "text_embedding.2": "condition_embedder.text_embedder.linear_2",
                 "time_embedding.0": "condition_embedder.time_embedder.linear_1",

@@ -6,25 +6,35 @@ A file may mix them: OneTrainer and ai-toolkit write `lora_A.weight` beside `alp
 `diffusion_model.` is ComfyUI's name for whatever denoises, and `text_encoders.clip_l.transformer.` that of a text
 encoder: they say what a component does, not which it is, see `components.py`. Only the two CLIP models have one number
 wherever they are; T5 is the first, second or third, as the family has it.
+
+ai-toolkit puts the two experts of Wan 2.2 below `diffusion_model.` where one file has both
+(`diffusion_model.transformer_1.`, `split_multistage_loras`); PixArt's first LoRA have PEFT's wrapper behind the
+component (`unet.base_model.model.`).
 """
 
 from __future__ import annotations
 
+from ..components import EXPERTS
+
 WRAPPER = r"base_model\.model\."
 """PEFT's own: the model inside its wrapper."""
 COMPONENT = (
-    r"(?P<component>unet|transformer(?:_2)?(?!\.resblocks\.)|text_encoder(?:_[234])?|diffusion_model"
+    r"(?:diffusion_model\.(?=transformer_[12]\.))?"
+    r"(?P<component>unet|prior|transformer(?:_[12])?(?!\.resblocks\.)|text_encoder(?:_[234])?|diffusion_model"
     r"|text_encoders\.\w+(?:\.transformer)?)\."
 )
 """What tells the keys of one component from another's, and from those of a plain checkpoint."""
-START = rf"(?:{WRAPPER})?(?:{COMPONENT})?"
+START = rf"(?:{WRAPPER})?(?:{COMPONENT}(?:{WRAPPER})?)?"
 """What may come before the layer."""
 ENCODERS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 """CLIP models by ComfyUI's names -> diffusers' in every family that has them (SD3, SDXL, Flux)."""
 COMPONENTS = {
-    f"text_encoders.{name}{inside}": component
-    for name, component in ENCODERS.items()
-    for inside in ("", ".transformer")
+    "transformer_1": EXPERTS[0],
+    **{
+        f"text_encoders.{name}{inside}": component
+        for name, component in ENCODERS.items()
+        for inside in ("", ".transformer")
+    },
 }
 """What `COMPONENT` finds -> diffusers' name, where they differ."""
 

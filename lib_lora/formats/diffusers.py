@@ -31,6 +31,7 @@ DIFFUSERS = KeyFormat(
         COMPONENT + rf"(?P<module>.+)\.(?P<param>{_LAYERS})",
     ),
     example="unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q.lora.down.weight",
+    components=COMPONENTS,
     params={
         "down.weight": "lora_down.weight",
         "up.weight": "lora_up.weight",
@@ -38,6 +39,5 @@ DIFFUSERS = KeyFormat(
         "base_q.weight": "base_q",
         "base_p.weight": "base_p",
     },
-    components=COMPONENTS,
     leaves={"to_out": "to_out.0", **{f"to_{one}_proj": f"add_{one}_proj" for one in "qkv"}},
 )

@@ -24,6 +24,7 @@ KOHYA = KeyFormat(
         "lora_te1": "text_encoder",
         "lora_te2": "text_encoder_2",
         "lora_te3": "text_encoder_3",
+        "lora_te4": "text_encoder_4",  # HiDream, OneTrainer
     },
     # some tools save PEFT's parameter names under kohya's module names
     params={

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, T5Config, T5EncoderModel
+from transformers import (
+    CLIPTextConfig,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    T5Config,
+    T5EncoderModel,
+)
 
 from .base import KOHYA_PARAMS, Writer, dotted, kohya, on_meta
 
@@ -46,6 +55,22 @@ def t5() -> nn.Module:
         d_model=4096, d_ff=10240, d_kv=64, num_heads=64, num_layers=24, feed_forward_proj="gated-gelu", vocab_size=32128
     )
     return on_meta(T5EncoderModel, config=config)
+
+
+def llama(vocabulary: int, *, head: bool) -> nn.Module:
+    """meta-llama/Llama-3.1-8B, with a layer or two of its 32."""
+    config = LlamaConfig(
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        num_hidden_layers=2,
+        vocab_size=vocabulary,
+    )
+    return on_meta(LlamaForCausalLM if head else LlamaModel, config=config)
+
+
+LLM_LAYERS = ("self_attn.", "mlp.")
 
 
 def nested(key: Key) -> Key:

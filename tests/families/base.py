@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -155,6 +156,31 @@ def kohya(prefix: str = "lora_unet_") -> Callable[[str, str], str | None]:
         return f"{prefix}{layer.replace('.', '_')}.{param}"
 
     return key
+
+
+def converter(
+    names: Mapping[str, Sequence[str]], checkpoint: Mapping[str, Tensor], swapped: Mapping[str, str] | None = None
+) -> dict[str, Tensor]:
+    """A checkpoint with other names, for families whose converter is no part of diffusers' package.
+
+    Args:
+        names: layer -> what it is called, or the equal parts it is divided into; `N` stands for the number of a block.
+            Layers that are not in it keep their names.
+        swapped: layer -> what it is called, where the halves of its outputs change places.
+    """
+    found = {}
+    for key, value in checkpoint.items():
+        layer, _, param = key.rpartition(".")
+        number = re.search(r"(?<=blocks\.)\d+", layer)
+        block = "" if number is None else number[0]
+        general = re.sub(r"(?<=blocks\.)\d+", "N", layer)
+        if swapped is not None and general in swapped:
+            found[f"{swapped[general]}.{param}"] = torch.cat(value.chunk(2)[::-1])
+            continue
+        parts = names.get(general, [general])
+        for name, part in zip(parts, value.chunk(len(parts)), strict=True):
+            found[f"{name.replace('blocks.N', f'blocks.{block}')}.{param}"] = part
+    return found
 
 
 PEFT = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}

@@ -148,6 +148,23 @@ def test_the_native_tree_has_the_names_of_diffusers(name):
         assert place.shape[1:] == own[f"{rows[0][0]}.weight"][1:], layer
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_names_of_a_model_tell_its_family(name):
+    """Of diffusers' model and of one under the names of the family's own code."""
+    family = FAMILIES[name]
+    trees = [layers_in(model(name))]
+    if family.native is not None:
+        trees.append({key.removesuffix(".weight"): shape for key, shape in weights(family).items()})
+    for tree in trees:
+        found = recognise(known_architectures(), [fact(family.component, *one) for one in widths(tree)])
+        assert found is not None
+        assert found.name == family.known_as
+
+
+def widths(tree: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
+    return [(layer, shape[1]) for layer, shape in tree.items()]
+
+
 def layers_of(family: Family, writer: Writer) -> dict[str, list[Origin]]:
     """The layers a trainer writes -> the native rows that each is; rows of the model where that has no other tree."""
     if writer.names == "native" and family.native is not None and not writer.fuse:

@@ -73,6 +73,9 @@ KEYS = {
     f"diffusion_model.{UNET}.alpha": ("diffusers", "diffusion_model", UNET, "alpha"),
     f"base_model.model.diffusion_model.{UNET}.dora_scale": ("diffusers", "diffusion_model", UNET, "dora_scale"),
     f"transformer_2.{UNET}.lora_A.weight": ("peft", "transformer_2", UNET, DOWN),
+    f"diffusion_model.transformer_1.{UNET}.lora_A.weight": ("peft", "transformer", UNET, DOWN),
+    f"diffusion_model.transformer_2.{UNET}.alpha": ("diffusers", "transformer_2", UNET, "alpha"),
+    f"unet.base_model.model.{UNET}.lora_A.weight": ("peft", "unet", UNET, DOWN),
     f"transformer.resblocks.{TEXT}.lora_A.weight": ("peft", None, f"transformer.resblocks.{TEXT}", DOWN),
     f"transformer.{UNET}.a1.weight": ("diffusers", "transformer", UNET, "a1.weight"),
     f"diffusion_model.{UNET}.q_layer.weight": ("diffusers", "diffusion_model", UNET, "q_layer.weight"),
@@ -83,6 +86,9 @@ KEYS = {
     "lora_unet__blocks_0_self_attn_q.lora_up.weight": ("videox_fun", "denoiser", "blocks_0_self_attn_q", UP),
     "lora_unet__blocks_0_self_attn_q.lora_A.weight": ("videox_fun", "denoiser", "blocks_0_self_attn_q", DOWN),
     f"lora_unet__{FLAT}.alpha": ("videox_fun", "denoiser", FLAT, "alpha"),
+    "lora_prior_unet_clf_1.lora_down.weight": ("stable_cascade", "prior", "clf_1", DOWN),
+    "lora_prior_te_text_model_x.lora_up.weight": ("stable_cascade", "text_encoder", "text_model_x", UP),
+    f"prior.{UNET}.lora_B.weight": ("peft", "prior", UNET, UP),
     "lora_te_encoder_block_0_layer_0_SelfAttention_q.alpha": (
         *("kohya", "text_encoder", "encoder_block_0_layer_0_SelfAttention_q", "alpha"),
     ),
@@ -164,7 +170,8 @@ def test_known_spellings(key):
     spelled, parsed = _parse(key)
     assert parsed is not None
     assert (spelled, parsed.component, parsed.module, parsed.param) == (name, component, module, param)
-    assert parsed.flattened == (name in ("kohya", "kohya_oft", "lycoris", "onetrainer", "videox_fun"))
+    flat = ("kohya", "kohya_oft", "lycoris", "onetrainer", "stable_cascade", "videox_fun")
+    assert parsed.flattened == (name in flat)
     assert parsed.bundled == (name == "bundle")
     assert parsed.file_wide == (param in ("vera_A", "vera_B"))
 
@@ -196,6 +203,7 @@ def test_all_formats_are_found_by_themselves():
         "omi",
         "onetrainer",
         "peft",
+        "stable_cascade",
         "videox_fun",
         "xlabs",
     }

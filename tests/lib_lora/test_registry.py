@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import sys
+from types import ModuleType
 
 import pytest
 
-from lib_lora import adapters, architectures, base_weights, residency
+from lib_lora import adapters, architectures, base_weights, formats, residency
 from lib_lora.adapters.base import Adapter
 from lib_lora.architectures.base import Architecture
 from lib_lora.base_weights.base import WeightReader
@@ -66,12 +67,19 @@ def test_mistakes_are_named(package, files, text):
         discover(package(**files), KeyFormat)
 
 
+def files(package: ModuleType) -> set[str]:
+    return {info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")} - {"base"}
+
+
+@pytest.mark.parametrize(("package", "kind"), [(architectures, Architecture), (formats, KeyFormat)])
+def test_what_is_shipped_is_named_as_its_file(package, kind):
+    assert set(discover(package, kind)) == files(package)
+
+
 def test_what_is_shipped_is_found():
-    files = {info.name for info in pkgutil.iter_modules(adapters.__path__) if not info.name.startswith("_")} - {"base"}
     kinds = discover_classes(adapters, Adapter)
-    assert {kind.__module__.rpartition(".")[2] for kind in kinds} == files
+    assert {kind.__module__.rpartition(".")[2] for kind in kinds} == files(adapters)
     assert {"lora", "loha", "lokr"} <= {kind.name for kind in kinds}
-    assert set(discover(architectures, Architecture)) == {"sd1", "sd2", "sdxl", "sdxl_refiner"}
     readers = [reader.name for reader in discover_classes(base_weights, WeightReader)]
     assert set(readers) == {
         *("dense", "float8", "scaled_float", "sdnq", "quanto", "wrapper"),

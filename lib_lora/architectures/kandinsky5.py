@@ -1,0 +1,24 @@
+"""Kandinsky 5 (text and image to video, and images): Qwen 2.5 VL and CLIP-L.
+
+diffusers and musubi-tuner have the names of kandinskylab/kandinsky-5 kandinsky/models/dit.py.
+"""
+
+from __future__ import annotations
+
+from ._clip import CLIP_ALIASES
+from ._llm import LLM_ALIASES
+from .base import Architecture, Sign
+
+KANDINSKY5 = Architecture(
+    name="kandinsky5",
+    title="Kandinsky 5",
+    signs=(
+        Sign(
+            r"^(denoiser|\?):(text|visual)_transformer_blocks_\d+_"
+            r"(self_attention|cross_attention|feed_forward|(text|visual)_modulation)_",
+            weight=10,
+        ),
+        Sign(r"^meta:(ss_base_model_version:kandinsky5|modelspec_architecture:[Kk]andinsky-?5)", weight=2),
+    ),
+    aliases=(*CLIP_ALIASES, *LLM_ALIASES),
+)

@@ -1,0 +1,61 @@
+"""PixArt alpha and sigma: 28 blocks, 1152 wide; T5-XXL.
+
+Source: PixArt-alpha/PixArt-sigma diffusion/model/nets/PixArtMS.py and PixArt_blocks.py against diffusers'
+PixArtTransformer2DModel, as huggingface/diffusers scripts/convert_pixart_sigma_to_diffusers.py has it.
+"""
+
+from __future__ import annotations
+
+from ..components import DENOISER
+from ._t5 import T5_ALIASES
+from .base import Architecture, Sign, aliases
+
+_BLOCK: dict[str, str | tuple[str, ...]] = {
+    "attn.qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
+    "attn.proj": "attn1.to_out.0",
+    "cross_attn.q_linear": "attn2.to_q",
+    "cross_attn.kv_linear": ("attn2.to_k", "attn2.to_v"),
+    "cross_attn.proj": "attn2.to_out.0",
+    "mlp.fc1": "ff.net.0.proj",
+    "mlp.fc2": "ff.net.2",
+}
+_EMBEDDERS = {"t": "timestep", "csize": "resolution", "ar": "aspect_ratio"}
+_OWN = "transformer_blocks.{}."
+
+PIXART = Architecture(
+    name="pixart",
+    title="PixArt",
+    signs=(
+        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn[12]_to_([qkv]|out_0)|ff_net_0_proj):1152$"),
+        Sign(r"^(denoiser|\?):blocks_\d+_(attn_(qkv|proj)|cross_attn_(q_linear|kv_linear|proj)|mlp_fc1):1152$"),
+        Sign(r"^meta:(ss_base_model_version:pixart|modelspec_architecture:pixart)", weight=2),
+    ),
+    aliases=(
+        *aliases(
+            DENOISER,
+            {
+                f"blocks.{{}}.{native}": _OWN + own if isinstance(own, str) else tuple(_OWN + part for part in own)
+                for native, own in _BLOCK.items()
+            },
+        ),
+        *aliases(
+            DENOISER,
+            {
+                f"{native}_embedder.mlp.{linear}": f"adaln_single.emb.{own}_embedder.linear_{1 + linear // 2}"
+                for native, own in _EMBEDDERS.items()
+                for linear in (0, 2)
+            },
+        ),
+        *aliases(
+            DENOISER,
+            {
+                "x_embedder.proj": "pos_embed.proj",
+                "y_embedder.y_proj.fc1": "caption_projection.linear_1",
+                "y_embedder.y_proj.fc2": "caption_projection.linear_2",
+                "t_block.1": "adaln_single.linear",
+                "final_layer.linear": "proj_out",
+            },
+        ),
+        *T5_ALIASES,
+    ),
+)

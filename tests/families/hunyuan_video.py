@@ -1,0 +1,171 @@
+"""HunyuanVideo."""
+
+from __future__ import annotations
+
+from diffusers import HunyuanVideoTransformer3DModel
+from diffusers.loaders.single_file_utils import convert_hunyuan_video_transformer_to_diffusers
+from torch import nn
+
+from ._encoders import LLM_LAYERS, clip_l, encoder_writers, llama
+from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
+
+WIDTH, MLP = 3072, 12288
+BLOCKS = ("double_blocks", "single_blocks")
+
+
+def build(full: bool) -> nn.Module:
+    """hunyuanvideo-community/HunyuanVideo, transformer/config.json."""
+    return on_meta(
+        HunyuanVideoTransformer3DModel,
+        num_layers=20 if full else 2,
+        num_single_layers=40 if full else 2,
+        num_refiner_layers=2,
+        guidance_embeds=True,
+    )
+
+
+def native() -> Shapes:
+    """Tencent/HunyuanVideo hyvideo/modules/models.py, HYVideoDiffusionTransformer."""
+    found: Shapes = {"img_in.proj.weight": (WIDTH, 16, 1, 2, 2)}
+    found |= linear(WIDTH, 4096, "txt_in.input_embedder", "txt_in.c_embedder.linear_1")
+    found |= linear(WIDTH, 256, "txt_in.t_embedder.mlp.0", "time_in.mlp.0", "guidance_in.mlp.0")
+    found |= linear(WIDTH, WIDTH, "txt_in.t_embedder.mlp.2", "time_in.mlp.2", "guidance_in.mlp.2")
+    found |= linear(WIDTH, WIDTH, "txt_in.c_embedder.linear_2", "vector_in.out_layer")
+    found |= linear(WIDTH, 768, "vector_in.in_layer")
+    found |= linear(64, WIDTH, "final_layer.linear") | linear(2 * WIDTH, WIDTH, "final_layer.adaLN_modulation.1")
+    for i in range(2):
+        found |= below(f"txt_in.individual_token_refiner.blocks.{i}", _refiner())
+        for side in ("img", "txt"):
+            found |= below(f"double_blocks.{i}", _side(side))
+        found |= below(f"single_blocks.{i}", _single())
+    return found
+
+
+def _refiner() -> Shapes:
+    return {
+        **norm(WIDTH, "norm1", "norm2"),
+        **linear(3 * WIDTH, WIDTH, "self_attn_qkv"),
+        **linear(WIDTH, WIDTH, "self_attn_proj"),
+        **linear(MLP, WIDTH, "mlp.fc1"),
+        **linear(WIDTH, MLP, "mlp.fc2"),
+        **linear(2 * WIDTH, WIDTH, "adaLN_modulation.1"),
+    }
+
+
+def _side(side: str) -> Shapes:
+    return {
+        **linear(6 * WIDTH, WIDTH, f"{side}_mod.linear"),
+        **linear(3 * WIDTH, WIDTH, f"{side}_attn_qkv"),
+        **norm(128, f"{side}_attn_q_norm", f"{side}_attn_k_norm"),
+        **linear(WIDTH, WIDTH, f"{side}_attn_proj"),
+        **linear(MLP, WIDTH, f"{side}_mlp.fc1"),
+        **linear(WIDTH, MLP, f"{side}_mlp.fc2"),
+    }
+
+
+def _single() -> Shapes:
+    return {
+        **linear(3 * WIDTH, WIDTH, "modulation.linear"),
+        **linear(3 * WIDTH + MLP, WIDTH, "linear1"),
+        **linear(WIDTH, WIDTH + MLP, "linear2"),
+        **norm(128, "q_norm", "k_norm"),
+    }
+
+
+COMFY = {  # what HunyuanVideo.process_unet_state_dict replaces in a name
+    "txt_in.t_embedder.mlp.0": "txt_in.t_embedder.in_layer",
+    "txt_in.t_embedder.mlp.2": "txt_in.t_embedder.out_layer",
+    "txt_in.c_embedder.linear_1": "txt_in.c_embedder.in_layer",
+    "txt_in.c_embedder.linear_2": "txt_in.c_embedder.out_layer",
+    "_mod.linear": "_mod.lin",
+    "_attn_qkv": "_attn.qkv",
+    "mlp.fc1": "mlp.0",
+    "mlp.fc2": "mlp.2",
+    "_attn_proj": "_attn.proj",
+    ".modulation.linear": ".modulation.lin",
+    "_in.mlp.2": "_in.out_layer",
+    "_in.mlp.0": "_in.in_layer",
+}
+
+
+def comfy(layer: str, param: str) -> str | None:
+    """Keys with the names of ComfyUI's tree."""
+    for theirs, own in COMFY.items():
+        layer = layer.replace(theirs, own)
+    return dotted("diffusion_model.", KOHYA_PARAMS)(layer, param)
+
+
+def text_model() -> nn.Module:
+    """hunyuanvideo-community/HunyuanVideo, text_encoder/config.json."""
+    return llama(128320, head=False)
+
+
+METADATA = {"ss_base_model_version": "hunyuan_video"}
+
+
+FAMILY = Family(
+    name="hunyuan_video",
+    build=build,
+    native=native,
+    convert=convert_hunyuan_video_transformer_to_diffusers,
+    encoders={"text_encoder": text_model, "text_encoder_2": clip_l},
+    writers={
+        "musubi": Writer(
+            "kohya",
+            "kohya-ss/musubi-tuner networks/lora.py, HUNYUAN_TARGET_REPLACE_MODULES",
+            kohya(),
+            layers=BLOCKS,
+        ),
+        "diffusion-pipe": Writer(
+            "peft",
+            "tdrussell/diffusion-pipe models/hunyuan_video.py, save_adapter",
+            dotted("transformer."),
+            layers=BLOCKS,
+        ),
+        "comfy": Writer("diffusers", "Comfy-Org/ComfyUI comfy/supported_models.py, HunyuanVideo; comfy/lora.py", comfy),
+        "comfy of the native names": Writer(
+            "diffusers",
+            "kohya-ss/musubi-tuner convert_lora.py, convert_to_diffusers",
+            dotted("diffusion_model.", KOHYA_PARAMS),
+        ),
+        "diffusers": Writer(
+            "peft",
+            "huggingface/diffusers loaders/lora_pipeline.py, HunyuanVideoLoraLoaderMixin.save_lora_weights",
+            dotted("transformer."),
+            "diffusers",
+        ),
+        "onetrainer": Writer(
+            "onetrainer",
+            "Nerogar/OneTrainer modules/modelSaver/hunyuanVideo/HunyuanVideoLoRASaver.py, convert_to_mixture",
+            kohya("lora_transformer_"),
+            "diffusers",
+        ),
+        "onetrainer llama": Writer(
+            "kohya",
+            "Nerogar/OneTrainer modules/model/HunyuanVideoModel.py, lora_text_encoders",
+            kohya("lora_te1_"),
+            "diffusers",
+            layers=LLM_LAYERS,
+            component="text_encoder",
+            metadata=METADATA,
+        ),
+        "comfy llama": Writer(
+            "peft",
+            "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_clip; comfy/text_encoders/llama.py",
+            dotted("text_encoders.llama.transformer.model."),
+            "diffusers",
+            layers=LLM_LAYERS,
+            component="text_encoder",
+            metadata=METADATA,
+        ),
+        **encoder_writers({"clip_l": "text_encoder_2"}, {"lora_te2": "clip_l"}, METADATA),
+        "framepack": Writer(
+            "kohya",
+            "kohya-ss/musubi-tuner networks/lora_framepack.py, FRAMEPACK_TARGET_REPLACE_MODULES",
+            kohya(),
+            "diffusers",
+            layers=("transformer_blocks",),
+            metadata={"ss_base_model_version": "framepack"},
+        ),
+    },
+)

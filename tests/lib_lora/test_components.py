@@ -1,0 +1,130 @@
+"""Which component a key is for, where a model has two that do the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from lib_lora import load_network
+from lib_lora.components import EXPERTS, candidates, experts_named, role
+from tests.fakes.files import pair, save
+
+HIGH, LOW = (("transformer",), ("transformer_2",))
+NAMES = {
+    "style_high_noise": HIGH,
+    "style_low_noise_000001500": LOW,
+    "Wan22-I2V-HighNoise": HIGH,
+    "wan2.2_t2v_lownoise_v1": LOW,
+    "noise-low-style": LOW,
+    "Wan22_A14B_T2V_HIGH_Lightning_4steps_lora_250928_rank128_fp16": HIGH,
+    "Wan2.2-Lightning_I2V-A14B-4steps-lora_LOW_fp16": LOW,
+    "lightning LOW 4 steps high_noise": HIGH,
+    "HIGH_lowVRAM": HIGH,
+    "angle HIGH": HIGH,
+    "mychar": (),
+    "low_angle": (),
+    "low light portrait": (),
+    "high-resolution": (),
+    "highway": (),
+    "slow_noise": (),
+    "HIGH+LOW": EXPERTS,
+    "style_low_high_noise": EXPERTS,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_of_a_file_tells_which_expert_it_is_for(name):
+    assert experts_named(name) == NAMES[name]
+
+
+@given(st.text(max_size=60))
+def test_any_name_speaks_of_experts_or_of_none(name):
+    assert set(experts_named(name)) <= set(EXPERTS)
+
+
+@given(st.lists(st.sampled_from(["unet", "prior", "decoder", *EXPERTS, "text_encoder", "text_encoder_2"]), unique=True))
+def test_only_components_of_the_same_role_are_candidates(present):
+    for wanted in (None, "denoiser", "prior", *EXPERTS, "text_encoder", "text_encoder_2", "vae"):
+        found = [name for tier in candidates(wanted, present) for name in tier]
+        assert len(set(found)) == len(found)
+        assert set(found) <= set(present)
+        assert wanted is None or {role(name) for name in found} <= {role(wanted)}
+
+
+WIDTH = 8
+
+
+def experts() -> dict[str, nn.Module]:
+    """Two models of one tree under Wan's own names, on meta."""
+    with torch.device("meta"):
+        return {name: nn.ModuleDict({"blocks": nn.ModuleList([Block()])}) for name in EXPERTS}
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.self_attn = nn.ModuleDict({part: nn.Linear(WIDTH, WIDTH) for part in "qkvo"})
+
+
+def keys(prefix: str, part: str = "q") -> dict[str, torch.Tensor]:
+    name = f"blocks.0.self_attn.{part}"
+    return pair(prefix + (name.replace(".", "_") if "lora_unet" in prefix else name), (WIDTH, WIDTH), 2)
+
+
+@pytest.mark.parametrize("prefix", ["", "diffusion_model.", "transformer.", "lora_unet_", "lora_unet__", "lycoris_"])
+@pytest.mark.parametrize(
+    ("stem", "metadata", "wanted"),
+    [
+        ("style_high_noise", {}, HIGH),
+        ("style_low_noise", {}, LOW),
+        ("style", {}, EXPERTS),
+        ("renamed", {"ss_output_name": "style_low_noise"}, LOW),
+        ("style_high_noise", {"ss_output_name": "style_low_noise"}, HIGH),
+    ],
+)
+def test_a_file_goes_to_the_expert_it_is_named_after(prefix, stem, metadata, wanted, tmp_path):
+    """Whatever its keys call the denoiser, with the trainer's metadata and without."""
+    made = keys(prefix) if prefix != "lycoris_" else pair("lycoris_blocks_0_self_attn_q", (WIDTH, WIDTH), 2)
+    network = load_network(save(tmp_path / f"{stem}.safetensors", made, metadata), experts())
+    assert network.report.unused == ()
+    assert tuple(network.adapters) == wanted
+    assert (network.report.hit, network.report.changed) == (1, len(wanted))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("transformer.", "transformer_2."),
+        ("diffusion_model.", "transformer_2."),
+        ("diffusion_model.transformer_1.", "diffusion_model.transformer_2."),
+    ],
+)
+def test_keys_of_both_experts_in_one_file_keep_apart(first, second, tmp_path):
+    """Also in a file whose name speaks of one of them."""
+    made = {**keys(first, "q"), **keys(first, "k"), **keys(second, "q")}
+    network = load_network(save(tmp_path / "style_low_noise.safetensors", made), experts())
+    assert network.report.unused == ()
+    found = {name: set(layers) for name, layers in network.adapters.items()}
+    assert found == {
+        "transformer": {"blocks.0.self_attn.q", "blocks.0.self_attn.k"},
+        "transformer_2": {"blocks.0.self_attn.q"},
+    }
+    assert network.report.format == "diffusers"
+
+
+@pytest.mark.parametrize("present", EXPERTS)
+@pytest.mark.parametrize("stem", ["style_high_noise", "style"])
+def test_the_only_expert_that_is_there_gets_the_file(present, stem, tmp_path):
+    path = save(tmp_path / f"{stem}.safetensors", keys("diffusion_model."))
+    network = load_network(path, {present: experts()[present]})
+    assert tuple(network.adapters) == (present,)
+
+
+def test_keys_for_the_second_expert_alone_go_nowhere_else(tmp_path):
+    path = save(tmp_path / "style.safetensors", {**keys("transformer_2."), **keys("transformer.", "k")})
+    report = load_network(path, {"transformer": experts()["transformer"]}).report
+    assert list(report.reasons()) == ["component transformer_2 is absent in this model"]
+    assert report.hit == 1

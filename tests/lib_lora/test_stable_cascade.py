@@ -1,0 +1,47 @@
+"""Stable Cascade has two denoisers, and an attention that its own code has as torch's."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from lib_lora import load_network
+from lib_lora.layer import LayerIndex
+from lib_lora.network import alias_table
+from lib_lora.skeleton import skeleton
+from tests.fakes.files import pair, save
+
+BLOCK = "down_blocks.0.2.attention"
+
+
+def diffusers(width: int) -> nn.Module:
+    return skeleton({f"{BLOCK}.{name}.weight": (width, width) for name in ("to_q", "to_k", "to_v", "to_out.0")})
+
+
+def test_torchs_attention_has_the_names_of_diffusers():
+    native = skeleton({f"{BLOCK}.attn.in_proj_weight": (24, 8), f"{BLOCK}.attn.out_proj.weight": (8, 8)})
+    index = LayerIndex("prior", native, alias_table())
+    for i, part in enumerate("qkv"):
+        for name in (f"{BLOCK}.to_{part}", f"{BLOCK}.attn.to_{part}"):
+            place = index.find(name)
+            assert place is not None, name
+            (segment,) = place.segments
+            assert (segment.target.param, segment.start, segment.stop) == ("in_proj_weight", 8 * i, 8 * i + 8)
+    for name in (f"{BLOCK}.to_out.0", f"{BLOCK}.attn.out_proj"):
+        place = index.find(name)
+        assert place is not None
+        assert place.target is not None
+        assert place.target.param == "out_proj.weight"
+
+
+@pytest.mark.parametrize("key", [f"lora_prior_unet_{BLOCK.replace('.', '_')}_attn_to_q", f"prior.{BLOCK}.to_q"])
+def test_a_file_for_the_prior_changes_no_decoder(key, tmp_path):
+    path = save(tmp_path / "a.safetensors", pair(key, (8, 8), 2))
+    network = load_network(path, {"decoder": diffusers(8), "prior": diffusers(8)})
+    assert {name: set(layers) for name, layers in network.adapters.items()} == {"prior": {f"{BLOCK}.to_q"}}
+
+
+def test_without_a_prior_the_reason_says_so(tmp_path):
+    path = save(tmp_path / "a.safetensors", pair(f"prior.{BLOCK}.to_q", (8, 8), 2))
+    report = load_network(path, {"unet": skeleton({"conv_in.weight": (4, 4, 3, 3)})}).report
+    assert list(report.reasons()) == ["component prior is absent in this model"]
