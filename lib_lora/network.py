@@ -23,6 +23,7 @@ from .errors import ComponentError, UnknownAdapterError, UnknownFormatError
 from .file import AdapterFile
 from .formats.base import BUNDLED, KeyFormat, ParsedKey
 from .layer import LayerIndex, read_base_weight
+from .numbered import Numbered, numbered
 from .peft_config import PeftConfig
 from .places import AliasTable, Place, Target
 from .recipe import Recipe, recipe_of
@@ -116,10 +117,11 @@ class ParsedFile:
 
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
         """The textual inversions that came in the file: {name: {part: vectors}}."""
-        return {
-            name: {param.removeprefix(BUNDLED): self.file.tensor(key) for param, key in keys.items()}
-            for name, keys in self.bundled.items()
-        }
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, keys in self.bundled.items():
+            parts = {param.removeprefix(BUNDLED): self.file.tensor(key) for param, key in keys.items()}
+            found[name] = {part: one.unsqueeze(0) if one.ndim == 1 else one for part, one in parts.items()}
+        return found
 
     def architecture(self) -> Architecture | None:
         """The model family the file was made for."""
@@ -194,7 +196,7 @@ class ParsedFile:
         return found, misfits
 
     def _grouped(self) -> list[Group]:
-        parsed = [(key, *_parse(key)) for key in self.file.infos]
+        parsed = [(key, *_parse(key, self.file.metadata.get(key))) for key in self.file.infos]
         names = [one.adapter for _, _, one in parsed if one is not None and one.adapter is not None]
         wanted = "default" if "default" in names else next(iter(names), None)
         groups: dict[tuple[str | None, str], Group] = {}
@@ -224,10 +226,15 @@ class ParsedFile:
             )
             raise UnknownAdapterError(self.file.path, text, keys[:4])
 
-    def _width(self, group: Group) -> int | None:
+    def own_shape(self, group: Group) -> tuple[int, ...] | None:
+        """The shape of the weight that a group was made for; None where its parameters do not tell."""
         recipe = self.recipe(group)
         site = None if recipe is None else recipe.own_site(self.shapes(group))
-        return site.shape[1] if site is not None and len(site.shape) > 1 else None
+        return None if site is None else site.shape
+
+    def _width(self, group: Group) -> int | None:
+        shape = self.own_shape(group)
+        return shape[1] if shape is not None and len(shape) > 1 else None
 
 
 class Network:
@@ -239,6 +246,7 @@ class Network:
         self._indexes = {index.component: index for index in indexes}
         self._unused: list[Unused] = []
         self._by_name: dict[tuple[str, str], Bound] = {}
+        self._numbered: dict[tuple[str, str | None, str], Numbered] = {}
         hit = sum(self._bind(group) for group in parsed.groups)
         self.bound: tuple[Bound, ...] = tuple(self._by_name.values())
         self.report = parsed.report(self.bound, self._unused, hit)
@@ -295,24 +303,44 @@ class Network:
         for tier in tiers:
             found: list[Bound] = []
             for component in tier:
-                place = self._indexes[component].find(group.module, flattened=group.flattened)
-                if place is None:
-                    continue
+                bounds, why = self._bounds(component, group, recipe)
+                found += bounds
                 # of another component than the one the key names, only what fits counts
-                stranger = group.component in _EXACT and component != group.component
-                if place.kind not in recipe.kinds and not stranger:
-                    reason, detail = f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}"
-                if place.kind not in recipe.kinds:
-                    continue
-                try:
-                    found += _bounds(component, place, self._parsed.adapter(group, recipe, place.site))
-                except ValueError as error:
-                    if not stranger:
-                        reason, detail = SHAPE_DIFFERS, f"{component}.{place.name}: {error}"
+                if why is not None and (group.component not in _EXACT or component == group.component):
+                    reason, detail = why
             if found:
                 return self._take(group, found)
         self._leave(group, reason, detail)
         return False
+
+    def _bounds(self, component: str, group: Group, recipe: Recipe) -> tuple[Sequence[Bound], tuple[str, str] | None]:
+        """What a group is in one component, and where that is nothing, why; no reason where it has no such layer."""
+        place = self._indexes[component].find(group.module, flattened=group.flattened)
+        if _formats()[group.format].numberings:
+            numbers = self._numbers(component, group)
+            place = numbers.places.get(group.module)
+            if place is None:
+                return (), (numbers.reason, numbers.detail)
+        if place is None:
+            return (), None
+        if place.kind not in recipe.kinds:
+            return (), (f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}")
+        try:
+            return _bounds(component, place, self._parsed.adapter(group, recipe, place.site)), None
+        except ValueError as error:
+            return (), (SHAPE_DIFFERS, f"{component}.{place.name}: {error}")
+
+    def _numbers(self, component: str, group: Group) -> Numbered:
+        """What the numbers mean that a group and its like have for names."""
+        alike = group.format, group.component, component
+        if alike not in self._numbered:
+            parsed, header = self._parsed, self.file.metadata.get(group.component or "")
+            shapes = {
+                one.module: parsed.own_shape(one) for one in parsed.groups if (one.format, one.component) == alike[:2]
+            }
+            numberings = _formats()[group.format].numberings
+            self._numbered[alike] = numbered(shapes, self._indexes[component], numberings, header)
+        return self._numbered[alike]
 
     def _take(self, group: Group, found: Sequence[Bound]) -> bool:
         taken = next((one for one in found if (one.component, one.target.name) in self._by_name), None)
@@ -397,15 +425,15 @@ def known_architectures() -> tuple[Architecture, ...]:
 
 
 @lru_cache(maxsize=1)
-def _formats() -> tuple[KeyFormat, ...]:
-    return tuple(discover(formats, KeyFormat).values())
+def _formats() -> Mapping[str, KeyFormat]:
+    return discover(formats, KeyFormat)
 
 
-def _parse(key: str) -> tuple[str, ParsedKey | None]:
-    for one in _formats():
-        parsed = one.parse(key)
+def _parse(key: str, said: str | None = None) -> tuple[str, ParsedKey | None]:
+    for name, one in _formats().items():
+        parsed = one.parse(key, said)
         if parsed is not None:
-            return one.name, parsed
+            return name, parsed
     return "", None
 
 

@@ -27,9 +27,10 @@ LIB_LORA = {
         " trace transient whole"
     ),
     "network": (
-        "adapters._part adapters.base architectures components file formats layer peft_config places recipe report"
-        " whole"
+        "adapters._part adapters.base architectures components file formats layer numbered peft_config places recipe"
+        " report whole"
     ),
+    "numbered": "formats.base layer places",
     "cache": "file layer network",
     "recipe": "adapters",
     "peft_config": "adapters.base file",

@@ -83,6 +83,8 @@ KEYS = {
     f"oft_unet_{FLAT}.oft_blocks": ("kohya_oft", "denoiser", FLAT, "oft_blocks"),
     f"oft_unet_{FLAT}.oft_blocks.2": ("kohya_oft", "denoiser", FLAT, "oft_blocks.2"),
     f"oft_unet_{FLAT}.alpha": ("kohya_oft", "denoiser", FLAT, "alpha"),
+    "unet:0:up": ("cloneofsimo", "unet", "0", UP),
+    "text_encoder:47:down": ("cloneofsimo", "text_encoder", "47", DOWN),
     "bundle_emb.mychar.string_to_param.*": ("bundle", None, "mychar", "bundle_emb.string_to_param.*"),
     "bundle_emb.mychar.clip_l": ("bundle", None, "mychar", "bundle_emb.clip_l"),
     "bundle_emb.mychar.clip_g": ("bundle", None, "mychar", "bundle_emb.clip_g"),
@@ -102,8 +104,10 @@ LAYERS = ["a1.weight", "a2.weight", "b1.weight", "b2.weight", "bm.weight", "q_la
 IA3 = ["weight", "on_input"]
 STRANGERS = [
     "model.diffusion_model.input_blocks.0.0.weight",
-    "unet:0:up",
-    "text_encoder:47:down",
+    "unet:0:alpha",
+    "unet:x:up",
+    "vae:0:up",
+    "<s1>",
     "emb_params",
     "down_blocks.0.resnets.0.conv1.weight",
     "transformer.double_blocks.0.img_attn.qkv.weight",
@@ -147,7 +151,7 @@ def test_named_adapters_are_told_apart():
     )
 
 
-@pytest.mark.parametrize("one", _formats(), ids=lambda one: one.name)
+@pytest.mark.parametrize("one", _formats().values(), ids=lambda one: one.name)
 def test_each_format_claims_its_own_example_first(one):
     assert _parse(one.example)[0] == one.name
 
@@ -155,6 +159,7 @@ def test_each_format_claims_its_own_example_first(one):
 def test_all_formats_are_found_by_themselves():
     assert set(discover(formats, KeyFormat)) == {
         "bundle",
+        "cloneofsimo",
         "diffusers",
         "kohya",
         "kohya_oft",
