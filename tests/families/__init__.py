@@ -1,7 +1,7 @@
 """What the tests know of each model family: its model, its own code's names, and how trainers write files for it.
 
-One file per family, found by `families()`. What is said there comes from the trainers and from diffusers' converters of
-checkpoints, never from the tables under test.
+One file per family, found by `families()`; what several share is in files that begin with `_`. What is said there comes
+from the trainers and from diffusers' converters of checkpoints, never from the tables under test.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def families() -> dict[str, Family]:
     """All families, by name."""
     found = {}
     for info in pkgutil.iter_modules(__path__):
-        if info.name != "base":
+        if info.name != "base" and not info.name.startswith("_"):
             family = importlib.import_module(f"{__name__}.{info.name}").FAMILY
             found[family.name] = family
     return found

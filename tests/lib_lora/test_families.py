@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 
 from lib_lora import load_network
 from lib_lora.layer import LayerIndex
-from lib_lora.network import Network, alias_table
+from lib_lora.network import Network, _parse, alias_table
 from lib_lora.places import Place
 from lib_lora.skeleton import skeleton
-from tests.fakes.files import save
+from tests.fakes.files import hollow, save
 from tests.families import Family, Writer, families
 from tests.families.base import linear_layers
 
@@ -33,8 +34,8 @@ def model(name: str, full: bool = False) -> nn.Module:
 
 
 @lru_cache
-def index(name: str) -> LayerIndex:
-    return LayerIndex(FAMILIES[name].component, model(name), alias_table())
+def index(name: str, full: bool = False) -> LayerIndex:
+    return LayerIndex(FAMILIES[name].component, model(name, full), alias_table())
 
 
 def weights(family: Family) -> dict[str, tuple[int, ...]]:
@@ -233,9 +234,7 @@ def sources_of(family: Family, how: Writer, path: str, rows: tuple[int, int] | N
 def test_real_key_lists(name, listed, real_keys, tmp_path):
     """Every key parsed by one format, every path found on the full model, as many layers as there are."""
     family, wanted = FAMILIES[name], FAMILIES[name].lists[listed]
-    shapes = json.loads((real_keys / f"invokeai_{listed}.json").read_text())
-    tensors = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
-    path = save(tmp_path / "file.safetensors", {key: zeros(value) for key, value in tensors.items()})
+    path = hollow(tmp_path / "file.safetensors", infos_of(real_keys, listed, name))
     components = {family.component: model(name, True), **{one: build() for one, build in family.encoders.items()}}
     report = load_network(path, components).report
     assert {reason: len(keys) for reason, keys in report.reasons().items()} == dict(wanted.left)
@@ -244,5 +243,27 @@ def test_real_key_lists(name, listed, real_keys, tmp_path):
     assert (report.hit, report.layers, report.changed) == (wanted.layers, wanted.layers, wanted.changed)
 
 
-def zeros(like: Tensor) -> Tensor:
-    return torch.zeros(like.shape, dtype=torch.float16)
+def infos_of(folder: Path, listed: str, name: str) -> dict[str, tuple[Sequence[int], str]]:
+    """Shape and dtype of each key of a list; where it has no shapes, those that the model's layers would have."""
+    shapes = json.loads((folder / f"invokeai_{listed}.json").read_text())
+    beside = folder / f"invokeai_{listed}.meta.json"
+    dtypes = json.loads(beside.read_text())["dtypes"] if beside.exists() else {}
+    return {
+        key: (shape_for(key, name) if shape is None else shape, _DTYPES[dtypes.get(key, "torch.float16")])
+        for key, shape in shapes.items()
+    }
+
+
+_DTYPES = {"torch.float16": "F16", "torch.float32": "F32"}
+
+
+def shape_for(key: str, name: str) -> tuple[int, ...]:
+    parsed = _parse(key)[1]
+    assert parsed is not None, key
+    place = index(name, True).find(parsed.module, flattened=parsed.flattened)
+    assert place is not None, key
+    return {
+        "lora_down.weight": (RANK, *place.shape[1:]),
+        "lora_up.weight": (place.shape[0], RANK, *(1 for _ in place.shape[2:])),
+        "alpha": (),
+    }[parsed.param]
