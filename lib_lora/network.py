@@ -171,11 +171,18 @@ class ParsedFile:
             changed=len(bound or ()),
             layers=len(self.groups),
             nbytes=sum(adapter.nbytes for adapter in (own if bound is None else [one.adapter for one in bound])),
-            unused=(*self.unused, *(misfits if bound is None else unused)),
+            unused=(*self.unused, *([*misfits, *self.unshared(self.groups)] if bound is None else unused)),
             metadata=self.file.metadata,
             resolved=bound is not None,
             components=frozenset(one.component for one in bound or ()),
         )
+
+    def unshared(self, acting: Iterable[Group]) -> list[Unused]:
+        """The keys of parameters that layers share, where none of those that act reads them."""
+        recipes = [recipe for group in acting if (recipe := self.recipe(group)) is not None]
+        read = {param for recipe in recipes for param in recipe.kind.shared}
+        reason = "shared by layers of which none acts"
+        return [Unused(key, reason) for param, key in self.shared.items() if param not in read]
 
     def _unbound(self) -> tuple[list[Adapter], list[Unused]]:
         """The adapters with the shapes they claim for themselves, and the keys that fit not even each other."""
@@ -196,9 +203,12 @@ class ParsedFile:
         return found, misfits
 
     def _grouped(self) -> list[Group]:
+        # by format and name, so that what a key becomes does not depend on where in the file it is
+        asked = ["", *_formats()]
         parsed = [(key, *_parse(key, self.file.metadata.get(key))) for key in self.file.infos]
-        names = [one.adapter for _, _, one in parsed if one is not None and one.adapter is not None]
-        wanted = "default" if "default" in names else next(iter(names), None)
+        parsed.sort(key=lambda one: (asked.index(one[1]), one[0]))
+        names = {one.adapter for _, _, one in parsed if one is not None and one.adapter is not None}
+        wanted = "default" if "default" in names else min(names, default=None)
         groups: dict[tuple[str | None, str], Group] = {}
         for key, name, one in parsed:
             if one is None:
@@ -247,9 +257,10 @@ class Network:
         self._unused: list[Unused] = []
         self._by_name: dict[tuple[str, str], Bound] = {}
         self._numbered: dict[tuple[str, str | None, str], Numbered] = {}
-        hit = sum(self._bind(group) for group in parsed.groups)
+        acting = [group for group in parsed.groups if self._bind(group)]
         self.bound: tuple[Bound, ...] = tuple(self._by_name.values())
-        self.report = parsed.report(self.bound, self._unused, hit)
+        self._unused.extend(parsed.unshared(acting))
+        self.report = parsed.report(self.bound, self._unused, len(acting))
 
     @property
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
