@@ -12,7 +12,8 @@ from .errors import LoraError
 from .families import alias_table
 from .file import AdapterFile
 from .layer import LayerIndex
-from .network import Network, ParsedFile, inspect_file
+from .network import Network, inspect_file
+from .parsed import ParsedFile
 from .report import Family, NetworkReport
 from .skeleton import model_skeleton
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from .errors import FileError
 from .file import AdapterFile, Stamp
 from .layer import LayerIndex
-from .network import Network, ParsedFile
+from .network import Network
+from .parsed import ParsedFile
 from .reading import USUAL, Reading
 
 _MODELS = 4

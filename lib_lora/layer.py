@@ -172,6 +172,10 @@ class LayerIndex:
             raise ComponentError(f"{self.component}.{path} is gone; the model was unloaded")
         return module
 
+    def names(self) -> Iterable[str]:
+        """Every dotted name that a layer is found by."""
+        return self._dotted
+
     def find(self, name: str, *, flattened: bool = False) -> Place | None:
         """What `name` means, in any spelling the architectures know: a weight, or rows of some."""
         return (self._flat if flattened else self._dotted).get(name)

@@ -2,68 +2,39 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from . import formats
 from .adapters._part import part_of
-from .adapters.base import Adapter, Alpha, At, Origin, Site
-from .architectures.base import fact
-from .components import EXPERTS, candidates, experts_named
-from .errors import ComponentError, UnknownAdapterError, UnknownFormatError
-from .families import alias_table, family_of, family_of_model
+from .adapters.base import Adapter, At
+from .components import EXPERTS, candidates
+from .errors import ComponentError
+from .families import alias_table, family_of_model
 from .file import AdapterFile
-from .formats.base import BUNDLED, KeyFormat, ParsedKey
 from .layer import LayerIndex, read_base_weight
-from .peft_config import PeftConfig
+from .numbered import Numbered, numbered
+from .parsed import SHAPE_DIFFERS, Group, Miss, Outcome, ParsedFile, key_formats
 from .places import Place, Target
-from .provenance import base_model
 from .reading import USUAL, Reading
-from .recipe import Recipe, recipe_of
-from .registry import discover
-from .report import Cause, Family, NetworkReport, Unused
+from .recipe import Recipe
+from .report import NetworkReport, Unused
 from .whole import Whole
 
-SHAPE_DIFFERS = "of another shape"
+_EXACT = frozenset({"unet", "prior", "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", *EXPERTS})
+"""Names of components; what else a key says is a role."""
 
 
-@dataclass(slots=True)
-class Group:
-    """The parameters of one layer in a file."""
-
-    component: str | None
-    module: str
-    flattened: bool
-    format: str
-    belongs: Literal["layer", "file", "embedding"] = "layer"
-    keys: dict[str, str] = field(default_factory=dict)
-    """Canonical parameter -> key in the file."""
-
-    def unread(self) -> list[Unused]:
-        """All keys, for the reason that no algorithm claims them."""
-        reason = f"no adapter kind reads {', '.join(sorted(self.keys))} together"
-        return Miss("unknown_parameters", reason).of(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """Why a layer of a file acts on nothing; see `report.Unused`."""
-
-    cause: Cause
-    reason: str
-    detail: str = ""
-
-    def of(self, group: Group) -> list[Unused]:
-        """All its keys, for this."""
-        return [Unused(key, self.cause, self.reason, self.detail) for key in group.keys.values()]
+_PLURAL = {
+    "linear": "linear layers",
+    "conv": "convolutions",
+    "embedding": "embeddings",
+    "norm": "norms",
+    "attention": "fused attention",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,177 +53,26 @@ class Bound:
         return self.component, self.target.path, self.target.param
 
 
-class ParsedFile:
-    """A file taken apart by its keys, without a model.
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A layer of the file, and where it may act."""
 
-    Raises:
-        FileError: the file or its configuration cannot be read.
-        UnknownFormatError: no format knows any of its keys.
-        UnknownAdapterError: keys are known but no adapter kind reads any of their parameters.
-    """
-
-    def __init__(self, file: AdapterFile) -> None:
-        self.file = file
-        self.unused: list[Unused] = []
-        groups = self._grouped()
-        self.groups = [group for group in groups if group.belongs == "layer"]
-        self.shared = {param: key for one in groups if one.belongs == "file" for param, key in one.keys.items()}
-        self.bundled = {one.module: one.keys for one in groups if one.belongs == "embedding"}
-        self.recipes = {id(group): recipe for group in self.groups if (recipe := recipe_of(self.shapes(group)))}
-        self._refuse_strangers()
-        self.config = PeftConfig.of(file, beside=any(group.format == "peft" for group in self.groups))
+    group: Group
+    tiers: Sequence[Sequence[tuple[str, Place]]]
+    """Component and place, the likeliest first; those of one tier together."""
+    absence: Miss
+    """Why it acts on nothing, if there is no such place."""
 
     @property
-    def format(self) -> str:
-        """Names of the formats seen, the most frequent first."""
-        return "+".join(name for name, _ in Counter(group.format for group in self.groups).most_common())
+    def turn(self) -> int:
+        """Layers that the file has fused come first, parts of the model's last.
 
-    def recipe(self, group: Group) -> Recipe | None:
-        """The algorithm that reads this group, and what goes around it."""
-        return self.recipes.get(id(group))
-
-    def shapes(self, group: Group) -> dict[str, tuple[int, ...]]:
-        """Canonical parameter -> shape in the file."""
-        return {param: self.file.infos[key].shape for param, key in group.keys.items()}
-
-    def adapter(self, group: Group, recipe: Recipe, site: Site, reading: Reading = USUAL) -> Adapter:
-        """Build the group's adapter for one weight.
-
-        Raises:
-            ValueError: the tensors do not fit each other or the weight; the text says want and got.
+        A file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
         """
-        params = {param: self.file.tensor(key) for param, key in group.keys.items()}
-        return recipe.build(params, site, self.origin(group, reading))
-
-    def origin(self, group: Group, reading: Reading = USUAL) -> Origin:
-        """What the file says about a group beside its own parameters."""
-        return Origin(
-            alpha=self.alpha(group),
-            spelling=group.format,
-            config=self.config.values(group.component, group.module),
-            metadata=self.file.metadata,
-            shared={param: self.file.tensor(key) for param, key in self.shared.items()},
-            module=group.module,
-            reading=reading,
-        )
-
-    def embeddings(self) -> dict[str, dict[str, Tensor]]:
-        """The textual inversions that came in the file: {name: {part: vectors}}."""
-        return {
-            name: {param.removeprefix(BUNDLED): self.file.tensor(key) for param, key in keys.items()}
-            for name, keys in self.bundled.items()
-        }
-
-    @cached_property
-    def family(self) -> Family | None:
-        """The model family the file was made for."""
-        facts = [
-            f"meta:{key.replace('.', '_')}:{value}" for key, value in self.file.metadata.items() if len(value) < 200
-        ]
-        return family_of([*facts, *(fact(group.component, group.module, self._width(group)) for group in self.groups)])
-
-    def alpha(self, group: Group) -> Alpha:
-        """The group's own alpha, else the one its configuration gives."""
-        key = group.keys.get("alpha")
-        if key is None:
-            return self.config.alpha(group.component, group.module)
-        tensor = self.file.tensor(key)
-        if tensor.numel() != 1:
-            raise ValueError(f"want one number as alpha, got {tuple(tensor.shape)}")
-        return Alpha(float(tensor.item()))
-
-    @cached_property
-    def experts(self) -> tuple[str, ...]:
-        """Those of `EXPERTS` that keys are for which do not say so: both, unless the file or a name of it tells."""
-        if any(group.component == EXPERTS[1] for group in self.groups):
-            return EXPERTS[:1]
-        names = (self.file.path.stem, self.file.metadata.get("ss_output_name", ""))  # the file may have been renamed
-        return next((found for found in map(experts_named, names) if found), EXPERTS)
-
-    def report(
-        self,
-        bound: Sequence[Bound] | None = None,
-        unused: Iterable[Unused] = (),
-        hit: int = 0,
-        model: Family | None = None,
-    ) -> NetworkReport:
-        """Sum up; `bound` is None where no model was given, else `hit` of the file's layers act on that family."""
-        kinds = Counter(recipe.name for recipe in self.recipes.values())
-        own, misfits = self._unbound()
-        ranks = [adapter.rank for adapter in own if adapter.rank is not None]
-        return NetworkReport(
-            path=self.file.path,
-            format=self.format,
-            family=self.family,
-            kinds=MappingProxyType(dict(kinds)),
-            ranks=(min(ranks), max(ranks)) if ranks else None,
-            hit=hit,
-            changed=len({(one.component, one.target.path) for one in bound or ()}),
-            layers=len(self.groups),
-            nbytes=_bytes_of(own if bound is None else [one.adapter for one in bound]),
-            unused=(*self.unused, *(misfits if bound is None else unused)),
-            metadata=self.file.metadata,
-            resolved=bound is not None,
-            components=frozenset(one.component for one in bound or ()),
-            model=model,
-            base_model=base_model(self.file.metadata, self.config.base_model),
-        )
-
-    def _unbound(self) -> tuple[list[Adapter], list[Unused]]:
-        """The adapters with the shapes they claim for themselves, and the keys that fit not even each other."""
-        found: list[Adapter] = []
-        misfits: list[Unused] = []
-        for group in self.groups:
-            recipe = self.recipe(group)
-            if recipe is None:
-                misfits.extend(group.unread())
-                continue
-            site = recipe.own_site(self.shapes(group))
-            if site is None:
-                continue  # its parameters do not tell; a model will
-            try:
-                found.append(self.adapter(group, recipe, site))
-            except ValueError as error:
-                misfits.extend(Miss("shape", SHAPE_DIFFERS, str(error)).of(group))
-        return found, misfits
-
-    def _grouped(self) -> list[Group]:
-        parsed = [(key, *_parse(key)) for key in self.file.infos]
-        names = [one.adapter for _, _, one in parsed if one is not None and one.adapter is not None]
-        wanted = "default" if "default" in names else next(iter(names), None)
-        groups: dict[tuple[str | None, str], Group] = {}
-        for key, name, one in parsed:
-            if one is None:
-                self.unused.append(Unused(key, "unknown_key", "not understood by any key format"))
-            elif one.adapter is not None and one.adapter != wanted:
-                reason = f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
-                self.unused.append(Unused(key, "unchosen_adapter", reason))
-            else:
-                group = groups.setdefault((one.component, one.module), _group(one, name))
-                if one.param in group.keys:
-                    self.unused.append(Unused(key, "repeated", f"says the same as {group.keys[one.param]}"))
-                else:
-                    group.keys[one.param] = key
-        return list(groups.values())
-
-    def _refuse_strangers(self) -> None:
-        keys = self.file.keys
-        seen = ", ".join(keys[:4]) or "none"
-        companions = {one.name for one in _formats() if not one.alone}
-        if all(group.format in companions for group in self.groups):
-            text = f"is no adapter known here: none of its {len(keys)} keys is an adapter's ({seen}, …){_hint(keys)}"
-            raise UnknownFormatError(self.file.path, text, keys[:4])
-        if not self.recipes:
-            params = sorted({param for group in self.groups for param in group.keys})
-            text = (
-                f"holds adapters of a kind not supported here, with the parameters {', '.join(params)} (keys {seen}, …)"
-            )
-            raise UnknownAdapterError(self.file.path, text, keys[:4])
-
-    def _width(self, group: Group) -> int | None:
-        recipe = self.recipe(group)
-        site = None if recipe is None else recipe.own_site(self.shapes(group))
-        return site.shape[1] if site is not None and len(site.shape) > 1 else None
+        place = next((place for tier in self.tiers for _, place in tier), None)
+        if place is None or place.target is not None:
+            return 1
+        return 0 if len({one.target.name for one in place.segments}) > 1 else 2
 
 
 class Network:
@@ -263,11 +83,23 @@ class Network:
         self._parsed = parsed
         self._reading = reading
         self._indexes = {index.component: index for index in indexes}
+        self._numbers: dict[tuple[str, str | None, str], Numbered] = {}
         self._unused: list[Unused] = []
         self._by_weight: dict[tuple[str, str, str], list[Bound]] = {}
-        hit = sum(self._bind(group) for group in sorted(parsed.groups, key=self._turn))
+        asked = sorted(map(self._asked, parsed.groups), key=lambda one: one.turn)
+        idle = [one.group for one in asked if not self._bind(one)]
         self.bound: tuple[Bound, ...] = tuple(one for own in self._by_weight.values() for one in own)
-        self.report = parsed.report(self.bound, self._unused, hit, family_of_model(indexes))
+        self._unused += parsed.unshared(one.group for one in asked if one.group not in idle)
+        self.report = parsed.report(
+            Outcome(
+                adapters=[one.adapter for one in self.bound],
+                idle=idle,
+                unused=self._unused,
+                changed=len({(one.component, one.target.path) for one in self.bound}),
+                components=frozenset(one.component for one in self.bound),
+                model=family_of_model(indexes),
+            )
+        )
 
     @property
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
@@ -310,50 +142,79 @@ class Network:
             _add_delta(total, place, one, index)
         return total
 
-    def _turn(self, group: Group) -> int:
-        """Layers that the file has fused come first, parts of the model's last.
-
-        A file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
-        """
+    def _asked(self, group: Group) -> _Asked:
+        """Where a group of the file may act."""
         tiers = candidates(group.component, list(self._indexes), self._parsed.experts)
-        indexes = (self._indexes[component] for tier in tiers for component in tier)
-        places = (index.find(group.module, flattened=group.flattened) for index in indexes)
-        place = next((place for place in places if place is not None), None)
-        if place is None or place.target is not None:
-            return 1
-        return 0 if len({one.target.name for one in place.segments}) > 1 else 2
+        absence = _absence(group, [name for tier in tiers for name in tier])
+        if key_formats()[group.format].numberings:
+            return self._asked_by_number(group, tiers, absence)
+        found = [
+            [
+                (name, place)
+                for name in tier
+                if (place := self._indexes[name].find(group.module, flattened=group.flattened)) is not None
+            ]
+            for tier in tiers
+        ]
+        return _Asked(group, found, absence)
 
-    def _bind(self, group: Group) -> bool:
-        """Find what a group of the file acts on; False where there is nothing, which is then in the report."""
+    def _asked_by_number(self, group: Group, tiers: Sequence[Sequence[str]], absence: Miss) -> _Asked:
+        found = []
+        for tier in tiers:
+            meanings = [(name, self._numbered(name, group)) for name in tier]
+            found.append([(name, one.places[group.module]) for name, one in meanings if group.module in one.places])
+            why = next((one for _, one in meanings if group.module not in one.places), None)
+            absence = absence if why is None else Miss("no_module", why.reason, why.detail)
+        return _Asked(group, found, absence)
+
+    def _numbered(self, component: str, group: Group) -> Numbered:
+        """What the numbers mean that a group and its like have for names."""
+        alike = group.format, group.component, component
+        if alike not in self._numbers:
+            parsed, header = self._parsed, self.file.metadata.get(group.component or "")
+            shapes = {
+                one.module: parsed.own_shape(one) for one in parsed.groups if (one.format, one.component) == alike[:2]
+            }
+            numberings = key_formats()[group.format].numberings
+            self._numbers[alike] = numbered(shapes, self._indexes[component], numberings, header)
+        return self._numbers[alike]
+
+    def _bind(self, asked: _Asked) -> bool:
+        """Let a group act where it fits; False where that is nowhere, which is then in the report."""
+        group = asked.group
         recipe = self._parsed.recipe(group)
         if recipe is None:
             self._unused.extend(group.unread())
             return False
-        tiers = candidates(group.component, list(self._indexes), self._parsed.experts)
-        miss = _absence(group, [name for tier in tiers for name in tier])
-        for tier in tiers:
+        miss = asked.absence
+        for tier in asked.tiers:
             found: list[Bound] = []
-            for component in tier:
-                place = self._indexes[component].find(group.module, flattened=group.flattened)
-                if place is None:
-                    continue
-                # of another component than the one the key names, only what fits counts
-                stranger = group.component in _EXACT and component != group.component
-                if place.kind not in recipe.kinds and not stranger:
-                    miss = Miss("layer_kind", f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}")
-                if place.kind not in recipe.kinds:
-                    continue
-                try:
-                    found += _bounds(component, place, self._parsed.adapter(group, recipe, place.site, self._reading))
-                except ValueError as error:
-                    if not stranger:
-                        miss = Miss("shape", SHAPE_DIFFERS, f"{component}.{place.name}: {error}")
+            for component, place in tier:
+                fit = self._fit(component, place, group, recipe)
+                if not isinstance(fit, Miss):
+                    found += fit
+                elif group.component not in _EXACT or component == group.component:
+                    miss = fit  # of another component than the one the key names, only what fits counts
             if found:
                 return self._take(group, found)
         self._unused.extend(miss.of(group))
         return False
 
+    def _fit(self, component: str, place: Place, group: Group, recipe: Recipe) -> list[Bound] | Miss:
+        """A group on each layer of the model that has a part in a place, or why it does not fit."""
+        if place.kind not in recipe.kinds:
+            return Miss("layer_kind", f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}")
+        try:
+            adapter = self._parsed.adapter(group, recipe, place.site, self._reading)
+        except ValueError as error:
+            return Miss("shape", SHAPE_DIFFERS, f"{component}.{place.name}: {error}")
+        return [
+            Bound(component, piece.target, adapter if piece.rows is None else part_of(adapter, piece.rows), place)
+            for piece in place.pieces()
+        ]
+
     def _take(self, group: Group, found: Sequence[Bound]) -> bool:
+        """Let adapters act, unless one of the file changes some of their rows already."""
         for one in found:
             others = self._by_weight.get(one.weight, ())
             if any(one.target.overlaps(other.target) for other in others):
@@ -363,24 +224,6 @@ class Network:
         for one in found:
             self._by_weight.setdefault(one.weight, []).append(one)
         return True
-
-
-def _bounds(component: str, place: Place, adapter: Adapter) -> list[Bound]:
-    """An adapter of a layer of the file, on each layer of the model that has a part in it."""
-    return [
-        Bound(component, piece.target, adapter if piece.rows is None else part_of(adapter, piece.rows), place)
-        for piece in place.pieces()
-    ]
-
-
-def _bytes_of(adapters: Iterable[Adapter]) -> int:
-    """Bytes of all their tensors, of which some may be of several adapters."""
-    sizes: dict[int, int] = {}
-    for adapter in adapters:
-        for _, tensor in adapter.tensors():
-            start = tensor.data_ptr()
-            sizes[start] = max(tensor.numel() * tensor.element_size(), sizes.get(start, 0))
-    return sum(sizes.values())
 
 
 def _absence(group: Group, asked: Sequence[str]) -> Miss:
@@ -432,52 +275,3 @@ def inspect_file(path: str | Path) -> NetworkReport:
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
     """
     return ParsedFile(AdapterFile.open(path)).report()
-
-
-@lru_cache(maxsize=1)
-def _formats() -> tuple[KeyFormat, ...]:
-    return tuple(discover(formats, KeyFormat).values())
-
-
-def _parse(key: str) -> tuple[str, ParsedKey | None]:
-    for one in _formats():
-        parsed = one.parse(key)
-        if parsed is not None:
-            return one.name, parsed
-    return "", None
-
-
-_EXACT = frozenset({"unet", "prior", "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", *EXPERTS})
-"""Names of components; what else a key says is a role."""
-
-
-def _group(one: ParsedKey, name: str) -> Group:
-    belongs: Literal["layer", "file", "embedding"] = "layer"
-    if one.file_wide or one.bundled:
-        belongs = "file" if one.file_wide else "embedding"
-    return Group(one.component, one.module, one.flattened, name, belongs)
-
-
-_PLURAL = {
-    "linear": "linear layers",
-    "conv": "convolutions",
-    "embedding": "embeddings",
-    "norm": "norms",
-    "attention": "fused attention",
-}
-
-
-def _hint(keys: Sequence[str]) -> str:
-    """What a file that is no adapter probably is."""
-    looks = {
-        "model.diffusion_model.": "a whole checkpoint: load it as the model",
-        "img_in.weight": "a whole checkpoint: load it as the model",
-        "emb_params": "a textual inversion embedding: it belongs in the embeddings folder",
-        "control_model.": "a ControlNet: load it with ControlNet",
-        "first_stage_model.": "a VAE: load it as the VAE",
-        "decoder.conv_in.": "a VAE: load it as the VAE",
-    }
-    for start, what in looks.items():
-        if any(key.startswith(start) for key in keys):
-            return f"; it looks like {what}"
-    return ""

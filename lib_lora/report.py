@@ -17,6 +17,7 @@ Cause = Literal[
     "second_adapter",  # another adapter of the file acts on the layer already
     "unchosen_adapter",  # of an adapter of another name than the one that is used
     "repeated",  # another key says the same
+    "unread",  # layers share it, and none of those that act reads it
 ]
 """Why a key has no effect, for programs; stays as it is from version to version."""
 

@@ -27,12 +27,15 @@ LIB_LORA = {
         " strength trace transient whole"
     ),
     "network": (
-        "adapters._part adapters.base architectures.base components families file formats layer peft_config places"
-        " provenance reading recipe report whole"
+        "adapters._part adapters.base components families file layer numbered parsed places reading recipe report whole"
     ),
+    "parsed": (
+        "adapters.base architectures.base components families file formats peft_config provenance reading recipe report"
+    ),
+    "numbered": "formats.base layer places",
     "families": "architectures layer places report",
     "provenance": "",
-    "cache": "file layer network reading",
+    "cache": "file layer network parsed reading",
     "recipe": "adapters",
     "peft_config": "adapters.base file",
     "skeleton": "components file",

@@ -243,6 +243,8 @@ class Adapter(TensorFields, ABC):
     name: ClassVar[str]
     before: ClassVar[tuple[str, ...]] = ()
     params: ClassVar[Params]
+    shared: ClassVar[frozenset[str]] = frozenset()
+    """Parameters it reads that all layers of a file share."""
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention"})
     """The kinds of layer it is defined for."""
 

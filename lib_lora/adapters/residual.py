@@ -49,7 +49,7 @@ class Residual(Modifier):
     @classmethod
     def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         indices, values, size = params["bias_indices"].long(), params["bias_values"], params["bias_size"]
-        if size.flatten().tolist() != [site.shape[0], site.inside] and tuple(size.tolist()) != site.shape:
+        if size.flatten().tolist() not in ([site.shape[0], site.inside], list(site.shape)):
             raise ValueError(f"want bias_size ({site.shape[0]}, {site.inside}), got {size.tolist()}")
         if indices.ndim != 2 or indices.shape != (size.numel(), values.numel()):
             raise ValueError(f"want bias_indices ({size.numel()}, {values.numel()}), got {shape_text(indices)}")

@@ -30,6 +30,7 @@ class VeRA(Adapter):
     params: ClassVar[Params] = Params(
         required=frozenset({"vera_lambda_b", "vera_lambda_d"}), optional=frozenset({"alpha"})
     )
+    shared: ClassVar[frozenset[str]] = frozenset({"vera_A", "vera_B"})
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear"})
     by_rows: ClassVar[bool] = True
 

@@ -17,6 +17,7 @@ _BLOCK = {
     "mlp.c_fc": "mlp.fc1",
     "mlp.c_proj": "mlp.fc2",
 }
+_PROJECTIONS = {"to_q": "q_proj", "to_k": "k_proj", "to_v": "v_proj", "to_out.0": "out_proj"}
 _PARTS = ("encoder", "embeddings", "final_layer_norm")
 
 CLIP_ALIASES = aliases(
@@ -25,9 +26,17 @@ CLIP_ALIASES = aliases(
         **{part: f"text_model.{part}" for part in _PARTS},
         **{f"transformer.{part}": f"text_model.{part}" for part in _PARTS},
         "transformer.text_model": "text_model",
+        **{
+            f"text_model.encoder.layers.{{}}.self_attn.{old}": f"text_model.encoder.layers.{{}}.self_attn.{leaf}"
+            for old, leaf in _PROJECTIONS.items()
+        },
     },
 )
-"""transformers' trees, alone or inside ldm's FrozenCLIPEmbedder (`transformer.`)."""
+"""transformers' trees, alone or inside ldm's FrozenCLIPEmbedder (`transformer.`).
+
+Attention is also called as in diffusers' models: that is how diffusers 0.16 named it in LoRA files, see
+huggingface/diffusers utils/state_dict_utils.py, `DIFFUSERS_OLD_TO_DIFFUSERS`.
+"""
 
 OPEN_CLIP_ALIASES = tuple(
     alias

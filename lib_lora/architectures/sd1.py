@@ -11,6 +11,7 @@ SD1 = Architecture(
     title="Stable Diffusion 1.x",
     signs=(
         Sign(r"^(denoiser|\?):.*attn2_to_[kv]:768$"),
+        Sign(r"^denoiser:\d+:768$"),  # a number for a name: nothing else in the UNet has so many inputs
         Sign(
             r"^(text_encoder|\?):(text_model_)?encoder_layers_\d+_.*(q_proj|fc1):768$", weight=1
         ),  # SDXL has it as well

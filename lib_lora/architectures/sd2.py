@@ -11,6 +11,7 @@ SD2 = Architecture(
     title="Stable Diffusion 2.x",
     signs=(
         Sign(r"^(denoiser|\?):.*attn2_to_[kv]:1024$"),
+        Sign(r"^denoiser:\d+:1024$"),  # a number for a name: nothing else in the UNet has so many inputs
         Sign(r"^(text_encoder|\?):.*(layers|resblocks)_\d+_.*(q_proj|fc1|c_fc):1024$"),
         Sign(r"^meta:(ss_base_model_version:sd_v2|modelspec_architecture:stable-diffusion-v2)", weight=2),
     ),

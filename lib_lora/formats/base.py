@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 FILE_WIDE = "*"
@@ -45,6 +45,33 @@ class ParsedKey:
 
 
 @dataclass(frozen=True, slots=True)
+class Numbering:
+    """The layers that a trainer means who numbers them instead of naming them, and the order in which it counts."""
+
+    layers: Mapping[str, str]
+    """Class of modules that are trained -> pattern of the layers below such modules, by diffusers' names.
+
+    The classes are those that the header lists, as JSON, under the component's name; all where it lists none.
+    """
+    order: tuple[str, ...]
+    """Every step of those names that is not a number, in the order in which the modules are registered."""
+
+    def numbered(self, names: Iterable[str], classes: Iterable[str] | None) -> list[str]:
+        """Those of `names` that are counted: the layer of number n is at n.
+
+        Args:
+            names: diffusers' names of a component's layers; others may be among them.
+            classes: of modules, all of them in `layers`; None for all.
+        """
+        patterns = [self.layers[name] for name in (self.layers if classes is None else classes)]
+        counted = [name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)]
+        return sorted(counted, key=lambda name: [self._place(step) for step in name.split(".")])
+
+    def _place(self, step: str) -> int:
+        return int(step) if step.isdecimal() else self.order.index(step)
+
+
+@dataclass(frozen=True, slots=True)
 class KeyFormat:
     """One spelling of adapter keys.
 
@@ -64,10 +91,21 @@ class KeyFormat:
     flattened: bool = False
     alone: bool = True
     """Whether a file of nothing else is an adapter; False where a checkpoint has keys like these."""
+    numberings: tuple[Numbering, ...] = ()
+    """For a spelling whose modules are numbers: what these may mean. Where several do, the shapes have to tell."""
+    embedding: str | None = None
+    """What the header says under the name of a textual inversion embedding, where that name is all of its key."""
     before: tuple[str, ...] = ()
 
-    def parse(self, key: str) -> ParsedKey | None:
-        """Take `key` apart; None when it is not of this spelling."""
+    def parse(self, key: str, said: str | None = None) -> ParsedKey | None:
+        """Take `key` apart; None when it is not of this spelling.
+
+        Args:
+            key: of a tensor.
+            said: what the header says under the same name.
+        """
+        if said is not None and said == self.embedding:
+            return ParsedKey(None, key, f"{BUNDLED}string_to_param.*", self.flattened)
         for pattern in self.patterns:
             match = re.fullmatch(pattern, key)
             if match is not None:

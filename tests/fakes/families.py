@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from diffusers import UNet2DConditionModel
@@ -11,7 +12,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 from lib_lora.skeleton import skeleton
 
-from .ldm import UNETS, open_clip_shapes, unet_shapes
+from .ldm import UNETS, UNetConfig, open_clip_shapes, unet_shapes
 
 _CROSS, _PLAIN = ("CrossAttnDownBlock2D", "CrossAttnUpBlock2D"), ("DownBlock2D", "UpBlock2D")
 
@@ -20,26 +21,25 @@ _XL = {
     "addition_embed_type": "text_time",
     "addition_time_embed_dim": 256,
 }
-_UNETS = {
+_UNETS: dict[str, dict[str, Any]] = {
     "sd1": {"attention_head_dim": 8},
     "sd2": {"attention_head_dim": (5, 10, 20, 20), "use_linear_projection": True},
     "sdxl": {
         **_XL,
         "attention_head_dim": (5, 10, 20),
-        "transformer_layers_per_block": (1, 2, 10),
         "projection_class_embeddings_input_dim": 2816,
     },
     "sdxl_refiner": {
         **_XL,
         "attention_head_dim": (6, 12, 24, 24),
-        "transformer_layers_per_block": 4,
         "projection_class_embeddings_input_dim": 2560,
     },
 }
 
 
-def diffusers_unet(family: str) -> nn.Module:
-    config = UNETS[family]
+def diffusers_unet(family: str, config: UNetConfig | None = None) -> nn.Module:
+    """A family's UNet, or one of it that has other numbers of blocks."""
+    config = config or UNETS[family]
     blocks = [_CROSS if depth else _PLAIN for depth in config.depths]
     with torch.device("meta"):
         return UNet2DConditionModel(
@@ -47,6 +47,7 @@ def diffusers_unet(family: str) -> nn.Module:
             down_block_types=tuple(down for down, _ in blocks),
             up_block_types=tuple(up for _, up in reversed(blocks)),
             cross_attention_dim=config.context,
+            transformer_layers_per_block=(*config.depths[:-1], config.middle),
             **_UNETS[family],
         )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import safetensors.torch
@@ -15,6 +17,29 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] 
         {key: tensor.contiguous() for key, tensor in tensors.items()}, path, dict(metadata or {})
     )
     return path
+
+
+def hollow(
+    path: Path, infos: Mapping[str, tuple[Sequence[int], str]], metadata: Mapping[str, str] | None = None
+) -> Path:
+    """A file of zeros that takes no disk, whose keys are in the order given.
+
+    Args:
+        infos: key -> shape and dtype as safetensors spells it.
+    """
+    header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for key, (shape, dtype) in infos.items():
+        start, end = end, end + math.prod(shape) * _BYTES[dtype]
+        header[key] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + end)
+    return path
+
+
+_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 
 
 def pair(

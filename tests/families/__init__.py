@@ -1,7 +1,7 @@
 """What the tests know of each model family: its model, its own code's names, and how trainers write files for it.
 
-One file per family, found by `families()`. What is said there comes from the trainers and from diffusers' converters of
-checkpoints, never from the tables under test.
+One file per family, found by `families()`; what several share is in files that begin with `_`. What is said there comes
+from the trainers and from diffusers' converters of checkpoints, never from the tables under test.
 """
 
 from __future__ import annotations

@@ -7,13 +7,14 @@ import re
 
 import pytest
 import torch
+from diffusers.loaders.single_file_utils import convert_open_clip_checkpoint
 from diffusers.models.normalization import RMSNorm as DiffusersRMSNorm
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 from lib_lora import Engine, Entry, Stack, load_network
+from lib_lora.families import alias_table
 from lib_lora.layer import LayerIndex
-from lib_lora.network import alias_table
 from lib_lora.skeleton import skeleton
 from tests.fakes.families import models
 from tests.fakes.files import pair, save
@@ -41,6 +42,33 @@ def test_the_two_unet_trees_have_the_same_layers(family):
             assert flat == found
             met.add(found.name)
         assert len(met) == len(one.targets), "two layers share a name"
+
+
+@pytest.mark.parametrize(
+    ("family", "component", "layers"), [("sd2", "text_encoder", 24), ("sdxl", "text_encoder_2", 32)]
+)
+def test_open_clip_rows_are_those_of_diffusers_converter(family, component, layers):
+    """Each row has a number of its own, and one column stands for all."""
+    clip = models()[family, "diffusers"][component]
+    shapes = open_clip_shapes(clip.config.hidden_size, layers)
+    given, starts = {}, {}
+    for start, (key, shape) in enumerate(shapes.items()):
+        starts[key.replace(".in_proj_weight", ".in_proj").removesuffix(".weight")] = start * 100_000
+        given[f"p.{key}"] = torch.arange(start * 100_000, start * 100_000 + shape[0]).unsqueeze(1)
+    ldm, met = index(component, models()[family, "ldm"][component]), 0
+    for key, rows in convert_open_clip_checkpoint(clip, given, prefix="p.").items():
+        name = key.removesuffix(".weight")
+        if name == key:
+            continue
+        place = ldm.find(name)
+        assert place is not None, key
+        (piece,) = place.pieces()
+        fused = piece.target.param == "in_proj_weight"
+        layer = f"{piece.target.path}.in_proj" if fused else piece.target.name
+        first = starts[layer.removeprefix("model.")] + (piece.target.rows or (0, 0))[0]
+        assert rows.flatten().tolist() == list(range(first, first + place.shape[0])), key
+        met += 1
+    assert met >= 8 * layers
 
 
 @pytest.mark.parametrize(("family", "component"), [("sd2", "text_encoder"), ("sdxl", "text_encoder_2")])

@@ -11,8 +11,8 @@ import pytest
 from diffusers import Flux2Transformer2DModel
 from torch import nn
 
+from lib_lora.families import alias_table
 from lib_lora.layer import LayerIndex
-from lib_lora.network import alias_table
 from tests.families import _language_models, anima, z_image
 from tests.families.base import on_meta
 

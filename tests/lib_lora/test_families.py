@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +16,12 @@ from lib_lora import load_network
 from lib_lora.architectures.base import fact, recognise
 from lib_lora.families import alias_table, known_architectures
 from lib_lora.layer import LayerIndex
-from lib_lora.network import SHAPE_DIFFERS, Bound, Network
+from lib_lora.network import Bound, Network
+from lib_lora.parsed import SHAPE_DIFFERS, parse_key
 from lib_lora.places import Place
 from lib_lora.report import NetworkReport
 from lib_lora.skeleton import skeleton
-from tests.fakes.files import save
+from tests.fakes.files import hollow, save
 from tests.families import Family, Writer, families
 from tests.families.base import List, linear_layers
 
@@ -46,8 +48,8 @@ def module(family: Family, component: str = "") -> nn.Module:
 
 
 @lru_cache
-def index(name: str) -> LayerIndex:
-    return LayerIndex(FAMILIES[name].component, model(name), alias_table())
+def index(name: str, full: bool = False) -> LayerIndex:
+    return LayerIndex(FAMILIES[name].component, model(name, full), alias_table())
 
 
 def weights(family: Family) -> dict[str, tuple[int, ...]]:
@@ -308,9 +310,7 @@ def test_one_adapter_is_the_same_in_every_format(name, tmp_path):
 def test_real_key_lists(name, listed, real_keys, tmp_path):
     """Every key parsed by one format, every path found on the full model, as many layers as there are."""
     family, wanted = FAMILIES[name], FAMILIES[name].lists[listed]
-    shapes = json.loads((real_keys / f"invokeai_{listed}.json").read_text())
-    tensors = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
-    path = save(tmp_path / "file.safetensors", {key: zeros(value) for key, value in tensors.items()})
+    path = hollow(tmp_path / "file.safetensors", infos_of(real_keys, listed, name))
     report = load_network(path, {**components(name), family.component: model(name, True)}).report
     if not wanted.shapes:  # then a name that is found is one whose shape is complained of
         assert set(report.reasons()) <= {SHAPE_DIFFERS}
@@ -338,5 +338,27 @@ def check_list(report: NetworkReport, wanted: List, family: Family) -> None:
     assert unhit == 0 or wanted.left
 
 
-def zeros(like: Tensor) -> Tensor:
-    return torch.zeros(like.shape, dtype=torch.float16)
+def infos_of(folder: Path, listed: str, name: str) -> dict[str, tuple[Sequence[int], str]]:
+    """Shape and dtype of each key of a list; where it has no shapes, those that the model's layers would have."""
+    shapes = json.loads((folder / f"invokeai_{listed}.json").read_text())
+    beside = folder / f"invokeai_{listed}.meta.json"
+    dtypes = json.loads(beside.read_text())["dtypes"] if beside.exists() else {}
+    return {
+        key: (shape_for(key, name) if shape is None else shape, _DTYPES[dtypes.get(key, "torch.float16")])
+        for key, shape in shapes.items()
+    }
+
+
+_DTYPES = {"torch.float16": "F16", "torch.float32": "F32"}
+
+
+def shape_for(key: str, name: str) -> tuple[int, ...]:
+    parsed = parse_key(key)[1]
+    assert parsed is not None, key
+    place = index(name, True).find(parsed.module, flattened=parsed.flattened)
+    assert place is not None, key
+    return {
+        "lora_down.weight": (RANK, *place.shape[1:]),
+        "lora_up.weight": (place.shape[0], RANK, *(1 for _ in place.shape[2:])),
+        "alpha": (),
+    }[parsed.param]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lib_lora import formats
 from lib_lora.formats.base import FILE_WIDE, KeyFormat, ParsedKey
-from lib_lora.network import _formats, _parse
+from lib_lora.parsed import key_formats, parse_key
 from lib_lora.registry import discover
 
 UNET = "down_blocks.0.attentions.1.transformer_blocks.0.attn2.to_k"
@@ -119,6 +119,8 @@ KEYS = {
     "single_blocks.3.norm.key_norm.scale": ("bfl_control", None, "single_blocks.3.norm.key_norm", "set_weight"),
     "a.attn.processor.to_k_proj_lora.down.weight": ("diffusers", None, "a.attn.add_k_proj", DOWN),
     "mid.attn.processor.add_v_proj_lora.up.weight": ("diffusers", None, "mid.attn.add_v_proj", UP),
+    "unet:0:up": ("cloneofsimo", "unet", "0", UP),
+    "text_encoder:47:down": ("cloneofsimo", "text_encoder", "47", DOWN),
     "bundle_emb.mychar.string_to_param.*": ("bundle", None, "mychar", "bundle_emb.string_to_param.*"),
     "bundle_emb.mychar.clip_l": ("bundle", None, "mychar", "bundle_emb.clip_l"),
     "bundle_emb.mychar.clip_g": ("bundle", None, "mychar", "bundle_emb.clip_g"),
@@ -138,8 +140,10 @@ LAYERS = ["a1.weight", "a2.weight", "b1.weight", "b2.weight", "bm.weight", "q_la
 IA3 = ["weight", "on_input"]
 STRANGERS = [
     "model.diffusion_model.input_blocks.0.0.weight",
-    "unet:0:up",
-    "text_encoder:47:down",
+    "unet:0:alpha",
+    "unet:x:up",
+    "vae:0:up",
+    "<s1>",
     "emb_params",
     "down_blocks.0.resnets.0.conv1.weight",
     "transformer.double_blocks.0.img_attn.qkv.weight",
@@ -167,7 +171,7 @@ STRANGERS = [
 @pytest.mark.parametrize("key", KEYS)
 def test_known_spellings(key):
     name, component, module, param = KEYS[key]
-    spelled, parsed = _parse(key)
+    spelled, parsed = parse_key(key)
     assert parsed is not None
     assert (spelled, parsed.component, parsed.module, parsed.param) == (name, component, module, param)
     flat = ("kohya", "kohya_oft", "lycoris", "onetrainer", "stable_cascade", "videox_fun")
@@ -178,24 +182,25 @@ def test_known_spellings(key):
 
 @pytest.mark.parametrize("key", STRANGERS)
 def test_other_keys_are_nobodys(key):
-    assert _parse(key) == ("", None)
+    assert parse_key(key) == ("", None)
 
 
 def test_named_adapters_are_told_apart():
-    assert _parse(f"base_model.model.{TEXT}.lora_A.style.weight")[1] == ParsedKey(
+    assert parse_key(f"base_model.model.{TEXT}.lora_A.style.weight")[1] == ParsedKey(
         None, TEXT, DOWN, flattened=False, adapter="style"
     )
 
 
-@pytest.mark.parametrize("one", _formats(), ids=lambda one: one.name)
+@pytest.mark.parametrize("one", key_formats().values(), ids=lambda one: one.name)
 def test_each_format_claims_its_own_example_first(one):
-    assert _parse(one.example)[0] == one.name
+    assert parse_key(one.example)[0] == one.name
 
 
 def test_all_formats_are_found_by_themselves():
     assert set(discover(formats, KeyFormat)) == {
         "bfl_control",
         "bundle",
+        "cloneofsimo",
         "diffusers",
         "kohya",
         "kohya_oft",
@@ -211,7 +216,7 @@ def test_all_formats_are_found_by_themselves():
 
 @given(st.text(max_size=120))
 def test_any_text_is_parsed_or_nobodys(key):
-    _, parsed = _parse(key)
+    _, parsed = parse_key(key)
     assert parsed is None or (parsed.module and parsed.param)
 
 
@@ -221,20 +226,20 @@ NAMES = st.from_regex(r"[a-z][a-z_]{0,7}[0-9]?(\.[a-z_0-9]{1,6}){0,4}", fullmatc
 @given(NAMES, st.sampled_from([*TENSORS, *LAYERS, *IA3, "oft_R.weight", "something_new"]))
 def test_kohya_keys_come_apart_where_they_were_joined(module, param):
     flat = module.replace(".", "_")
-    parsed = _parse(f"lora_unet_{flat}.{param}")[1]
+    parsed = parse_key(f"lora_unet_{flat}.{param}")[1]
     assert parsed == ParsedKey("denoiser", flat, param, flattened=True)
 
 
 @given(NAMES, st.sampled_from([*TENSORS, *LAYERS, *IA3]))
 def test_videox_fun_keys_come_apart_where_they_were_joined(module, param):
     flat = module.replace(".", "_")
-    assert _parse(f"lora_unet__{flat}.{param}") == ("videox_fun", ParsedKey("denoiser", flat, param, flattened=True))
+    assert parse_key(f"lora_unet__{flat}.{param}") == ("videox_fun", ParsedKey("denoiser", flat, param, flattened=True))
 
 
 @given(NAMES, st.sampled_from([*TENSORS, *LAYERS, *IA3]))
 def test_lycoris_keys_come_apart_where_they_were_joined(module, param):
     flat = module.replace(".", "_")
-    assert _parse(f"lycoris_{flat}.{param}")[1] == ParsedKey(None, flat, param, flattened=True)
+    assert parse_key(f"lycoris_{flat}.{param}")[1] == ParsedKey(None, flat, param, flattened=True)
 
 
 # what stands before a dotted module, and the component it says
@@ -253,20 +258,20 @@ DOTTED = NAMES.filter(lambda name: not name.startswith(OTHERS))
 
 @given(st.sampled_from(["", *PREFIXES]), DOTTED, st.sampled_from(TENSORS))
 def test_dotted_keys_come_apart_where_they_were_joined(prefix, module, param):
-    name, parsed = _parse(f"{prefix}{module}.{param}")
+    name, parsed = parse_key(f"{prefix}{module}.{param}")
     assert (name, parsed) == ("diffusers", ParsedKey(PREFIXES.get(prefix), module, param, flattened=False))
 
 
 @given(st.sampled_from([*PREFIXES]), DOTTED, st.sampled_from(LAYERS))
 def test_factors_called_like_layers_need_a_prefix(prefix, module, param):
-    assert _parse(f"{prefix}{module}.{param}")[1] == ParsedKey(PREFIXES[prefix], module, param, flattened=False)
-    assert _parse(f"{module}.{param}") == ("", None)
+    assert parse_key(f"{prefix}{module}.{param}")[1] == ParsedKey(PREFIXES[prefix], module, param, flattened=False)
+    assert parse_key(f"{module}.{param}") == ("", None)
 
 
 @given(st.sampled_from(["", "base_model.model.", *PREFIXES]), DOTTED, st.sampled_from(["weight", "bias", "on_input"]))
 def test_a_plain_weight_is_nobodys(prefix, module, param):
     assume(not f".{module}.{param}".endswith(tuple(f".{layer}" for layer in LAYERS)))
-    assert _parse(f"{prefix}{module}.{param}") == ("", None)
+    assert parse_key(f"{prefix}{module}.{param}") == ("", None)
 
 
 EMBEDDING = st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True)
@@ -274,12 +279,12 @@ EMBEDDING = st.from_regex(r"[a-z0-9_-]{1,12}", fullmatch=True)
 
 @given(EMBEDDING, st.one_of(NAMES, st.just("string_to_param.*")))
 def test_bundled_embeddings_are_no_layers(name, rest):
-    spelled, parsed = _parse(f"bundle_emb.{name}.{rest}")
+    spelled, parsed = parse_key(f"bundle_emb.{name}.{rest}")
     assert (spelled, parsed) == ("bundle", ParsedKey(None, name, f"bundle_emb.{rest}", flattened=False))
     assert parsed.bundled
 
 
 @given(DOTTED, st.sampled_from("AB"))
 def test_peft_keys_come_apart_where_they_were_joined(module, side):
-    parsed = _parse(f"base_model.model.unet.{module}.lora_{side}.weight")[1]
+    parsed = parse_key(f"base_model.model.unet.{module}.lora_{side}.weight")[1]
     assert parsed == ParsedKey("unet", module, DOWN if side == "A" else UP, flattened=False)

@@ -8,8 +8,8 @@ from torch import nn
 
 from lib_lora import load_network
 from lib_lora.components import candidates
+from lib_lora.families import alias_table
 from lib_lora.layer import LayerIndex
-from lib_lora.network import alias_table
 from tests.fakes.files import pair, save
 
 WIDTH, NARROW, RANK = 16, 8, 2

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora import ComponentError, FileError, UnknownAdapterError, UnknownFormatError, load_network
-from lib_lora.network import ParsedFile
+from lib_lora import ComponentError, FileError, UnknownAdapterError, UnknownFormatError, inspect_file, load_network
+from lib_lora.parsed import ParsedFile
 from tests.fakes.files import pair, save
 
 
@@ -161,6 +161,26 @@ def test_of_several_named_adapters_one_is_used_and_the_rest_listed(tmp_path, com
         f"unet.mid_block.proj_in.lora_{side}.style.weight": "of a second adapter 'style'; only 'default' is used"
         for side in "AB"
     }
+
+
+def test_of_several_named_adapters_none_called_default_the_first_by_name_is_used(tmp_path, components):
+    tensors = peft("unet.mid_block.proj_in", (12, 8), 4, ".b") | peft("unet.mid_block.proj_in", (12, 8), 4, ".a")
+    network = load_network(save(tmp_path / "a.safetensors", tensors), components)
+    assert set(reasons(network).values()) == {"of a second adapter 'b'; only 'a' is used"}
+
+
+def test_parameters_for_all_layers_are_spoken_of_where_none_reads_them(tmp_path, components):
+    shared = {"base_model.vera_A": torch.randn(4, 8), "base_model.vera_B": torch.randn(12, 4)}
+    prefix = "base_model.model.mid_block.proj_in"
+    other = save(tmp_path / "a.safetensors", shared | peft(prefix, (12, 8), 4))
+    for report in (load_network(other, components).report, inspect_file(other)):
+        assert {one.key: one.reason for one in report.unused} == dict.fromkeys(
+            shared, "shared by layers of which none acts"
+        )
+    own = {f"{prefix}.vera_lambda_d": torch.ones(4), f"{prefix}.vera_lambda_b": torch.ones(12)}
+    vera = save(tmp_path / "b.safetensors", shared | own)
+    for report in (load_network(vera, components).report, inspect_file(vera)):
+        assert report.unused == ()
 
 
 def test_two_spellings_of_one_layer_act_once(tmp_path, components):

@@ -9,23 +9,37 @@ from pathlib import Path
 import pytest
 import torch
 
-from lib_lora import PickleError, UnknownFormatError, load_network
+from lib_lora import PickleError, load_network
+from lib_lora.families import alias_table
 from lib_lora.layer import LayerIndex
-from lib_lora.network import Network, alias_table
+from lib_lora.network import Network
 from tests.fakes.families import models
 
 SUPPORTED = {  # file name begins with: (layers by component, format, kind)
     "KohakuBlueleaf+LyCORIS__result__smart_falcon_4": ({"unet": 278, "text_encoder": 72}, "kohya", "lokr"),
     "KohakuBlueleaf+LyCORIS__result__smart_falcon_8": ({"unet": 278, "text_encoder": 72}, "kohya", "lokr"),
     "catundchat+stable-diffusion-v1.5-lora__pytorch_lora_weights.safetensors": ({"unet": 128}, "diffusers", "lora"),
+    "cloneofsimo+lora__example_loras__analog": ({"unet": 144, "text_encoder": 48}, "cloneofsimo", "lora"),
+    "cloneofsimo+lora__example_loras__lora_disney": ({"unet": 144, "text_encoder": 48}, "cloneofsimo", "lora"),
     "hansjohn819-commits+sd-lora-anime-style": ({"text_encoder": 24}, "peft", "lora"),
     "huggingface+diffusers__examples__text_to_image": ({"unet": 128}, "diffusers", "lora"),
 }
 REFUSED = {
     "catundchat+stable-diffusion-v1.5-lora__pytorch_lora_weights.bin": (PickleError, "convert it once"),
-    "cloneofsimo+lora__example_loras__analog": (UnknownFormatError, "text_encoder:0:down"),
-    "cloneofsimo+lora__example_loras__lora_disney": (UnknownFormatError, "text_encoder:0:down"),
     "cloneofsimo+lora__example_loras__lora_kiriko2": (PickleError, "convert it once"),
+}
+
+
+EMBEDDINGS = {"cloneofsimo+lora__example_loras__lora_disney": {"<s1>", "<s2>"}}
+_BLOCK, _LAYER = "down_blocks.0.attentions.0.transformer_blocks.0", "text_model.encoder.layers"
+NUMBERED = {
+    "unet:0": f"{_BLOCK}.attn1.to_q",
+    "unet:4": f"{_BLOCK}.ff.net.0.proj",  # these were trained when diffusers had it between the attentions
+    "unet:5": f"{_BLOCK}.attn2.to_q",
+    "unet:6": f"{_BLOCK}.attn2.to_k",
+    "unet:8": f"{_BLOCK}.attn2.to_out.0",
+    "text_encoder:0": f"{_LAYER}.0.self_attn.k_proj",  # transformers makes it before q_proj
+    "text_encoder:47": f"{_LAYER}.11.self_attn.out_proj",
 }
 
 
@@ -33,9 +47,12 @@ def the_file(folder: Path, start: str) -> Path:
     return next(path for path in folder.iterdir() if path.name.startswith(start))
 
 
-def test_every_real_file_is_spoken_of(real_loras):
-    names = [path.name for path in real_loras.iterdir() if path.suffix != ".tsv"]
-    assert all(any(name.startswith(start) for start in (*SUPPORTED, *REFUSED)) for name in names)
+def test_every_real_file_is_accepted_or_refused_as_it_must_be(real_loras):
+    with (real_loras / "index.tsv").open() as stream:
+        roles = {row["file"]: row["role"] for row in csv.DictReader(stream, delimiter="\t")}
+    assert roles.keys() == {path.name for path in real_loras.iterdir() if path.suffix != ".tsv"}
+    for starts, role in ((SUPPORTED, "accept"), (REFUSED, "refuse-pickle")):
+        assert {the_file(real_loras, start).name for start in starts} == {n for n in roles if roles[n] == role}
 
 
 @pytest.mark.parametrize("tree", ["diffusers", "ldm"])
@@ -50,7 +67,15 @@ def test_supported_files_resolve_wholly(real_loras, start, tree):
     assert {component: len(adapters) for component, adapters in network.adapters.items()} == components
     tensors = sum(1 for one in network.bound for _ in one.adapter.tensors())
     alphas = sum(1 for key in network.file.keys if key.endswith(".alpha"))
-    assert tensors + alphas == len(network.file.keys), "every key is used"
+    assert network.embeddings.keys() == EMBEDDINGS.get(start, set())
+    assert tensors + alphas + len(network.embeddings) == len(network.file.keys), "every key is used"
+
+
+def test_embeddings_come_with_their_vectors(real_loras):
+    network = load_network(the_file(real_loras, "cloneofsimo+lora__example_loras__lora_disney"), {})
+    for name, parts in network.embeddings.items():
+        assert parts.keys() == {"string_to_param.*"}
+        assert torch.equal(parts["string_to_param.*"], network.file.tensor(name).view(1, 768))
 
 
 @pytest.mark.parametrize("start", REFUSED)
@@ -78,11 +103,13 @@ def test_deltas_are_the_expected_ones(real_loras, tree):
         assert float(flat.sum()) == pytest.approx(float(row["sum"]), rel=1e-6)
         assert float(flat[place]) == pytest.approx(float(row["value_at_argmax"]), rel=1e-6)
         assert float(flat.abs().max()) == pytest.approx(abs(float(row["value_at_argmax"])), rel=1e-6)
-    assert len(rows) == 24
+    assert len(rows) == 38
 
 
 def _layer(network: Network, module: str) -> tuple[str, str]:
     """Component and path of a layer as the table spells it."""
+    if module in NUMBERED:
+        return module.partition(":")[0], NUMBERED[module]
     flat = re.fullmatch(r"lora_(te|unet)_(.+)", module)
     if flat is None:
         return next(iter(network.adapters)), re.sub(r"to_out$", "to_out.0", module)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lib_lora.architectures.base import recognise
-from lib_lora.network import known_architectures
+from lib_lora.families import known_architectures
 
 PARTS = {
     # trainers that leave out all but attention, in each spelling: layers and their inputs

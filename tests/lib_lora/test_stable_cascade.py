@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from lib_lora import load_network
+from lib_lora.families import alias_table
 from lib_lora.layer import LayerIndex
-from lib_lora.network import alias_table
 from lib_lora.skeleton import skeleton
 from tests.fakes.files import pair, save
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from lib_lora.file import AdapterFile
 from lib_lora.formats.base import FILE_WIDE
-from lib_lora.network import _parse
+from lib_lora.parsed import parse_key
 from lib_lora.peft_config import PeftConfig
 
 LORA = {"lora_down.weight", "lora_up.weight"}
@@ -47,7 +47,7 @@ def layers(path: Path, name: str) -> dict[str, set[str]]:
     """Canonical parameters by module; every key must be understood by the format `name`."""
     found: dict[str, set[str]] = {}
     for key in AdapterFile.open(path).keys:
-        spelled, parsed = _parse(key)
+        spelled, parsed = parse_key(key)
         assert parsed is not None, key
         assert spelled == name, key
         assert (parsed.component, parsed.adapter, parsed.bundled) == (None, None, False)
@@ -208,7 +208,7 @@ def test_keys_of_peft_with_the_adapters_name(case):
     peft = pytest.importorskip("peft")
     name, arguments, want = PEFT[case]
     made = peft.get_peft_model(Model(), getattr(peft, name)(**arguments), adapter_name="style")
-    parsed = [_parse(key) for key in made.state_dict() if "style" in key]
+    parsed = [parse_key(key) for key in made.state_dict() if "style" in key]
     found = {(one.module, one.param) for _, one in parsed if one is not None}
     assert {(module, param) for module, params in want.items() for param in params} <= found
     assert {(spelled, one.adapter) for spelled, one in parsed if one is not None} == {("peft", "style")}

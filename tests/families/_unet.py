@@ -1,0 +1,175 @@
+"""What the families with Stable Diffusion's UNet share: how its model is made, and who writes files for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from diffusers.loaders.single_file_utils import convert_ldm_unet_checkpoint
+from torch import Tensor, nn
+
+from tests.fakes.families import diffusers_unet, models
+from tests.fakes.ldm import UNETS, UNetConfig, unet_shapes
+
+from .base import KOHYA_PARAMS, PEFT, Family, List, Writer, dotted, kohya
+
+_ATTENTION = ("attn1.to_", "attn2.to_")
+_TRANSFORMER = ("attentions",)
+
+
+def family(
+    name: str,
+    *,
+    depths: tuple[int, ...] | None = None,
+    middle: int = 1,
+    writers: Mapping[str, Writer],
+    lists: Mapping[str, List] | None = None,
+) -> Family:
+    """One of the families.
+
+    Args:
+        name: as in `tests.fakes.ldm.UNETS`.
+        depths: transformer blocks per level of the model with few blocks; those of the full one if none are given.
+        middle: the same for its middle block.
+        writers: beside those that every family has.
+        lists: of real files.
+    """
+    full = UNETS[name]
+    few = full if depths is None else replace(full, depths=depths, middle=middle)
+    return Family(
+        name=name,
+        component="unet",
+        build=lambda whole: diffusers_unet(name, full if whole else few),
+        native=lambda: unet_shapes(few),
+        convert=lambda given: _converted(given, few),
+        writers={**_WRITERS, **writers},
+        lists=lists or {},
+        encoders={one: _encoder(name, one) for one in ENCODERS[name]},
+    )
+
+
+ENCODERS = {
+    "sd1": ("text_encoder",),
+    "sd2": ("text_encoder",),
+    "sdxl": ("text_encoder", "text_encoder_2"),
+    "sdxl_refiner": ("text_encoder_2",),
+}
+
+
+def _encoder(name: str, component: str) -> Callable[[], nn.Module]:
+    return lambda: models()[name, "diffusers"][component]
+
+
+def _converted(given: Mapping[str, Tensor], config: UNetConfig) -> dict[str, Tensor]:
+    checkpoint = {f"model.diffusion_model.{key}": value for key, value in given.items()}
+    embed = None if config.label is None else "text_time"
+    return dict(convert_ldm_unet_checkpoint(checkpoint, {"layers_per_block": 2, "addition_embed_type": embed}))
+
+
+def _attention_processor(layer: str, param: str) -> str | None:
+    above, _, leaf = layer.removesuffix(".0").rpartition(".")
+    spelled = {"lora_down.weight": "down.weight", "lora_up.weight": "up.weight"}
+    return f"{above}.processor.{leaf}_lora.{spelled[param]}" if param in spelled else None
+
+
+def _before_peft(layer: str, param: str) -> str | None:
+    spelled = {"lora_down.weight": "lora.down.weight", "lora_up.weight": "lora.up.weight"}
+    return f"unet.{layer}.{spelled[param]}" if param in spelled else None
+
+
+_NAMED = {param: name.replace(".weight", ".default.weight") for param, name in PEFT.items()}
+_WITH_ALPHA = {**PEFT, "alpha": "alpha"}
+
+_WRITERS = {
+    "kohya": Writer(
+        "kohya",
+        "kohya-ss/sd-scripts networks/lora.py, LoRANetwork.create_modules (SD 1 and 2, whose UNet has diffusers' names)"
+        "; ostris/ai-toolkit toolkit/lora_special.py, LoRASpecialNetwork (XL, too)",
+        kohya(),
+        "diffusers",
+    ),
+    "attention processors": Writer(
+        "diffusers",
+        "huggingface/diffusers up to 0.19, loaders.py, UNet2DConditionLoadersMixin.save_attn_procs; "
+        "models/attention_processor.py, LoRAAttnProcessor",
+        _attention_processor,
+        "diffusers",
+        layers=_ATTENTION,
+    ),
+    "diffusers before PEFT": Writer(
+        "diffusers",
+        "huggingface/diffusers 0.20 to 0.22, models/lora.py, LoRACompatibleLinear, saved by save_lora_weights",
+        _before_peft,
+        "diffusers",
+        layers=_TRANSFORMER,
+    ),
+    "diffusers": Writer(
+        "peft",
+        "huggingface/diffusers loaders/lora_pipeline.py, save_lora_weights; bghira/SimpleTuner saves through it",
+        dotted("unet."),
+        "diffusers",
+    ),
+    "PEFT, named": Writer(
+        "peft",
+        "huggingface/peft tuners/lora/layer.py, the state_dict of a PeftModel",
+        dotted("base_model.model.", _NAMED),
+        "diffusers",
+    ),
+    "lycoris": Writer(
+        "lycoris",
+        "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LycorisNetwork.LORA_PREFIX",
+        kohya("lycoris_"),
+        "diffusers",
+    ),
+    "comfy": Writer(
+        "diffusers",
+        "Comfy-Org/ComfyUI comfy_extras/nodes_lora_extract.py, calc_lora_model",
+        dotted("diffusion_model.", KOHYA_PARAMS),
+    ),
+    "OneTrainer, comfy": Writer(
+        "peft",
+        "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _save_comfy",
+        dotted("diffusion_model.", _WITH_ALPHA),
+    ),
+    "OneTrainer, original": Writer(
+        "peft",
+        "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _save_original",
+        dotted("", _WITH_ALPHA),
+    ),
+}
+
+KOHYA_LDM = Writer(
+    "kohya",
+    "kohya-ss/sd-scripts networks/lora.py on library/sdxl_original_unet.py, which has ldm's names; "
+    "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _convert_kohya",
+    kohya(),
+)
+
+
+def cloneofsimo(name: str) -> Writer:
+    """Layers by their number among the linear layers below modules of some classes, in the order torch lists them."""
+
+    @lru_cache
+    def numbers() -> dict[str, int]:
+        found = [
+            f"{above}.{inside}" if inside else above
+            for above, module in diffusers_unet(name).named_modules()
+            if type(module).__name__ in ("Attention", "GEGLU")
+            for inside, layer in module.named_modules()
+            if isinstance(layer, nn.Linear)
+        ]
+        return {layer: number for number, layer in enumerate(found)}
+
+    def key(layer: str, param: str) -> str | None:
+        spelled = {"lora_down.weight": "down", "lora_up.weight": "up"}
+        return f"unet:{numbers()[layer]}:{spelled[param]}" if param in spelled else None
+
+    return Writer(
+        "cloneofsimo",
+        "cloneofsimo/lora lora_diffusion/lora.py, save_safeloras_with_embeds and _find_modules_v2",
+        key,
+        "diffusers",
+        layers=(*_ATTENTION, "ff.net.0.proj"),
+        metadata={"unet": '["CrossAttention", "Attention", "GEGLU"]'},
+    )

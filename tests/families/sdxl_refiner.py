@@ -1,0 +1,7 @@
+"""Stable Diffusion XL refiner."""
+
+from __future__ import annotations
+
+from ._unet import KOHYA_LDM, family
+
+FAMILY = family("sdxl_refiner", depths=(0, 1, 1, 0), middle=1, writers={"kohya, ldm": KOHYA_LDM})
