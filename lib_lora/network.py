@@ -413,7 +413,8 @@ def inspect_file(path: str | Path) -> NetworkReport:
 @lru_cache(maxsize=1)
 def alias_table() -> AliasTable:
     """Every name every known family has for its modules."""
-    return AliasTable(alias for architecture in known_architectures() for alias in architecture.aliases)
+    families = known_architectures()
+    return AliasTable((alias for family in families for alias in family.aliases), families)
 
 
 @lru_cache(maxsize=1)
