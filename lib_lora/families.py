@@ -25,7 +25,8 @@ def known_architectures() -> tuple[Architecture, ...]:
 @lru_cache(maxsize=1)
 def alias_table() -> AliasTable:
     """Every name every known family has for its modules."""
-    return AliasTable(alias for architecture in known_architectures() for alias in architecture.aliases)
+    known = known_architectures()
+    return AliasTable((alias for architecture in known for alias in architecture.aliases), known)
 
 
 def family_of(facts: Iterable[str]) -> Family | None:

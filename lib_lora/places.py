@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from .adapters.base import Kind, Rows, Site
-from .architectures.base import Alias
+from .architectures.base import Alias, Architecture, fact, recognise
 from .components import role
 
 
@@ -177,13 +177,16 @@ def _pieces(own: Sequence[tuple[Segment, int]]) -> Iterator[Piece]:
 
 
 class AliasTable:
-    """The other names of a model's layers, in both directions."""
+    """The other names of a model's layers, in both directions.
 
-    def __init__(self, aliases: Iterable[Alias]) -> None:
-        self._rules: dict[str, list[_Rule]] = {}
-        for alias in dict.fromkeys(aliases):
-            for rule in _rules(alias):
-                self._rules.setdefault(_normal(rule.this), []).append(rule)
+    Args:
+        aliases: of all families.
+        families: that a model may be of. Where two call different layers by one name, its own is right.
+    """
+
+    def __init__(self, aliases: Iterable[Alias], families: Iterable[Architecture] = ()) -> None:
+        self._rules = _indexed(aliases)
+        self._families = tuple(families)
 
     def places(self, component: str, own: Mapping[str, Place]) -> dict[str, Place]:
         """Every name -> what it means, the model's own names first.
@@ -193,26 +196,40 @@ class AliasTable:
             own: the model's own names.
         """
         known = dict(own)
-        queue = list(own)
-        for name in queue:  # which grows
-            for other, place in self._others(component, name, known, below_all=name in own):
-                if other not in known:  # a layer's own name beats another's alias
-                    known[other] = place
-                    queue.append(other)
+        widths = {name: place.shape[1] if len(place.shape) > 1 else None for name, place in own.items()}
+        family = recognise(self._families, (fact(component, name, width) for name, width in widths.items()))
+        for rules in (_indexed(() if family is None else family.aliases), self._rules):
+            queue = list(known)
+            for name in queue:  # which grows
+                for other, place in _others(rules, component, name, known, below_all=name in own):
+                    if other not in known:  # a layer's own name beats another's alias
+                        known[other] = place
+                        queue.append(other)
         return known
 
-    def _others(
-        self, component: str, name: str, known: Mapping[str, Place], *, below_all: bool
-    ) -> Iterator[tuple[str, Place]]:
-        steps = name.split(".")
-        normal = [_NUMBER if step.isdecimal() else step for step in steps]
-        # what may stand before every name is put before the model's own, or it would be put before itself for ever
-        for length in range(len(steps), -1 if below_all else 0, -1):
-            for rule in self._rules.get(".".join(normal[:length]), ()):
-                if component == rule.alias.component or role(component) == rule.alias.component:
-                    numbers = rule.this.match(steps[:length])
-                    if numbers is not None:
-                        yield from rule.names(numbers, steps[length:], known[name], known)
+
+def _indexed(aliases: Iterable[Alias]) -> dict[str, list[_Rule]]:
+    """Rules by the names they are for, numbers aside."""
+    rules: dict[str, list[_Rule]] = {}
+    for alias in dict.fromkeys(aliases):
+        for rule in _rules(alias):
+            rules.setdefault(_normal(rule.this), []).append(rule)
+    return rules
+
+
+def _others(
+    rules: Mapping[str, Sequence[_Rule]], component: str, name: str, known: Mapping[str, Place], *, below_all: bool
+) -> Iterator[tuple[str, Place]]:
+    """What else a layer, and what it is a part of, is called."""
+    steps = name.split(".")
+    normal = [_NUMBER if step.isdecimal() else step for step in steps]
+    # what may stand before every name is put before the model's own, or it would be put before itself for ever
+    for length in range(len(steps), -1 if below_all else 0, -1):
+        for rule in rules.get(".".join(normal[:length]), ()):
+            if component == rule.alias.component or role(component) == rule.alias.component:
+                numbers = rule.this.match(steps[:length])
+                if numbers is not None:
+                    yield from rule.names(numbers, steps[length:], known[name], known)
 
 
 _NUMBER = "#"

@@ -18,6 +18,9 @@ class Alias:
     """Two names of one module, or of everything below it; or a fused layer and its parts.
 
     `{}` in a name stands for a number; both names have equally many, in the same order.
+
+    Raises:
+        ValueError: one prefix begins the other.
     """
 
     component: str
@@ -36,6 +39,13 @@ class Alias:
     """Whether one layer has the two halves of its outputs the other way round, as adaLN's shift and scale."""
     times: int | None = None
     """How many times as many outputs as inputs a layer must have to be meant, where names alone do not tell."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.diffusers, str) or "" in (self.native, self.diffusers):
+            return  # whole layers; and what stands before all of a model's own names is put there once
+        short, long = sorted((f"{self.native}.", f"{self.diffusers}."), key=len)
+        if short != long and long.startswith(short):
+            raise ValueError(f"{short!r} begins {long!r}: give one layer as a tuple, or the name would grow for ever")
 
     @property
     def parts(self) -> tuple[str, ...]:

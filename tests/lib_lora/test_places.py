@@ -1,0 +1,51 @@
+"""Names of layers, where two families do not agree on what one means."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from lib_lora.architectures.base import Alias, Architecture, Sign
+from lib_lora.components import DENOISER
+from lib_lora.layer import LayerIndex
+from lib_lora.places import AliasTable
+
+WIDTH = 8
+
+
+def family(name: str, last: str, *, width: int) -> Architecture:
+    """One that calls its last layer `final_layer.linear`, which is another in each family."""
+    return Architecture(
+        name=name,
+        title=name,
+        signs=(Sign(rf"^denoiser:proj_out:{width}$"),),
+        aliases=(Alias(DENOISER, "final_layer.linear", last),),
+    )
+
+
+REEF = family("reef", "norm_out.linear_2", width=2 * WIDTH)
+LAGOON = family("lagoon", "proj_out", width=WIDTH)
+
+
+def model(width: int) -> nn.Module:
+    """With both layers, so that its names alone leave the choice."""
+    with torch.device("meta"):
+        norm = nn.ModuleDict({"linear_2": nn.Linear(width, 3)})
+        return nn.ModuleDict({"norm_out": norm, "proj_out": nn.Linear(width, 3)})
+
+
+@pytest.mark.parametrize("families", [(REEF, LAGOON), (LAGOON, REEF)])
+@pytest.mark.parametrize(("width", "last"), [(2 * WIDTH, "norm_out.linear_2"), (WIDTH, "proj_out")])
+def test_a_name_means_what_the_models_own_family_says(width, last, families):
+    """Whichever family is asked first, and whichever layer comes first."""
+    table = AliasTable((alias for one in families for alias in one.aliases), families)
+    index = LayerIndex("transformer", model(width), table)
+    assert index.find("final_layer.linear") == index.find(last)
+
+
+@pytest.mark.parametrize("families", [(REEF, LAGOON), (LAGOON, REEF)])
+def test_a_model_of_no_known_family_has_the_names_of_all(families):
+    """What a merge of trees is called is better than nothing."""
+    table = AliasTable((alias for one in families for alias in one.aliases), families)
+    assert LayerIndex("transformer", model(3 * WIDTH), table).find("final_layer.linear") is not None
