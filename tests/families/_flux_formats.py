@@ -144,9 +144,9 @@ def writers() -> dict[str, Writer]:
         ),
         "onetrainer-kohya": Writer("kohya", f"{onetrainer}, lora_kohya_conversion", kohya()),
         # PEFT's names beside an alpha, which is the first key of a layer and so gives it its format
-        "onetrainer-original": Writer("diffusers", f"{onetrainer}, lora_original_conversion", dotted("", PEFT_ALPHA)),
+        "onetrainer-original": Writer("peft", f"{onetrainer}, lora_original_conversion", dotted("", PEFT_ALPHA)),
         "onetrainer-comfy": Writer(
-            "diffusers", f"{onetrainer}, lora_original_conversion", dotted("diffusion_model.", PEFT_ALPHA)
+            "peft", f"{onetrainer}, lora_original_conversion", dotted("diffusion_model.", PEFT_ALPHA)
         ),
         "onetrainer-internal": Writer(
             "diffusers",

@@ -139,7 +139,7 @@ def writers(version: str) -> dict[str, Writer]:
             "onetrainer", f"{onetrainer}, convert_to_mixture", kohya("lora_transformer_"), "diffusers"
         ),
         "onetrainer-kohya": Writer("kohya", f"{onetrainer}, lora_kohya_conversion", kohya()),
-        "onetrainer-original": Writer("diffusers", f"{onetrainer}, lora_original_conversion", dotted("", PEFT_ALPHA)),
+        "onetrainer-original": Writer("peft", f"{onetrainer}, lora_original_conversion", dotted("", PEFT_ALPHA)),
         "omi": Writer(
             "diffusers",
             "OMI, convert/lora/convert_sd3_lora.py",

@@ -116,7 +116,7 @@ FAMILY = Family(
             component="llm_adapter",
         ),
         "onetrainer original": Writer(
-            "diffusers",
+            "peft",
             "Nerogar/OneTrainer modules/model/AnimaModel.py, diffusers_to_original",
             dotted("net.", PEFT | {"alpha": "alpha"}),
         ),

@@ -114,7 +114,7 @@ def writers() -> Mapping[str, Writer]:
             "diffusers",
         ),
         "onetrainer original": Writer(
-            "diffusers",
+            "peft",
             "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _save_original",
             dotted("", PEFT | {"alpha": "alpha"}),
         ),

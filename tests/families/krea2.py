@@ -112,7 +112,7 @@ FAMILY = Family(
             "diffusers",
         ),
         "onetrainer original": Writer(
-            "diffusers",
+            "peft",
             "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _save_original",
             dotted("", PEFT | {"alpha": "alpha"}),
         ),

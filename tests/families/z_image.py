@@ -110,7 +110,7 @@ FAMILY = Family(
             "diffusers",
         ),
         "onetrainer comfy": Writer(
-            "diffusers",
+            "peft",
             "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _save_comfy",
             dotted("diffusion_model.", PEFT | {"alpha": "alpha"}),
             "diffusers",

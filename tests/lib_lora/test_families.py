@@ -200,10 +200,10 @@ def factors(name: str, component: str) -> dict[str, tuple[Tensor, Tensor]]:
         shapes = {key.removesuffix(".weight"): shape for key, shape in weights(family).items()}
     else:
         shapes = layers_in(module(family, component))
-    return {layer: _factors(shape, seed) for seed, (layer, shape) in enumerate(shapes.items())}
+    return {layer: random_factors(shape, seed) for seed, (layer, shape) in enumerate(shapes.items())}
 
 
-def _factors(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
+def random_factors(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     down = torch.randn(RANK, *shape[1:], generator=generator)
     up = torch.randn(shape[0], RANK, *(1,) * (len(shape) - 2), generator=generator)

@@ -90,7 +90,7 @@ def check(
         report = activation.entries[0]
         assert dict(report.kinds) == {sample.recipe: len(scenario.file)}
         assert (report.hit, report.unused) == (len(scenario.file), ())
-        assert report.changed == max(len(scenario.model), len(scenario.file))
+        assert report.changed == len(scenario.model)
         assert mode == "live" or activation.merged == len(scenario.model) or LIVE_ALL.search(activation.summary())
         got = model(x)
         assert got.dtype == base.dtype
@@ -287,9 +287,9 @@ class TestReports:
         report = load_network(written.path, {"transformer": Blocks(dict.fromkeys(kept, IN))}).report
         assert (report.hit, report.changed) == (0, 0)
         own = [key for key in written.tensors[next(iter(QKV.file))] if key.startswith(sample.prefix)]
-        assert {reason: len(keys) for reason, keys in report.reasons().items()} == {
-            "no module of that name in transformer": len(own)
-        }
+        reasons = {reason: len(keys) for reason, keys in report.reasons().items()}
+        assert reasons.pop("no module of that name in transformer") == len(own)
+        assert reasons.keys() <= {"shared by layers of which none acts"}
 
     def test_a_fused_layer_of_another_size(self, tmp_path):
         written = write(tmp_path, NAMED["lora"], QKV)

@@ -55,6 +55,7 @@ def all_causes() -> dict[str, torch.Tensor]:
     tensors = pair("lora_unet_proj", (12, 8), 4) | pair("unet.proj", (12, 8), 4)
     tensors |= pair("lora_unet_nowhere", (12, 8), 4)
     tensors |= pair("lora_te3_x", (8, 8), 4)
+    tensors |= {"base_model.vera_A": torch.zeros(2, 8)}
     tensors |= pair("lora_unet_conv", (6, 5, 3, 3), 4)
     tensors |= pair("lora_unet_norm", (8, 8), 4)
     tensors |= {"lora_te_1.lora_up.weight": torch.zeros(8, 4), "junk": torch.zeros(1)}
@@ -76,7 +77,7 @@ def test_every_key_that_goes_unused_has_a_cause_for_programs(tmp_path, component
     assert by_key["lora_te_1.lora_up.weight"] == "unknown_parameters"
     assert by_key["unet.proj.lora_up.weight"] == "second_adapter"
     assert by_key["text_encoder.0.lora_A.style.weight"] == "unchosen_adapter"
-    assert by_key["text_encoder.0.lora_A.default.weight"] == "repeated", "of the key before it"
+    assert by_key["text_encoder.0.lora.down.weight"] == "repeated", "PEFT's is asked first"
 
 
 def test_causes_and_keys_lie_side_by_side_in_json(tmp_path, components):

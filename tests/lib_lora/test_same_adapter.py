@@ -22,7 +22,7 @@ from tests.fakes.files import save
 from tests.families import families
 from tests.families._unet import ENCODERS
 
-from .test_families import RANK, factors, layers_in, origins
+from .test_families import RANK, layers_in, origins, random_factors
 
 NAMES = ("sd1", "sd2", "sdxl", "sdxl_refiner")
 TREES = ("diffusers", "ldm")
@@ -105,7 +105,7 @@ def made(name: str) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
         if (component == "unet" and any(part in layer for part in UNET))
         or (component != "unet" and "self_attn" in layer and int(layer.split("layers.")[1].split(".")[0]) < TEXT_LAYERS)
     }
-    return {one: factors(shape, seed) for seed, (one, shape) in enumerate(shapes.items())}
+    return {one: random_factors(shape, seed) for seed, (one, shape) in enumerate(shapes.items())}
 
 
 def write(name: str, writer: str, folder: Path) -> tuple[Path, set[str]]:
