@@ -33,7 +33,7 @@ def family_of(facts: Iterable[str]) -> Family | None:
     """The family that facts speak for, see `architectures.base.fact`; None where none does."""
     lines = list(facts)
     found = recognise(known_architectures(), lines)
-    return None if found is None else Family(found.name, found.title, found.score("\n".join(lines)) >= _SURE)
+    return None if found is None else Family(found.name, found.title, found.score(lines) >= _SURE)
 
 
 def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:

@@ -9,11 +9,13 @@ silently keeps the last of two equal keys.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -115,6 +117,35 @@ class AdapterFile:
         if info.start == info.end:
             return torch.empty(info.shape, dtype=info.dtype)
         return _view(self._mapped(), info)
+
+    @cached_property
+    def numbers(self) -> Mapping[str, float]:
+        """The values of all tensors of one element, such as alphas.
+
+        Read by themselves: each that is touched in the map makes the system read its surroundings, too, which takes as
+        long as the whole file if that is not cached.
+
+        Raises:
+            FileError: the file changed on disk since it was opened, or cannot be read.
+        """
+        single = [key for key, info in _by_offset(self.infos) if math.prod(info.shape) == 1]
+        self.verify()
+        raw: dict[torch.dtype, bytearray] = {}
+        keys: dict[torch.dtype, list[str]] = {}
+        try:
+            with self.path.open("rb", buffering=0) as stream:
+                for key in single:
+                    info = self.infos[key]
+                    stream.seek(info.start)
+                    raw.setdefault(info.dtype, bytearray()).extend(stream.read(info.end - info.start))
+                    keys.setdefault(info.dtype, []).append(key)
+        except OSError as error:
+            raise FileError(self.path, f"cannot be read: {error.strerror or error}") from error
+        self.verify()
+        found: dict[str, float] = {}
+        for dtype, own in keys.items():
+            found.update(zip(own, torch.frombuffer(raw[dtype], dtype=dtype).double().tolist(), strict=True))
+        return found
 
     def verify(self) -> None:
         """Check that the file on disk is still the one that was opened.

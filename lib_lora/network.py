@@ -87,9 +87,12 @@ class Network:
         self._unused: list[Unused] = []
         self._by_weight: dict[tuple[str, str, str], list[Bound]] = {}
         asked = sorted(map(self._asked, parsed.groups), key=lambda one: one.turn)
-        idle = [one.group for one in asked if not self._bind(one)]
+        acting: list[Group] = []
+        idle: list[Group] = []
+        for one in asked:
+            (acting if self._bind(one) else idle).append(one.group)
         self.bound: tuple[Bound, ...] = tuple(one for own in self._by_weight.values() for one in own)
-        self._unused += parsed.unshared(one.group for one in asked if one.group not in idle)
+        self._unused += parsed.unshared(acting)
         self.report = parsed.report(
             Outcome(
                 adapters=[one.adapter for one in self.bound],

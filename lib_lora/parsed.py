@@ -149,10 +149,10 @@ class ParsedFile:
         key = group.keys.get("alpha")
         if key is None:
             return self.config.alpha(group.component, group.module)
-        tensor = self.file.tensor(key)
-        if tensor.numel() != 1:
-            raise ValueError(f"want one number as alpha, got {tuple(tensor.shape)}")
-        return Alpha(float(tensor.item()))
+        value = self.file.numbers.get(key)
+        if value is None:
+            raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
+        return Alpha(value)
 
     @cached_property
     def experts(self) -> tuple[str, ...]:

@@ -78,7 +78,7 @@ class PeftConfig:
             module: a dotted path. With it, `r`, `alpha` and `lora_alpha` are those of this module.
         """
         values = self._common if component is None else self._components.get(component, self._common)
-        if module is None:
+        if module is None or not values:
             return MappingProxyType(values)
         special = {name: _special(values.get(table), module) for name, table in _PATTERNS.items() if name in values}
         return MappingProxyType(values | {name: value for name, value in special.items() if value is not None})

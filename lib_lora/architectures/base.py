@@ -63,7 +63,17 @@ class Sign:
     """A tell-tale of a family: a pattern searched in a file's facts (see `facts`), and how much it says."""
 
     pattern: str
+    """Begins with `^`, as a fact is one line."""
     weight: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.pattern.startswith("^"):
+            raise ValueError(f"{self.pattern!r} must begin with ^")
+
+    def seen(self, text: str) -> bool:
+        """Whether a line of `text` has it; each line begins with a line feed."""
+        # not with ^ itself: it would be tried at every character instead of once for a line
+        return re.search(f"\n{self.pattern[1:]}", text, re.MULTILINE) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +87,12 @@ class Architecture:
     aliases: tuple[Alias, ...] = ()
     before: tuple[str, ...] = ()
 
-    def score(self, text: str) -> int:
-        """Weigh the facts, one per line; 0 means nothing speaks for this family."""
-        return sum(sign.weight for sign in self.signs if re.search(sign.pattern, text, re.MULTILINE))
+    def score(self, facts: Iterable[str]) -> int:
+        """Weigh the facts; 0 means nothing speaks for this family."""
+        return self._score(_lines(facts))
+
+    def _score(self, text: str) -> int:
+        return sum(sign.weight for sign in self.signs if sign.seen(text))
 
 
 def fact(component: str | None, module: str, width: int | None) -> str:
@@ -93,11 +106,15 @@ def fact(component: str | None, module: str, width: int | None) -> str:
 
 def recognise(architectures: Iterable[Architecture], facts: Iterable[str]) -> Architecture | None:
     """The family most facts speak for; the earlier one when two are level; None when nothing speaks."""
-    text = "\n".join(facts)
+    text = _lines(facts)
     best: Architecture | None = None
     most = 0
     for architecture in architectures:
-        score = architecture.score(text)
+        score = architecture._score(text)
         if score > most:
             best, most = architecture, score
     return best
+
+
+def _lines(facts: Iterable[str]) -> str:
+    return "".join(f"\n{one}" for one in facts)

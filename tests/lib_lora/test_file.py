@@ -58,6 +58,7 @@ def test_reads_what_the_reference_library_wrote(tmp_path, dtype):
         got = file.tensor(key)
         assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape)
         assert torch.equal(got.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+    assert file.numbers == {"scalar": 1.0}
 
 
 def test_reads_tensors_that_are_not_aligned(write):
@@ -156,9 +157,25 @@ def test_a_file_changed_on_disk_is_noticed_before_it_is_touched(write):
     os.truncate(path, 20)  # touching the map now would end the process
     with pytest.raises(FileError, match="changed on disk"):
         file.verify()
+    with pytest.raises(FileError, match="changed on disk"):
+        file.numbers  # noqa: B018  # it is read then
     path.unlink()
     with pytest.raises(FileError, match="vanished"):
         file.verify()
+
+
+def test_numbers_are_read_without_the_map(write):
+    """One after the other, wherever they lie between the others; a map touched there reads all around it."""
+    sizes = {"w": 64, "alpha": 1, "x": 32, "beta": 1}
+    values = torch.arange(98, dtype=torch.float32)
+    header, start = {}, 0
+    for key, size in sizes.items():
+        shape = [size] if key in ("w", "x") else [1, 1] if key == "beta" else []
+        header[key] = {"dtype": "F32", "shape": shape, "data_offsets": [4 * start, 4 * (start + size)]}
+        start += size
+    file = AdapterFile.open(write(raw(header, values.numpy().tobytes())))
+    assert file.numbers == {"alpha": 64.0, "beta": 97.0}
+    assert file._map is None
 
 
 def test_adapter_config_beside_the_file(tmp_path):
