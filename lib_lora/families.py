@@ -29,6 +29,12 @@ def alias_table() -> AliasTable:
     return AliasTable((alias for architecture in known for alias in architecture.aliases), known)
 
 
+@lru_cache(maxsize=1)
+def input_layers() -> frozenset[str]:
+    """Names of the layers that take the latents, of all families."""
+    return frozenset(name for architecture in known_architectures() for name in architecture.inputs)
+
+
 def family_of(facts: Iterable[str]) -> Family | None:
     """The family that facts speak for, see `architectures.base.fact`; None where none does."""
     lines = list(facts)

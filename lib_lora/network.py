@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from .adapters._narrow import Narrow
 from .adapters._part import part_of
 from .adapters.base import Adapter, At
 from .components import EXPERTS, candidates
 from .errors import ComponentError
-from .families import alias_table, family_of_model
+from .families import alias_table, family_of_model, input_layers
 from .file import AdapterFile
 from .layer import LayerIndex, read_base_weight
 from .numbered import Numbered, numbered
@@ -210,11 +212,30 @@ class Network:
         try:
             adapter = self._parsed.adapter(group, recipe, place.site, self._reading)
         except ValueError as error:
-            return Miss("shape", SHAPE_DIFFERS, f"{component}.{place.name}: {error}")
+            widened = self._widened(component, place, group, recipe)
+            if widened is None:
+                return Miss("shape", SHAPE_DIFFERS, f"{component}.{place.name}: {error}")
+            adapter = widened
         return [
             Bound(component, piece.target, adapter if piece.rows is None else part_of(adapter, piece.rows), place)
             for piece in place.pieces()
         ]
+
+    def _widened(self, component: str, place: Place, group: Group, recipe: Recipe) -> Adapter | None:
+        """A group as an adapter of a layer that takes more than the latents; None where it is not just that."""
+        index, own = self._indexes[component], self._parsed.own_shape(group)
+        if own is None or not any(index.find(name) == place for name in input_layers()):
+            return None
+        out, kernel = place.shape[0], place.shape[2:]
+        inputs = math.prod(own[1:]) // math.prod(kernel)  # a kernel may be flattened into the inputs
+        own = (out, inputs, *kernel)
+        if inputs >= place.shape[1]:
+            return None
+        try:
+            adapter = self._parsed.adapter(group, recipe, replace(place.site, shape=own), self._reading)
+        except ValueError:
+            return None  # the report says what does not fit the layer as it is
+        return None if adapter.reads_base else Narrow(adapter, inputs, place.shape[1])
 
     def _take(self, group: Group, found: Sequence[Bound]) -> bool:
         """Let adapters act, unless one of the file changes some of their rows already."""

@@ -27,7 +27,8 @@ LIB_LORA = {
         " strength trace transient whole"
     ),
     "network": (
-        "adapters._part adapters.base components families file layer numbered parsed places reading recipe report whole"
+        "adapters._narrow adapters._part adapters.base components families file layer numbered parsed places reading"
+        " recipe report whole"
     ),
     "parsed": (
         "adapters.base architectures.base components families file formats peft_config provenance reading recipe report"

@@ -85,6 +85,10 @@ class Architecture:
     """For people, as in `Stable Diffusion XL`."""
     signs: tuple[Sign, ...]
     aliases: tuple[Alias, ...] = ()
+    inputs: tuple[str, ...] = ()
+    """Layers of the denoiser that take the latents, by diffusers' names; inpainting and control models have more inputs
+    there, behind those of the latents.
+    """
     before: tuple[str, ...] = ()
 
     def score(self, facts: Iterable[str]) -> int:

@@ -22,6 +22,7 @@ FLUX = Architecture(
             weight=2,
         ),
     ),
+    inputs=("x_embedder",),
     aliases=(
         *FLUX_BLOCKS,
         *double_blocks({"img_mod.lin": "norm1.linear", "txt_mod.lin": "norm1_context.linear"}),

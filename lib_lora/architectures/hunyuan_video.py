@@ -32,6 +32,7 @@ HUNYUAN_VIDEO = Architecture(
             _SURE,
         ),
     ),
+    inputs=("x_embedder.proj",),
     aliases=(
         *HUNYUAN_BLOCKS,
         *double_blocks(

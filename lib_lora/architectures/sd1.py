@@ -18,5 +18,6 @@ SD1 = Architecture(
         Sign(r"^(denoiser|\?):(down_blocks_0|input_blocks_1)_.*transformer_blocks_0_attn", weight=1),
         Sign(r"^meta:(ss_base_model_version:sd_v1|modelspec_architecture:stable-diffusion-v1)", weight=2),
     ),
+    inputs=("conv_in",),
     aliases=(*UNET_ALIASES, *CLIP_ALIASES),
 )

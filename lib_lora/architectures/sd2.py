@@ -15,5 +15,6 @@ SD2 = Architecture(
         Sign(r"^(text_encoder|\?):.*(layers|resblocks)_\d+_.*(q_proj|fc1|c_fc):1024$"),
         Sign(r"^meta:(ss_base_model_version:sd_v2|modelspec_architecture:stable-diffusion-v2)", weight=2),
     ),
+    inputs=("conv_in",),
     aliases=(*UNET_ALIASES, *CLIP_ALIASES, *OPEN_CLIP_ALIASES),
 )

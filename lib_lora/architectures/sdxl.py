@@ -16,6 +16,7 @@ SDXL = Architecture(
         Sign(r"^text_encoder_2:.*:1280$", weight=2),
         Sign(r"^meta:(ss_base_model_version:sdxl|modelspec_architecture:stable-diffusion-xl-v1-base)", weight=2),
     ),
+    inputs=("conv_in",),
     aliases=(
         *UNET_ALIASES,
         *CLIP_ALIASES,

@@ -38,6 +38,7 @@ WAN = Architecture(
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(net_)?2:(8960|13824|14336)$"),
         Sign(r"^meta:(ss_base_model_version:(wan|skyreels)|modelspec_architecture:wan)", weight=2),
     ),
+    inputs=("patch_embedding",),
     aliases=(
         *aliases(
             DENOISER,

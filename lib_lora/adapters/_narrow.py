@@ -1,0 +1,72 @@
+"""An adapter of a layer that had fewer inputs when it was trained: what the model has more of is not changed.
+
+Inpainting, Fill and control models are ordinary ones whose first layer takes more channels behind the latents': a mask,
+another picture. A LoRA of the ordinary model knows nothing of those. Zero for them is what huggingface/diffusers does
+(loaders/peft.py, `_maybe_expand_lora_state_dict`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import Tensor
+from typing_extensions import Self
+
+from ..operation import Operation
+from ._modifier import Modifier
+from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Rows, Site
+
+
+@dataclass(frozen=True, slots=True)
+class _OfFirst(OutputEffect):
+    """An effect of the first channels of the input."""
+
+    inner: OutputEffect
+    inputs: int
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        return self.inner.delta(x.narrow(op.channels, 0, self.inputs), y, multiplier, op)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Narrow(Modifier):
+    """Another adapter, on a layer with more inputs. That one must not depend on the base weight."""
+
+    inner: Adapter
+    inputs: int
+    """That the inner adapter is for."""
+    wanted: int
+    """That the layer has."""
+
+    name: ClassVar[str] = "narrow"
+    by_columns: ClassVar[bool] = False
+
+    @classmethod
+    def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        raise TypeError("it has no parameters of its own")
+
+    def cut(self, inner: Adapter, rows: Rows) -> Adapter:
+        return replace(self, inner=inner)
+
+    def delta_weight(self, at: At) -> Tensor:
+        return self._wide(self.inner.delta_weight(at))
+
+    def form(self, rank: int | None = None) -> Form | None:
+        form = self.inner.form(rank)
+        return None if form is None or form.on_input else form
+
+    def factors(self, rank: int | None = None) -> Factors:
+        factors = self.inner.factors(rank)
+        return Factors(self._wide(factors.down), factors.up)
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        return _OfFirst(self.inner.output_effect(device, dtype), self.inputs)
+
+    def _wide(self, tensor: Tensor) -> Tensor:
+        """With zeros for the inputs that are more, (rows, inputs, *kernel)."""
+        behind = (0, 0) * (tensor.ndim - 2)
+        return F.pad(tensor, (*behind, 0, self.wanted - self.inputs))

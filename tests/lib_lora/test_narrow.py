@@ -1,0 +1,119 @@
+"""A LoRA of an ordinary model on one whose first layer takes more channels, as for inpainting, and the reverse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from lib_lora import Engine, Entry, Stack, load_network
+from tests.fakes.files import save
+
+FP64 = 1e-6  # files hold fp32
+
+
+def unet(channels: int) -> nn.Module:
+    model = nn.Module()
+    model.conv_in = nn.Conv2d(channels, 16, 3, padding=1).double()
+    model.other = nn.Conv2d(channels, 16, 3, padding=1).double()
+    return model
+
+
+def flux(channels: int) -> nn.Module:
+    model = nn.Module()
+    model.x_embedder = nn.Linear(channels, 24).double()
+    return model
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(*shape)
+
+
+CONV = {
+    "lora": {"lora_down.weight": random(3, 4, 3, 3), "lora_up.weight": random(16, 3, 1, 1)},
+    "loha": {
+        **{f"hada_w{i}_a": random(16, 3) for i in (1, 2)},
+        **{f"hada_w{i}_b": random(3, 36) for i in (1, 2)},
+    },
+    "full": {"diff": random(16, 4, 3, 3), "diff_b": random(16)},
+}
+LINEAR = {
+    "lora": {"lora_down.weight": random(3, 8), "lora_up.weight": random(24, 3)},
+    "lokr": {"lokr_w1": random(4, 2), "lokr_w2": random(6, 4)},
+    "full": {"diff": random(24, 8)},
+}
+
+
+def dense(params: dict[str, Tensor], shape: tuple[int, ...]) -> Tensor:
+    """The change of the narrow weight, by the definition of each kind, scale 1."""
+    one = {name: value.double() for name, value in params.items()}
+    if "diff" in one:
+        return one["diff"]
+    if "lokr_w1" in one:
+        return torch.kron(one["lokr_w1"], one["lokr_w2"])
+    if "hada_w1_a" in one:
+        return ((one["hada_w1_a"] @ one["hada_w1_b"]) * (one["hada_w2_a"] @ one["hada_w2_b"])).reshape(shape)
+    return (one["lora_up.weight"].flatten(1) @ one["lora_down.weight"].flatten(1)).reshape(shape)
+
+
+@pytest.mark.parametrize("mode", ["live", "merged"])
+@pytest.mark.parametrize("kind", CONV)
+def test_a_convolution_with_more_channels(kind, mode, tmp_path):
+    model, x = unet(9), torch.randn(2, 9, 5, 5, dtype=torch.float64)
+    path = save(tmp_path / "a.safetensors", {f"lora_unet_conv_in.{name}": value for name, value in CONV[kind].items()})
+    base = model.conv_in(x)
+    engine = Engine({"unet": model})
+    for multiplier in (1.0, -0.7, 0.0):
+        report = engine.activate(Stack([Entry(path, multiplier)], mode=mode)).entries[0]
+        assert (report.hit, report.unused) == (1, ())
+        bias = CONV[kind].get("diff_b", torch.zeros(16)).double()
+        change = F.conv2d(x[:, :4], dense(CONV[kind], (16, 4, 3, 3)), bias, padding=1)
+        expected = base + multiplier * change
+        assert (model.conv_in(x) - expected).abs().max() <= FP64 * expected.abs().max()
+    engine.close()
+    assert torch.equal(model.conv_in(x), base)
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+def test_a_linear_layer_with_more_channels(kind, tmp_path):
+    model, x = flux(48), torch.randn(2, 7, 48, dtype=torch.float64)
+    tensors = {f"diffusion_model.img_in.{name}": value for name, value in LINEAR[kind].items()}
+    path = save(tmp_path / "a.safetensors", tensors)
+    base = model.x_embedder(x)
+    engine = Engine({"transformer": model})
+    engine.activate(Stack([Entry(path, 0.5)]))
+    expected = base + 0.5 * F.linear(x[..., :8], dense(LINEAR[kind], (24, 8)))
+    assert (model.x_embedder(x) - expected).abs().max() <= FP64 * expected.abs().max()
+    whole = load_network(path, {"transformer": model}).delta_weight("transformer", "x_embedder", torch.float64)
+    assert whole.shape == (24, 48)
+    assert not whole[:, 8:].any()
+    engine.close()
+
+
+def reasons(path, model: nn.Module) -> list[str]:
+    report = load_network(path, {"unet": model}).report
+    assert report.hit == 0
+    assert {item.cause for item in report.unused} == {"shape"}
+    return [item.detail for item in report.unused]
+
+
+def test_more_channels_in_the_file_than_in_the_model_are_reported(tmp_path):
+    tensors = {
+        "lora_unet_conv_in.lora_down.weight": random(3, 9, 3, 3),
+        "lora_unet_conv_in.lora_up.weight": random(16, 3),
+    }
+    details = reasons(save(tmp_path / "a.safetensors", tensors), unet(4))
+    assert details == ["unet.conv_in: want down (3, 4, 3, 3), got (3, 9, 3, 3)"] * 2
+
+
+def test_only_the_layer_that_takes_the_latents_may_be_wider(tmp_path):
+    tensors = {f"lora_unet_other.{name}": value for name, value in CONV["lora"].items()}
+    details = reasons(save(tmp_path / "a.safetensors", tensors), unet(9))
+    assert details == ["unet.other: want down (3, 9, 3, 3), got (3, 4, 3, 3)"] * 2
+
+
+def test_what_depends_on_the_weight_as_a_whole_is_reported(tmp_path):
+    tensors = {f"lora_unet_conv_in.{name}": value for name, value in CONV["lora"].items()}
+    tensors["lora_unet_conv_in.dora_scale"] = torch.ones(16, 1, 1, 1)
+    assert len(reasons(save(tmp_path / "a.safetensors", tensors), unet(9))) == 3
