@@ -8,7 +8,7 @@ decide where that leaves a choice.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 DENOISER = "denoiser"
 """Role of what denoises: a UNet or a transformer."""
@@ -19,6 +19,8 @@ EXPERTS = ("transformer", "transformer_2")
 """Two halves of one denoiser: the first acts in high noise, the second in low (Wan 2.2)."""
 
 
+EXACT = frozenset({"unet", "prior", *EXPERTS, "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4"})
+"""Names of one component each; what else a key says is a role."""
 _DENOISERS = frozenset({DENOISER, "diffusion_model", "unet", "prior", "decoder"})
 
 _INSIDE = {"llm_adapter": DENOISER, "text_conditioner": DENOISER}
@@ -50,21 +52,35 @@ def candidates(wanted: str | None, present: Sequence[str], experts: Sequence[str
     return [both if name == EXPERTS[0] else (name,) for name in found if name != EXPERTS[1]]
 
 
+def noise_of(changed: Collection[str], present: Collection[str]) -> str:
+    """`high` or `low` where a model has both experts and one alone is changed; else nothing."""
+    found = [noise for noise, expert in zip(_NOISE, EXPERTS, strict=True) if expert in changed]
+    return found[0] if len(found) == 1 and set(EXPERTS) <= set(present) else ""
+
+
+_NOISE = ("high", "low")
 _WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _OF_NOISE = re.compile(
     r"(?<![a-z])(high|low)(?=(?:[\W_]*(?:high|low))?[\W_]*noise)|(?<=noise)[\W_]*(high|low)(?![a-z])"
 )
-_OF_SOMETHING_ELSE = "angle|cfg|contrast|detail|fps|guidance|key|light|mem|memory|poly|quality|ram|res|resolution|speed"
-_BARE = re.compile(rf"(?<![a-z])(high|low)(?![a-z])(?![\W_]*(?:{_OF_SOMETHING_ELSE}|steps?|vram)(?![a-z]))")
+_BEHIND = (
+    r"v?\d[\d.]*|e(?:poch)?\d+|(?:\d+)?steps?\d*|fp\d+|bf16|r(?:ank)?\d+|lora|[ti]2v|wan\d*|a?14b|final|last|comfy|pro"
+)
+"""What may stand behind the word: a version, an epoch, a precision. Else `high` is of heels, or of a school."""
+_BARE = re.compile(rf"(?<![a-z])(high|low)(?=(?:[\W_]+(?:high|low|{_BEHIND}))*[\W_]*$)")
+_CAPITALS = re.compile(r"(?<![A-Za-z])(HIGH|LOW)(?![A-Za-z])")
 
 
 def experts_named(name: str) -> tuple[str, ...]:
     """Those of `EXPERTS` that the name of a file speaks of; none or both where it leaves the choice.
 
     Trainers write Wan 2.2's LoRA in pairs, `…_high_noise` and `…_low_noise` (ostris/ai-toolkit, `save_lora`); what is
-    published is called `HighNoise`, `HIGH`, `low-v2` and so on as well. Where noise is spoken of, other words do not
-    count. `low` may be the angle or the resolution.
+    published is called `HighNoise`, `T2V_HIGH_Lightning`, `low-v2` and so on as well. Where noise is spoken of, other
+    words do not count. Else the word has to stand out by its capitals, or be the last but for versions and the like.
     """
     text = _WORD.sub("_", name).lower()
-    words = {before or behind for before, behind in _OF_NOISE.findall(text)} or set(_BARE.findall(text))
-    return tuple(one for one, word in zip(EXPERTS, ("high", "low"), strict=True) if word in words)
+    words = {before or behind for before, behind in _OF_NOISE.findall(text)}
+    if not words:
+        capitals = () if name.isupper() else _CAPITALS.findall(name)
+        words = {*_BARE.findall(text), *(word.lower() for word in capitals)}
+    return tuple(one for one, word in zip(EXPERTS, _NOISE, strict=True) if word in words)

@@ -29,7 +29,6 @@ from .storage import store
 from .streaming import Placement
 from .strength import Layout, Share, Strengths, Window
 from .tensors import TensorFields
-from .windows import in_window
 
 if TYPE_CHECKING:
     from .patch import BaseForward
@@ -116,6 +115,8 @@ class Placed(Placement[Parts]):
     live: Live
     """Of one image."""
     windows: Windows
+    rows: tuple[tuple[int, int] | None, ...]
+    """Which outputs each change of the output is for; None for all."""
 
 
 class Factored(Resident[Placed]):
@@ -170,13 +171,15 @@ class Factored(Resident[Placed]):
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
         live = self._of_rows(layer, placed, x) if self._strengths.mixed else placed.live
         parts = placed.stored.get()
-        deltas = self._output_deltas(live, parts, x, y, op)
+        deltas = self._output_deltas(live, placed.rows, parts, x, y, op)
         if parts.pair is not None:
             # under autocast, or with a host that casts inside its forward, the two differ
             x = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
             y = _add_pair(self._kind, layer, x, y, parts.pair, live.pair, base_forward)
-        for delta in deltas:
-            y = y + delta
+        if deltas:
+            # what torch's own forward has just made, or a sum, nobody else holds
+            fresh = is_torchs(base_forward) or parts.pair is not None
+            y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
         return y, live, parts
 
     def _of_rows(self, layer: nn.Module, placed: Placed, x: Tensor) -> Live:
@@ -200,7 +203,10 @@ class Factored(Resident[Placed]):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)
         return changed
 
-    def _output_deltas(self, live: Live, parts: Parts, x: Tensor, y: Tensor, op: Operation) -> list[Tensor]:
+    def _output_deltas(
+        self, live: Live, rows: Sequence[tuple[int, int] | None], parts: Parts, x: Tensor, y: Tensor, op: Operation
+    ) -> list[tuple[Tensor, Operation]]:
+        """The changes of the output, each with the product of the outputs it is for."""
         if not parts.outputs:
             return []
         reads = any(effect.reads_output for effect in parts.outputs)
@@ -208,8 +214,11 @@ class Factored(Resident[Placed]):
         if reads:
             pristine = op.base(x) if self._on_input else op.without_bias(y)
         x = x.to(device=y.device, dtype=y.dtype)
-        effects = zip(parts.outputs, live.outputs, strict=True)
-        return [effect.delta(x, pristine, strength, op) for effect, strength in effects]
+        deltas = []
+        for effect, strength, window in zip(parts.outputs, live.outputs, rows, strict=True):
+            own = op if window is None else op.window(window)
+            deltas.append((effect.delta(x, own.outputs(pristine), strength, own), own))
+        return deltas
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
         window, adapters = self._strengths.window, self._adapters(layer)
@@ -225,9 +234,7 @@ class Factored(Resident[Placed]):
         parts = Parts(
             pair=self._pair(adapters, device, dtype) if self._layout else None,
             inputs=tuple(adapters[i].input_effect(device, input_dtype) for i in on_input),
-            outputs=tuple(
-                in_window(adapters[i].output_effect(device, dtype), self._bindings[i].target.rows) for i in on_output
-            ),
+            outputs=tuple(adapters[i].output_effect(device, dtype) for i in on_output),
             bias=_stacked(biases, 0, device, dtype) if biases else None,
         )
         windows = Windows(
@@ -237,7 +244,8 @@ class Factored(Resident[Placed]):
             bias=window(self._bias_layout, device, dtype),
         )
         live = windows.live(self._spatial)
-        return Placed(device, dtype, input_dtype, store(parts, self._storage), live, windows)
+        rows = tuple(self._bindings[i].target.rows for i in on_output)
+        return Placed(device, dtype, input_dtype, store(parts, self._storage), live, windows, rows)
 
     def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
         pairs = []
@@ -313,6 +321,18 @@ def _add_conv(layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength:
         return torch.baddbmm(y.flatten(2), up, h.flatten(2)).view(y.shape)
     convolve = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
     return y + convolve(h, pair.up.view(*pair.up.shape, *(1,) * spatial))
+
+
+def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Operation, *, fresh: bool) -> Tensor:
+    """Add changes of an output, or of some of the outputs, which are written in place if nobody else holds it."""
+    for delta, own in deltas:
+        if own is op:
+            y, fresh = y + delta, not y.requires_grad
+            continue
+        if not fresh:
+            y, fresh = y.clone(), True
+        own.outputs(y).add_(delta)
+    return y
 
 
 def _stacked(

@@ -29,10 +29,10 @@ def alias_table() -> AliasTable:
     return AliasTable((alias for architecture in known for alias in architecture.aliases), known)
 
 
-@lru_cache(maxsize=1)
-def input_layers() -> frozenset[str]:
-    """Names of the layers that take the latents, of all families."""
-    return frozenset(name for architecture in known_architectures() for name in architecture.inputs)
+def input_layers(family: Family | None) -> frozenset[str]:
+    """Names of the layers that take the latents, in a model of a family; of all families where it is not known."""
+    known = known_architectures()
+    return frozenset(name for one in known if family is None or one.name == family.name for name in one.inputs)
 
 
 def family_of(facts: Iterable[str]) -> Family | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .adapters._narrow import Narrow
 from .adapters._part import part_of
 from .adapters.base import Adapter, At
-from .components import EXPERTS, candidates
+from .components import EXACT, candidates, noise_of
 from .errors import ComponentError
 from .families import alias_table, family_of_model, input_layers
 from .file import AdapterFile
@@ -25,10 +25,6 @@ from .reading import USUAL, Reading
 from .recipe import Recipe
 from .report import NetworkReport, Unused
 from .whole import Whole
-
-_EXACT = frozenset({"unet", "prior", "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4", *EXPERTS})
-"""Names of components; what else a key says is a role."""
-
 
 _PLURAL = {
     "linear": "linear layers",
@@ -62,6 +58,8 @@ class _Asked:
     group: Group
     tiers: Sequence[Sequence[tuple[str, Place]]]
     """Component and place, the likeliest first; those of one tier together."""
+    meant: Sequence[str]
+    """The components that its keys speak of."""
     absence: Miss
     """Why it acts on nothing, if there is no such place."""
 
@@ -86,6 +84,7 @@ class Network:
         self._reading = reading
         self._indexes = {index.component: index for index in indexes}
         self._numbers: dict[tuple[str, str | None, str], Numbered] = {}
+        self._family = family_of_model(indexes)
         self._unused: list[Unused] = []
         self._by_weight: dict[tuple[str, str, str], list[Bound]] = {}
         asked = sorted(map(self._asked, parsed.groups), key=lambda one: one.turn)
@@ -102,7 +101,8 @@ class Network:
                 unused=self._unused,
                 changed=len({(one.component, one.target.path) for one in self.bound}),
                 components=frozenset(one.component for one in self.bound),
-                model=family_of_model(indexes),
+                noise=noise_of({one.component for one in self.bound}, self._indexes),
+                model=self._family,
             )
         )
 
@@ -150,9 +150,10 @@ class Network:
     def _asked(self, group: Group) -> _Asked:
         """Where a group of the file may act."""
         tiers = candidates(group.component, list(self._indexes), self._parsed.experts)
-        absence = _absence(group, [name for tier in tiers for name in tier])
+        meant = _meant(group, tiers, self._indexes)
+        absence = _absence(group, meant)
         if key_formats()[group.format].numberings:
-            return self._asked_by_number(group, tiers, absence)
+            return self._asked_by_number(group, tiers, meant, absence)
         found = [
             [
                 (name, place)
@@ -161,16 +162,18 @@ class Network:
             ]
             for tier in tiers
         ]
-        return _Asked(group, found, absence)
+        return _Asked(group, found, meant, absence)
 
-    def _asked_by_number(self, group: Group, tiers: Sequence[Sequence[str]], absence: Miss) -> _Asked:
+    def _asked_by_number(
+        self, group: Group, tiers: Sequence[Sequence[str]], meant: Sequence[str], absence: Miss
+    ) -> _Asked:
         found = []
         for tier in tiers:
             meanings = [(name, self._numbered(name, group)) for name in tier]
             found.append([(name, one.places[group.module]) for name, one in meanings if group.module in one.places])
             why = next((one for _, one in meanings if group.module not in one.places), None)
             absence = absence if why is None else Miss("no_module", why.reason, why.detail)
-        return _Asked(group, found, absence)
+        return _Asked(group, found, meant, absence)
 
     def _numbered(self, component: str, group: Group) -> Numbered:
         """What the numbers mean that a group and its like have for names."""
@@ -198,8 +201,8 @@ class Network:
                 fit = self._fit(component, place, group, recipe)
                 if not isinstance(fit, Miss):
                     found += fit
-                elif group.component not in _EXACT or component == group.component:
-                    miss = fit  # of another component than the one the key names, only what fits counts
+                elif component in asked.meant:
+                    miss = fit  # in another component than the one the key means, only what fits counts
             if found:
                 return self._take(group, found)
         self._unused.extend(miss.of(group))
@@ -223,8 +226,10 @@ class Network:
 
     def _widened(self, component: str, place: Place, group: Group, recipe: Recipe) -> Adapter | None:
         """A group as an adapter of a layer that takes more than the latents; None where it is not just that."""
-        index, own = self._indexes[component], self._parsed.own_shape(group)
-        if own is None or not any(index.find(name) == place for name in input_layers()):
+        index, own, made_for = self._indexes[component], self._parsed.own_shape(group), self._parsed.family
+        if own is None or (made_for is not None and self._family is not None and made_for.name != self._family.name):
+            return None
+        if not any(index.find(name) == place for name in input_layers(self._family)):
             return None
         out, kernel = place.shape[0], place.shape[2:]
         inputs = math.prod(own[1:]) // math.prod(kernel)  # a kernel may be flattened into the inputs
@@ -250,11 +255,18 @@ class Network:
         return True
 
 
-def _absence(group: Group, asked: Sequence[str]) -> Miss:
+def _meant(group: Group, tiers: Sequence[Sequence[str]], present: Collection[str]) -> Sequence[str]:
+    """The components that the keys of a group speak of; none where they name one that is not there."""
+    if group.component not in EXACT:
+        return [name for tier in tiers for name in tier]
+    return tiers[0] if group.component in present and tiers else ()
+
+
+def _absence(group: Group, meant: Sequence[str]) -> Miss:
     """Why a group acts on nothing, if no component has a layer of its name."""
-    if not asked or (group.component in _EXACT and group.component not in asked):
+    if not meant:
         return Miss("no_component", f"component {group.component} is absent in this model")
-    return Miss("no_module", f"no module of that name in {', '.join(asked)}")
+    return Miss("no_module", f"no module of that name in {', '.join(meant)}")
 
 
 def _add_delta(total: Tensor, place: Place, one: Bound, index: LayerIndex) -> None:

@@ -61,7 +61,7 @@ def _classes(header: str) -> list[str]:
     """The classes that a header lists; itself where it is no list."""
     try:
         found = json.loads(header)
-    except ValueError:
+    except (ValueError, RecursionError):
         return [header]
     return [str(name) for name in found] if isinstance(found, list) else [header]
 

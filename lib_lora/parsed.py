@@ -71,6 +71,7 @@ class Outcome:
     changed: int
     """Layers of the model."""
     components: frozenset[str]
+    noise: str
     model: Family | None
 
 
@@ -183,6 +184,7 @@ class ParsedFile:
             metadata=self.file.metadata,
             resolved=outcome is not None,
             components=frozenset() if outcome is None else outcome.components,
+            noise="" if outcome is None else outcome.noise,
             model=None if outcome is None else outcome.model,
             base_model=base_model(self.file.metadata, self.config.base_model),
         )

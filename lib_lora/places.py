@@ -161,7 +161,9 @@ class Place:
         for one in self.segments:
             found.setdefault(one.target.name, []).append((one, offset))
             offset += one.count
-        return [piece for own in found.values() for piece in _pieces(own)]
+        pieces = [piece for own in found.values() for piece in _pieces(own)]
+        whole = ((0, self.shape[0]),)
+        return [replace(piece, rows=None) if piece.rows == whole else piece for piece in pieces]
 
 
 def _pieces(own: Sequence[tuple[Segment, int]]) -> Iterator[Piece]:
@@ -318,6 +320,8 @@ def _rules(alias: Alias) -> Iterator[_Rule]:
 
 def _sizes(alias: Alias, shape: Sequence[int]) -> list[int]:
     """Rows of the parts of a fused weight of this shape; none where it cannot be divided so."""
+    if len(shape) < 2:
+        return []
     sizes = alias.sizes or ("rest",) * len(alias.parts)
     fixed = sizes.count("in") * shape[1]
     share, left = divmod(shape[0] - fixed, sizes.count("rest") or 1)

@@ -77,6 +77,8 @@ class NetworkReport:
     """Layers of the model that are changed: three for one of the file that is q, k and v, one for the reverse."""
     components: frozenset[str] = frozenset()
     """Those of the model that have a layer which the file changes."""
+    noise: str = ""
+    """`high` or `low` where only one of the model's two experts is changed, be it by the keys or by the file's name."""
     model: Family | None = None
     """The family of the model; None where nothing tells, or without one."""
     base_model: str | None = None
@@ -121,6 +123,8 @@ class NetworkReport:
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
         rank = "" if self.ranks is None else f", rank {_range(*self.ranks)}"
         hit = f"{self.hit} of {self.layers} layers" if self.resolved else f"{self.layers} layers"
+        if self.noise:
+            hit += f", in {self.noise} noise only"
         line = f"{self.name}: {hit} ({kinds}{rank}; {self.format}, {self.architecture or 'unknown architecture'})"
         if self.warning:
             line += f"; {self.warning}"
@@ -144,6 +148,8 @@ class NetworkReport:
             "hit": self.hit if self.resolved else None,
             "layers": self.layers,
             "changed": self.changed if self.resolved else None,
+            "components": sorted(self.components),
+            "noise": self.noise or None,
             "bytes": self.nbytes,
             "unused": self.reasons(),
             "causes": self.causes(),

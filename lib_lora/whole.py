@@ -32,14 +32,13 @@ class Whole:
         """What `on` makes of an adapter of one of them: what it finds out about all of them is found once for all.
 
         Args:
-            adapter: with `reads_whole`.
+            adapter: with `reads_whole`, so a part.
             rank: how many rank components are used, if not all.
 
         Raises:
             ComponentError: a layer is gone, or its weight cannot be read.
         """
-        if not isinstance(adapter, PartOf):
-            return adapter.on(self.weight, rank)
+        assert isinstance(adapter, PartOf)
         inner = adapter.inner
         key = id(inner), rank  # kept, so that no other has this id
         if key not in self._known:

@@ -40,7 +40,7 @@ LIB_LORA = {
     "recipe": "adapters",
     "peft_config": "adapters.base file",
     "skeleton": "components file",
-    "factored": "adapters.base binding effective operation patch? resident rows storage streaming strength windows",
+    "factored": "adapters.base binding effective operation patch? resident rows storage streaming strength",
     "transient": (
         "adapters.base apart base_weights.base binding build layer operation patch? places resident scratch storage"
         " streaming strength"
@@ -63,7 +63,6 @@ LIB_LORA = {
     "operation": "",
     "binding": "adapters.base file places strength whole",
     "whole": "adapters._part adapters.base layer places",
-    "windows": "adapters.base operation",
     "places": "adapters.base architectures.base components",
     "components": "",
     "patch": "forwards slot",

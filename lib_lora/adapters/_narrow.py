@@ -28,6 +28,10 @@ class _OfFirst(OutputEffect):
     inner: OutputEffect
     inputs: int
 
+    @property
+    def reads_output(self) -> bool:
+        return self.inner.reads_output
+
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         return self.inner.delta(x.narrow(op.channels, 0, self.inputs), y, multiplier, op)
 

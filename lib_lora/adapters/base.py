@@ -219,8 +219,10 @@ class InputEffect(TensorFields, ABC):
 class OutputEffect(TensorFields, ABC):
     """A change of a layer's output, placed where the layer computes."""
 
-    reads_output: ClassVar[bool] = True
-    """False where `delta` looks at `x` alone, which spares a layer with input effects a second base call."""
+    @property
+    def reads_output(self) -> bool:
+        """False where `delta` looks at `x` alone, which spares a layer with input effects a second base call."""
+        return True
 
     @abstractmethod
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:

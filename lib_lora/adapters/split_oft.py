@@ -32,12 +32,13 @@ class SplitOFT(OutputRotation):
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        slices = [params[name] for name in _names(len(params.keys() - cls.params.optional))]
+        names = _names(sum(name.startswith("oft_blocks.") for name in params))  # a modifier's are there, too
+        slices = [params[name] for name in names]
         widths = [blocks.shape[0] * blocks.shape[1] for blocks in slices]
         if sum(widths) != site.shape[0]:
             raise ValueError(f"want oft_blocks.N of {site.shape[0]} outputs together, got {widths}")
         alpha = number(params, "alpha")
-        for name, blocks, width in zip(_names(len(slices)), slices, widths, strict=True):
+        for name, blocks, width in zip(names, slices, widths, strict=True):
             check_blocks(blocks, width, name)
         bounds = [bound_of(blocks, alpha, width, always=True) for blocks, width in zip(slices, widths, strict=True)]
         return cls(tuple(map(skew_turn, slices, bounds)), None)

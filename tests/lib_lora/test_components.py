@@ -29,6 +29,17 @@ NAMES = {
     "low light portrait": (),
     "high-resolution": (),
     "highway": (),
+    "high_heels": (),
+    "wan21_high_ponytail": (),
+    "high_school_uniform": (),
+    "high_motion": (),
+    "HIGH_SCHOOL": (),
+    "low_cut_top": (),
+    "thigh-high_boots": (),
+    "high5": (),
+    "mychar-low-v2": LOW,
+    "mychar_wan22_high_e40": HIGH,
+    "Char_high": HIGH,
     "slow_noise": (),
     "HIGH+LOW": EXPERTS,
     "style_low_high_noise": EXPERTS,
@@ -92,6 +103,9 @@ def test_a_file_goes_to_the_expert_it_is_named_after(prefix, stem, metadata, wan
     assert network.report.unused == ()
     assert tuple(network.adapters) == wanted
     assert (network.report.hit, network.report.changed) == (1, len(wanted))
+    noise = {HIGH: "high", LOW: "low"}.get(wanted, "")
+    assert network.report.noise == noise
+    assert (f"1 of 1 layers, in {noise} noise only" in network.report.summary()) == bool(noise)
 
 
 @pytest.mark.parametrize(
@@ -113,6 +127,15 @@ def test_keys_of_both_experts_in_one_file_keep_apart(first, second, tmp_path):
         "transformer_2": {"blocks.0.self_attn.q"},
     }
     assert network.report.format == "diffusers"
+
+
+@pytest.mark.parametrize(("keys_of", "shape"), [("nowhere", (WIDTH, WIDTH)), ("q", (WIDTH, WIDTH + 1))])
+def test_what_does_not_fit_the_expert_meant_is_told_of_it(keys_of, shape, tmp_path):
+    """A file for low noise whose keys say `transformer`, as those of one transformer do."""
+    made = pair(f"transformer.blocks.0.self_attn.{keys_of}", shape, 2)
+    report = load_network(save(tmp_path / "style_low_noise.safetensors", made), experts()).report
+    assert {item.cause for item in report.unused} == {"no_module" if keys_of == "nowhere" else "shape"}
+    assert all("transformer_2" in item.reason + item.detail for item in report.unused)
 
 
 @pytest.mark.parametrize("present", EXPERTS)

@@ -126,8 +126,15 @@ IN_ORDER = [one for one in LINEAR if not one.additive and one.name not in WHOLE 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scenario", [QKV, UNEVEN_PARTS], ids=ids)
-@pytest.mark.parametrize("sample", IN_ORDER, ids=ids)
+@pytest.mark.parametrize(
+    ("sample", "scenario"),
+    [
+        *((one, QKV) for one in IN_ORDER),
+        # the file's own layers are whole there, so also what depends on the weight as a whole
+        *((one, UNEVEN_PARTS) for one in LINEAR if one in IN_ORDER or one.name in WHOLE),
+    ],
+    ids=ids,
+)
 def test_files_act_in_order(tmp_path, sample, scenario):
     model, x = Blocks(scenario.model), x_for(linear)
     files = [(write(tmp_path, NAMED["lora"], scenario, 7), 0.8), (write(tmp_path, sample, scenario), 0.6)]
@@ -580,3 +587,27 @@ def delta(adapter: Adapter, weight: Tensor) -> Tensor:
 def known(part: Adapter, weight: Tensor, rows: Tensor) -> Adapter:
     """A part that has seen what it asks for: its own rows of the base weight, or all of them."""
     return part.on(lambda: weight if part.reads_whole else weight[rows])
+
+
+@torch.no_grad()
+def test_a_change_that_looks_at_the_input_alone_needs_no_second_base_call(tmp_path):
+    """Beside a change of the input by another file."""
+    names = {"double_blocks.0.img_attn.qkv": 3 * IN}
+    shape = Scenario("qkv", names, {"double_blocks.0.img_attn.qkv": (("double_blocks.0.img_attn.qkv", 0, 3 * IN),)})
+    files = [write(tmp_path, NAMED["dora by columns"], shape), write(tmp_path, NAMED["lokr full, full"], PARTS, 3)]
+    model = Blocks(names)
+    layer = model.get_submodule("double_blocks.0.img_attn.qkv")
+    engine = engine_for(model)
+    engine.activate(Stack([Entry(written.path) for written in files]))
+    way = slot_of(layer).way
+    assert isinstance(way, Factored)
+    calls = []
+
+    def base_forward(layer: nn.Module, x: Tensor) -> Tensor:
+        calls.append(x)
+        return nn.functional.linear(x, layer.weight, layer.bias)
+
+    x = x_for(linear)
+    got = way.run(layer, base_forward, (x,), {})
+    assert len(calls) == 1
+    assert worst(got, model(x)) < FILE

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, load_network
 from tests.fakes.files import save
+from tests.families import families
 
+FAMILIES = families()
 FP64 = 1e-6  # files hold fp32
 
 
@@ -111,6 +113,14 @@ def test_only_the_layer_that_takes_the_latents_may_be_wider(tmp_path):
     tensors = {f"lora_unet_other.{name}": value for name, value in CONV["lora"].items()}
     details = reasons(save(tmp_path / "a.safetensors", tensors), unet(9))
     assert details == ["unet.other: want down (3, 9, 3, 3), got (3, 4, 3, 3)"] * 2
+
+
+def test_another_familys_latents_are_no_fewer_channels(tmp_path):
+    """FLUX.1 and FLUX.2 Klein have first layers of one name, and latents that have nothing to do with each other."""
+    klein = FAMILIES["flux2_klein"].build(False)
+    tensors = {"lora_unet_img_in.lora_down.weight": random(3, 64), "lora_unet_img_in.lora_up.weight": random(3072, 3)}
+    report = load_network(save(tmp_path / "a.safetensors", tensors), {"transformer": klein}).report
+    assert {item.cause for item in report.unused} == {"shape"}
 
 
 def test_what_depends_on_the_weight_as_a_whole_is_reported(tmp_path):

@@ -236,3 +236,20 @@ def test_report_as_text_and_json(tmp_path, components):
     data = json.loads(json.dumps(network.report.to_json()))
     assert (data["hit"], data["layers"], data["ranks"], data["metadata"]) == (2, 3, [2, 8], {"ss_network_dim": "4"})
     assert data["bytes"] == 4 * (4 * (12 + 8) + 2 * (6 + 36))
+
+
+def test_parameters_of_a_modifier_beside_kohyas_split_oft(tmp_path):
+    tensors = {"oft_unet_proj.oft_blocks.0": torch.zeros(2, 4, 4), "oft_unet_proj.oft_blocks.1": torch.zeros(1, 8, 8)}
+    tensors |= {"lora_unet_other.diff_b": torch.ones(16), "lora_unet_other.oft_blocks.0": torch.zeros(4, 4, 4)}
+    model = nn.ModuleDict({"proj": nn.Linear(8, 16), "other": nn.Linear(8, 16)})
+    report = load_network(save(tmp_path / "a.safetensors", tensors), {"unet": model}).report
+    assert (report.hit, report.unused) == (2, ())
+    assert dict(report.kinds) == {"split_oft": 1, "split_oft+bias": 1}
+
+
+def test_a_norm_under_the_name_of_a_fused_layer_is_let_be(tmp_path):
+    model = nn.ModuleDict({"double_blocks": nn.ModuleList([nn.ModuleDict({"img_attn": nn.ModuleDict()})])})
+    model["double_blocks"][0]["img_attn"]["qkv"] = nn.LayerNorm(8)
+    model["proj"] = nn.Linear(8, 8)
+    report = load_network(save(tmp_path / "a.safetensors", pair("lora_unet_proj", (8, 8), 2)), {"unet": model}).report
+    assert report.hit == 1

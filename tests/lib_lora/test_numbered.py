@@ -110,6 +110,10 @@ def test_a_part_of_the_layers_keeps_its_numbers(tmp_path):
     assert numbers_of(network, kept, index("sd1", "ldm", "unet")) == [4, 13, 130]
 
 
+DEEP = "[" * 100_000
+"""JSON that no reader gets to the bottom of."""
+
+
 def reasons(network: Network) -> Iterator[tuple[str, str, int]]:
     """Reason, the detail of one of its keys, and how many keys."""
     details = {one.key: one.detail for one in network.report.unused}
@@ -128,6 +132,7 @@ def reasons(network: Network) -> Iterator[tuple[str, str, int]]:
             'classes ["Transformer2DModel"]',
         ),
         ({"unet": "4"}, "sd1", {}, "numbered among modules of a class not known here", "classes 4"),
+        ({"unet": DEEP}, "sd1", {}, "numbered among modules of a class not known here", f"classes {DEEP}"),
         (
             {},
             "sd2",
