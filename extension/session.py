@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -253,17 +253,8 @@ class Session:
             for front, image in zip(besides, own, strict=True)
         ]
         entries = wanted(images, in_order=batch.settings.in_order)
-        while True:
-            try:
-                report, stack = self._activate(entries, len(images), batch)
-                break
-            except LoraError as error:
-                culprit = getattr(error, "index", None)  # ActivationError and StackError name the entry
-                if culprit is None:
-                    raise
-                of_stack = entries[culprit].file in (file for _, file in always.values())
-                self._skip_or_raise(entries[culprit].name, error, skip_bad, left_out, always_on=of_stack)
-                del entries[culprit]
+        of_stack = [file for _, file in always.values()]
+        report, stack = self._activate_what_can_be(entries, len(images), batch, of_stack, left_out)
         active = tuple(
             Active(one.name, one.file, its_report, tuple(sorted(one.multipliers)))
             for one, its_report in zip(entries, report.entries, strict=True)
@@ -278,6 +269,27 @@ class Session:
         used = sorted(set().union(*besides))
         in_force = {position: always[position][1] for position in used if always[position][1] in files}
         return Activation(active, tuple(left_out), report, self._lend_embeddings(active), keys, in_force)
+
+    def _activate_what_can_be(
+        self,
+        entries: list[Wanted],
+        images: int,
+        batch: _Batch,
+        of_stack: Collection[CatalogFile],
+        left_out: list[Skipped],
+    ) -> tuple[ActivationReport, Stack]:
+        """Activate; entries that cannot be are taken out and told, or fail the job, as the setting says."""
+        while True:
+            try:
+                return self._activate(entries, images, batch)
+            except LoraError as error:
+                culprit = getattr(error, "index", None)  # ActivationError and StackError name the entry
+                if culprit is None:
+                    raise
+                bad = entries[culprit]
+                always_on = bad.file in of_stack
+                self._skip_or_raise(bad.name, error, batch.settings.skip_bad, left_out, always_on=always_on)
+                del entries[culprit]
 
     def _found(
         self, wishes: Sequence[Wish], skip_bad: bool, left_out: list[Skipped], *, off_too: bool

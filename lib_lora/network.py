@@ -190,7 +190,7 @@ class Network:
     def _bind(self, asked: _Asked) -> bool:
         """Let a group act where it fits; False where that is nowhere, which is then in the report."""
         group = asked.group
-        recipe = self._parsed.recipe(group)
+        recipe = group.recipe
         if recipe is None:
             self._unused.extend(group.unread())
             return False

@@ -40,6 +40,8 @@ class Group:
     belongs: Literal["layer", "file", "embedding"] = "layer"
     keys: dict[str, str] = field(default_factory=dict)
     """Canonical parameter -> key in the file."""
+    recipe: Recipe | None = None
+    """The algorithm that reads it, and what goes around that; None where none does."""
 
     def unread(self) -> list[Unused]:
         """All keys, for the reason that no algorithm claims them."""
@@ -91,7 +93,8 @@ class ParsedFile:
         self.groups = [group for group in groups if group.belongs == "layer"]
         self.shared = {param: key for one in groups if one.belongs == "file" for param, key in one.keys.items()}
         self.bundled = {one.module: one.keys for one in groups if one.belongs == "embedding"}
-        self.recipes = {id(group): recipe for group in self.groups if (recipe := recipe_of(self.shapes(group)))}
+        for group in self.groups:
+            group.recipe = recipe_of(self.shapes(group))
         self._refuse_strangers()
         self.config = PeftConfig.of(file, beside=any(group.format == "peft" for group in self.groups))
 
@@ -99,10 +102,6 @@ class ParsedFile:
     def format(self) -> str:
         """Names of the formats seen, the most frequent first."""
         return "+".join(name for name, _ in Counter(group.format for group in self.groups).most_common())
-
-    def recipe(self, group: Group) -> Recipe | None:
-        """The algorithm that reads this group, and what goes around it."""
-        return self.recipes.get(id(group))
 
     def shapes(self, group: Group) -> dict[str, tuple[int, ...]]:
         """Canonical parameter -> shape in the file."""
@@ -165,7 +164,7 @@ class ParsedFile:
 
     def report(self, outcome: Outcome | None = None) -> NetworkReport:
         """Sum up; without an outcome, that is without a model, by what the file says of itself."""
-        kinds = Counter(recipe.name for recipe in self.recipes.values())
+        kinds = Counter(group.recipe.name for group in self.groups if group.recipe is not None)
         own, misfits = self._unbound(self.groups if outcome is None else outcome.idle)
         acting = () if outcome is None else outcome.adapters
         ranks = {adapter.rank for adapter in (*own, *acting) if adapter.rank is not None}
@@ -191,8 +190,7 @@ class ParsedFile:
 
     def unshared(self, acting: Iterable[Group]) -> list[Unused]:
         """The keys of parameters that layers share, where none of those that act reads them."""
-        recipes = [recipe for group in acting if (recipe := self.recipe(group)) is not None]
-        read = {param for recipe in recipes for param in recipe.kind.shared}
+        read = {param for group in acting if group.recipe is not None for param in group.recipe.kind.shared}
         reason = "shared by layers of which none acts"
         return [Unused(key, "unread", reason) for param, key in self.shared.items() if param not in read]
 
@@ -201,7 +199,7 @@ class ParsedFile:
         found: list[Adapter] = []
         misfits: list[Unused] = []
         for group in groups:
-            recipe = self.recipe(group)
+            recipe = group.recipe
             if recipe is None:
                 misfits.extend(group.unread())
                 continue
@@ -243,7 +241,7 @@ class ParsedFile:
         if all(group.format in companions for group in self.groups):
             text = f"is no adapter known here: none of its {len(keys)} keys is an adapter's ({seen}, …){_hint(keys)}"
             raise UnknownFormatError(self.file.path, text, keys[:4])
-        if not self.recipes:
+        if all(group.recipe is None for group in self.groups):
             params = sorted({param for group in self.groups for param in group.keys})
             text = (
                 f"holds adapters of a kind not supported here, with the parameters {', '.join(params)} (keys {seen}, …)"
@@ -252,7 +250,7 @@ class ParsedFile:
 
     def own_shape(self, group: Group) -> tuple[int, ...] | None:
         """The shape of the weight that a group was made for; None where its parameters do not tell."""
-        recipe = self.recipe(group)
+        recipe = group.recipe
         site = None if recipe is None else recipe.own_site(self.shapes(group))
         return None if site is None else site.shape
 

@@ -123,8 +123,7 @@ def make_plan(
     read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
     chooser = _Chooser(stack, strengths, components, checkpoints, keeping, read)
     layers: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
-    for component, layer, bound in bindings:
-        layers[layer] = chooser.way(component, layer, bound)
+    layers.update((layer, chooser.way(component, layer, bound)) for component, layer, bound in bindings)
     strengths.seal()
     return Plan(
         networks=networks,
