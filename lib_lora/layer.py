@@ -19,7 +19,7 @@ from . import base_weights
 from .base_weights.base import WeightReader
 from .errors import ComponentError
 from .places import AliasTable, Place, Target
-from .projections import are_fused, fused
+from .projections import PARTS, are_fused, fused
 from .registry import discover_classes
 
 
@@ -200,7 +200,26 @@ def _name_tables(
         if target.param == "in_proj_weight" and target.rows is None:  # PEFT calls it by the attention's own name
             own.setdefault(_host_free(target.path), Place.of(target))
     dotted = aliases.places(component, own)
+    for name, place in _joint_projections(dotted):
+        dotted.setdefault(name, place)
     return dotted, {name.replace(".", "_"): place for name, place in reversed(dotted.items())}
+
+
+def _joint_projections(places: Mapping[str, Place]) -> list[tuple[str, Place]]:
+    """Projections under the names that diffusers would give them fused: SimpleTuner may train them so.
+
+    Source: bghira/SimpleTuner simpletuner/helpers/models/common.py, `fuse_qkv_projections`, which nobody undoes before
+    a LoRA is saved.
+    """
+    found = []
+    for fused_name, parts in PARTS.items():
+        for name in [name for name in places if name.rpartition(".")[2] == parts[0]]:
+            parent = name.removesuffix(parts[0])
+            own = [places.get(parent + part) for part in parts]
+            whole = [one for one in own if one is not None]
+            if len(whole) == len(parts) and len({one.shape[1:] for one in whole}) == 1:
+                found.append((parent + fused_name, Place.joined(whole)))
+    return found
 
 
 def _host_free(name: str) -> str:

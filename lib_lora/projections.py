@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 from torch import nn
 
-_PARTS = {
+PARTS = {
     "to_qkv": ("to_q", "to_k", "to_v"),
     "to_kv": ("to_k", "to_v"),
     "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
 }
+"""Fused projection -> what it is made of, in the order of its outputs."""
 
 
 def are_fused(attention: nn.Module) -> bool:
@@ -34,7 +35,7 @@ def fused(attention: nn.Module) -> Iterator[tuple[str, dict[str, nn.Module]]]:
     """
     if not are_fused(attention):
         return
-    for name, parts in _PARTS.items():
+    for name, parts in PARTS.items():
         layers = {part: attention._modules.get(part) for part in parts}
         found = {part: layer for part, layer in layers.items() if layer is not None}
         if attention._modules.get(name) is not None and len(found) == len(parts):

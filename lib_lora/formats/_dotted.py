@@ -9,7 +9,8 @@ wherever they are; T5 is the first, second or third, as the family has it.
 
 ai-toolkit puts the two experts of Wan 2.2 below `diffusion_model.` where one file has both
 (`diffusion_model.transformer_1.`, `split_multistage_loras`); PixArt's first LoRA have PEFT's wrapper behind the
-component (`unet.base_model.model.`).
+component (`unet.base_model.model.`). Its text encoders have kohya's names before dots (`lora_te1.text_model.`,
+`LoRASpecialNetwork`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ WRAPPER = r"base_model\.model\."
 COMPONENT = (
     r"(?:diffusion_model\.(?=transformer_[12]\.))?"
     r"(?P<component>unet|prior|transformer(?:_[12])?(?!\.resblocks\.)|text_encoder(?:_[234])?|diffusion_model"
-    r"|text_encoders\.\w+(?:\.transformer)?)\."
+    r"|text_encoders\.\w+(?:\.transformer)?|lora_te[1-4]?)\."
 )
 """What tells the keys of one component from another's, and from those of a plain checkpoint."""
 START = rf"(?:{WRAPPER})?(?:{COMPONENT}(?:{WRAPPER})?)?"
@@ -30,6 +31,8 @@ ENCODERS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 """CLIP models by ComfyUI's names -> diffusers' in every family that has them (SD3, SDXL, Flux)."""
 COMPONENTS = {
     "transformer_1": EXPERTS[0],
+    **{f"lora_te{number}": f"text_encoder_{number}" for number in (2, 3, 4)},
+    **dict.fromkeys(("lora_te", "lora_te1"), "text_encoder"),
     **{
         f"text_encoders.{name}{inside}": component
         for name, component in ENCODERS.items()

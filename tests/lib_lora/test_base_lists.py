@@ -13,7 +13,7 @@ from torch import nn
 
 from lib_lora.families import alias_table
 from lib_lora.layer import LayerIndex
-from tests.families import _language_models, anima, z_image
+from tests.families import _language_models, anima, families, z_image
 from tests.families.base import on_meta
 
 
@@ -64,3 +64,14 @@ def test_weights_are_found_in_the_shape_they_have(real_keys, listed):
             missed.append(layer)
     assert missed == list(base.absent)
     assert len(weights) > len(missed)
+
+
+NOT_FOR_LORA = {"invokeai_base_flux2_vae_bfl_keys"}
+
+
+def test_every_list_is_asserted_somewhere(real_keys):
+    adapters = {f"invokeai_{listed}" for family in families().values() for listed in family.lists}
+    bases = {path.stem for path in real_keys.glob("toolkit_base_*.json")}  # in test_architectures
+    known = adapters | bases | {f"invokeai_base_{name}" for name in BASES} | NOT_FOR_LORA
+    lists = {path.stem for path in real_keys.glob("*.json") if not path.stem.endswith(".meta")}
+    assert lists - known == set()

@@ -31,6 +31,8 @@ WRITERS = [(name, writer) for name, family in FAMILIES.items() for writer in fam
 LISTS = [(name, listed) for name, family in FAMILIES.items() for listed in family.lists]
 MADE = [(name, made) for name, family in FAMILIES.items() for made in family.made]
 RANK = 2
+ALPHA = 1.0
+"""Not the rank, so that a scale that is forgotten shows."""
 
 
 @lru_cache
@@ -210,14 +212,14 @@ def random_factors(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
     return down, up
 
 
-def write(family: Family, writer: Writer, folder: Path) -> Path:
+def write(family: Family, writer: Writer, folder: Path, alpha: float = ALPHA) -> Path:
     """A file as the trainer writes it, with the factors of each of its layers."""
     tensors: dict[str, Tensor] = {}
     made = factors(family.name, writer.component)
     for layer, rows in layers_of(family, writer).items():
         down = made[rows[0][0]][0].clone()  # as layers that are trained apart have each their own
         up = torch.cat([made[native][1][low:high] for native, low, high in rows])
-        for param, tensor in (("lora_down.weight", down), ("lora_up.weight", up), ("alpha", torch.tensor(float(RANK)))):
+        for param, tensor in (("lora_down.weight", down), ("lora_up.weight", up), ("alpha", torch.tensor(alpha))):
             key = writer.key(layer, param)
             if key is not None:
                 assert key not in tensors, key
@@ -262,10 +264,11 @@ def check(network: Network, family: Family, how: Writer, layers: dict[str, list[
     """Each layer of the model has the factors of the native rows that it is; all rows of the file are met."""
     downs = {native: layer_rows[0][0] for layer_rows in layers.values() for native, _, _ in layer_rows}
     made = factors(family.name, how.component)
+    scale = 1.0 if how.key(next(iter(layers)), "alpha") is None else ALPHA / RANK
     met: dict[str, int] = {}
     for one in network.bound:
         rows = bound_rows(family, one)
-        assert one.adapter.form().pair.scale == 1.0
+        assert one.adapter.form().pair.scale == scale
         found = one.adapter.factors()
         expected = torch.cat([made[native][1][low:high].flatten(1) for native, low, high in rows])
         assert torch.equal(found.up.flatten(1), expected), one.target.name
@@ -285,6 +288,37 @@ def bound_rows(family: Family, one: Bound) -> list[Origin]:
     return _cut(rows_of(family, one.component)[target.path], start, stop)
 
 
+BOTH_TREES = [
+    *("sd1", "sd2", "sdxl", "sdxl_refiner", "sd3", "sd35_medium", "sd35_large", "flux", "chroma"),
+]
+"""Families that A1111, Forge and their kin have under the names of their own code."""
+
+
+@pytest.mark.parametrize(
+    ("name", "writer"),
+    [(name, writer) for name in BOTH_TREES for writer, how in FAMILIES[name].writers.items() if not how.component],
+)
+def test_what_a_trainer_writes_is_found_in_the_native_tree(name, writer, tmp_path):
+    family = FAMILIES[name]
+    how = family.writers[writer]
+    path = write(family, how, tmp_path)
+    native = load_network(path, {family.component: native_tree(name)})
+    report = native.report
+    assert report.unused == ()
+    assert (report.format, report.hit, report.layers) == (how.format, *(len(layers_of(family, how)),) * 2)
+    for one in native.bound:
+        found, start = one.adapter.factors().up.flatten(1), (one.target.rows or (0,))[0]
+        made = factors(name, "")[one.target.path][1].flatten(1)
+        assert torch.equal(found, made[start : start + len(found)]), one.target.name
+
+
+@lru_cache
+def native_tree(name: str) -> nn.Module:
+    family = FAMILIES[name]
+    assert family.native is not None
+    return skeleton(family.native())
+
+
 @pytest.mark.parametrize("name", [name for name in CONVERTED if len(FAMILIES[name].writers) > 1])
 def test_one_adapter_is_the_same_in_every_format(name, tmp_path):
     """Fused or apart, under whatever name: the same factors and scale, bit for bit, on each layer of the model."""
@@ -294,7 +328,7 @@ def test_one_adapter_is_the_same_in_every_format(name, tmp_path):
         apart = all(len({native for native, _, _ in rows}) == 1 for rows in layers_of(family, how).values())
         if how.component or not apart:  # it has one `down` where others have several, and is another adapter
             continue
-        for one in load_network(write(family, how, tmp_path), {family.component: model(name)}).bound:
+        for one in load_network(write(family, how, tmp_path, RANK), {family.component: model(name)}).bound:
             pair = one.adapter.factors()
             same = found.setdefault((one.target.path, one.target.rows), [])
             same.append((pair.down.flatten(1), pair.up.flatten(1), one.adapter.form().pair.scale))

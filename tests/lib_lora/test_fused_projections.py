@@ -7,7 +7,7 @@ import torch
 from diffusers import FluxTransformer2DModel, UNet2DConditionModel
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack
+from lib_lora import Engine, Entry, Stack, load_network
 from tests.fakes.files import save
 
 FP32 = 2e-5
@@ -92,3 +92,21 @@ def lora(component: str, model: nn.Module, names: list[str]) -> dict[str, Tensor
         tensors[f"{component}.{name}.lora_A.weight"] = torch.randn(3, inside) * inside**-0.5
         tensors[f"{component}.{name}.lora_B.weight"] = torch.randn(out, 3) * 0.3
     return tensors
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_a_lora_that_was_trained_on_fused_projections(fuse, tmp_path):
+    """On a model that is not fused, and on one that is."""
+    model, _ = flux()
+    if fuse:
+        model.fuse_qkv_projections()
+    tensors, names = {}, ("transformer_blocks.0.attn", "single_transformer_blocks.0.attn")
+    for name in [f"{one}.to_qkv" for one in names] + ["transformer_blocks.0.attn.to_added_qkv"]:
+        tensors[f"transformer.{name}.lora_A.weight"] = torch.randn(3, 16)
+        tensors[f"transformer.{name}.lora_B.weight"] = torch.randn(48, 3)
+    network = load_network(save(tmp_path / "a.safetensors", tensors), {"transformer": model})
+    assert (network.report.hit, network.report.unused) == (3, ())
+    whole = network.delta_weight("transformer", "transformer_blocks.0.attn.to_k")
+    key = "transformer.transformer_blocks.0.attn.to_qkv.lora"
+    expected = tensors[f"{key}_B.weight"][16:32] @ tensors[f"{key}_A.weight"]
+    assert (whole - expected).abs().max() <= FP32 * expected.abs().max()
