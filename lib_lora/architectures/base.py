@@ -87,7 +87,7 @@ def named(words: str) -> Sign:
 
     It outweighs no layers that are of one family alone, as trainers call families they do not know by others' names.
     """
-    return Sign(f"{_META}(?i:{words})", weight=2)
+    return Sign(f"{_META}(?i:{words})")
 
 
 @dataclass(frozen=True, slots=True)

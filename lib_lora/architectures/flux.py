@@ -11,7 +11,11 @@ from .base import Alias, Architecture, aliases, named
 FLUX = Architecture(
     name="flux",
     title="FLUX.1",
-    before=("chroma", "auraflow"),  # which have the same layers: a file of nothing else is likelier for this
+    before=(
+        "chroma",
+        "auraflow",
+        "hunyuan_video",
+    ),  # which have the same layers: a file of nothing else is likelier for this
     signs=(
         *FLUX_SIGNS,
         MODULATION_SIGN,
