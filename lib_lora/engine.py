@@ -278,7 +278,7 @@ class Engine:
             raise ActivationError(i, entry.name, error) from error
         if not network.bound:
             report = network.report
-            made_for = "" if report.family is None else f", being made for {report.family.title}"
+            made_for = "" if report.family is None else f", being made for {report.family.titles}"
             text = report.warning or f"fits no layer of the loaded model{made_for}"
             misfit = NoMatchError(network.file.path, f"{text}; its keys are {report.why()}")
             raise ActivationError(i, entry.name, misfit) from misfit

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from . import architectures
-from .architectures.base import Architecture, fact, recognise
+from .architectures.base import Architecture, fact, ranked
 from .layer import LayerIndex
 from .places import AliasTable, Target
 from .registry import discover
 from .report import Family
 
-_SURE = 2
-"""What the signs must weigh at least. A sign of weight 1 is a hint that other families may give, too."""
+_CLEAR = 2
+"""What the signs must weigh, and more than those of any other family. One of weight 1 is no more than a hint."""
 
 
 @lru_cache(maxsize=1)
@@ -38,8 +38,13 @@ def input_layers(family: Family | None) -> frozenset[str]:
 def family_of(facts: Iterable[str]) -> Family | None:
     """The family that facts speak for, see `architectures.base.fact`; None where none does."""
     lines = list(facts)
-    found = recognise(known_architectures(), lines)
-    return None if found is None else Family(found.name, found.title, found.score(lines) >= _SURE)
+    scores = ranked(known_architectures(), lines)
+    if not scores:
+        return None
+    (found, most), *others = scores
+    near = [one for one, score in others if score > most - _CLEAR] if most >= _CLEAR else []
+    also = tuple(Family(one.name, one.title, sure=False) for one in near)
+    return Family(found.name, found.title, most >= _CLEAR and not also, also, found.is_named(lines))
 
 
 def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:

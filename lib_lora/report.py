@@ -31,7 +31,22 @@ class Family:
     title: str
     """For people, as in `Stable Diffusion XL`."""
     sure: bool = True
-    """False where there are only hints, which other families may give, too."""
+    """False where there are only hints, or as much speaks for another family."""
+    also: tuple[Family, ...] = ()
+    """The other families for which about as much speaks. Empty where there are only hints."""
+    named: bool = False
+    """Whether the file's metadata says so, too."""
+
+    @property
+    def titles(self) -> str:
+        """Its title and those of the others that it may be as well, for people."""
+        *others, last = (self.title, *(one.title for one in self.also))
+        return f"{', '.join(others)} or {last}" if others else last
+
+    def differs(self, other: Family) -> bool:
+        """Whether both are known, and are none of each other's families."""
+        mine, its = ({one.name, *(also.name for also in one.also)} for one in (self, other))
+        return all(one.sure or one.also for one in (self, other)) and not mine & its
 
     def to_json(self) -> dict[str, object]:
         """Plain data for `json.dumps`."""
@@ -96,12 +111,17 @@ class NetworkReport:
 
     @property
     def warning(self) -> str:
-        """That the file was made for another family than the model's, where both are known for sure; else nothing."""
+        """That the file was made for another family than the model's, where that is sure; else nothing.
+
+        Where all its layers fit, only what the file says of itself is held against the model.
+        """
         own, model = self.family, self.model
-        if own is None or model is None or own.name == model.name or not (own.sure and model.sure):
+        if own is None or model is None or not own.differs(model):
+            return ""
+        if self.hit == self.layers and not (own.sure and own.named):
             return ""
         fit = f"{self.hit} of {self.layers} layers fit"
-        return f"made for {own.title}, the loaded model is {model.title}: {fit}"
+        return f"made for {own.titles}, the loaded model is {model.titles}: {fit}"
 
     def reasons(self) -> dict[str, list[str]]:
         """Reason -> the keys that go unused for it."""

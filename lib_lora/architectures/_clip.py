@@ -8,7 +8,7 @@ Sources: transformers models/clip/modeling_clip.py; mlfoundations/open_clip src/
 from __future__ import annotations
 
 from ..components import TEXT_ENCODER
-from .base import aliases
+from .base import Sign, aliases
 
 _BLOCK = {
     "attn": "self_attn",  # nn.MultiheadAttention: q, k and v are windows of its in_proj_weight, see layer.py
@@ -54,3 +54,6 @@ OPEN_CLIP_ALIASES = tuple(
     )
 )
 """OpenCLIP's text tower, alone or inside ldm's FrozenOpenCLIPEmbedder (`model.`)."""
+
+BIG_G_SIGN = Sign(r"^text_encoder_2:.*:1280$", weight=2)
+"""Of OpenCLIP bigG/14 as the second text encoder, which several families have."""

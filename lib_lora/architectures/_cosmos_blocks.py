@@ -9,7 +9,7 @@ bghira/SimpleTuner helpers/models/anima/transformer.py.
 from __future__ import annotations
 
 from ..components import DENOISER
-from .base import aliases
+from .base import Sign, aliases
 
 _ATTENTION = {
     "q_proj": "to_q",
@@ -44,3 +44,12 @@ COSMOS_ALIASES = (
     *aliases(DENOISER, {f"net.{native}": native for native in _table()}),
     *aliases(DENOISER, {native: f"core.{diffusers}" for native, diffusers in _table().items()}),
 )
+
+COSMOS_SIGNS = (
+    Sign(r"^(denoiser|\?):(net_)?blocks_\d+_((self|cross)_attn_(q|k|v|output)_proj|mlp_layer[12]):", weight=4),
+    Sign(r"^(denoiser|\?):(net_)?blocks_\d+_adaln_modulation_(self_attn|cross_attn|mlp)_[12]:", weight=4),
+    Sign(r"^(denoiser|\?):(core_)?transformer_blocks_\d+_(attn2_to_[kv]:1024|norm[123]_linear_[12]:)", weight=4),
+    Sign(r"^(denoiser|\?):core_transformer_blocks_\d+_", weight=4),
+    Sign(r"^(denoiser|\?):(core_)?transformer_blocks_\d+_attn[12]_to_q:2048$", weight=1),
+)
+"""What Anima and Cosmos-Predict2 have alike."""

@@ -62,17 +62,35 @@ FLUX_BLOCKS: tuple[Alias, ...] = (
     ),
 )
 
-FLUX_SIGNS: tuple[Sign, ...] = (
+SINGLE_ATTENTION_SIGN = Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_attn_to_[qkv]:3072$")
+"""What AuraFlow has as well."""
+JOINT_ATTENTION_SIGN = Sign(
+    r"^(denoiser|\?):transformer_blocks_\d+_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$", weight=1
+)
+"""What Qwen-Image has as well."""
+NATIVE_SIGNS = (
     Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(attn_qkv|attn_proj|mlp_0):3072$"),
-    Sign(r"^(denoiser|\?):single_(blocks_\d+_linear1|transformer_blocks_\d+_(attn_to_[qkv]|proj_mlp)):3072$"),
-    Sign(r"^(denoiser|\?):single_(blocks_\d+_linear2|transformer_blocks_\d+_proj_out):15360$", weight=1),
+    Sign(r"^(denoiser|\?):single_blocks_\d+_linear1:3072$"),
     # OFT and others that do not tell how wide their layers are
     Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_attn_(qkv|proj):\?$", weight=1),
-    # other families have attention like this, but not this feed-forward layer with it
-    Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn_add_[qkv]_proj|attn_to_add_out):3072$", weight=1),
-    Sign(r"^(denoiser|\?):transformer_blocks_\d+_ff_context_net_0_proj:3072$", weight=1),
 )
-"""What speaks for FLUX.1 and for Chroma alike, in all names: their blocks, by their width.
-
-Light, as families that were made of these blocks have some of them as well: what is theirs alone weighs more.
-"""
+"""What FLUX.2 Klein 4B has as well, in names of Flux's own code."""
+FLUX_SIGNS: tuple[Sign, ...] = (
+    *NATIVE_SIGNS,
+    SINGLE_ATTENTION_SIGN,
+    JOINT_ATTENTION_SIGN,
+    Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_proj_mlp:3072$"),
+    Sign(r"^(denoiser|\?):single_(blocks_\d+_linear2|transformer_blocks_\d+_proj_out):15360$", weight=2),
+    Sign(
+        r"^(denoiser|\?):(double_blocks_\d+_(img|txt)_mlp_2|transformer_blocks_\d+_ff_context_net_2):12288$", weight=1
+    ),
+    Sign(r"^(denoiser|\?):transformer_blocks_\d+_ff_context_net_0_proj:3072$", weight=2),
+)
+"""What FLUX.1, Chroma and HunyuanVideo have alike, in all names: their blocks, by their width."""
+MODULATION_SIGN = Sign(
+    r"^(denoiser|\?):(double_blocks_\d+_(img|txt)_mod_lin|single_blocks_\d+_modulation_lin"
+    r"|transformer_blocks_\d+_norm1(_context)?_linear|single_transformer_blocks_\d+_norm_linear):3072$"
+)
+"""What of these only Chroma has not."""
+T5_INPUT_SIGN = Sign(r"^(denoiser|\?):(txt_in|context_embedder):4096$", weight=2)
+"""What of these only HunyuanVideo has not, and Stable Diffusion 3 has as well: one layer between T5 and the blocks."""

@@ -55,3 +55,6 @@ def _table() -> dict[str, str | tuple[str, ...]]:
 
 
 UNET_ALIASES = aliases(DENOISER, _table())
+
+IN_UNET = r"^(denoiser|\?):(down|mid|middle|up|input|output)_block"
+"""Begins the pattern of a sign: the blocks of a UNet, where transformers have names as well (`attn2.to_k`)."""

@@ -8,7 +8,7 @@ Sources: transformers models/t5/modeling_t5.py; modules/models/sd3/other_impls.p
 from __future__ import annotations
 
 from ..components import TEXT_ENCODER
-from .base import aliases
+from .base import Sign, aliases
 
 T5_ALIASES = aliases(
     TEXT_ENCODER,
@@ -19,3 +19,6 @@ T5_ALIASES = aliases(
         "encoder.embed_tokens": "shared",
     },
 )
+
+CAPTION_SIGN = Sign(r"^(denoiser|\?):caption_projection_linear_1:4096$", weight=2)
+"""Of a transformer that projects what T5-XXL says by two layers of diffusers' kind (LTX-Video, PixArt)."""

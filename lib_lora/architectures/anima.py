@@ -9,9 +9,9 @@ Source: kohya-ss/sd-scripts library/anima_models.py; diffusers' AnimaTextConditi
 from __future__ import annotations
 
 from ..components import DENOISER
-from ._cosmos_blocks import COSMOS_ALIASES
+from ._cosmos_blocks import COSMOS_ALIASES, COSMOS_SIGNS
 from ._llm import LLM_ALIASES
-from .base import Alias, Architecture, Sign
+from .base import Alias, Architecture, Sign, named
 
 _ADAPTER = ("llm_adapter", "text_conditioner")
 
@@ -22,14 +22,10 @@ ANIMA = Architecture(
     signs=(
         Sign(r"^(denoiser|\?):(net_)?(llm_adapter|text_conditioner)_", weight=5),
         Sign(r"^(llm_adapter|text_conditioner):", weight=5),
-        Sign(r"^(denoiser|\?):(net_)?blocks_\d+_((self|cross)_attn_(q|k|v|output)_proj|mlp_layer[12]):", weight=4),
-        Sign(r"^(denoiser|\?):(net_)?blocks_\d+_adaln_modulation_(self_attn|cross_attn|mlp)_[12]:", weight=4),
-        Sign(r"^(denoiser|\?):(core_)?transformer_blocks_\d+_(attn2_to_[kv]:1024|norm[123]_linear_[12]:)", weight=4),
-        Sign(r"^(denoiser|\?):core_transformer_blocks_\d+_", weight=4),
-        Sign(r"^(denoiser|\?):(core_)?transformer_blocks_\d+_attn[12]_to_q:2048$", weight=1),
+        *COSMOS_SIGNS,
         # Qwen3 0.6B; Stable Diffusion 2 has layers as wide, but not at the root
         Sign(r"^text_encoder[^:]*:(model_)?layers_\d+_(self_attn_[qkv]_proj|mlp_(gate|up)_proj):1024$", weight=4),
-        Sign(r"^meta:(ss_base_model_version|modelspec_architecture):(?i:anima)", weight=6),
+        named("anima"),
     ),
     aliases=(
         *COSMOS_ALIASES,

@@ -7,8 +7,9 @@ AuraFlowTransformer2DModel.
 from __future__ import annotations
 
 from ..components import DENOISER
+from ._flux_blocks import SINGLE_ATTENTION_SIGN
 from ._t5 import T5_ALIASES
-from .base import Alias, Architecture, Sign, aliases
+from .base import Alias, Architecture, Sign, aliases, named
 
 _FEED_FORWARD = {"c_fc1": "linear_1", "c_fc2": "linear_2", "c_proj": "out_projection"}
 _DOUBLE = {
@@ -32,13 +33,14 @@ AURAFLOW = Architecture(
     name="auraflow",
     title="AuraFlow",
     signs=(
+        SINGLE_ATTENTION_SIGN,
         Sign(r"^(denoiser|\?):(joint_transformer_blocks|double_layers|single_layers)_\d+_.*:(3072|8192)$", weight=10),
         # what Flux's single blocks have not
         Sign(
             r"^(denoiser|\?):single_transformer_blocks_\d+_(attn_to_out_0|norm1_linear|ff_(linear_[12]|out_projection)):",
             weight=10,
         ),
-        Sign(r"^meta:(ss_base_model_version:auraflow|modelspec_architecture:auraflow)", weight=2),
+        named("auraflow"),
     ),
     aliases=(
         *aliases(

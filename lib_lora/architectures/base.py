@@ -60,7 +60,10 @@ def aliases(component: str, table: Mapping[str, str | tuple[str, ...]]) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A tell-tale of a family: a pattern searched in a file's facts (see `facts`), and how much it says."""
+    """A tell-tale of a family: a pattern searched in a file's facts (see `fact`), and how much it says.
+
+    What several families have is a sign of each of them, of one weight: then it decides nothing between them.
+    """
 
     pattern: str
     """Begins with `^`, as a fact is one line."""
@@ -74,6 +77,17 @@ class Sign:
         """Whether a line of `text` has it; each line begins with a line feed."""
         # not with ^ itself: it would be tried at every character instead of once for a line
         return re.search(f"\n{self.pattern[1:]}", text, re.MULTILINE) is not None
+
+
+_META = r"^meta:(ss_base_model_version|modelspec_architecture):"
+
+
+def named(words: str) -> Sign:
+    """What trainers call the family in the metadata of a file, capitals aside: the beginning of it, as a pattern.
+
+    It outweighs no layers that are of one family alone, as trainers call families they do not know by others' names.
+    """
+    return Sign(f"{_META}(?i:{words})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +109,11 @@ class Architecture:
         """Weigh the facts; 0 means nothing speaks for this family."""
         return self._score(_lines(facts))
 
+    def is_named(self, facts: Iterable[str]) -> bool:
+        """Whether the metadata among the facts names it."""
+        text = _lines(facts)
+        return any(sign.seen(text) for sign in self.signs if sign.pattern.startswith(_META))
+
     def _score(self, text: str) -> int:
         return sum(sign.weight for sign in self.signs if sign.seen(text))
 
@@ -108,16 +127,16 @@ def fact(component: str | None, module: str, width: int | None) -> str:
     return f"{named or '?'}:{module.replace('.', '_')}:{'?' if width is None else width}"
 
 
+def ranked(architectures: Iterable[Architecture], facts: Iterable[str]) -> list[tuple[Architecture, int]]:
+    """The families that facts speak for and their scores, the best first; of those that are level the earlier first."""
+    text = _lines(facts)
+    scores = [(architecture, architecture._score(text)) for architecture in architectures]
+    return sorted((one for one in scores if one[1]), key=lambda one: -one[1])
+
+
 def recognise(architectures: Iterable[Architecture], facts: Iterable[str]) -> Architecture | None:
     """The family most facts speak for; the earlier one when two are level; None when nothing speaks."""
-    text = _lines(facts)
-    best: Architecture | None = None
-    most = 0
-    for architecture in architectures:
-        score = architecture._score(text)
-        if score > most:
-            best, most = architecture, score
-    return best
+    return next((architecture for architecture, _ in ranked(architectures, facts)), None)
 
 
 def _lines(facts: Iterable[str]) -> str:

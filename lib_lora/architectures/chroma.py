@@ -7,17 +7,18 @@ ChromaTransformer2DModel.
 from __future__ import annotations
 
 from ..components import DENOISER
-from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS
+from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, T5_INPUT_SIGN
 from ._t5 import T5_ALIASES
-from .base import Architecture, Sign, aliases
+from .base import Architecture, Sign, aliases, named
 
 CHROMA = Architecture(
     name="chroma",
     title="Chroma",
     signs=(
         *FLUX_SIGNS,
+        T5_INPUT_SIGN,
         Sign(r"^(denoiser|\?):distilled_guidance_layer_"),
-        Sign(r"^meta:(ss_base_model_version:chroma|modelspec_architecture:(chroma|Chroma1))"),
+        named("chroma"),
     ),
     aliases=(
         *FLUX_BLOCKS,

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from ._cosmos_blocks import COSMOS_ALIASES
-from .base import Architecture, Sign
+from ._cosmos_blocks import COSMOS_ALIASES, COSMOS_SIGNS
+from .base import Architecture, Sign, named
 
 COSMOS_PREDICT2 = Architecture(
     name="cosmos_predict2",
     title="Cosmos-Predict2",
     signs=(
-        Sign(r"^(denoiser|\?):(net_)?blocks_\d+_((self|cross)_attn_(q|k|v|output)_proj|mlp_layer[12]):", weight=4),
-        Sign(r"^(denoiser|\?):(net_)?blocks_\d+_adaln_modulation_(self_attn|cross_attn|mlp)_[12]:", weight=4),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn2_to_[kv]:1024|norm[123]_linear_[12]:)", weight=4),
-        Sign(
-            r"^(denoiser|\?):((net_)?blocks_\d+_(self|cross)_attn_q_proj|transformer_blocks_\d+_attn[12]_to_q):5120$",
-            weight=2,
-        ),
-        Sign(r"^meta:(ss_base_model_version|modelspec_architecture):(?i:cosmos)", weight=6),
+        *COSMOS_SIGNS,
+        # the larger one's widths
+        Sign(r"^(denoiser|\?):(net_)?blocks_\d+_((self|cross)_attn_.*_proj|mlp_layer[12]|adaln_.*):(5120|20480)$"),
+        Sign(r"^(denoiser|\?):(core_)?transformer_blocks_\d+_(attn[12]_to|ff_net|norm[123]_linear)_.*:(5120|20480)$"),
+        named("cosmos(?!.?3)"),
     ),
     aliases=COSMOS_ALIASES,
 )

@@ -6,7 +6,7 @@ Source: diffusers' ErnieImageTransformer2DModel and `convert_ernie_image_transfo
 from __future__ import annotations
 
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign
+from .base import Architecture, Sign, named
 
 ERNIE_IMAGE = Architecture(
     name="ernie_image",
@@ -14,7 +14,7 @@ ERNIE_IMAGE = Architecture(
     signs=(
         Sign(r"^(denoiser|\?):layers_\d+_self_attention_to_([qkv]|out_0):", weight=5),
         Sign(r"^(denoiser|\?):layers_\d+_mlp_linear_fc2:", weight=5),
-        Sign(r"^meta:(ss_base_model_version|modelspec_architecture):(?i:ernie)", weight=6),
+        named("ernie"),
     ),
     aliases=LLM_ALIASES,
 )

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from ..components import DENOISER
 from ._clip import CLIP_ALIASES
-from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, double_blocks
+from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, MODULATION_SIGN, T5_INPUT_SIGN, double_blocks
 from ._t5 import T5_ALIASES
-from .base import Alias, Architecture, Sign, aliases
+from .base import Alias, Architecture, aliases, named
 
 FLUX = Architecture(
     name="flux",
     title="FLUX.1",
-    before=("chroma",),  # which has the same blocks: a file of attention alone fits both, and is likelier for this
+    before=(
+        "chroma",
+        "auraflow",
+        "hunyuan_video",
+    ),  # which have the same layers: a file of nothing else is likelier for this
     signs=(
         *FLUX_SIGNS,
-        # only Chroma has no modulation in its blocks
-        Sign(r"^(denoiser|\?):.*_(mod_lin|modulation_lin|norm1_linear|norm1_context_linear|norm_linear):3072$", 1),
-        Sign(r"^(denoiser|\?):(vector_in|guidance_in|time_text_embed_(text|guidance)_embedder)_", weight=1),
-        Sign(
-            r"^meta:(ss_base_model_version:flux\.?1|modelspec_architecture:(flux-1|Flux\.1|Flex\.1))",
-            weight=2,
-        ),
+        MODULATION_SIGN,
+        T5_INPUT_SIGN,
+        named(r"flux(?![._-]?2)|flex\.?1"),
     ),
     inputs=("x_embedder",),
     aliases=(

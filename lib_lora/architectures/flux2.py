@@ -7,15 +7,17 @@ Source: black-forest-labs/flux2 src/flux2/model.py against diffusers' Flux2Trans
 from __future__ import annotations
 
 from ..components import DENOISER
-from ._flux_blocks import FLUX_BLOCKS, double_blocks
+from ._flux_blocks import FLUX_BLOCKS, JOINT_ATTENTION_SIGN, NATIVE_SIGNS, double_blocks
 from ._llm import LLM_ALIASES
-from .base import Alias, Architecture, Sign, aliases
+from .base import Alias, Architecture, Sign, aliases, named
 
 FLUX2 = Architecture(
     name="flux2",
     title="FLUX.2",
     signs=(
-        # Klein 4B is as wide as FLUX.1, and so are most of its layers
+        # Klein 4B is as wide as FLUX.1
+        *NATIVE_SIGNS,
+        JOINT_ATTENTION_SIGN,
         Sign(r"^(denoiser|\?):(double|single)_stream_modulation_", weight=8),
         Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_attn_to_(qkv_mlp_proj|out):", weight=8),
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_ff(_context)?_linear_(in|out):", weight=8),
@@ -24,7 +26,7 @@ FLUX2 = Architecture(
         Sign(r"^(denoiser|\?):(double_blocks_\d+_(img|txt)_(attn|mlp)|single_blocks_\d+_linear1).*:(6144|4096)$"),
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_add_[qkv]_proj:(6144|4096)$"),
         Sign(r"^(denoiser|\?):transformer_blocks_[0-7]_attn_to_([qkv]|out_0):(6144|4096)$", weight=1),  # as in Krea 2
-        Sign(r"^meta:(ss_base_model_version|modelspec_architecture):(?i:flux[._-]?2)", weight=8),
+        named("flux[._-]?2"),
     ),
     aliases=(
         *FLUX_BLOCKS,

@@ -5,17 +5,18 @@ All programs have the names of HiDream-ai/HiDream-I1 hi_diffusers/models/transfo
 
 from __future__ import annotations
 
-from ._clip import CLIP_ALIASES, OPEN_CLIP_ALIASES
+from ._clip import BIG_G_SIGN, CLIP_ALIASES, OPEN_CLIP_ALIASES
 from ._llm import LLM_ALIASES
 from ._t5 import T5_ALIASES
-from .base import Architecture, Sign
+from .base import Architecture, Sign, named
 
 HIDREAM = Architecture(
     name="hidream",
     title="HiDream",
     signs=(
         Sign(r"^(denoiser|\?):(double|single)_stream_blocks_\d+_block_", weight=10),
-        Sign(r"^meta:(ss_base_model_version:hidream_i1|modelspec_architecture:hidream-i1)", weight=2),
+        BIG_G_SIGN,
+        named("hidream(?!.?o1)"),
     ),
     aliases=(*CLIP_ALIASES, *OPEN_CLIP_ALIASES, *T5_ALIASES, *LLM_ALIASES),
 )

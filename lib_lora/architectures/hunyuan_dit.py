@@ -8,7 +8,7 @@ each other's names in the two trees, and both have weights: nothing tells which 
 from __future__ import annotations
 
 from ..components import DENOISER, TEXT_ENCODER
-from .base import Alias, Architecture, Sign, aliases
+from .base import Alias, Architecture, Sign, aliases, named
 
 _BLOCK: dict[str, str | tuple[str, ...]] = {
     "attn1.Wqkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
@@ -28,7 +28,8 @@ HUNYUAN_DIT = Architecture(
     signs=(
         Sign(r"^(denoiser|\?):blocks_\d+_attn[12]_(Wqkv|q_proj|out_proj|to_q|to_out_0):1408$"),
         Sign(r"^(denoiser|\?):blocks_\d+_(mlp_fc1|ff_net_0_proj|default_modulation_1|norm1_linear):1408$"),
-        Sign(r"^meta:(ss_base_model_version:hunyuan-?dit|modelspec_architecture:hunyuan-dit)", weight=2),
+        Sign(r"^(denoiser|\?):blocks_\d+_attn2_(kv_proj|to_[kv]):1024$"),
+        named("hunyuan[_-]?dit"),
     ),
     aliases=(
         *aliases(

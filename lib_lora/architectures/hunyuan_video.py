@@ -7,30 +7,25 @@ from __future__ import annotations
 
 from ..components import DENOISER
 from ._clip import CLIP_ALIASES
-from ._flux_blocks import double_blocks
+from ._flux_blocks import FLUX_SIGNS, MODULATION_SIGN, double_blocks
 from ._hunyuan_blocks import HUNYUAN_BLOCKS, embedders
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, aliases
-
-_SURE = 50
-"""More than all that speaks for Flux, whose blocks it has."""
+from .base import Architecture, Sign, aliases, named
 
 HUNYUAN_VIDEO = Architecture(
     name="hunyuan_video",
     title="HunyuanVideo",
     signs=(
-        Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(mlp_fc1|mod_linear):3072$", _SURE),
-        Sign(r"^(denoiser|\?):single_blocks_\d+_modulation_linear:3072$", _SURE),
-        Sign(r"^(denoiser|\?):(txt_in_individual_|context_embedder_)token_refiner_.*:3072$", _SURE),
+        *FLUX_SIGNS,
+        MODULATION_SIGN,
+        Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(mlp_fc1|mod_linear):3072$"),
+        Sign(r"^(denoiser|\?):single_blocks_\d+_modulation_linear:3072$"),
+        Sign(r"^(denoiser|\?):(txt_in_individual_|context_embedder_)token_refiner_.*:3072$"),
         # Flux's blocks, but more of them
-        Sign(r"^(denoiser|\?):double_blocks_19_(img|txt)_.*:(3072|12288)$", _SURE),
-        Sign(r"^(denoiser|\?):transformer_blocks_19_(ff|norm1)_context_.*:(3072|12288)$", _SURE),
-        Sign(r"^(denoiser|\?):single_(transformer_)?blocks_(38|39)_.*:(3072|15360)$", _SURE),
-        Sign(
-            r"^meta:(ss_base_model_version:(hunyuan[-_]?video$|framepack)"
-            r"|modelspec_architecture:(hunyuan-video(?!-1\.5)|framepack))",
-            _SURE,
-        ),
+        Sign(r"^(denoiser|\?):double_blocks_19_(img|txt)_.*:(3072|12288)$"),
+        Sign(r"^(denoiser|\?):transformer_blocks_19_(ff|norm1)_context_.*:(3072|12288)$"),
+        Sign(r"^(denoiser|\?):single_(transformer_)?blocks_(38|39)_.*:(3072|15360)$"),
+        named("hunyuan[_-]video(?![_-]1[._]5)|framepack"),
     ),
     inputs=("x_embedder.proj",),
     aliases=(

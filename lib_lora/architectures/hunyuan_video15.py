@@ -11,7 +11,7 @@ from ..components import DENOISER
 from ._flux_blocks import double_blocks
 from ._hunyuan_blocks import HUNYUAN_BLOCKS, embedders
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign, aliases
+from .base import Architecture, Sign, aliases, named
 
 HUNYUAN_VIDEO15 = Architecture(
     name="hunyuan_video15",
@@ -20,10 +20,7 @@ HUNYUAN_VIDEO15 = Architecture(
         Sign(r"^(denoiser|\?):double_blocks_\d+_(img|txt)_(attn_|mlp_|mod_).*:2048$"),
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):2048$"),
         Sign(r"^(denoiser|\?):(txt_in_individual_|context_embedder_)token_refiner_.*:2048$"),
-        Sign(
-            r"^meta:(ss_base_model_version:hunyuan_video_1_5|modelspec_architecture:hunyuan-video-1\.5)",
-            weight=10,
-        ),
+        named("hunyuan[_-]video[_-]1[._]5|hunyuanvideo-"),
     ),
     aliases=(
         *HUNYUAN_BLOCKS,

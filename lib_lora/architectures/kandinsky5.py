@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ._clip import CLIP_ALIASES
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign
+from .base import Architecture, Sign, named
 
 KANDINSKY5 = Architecture(
     name="kandinsky5",
@@ -18,7 +18,7 @@ KANDINSKY5 = Architecture(
             r"(self_attention|cross_attention|feed_forward|(text|visual)_modulation)_",
             weight=10,
         ),
-        Sign(r"^meta:(ss_base_model_version:kandinsky5|modelspec_architecture:[Kk]andinsky-?5)", weight=2),
+        named("kandinsky-?5"),
     ),
     aliases=(*CLIP_ALIASES, *LLM_ALIASES),
 )

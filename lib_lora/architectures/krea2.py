@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..components import DENOISER
 from ._llm import LLM_ALIASES
-from .base import Alias, Architecture, Sign, aliases
+from .base import Alias, Architecture, Sign, aliases, named
 
 _BLOCKS = {
     "blocks.{}": "transformer_blocks.{}",
@@ -37,7 +37,7 @@ KREA2 = Architecture(
         # FLUX.2 calls its double blocks so, too, but has 8 of them
         Sign(r"^(denoiser|\?):transformer_blocks_([89]|[12]\d)_attn_to_([qkv]|out_0):6144$"),
         Sign(r"^(denoiser|\?):(time_mod_proj|tproj_1|txtmlp_[13]):"),
-        Sign(r"^meta:(ss_base_model_version|modelspec_architecture):(?i:krea[_-]?2)", weight=6),
+        named("krea[_-]?2"),
     ),
     aliases=(
         *aliases(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from ._ltx_blocks import LTX_EMBEDDERS, norms
-from ._t5 import T5_ALIASES
-from .base import Architecture, Sign
+from ._ltx_blocks import LTX_EMBEDDERS, LTX_SIGNS, norms
+from ._t5 import CAPTION_SIGN, T5_ALIASES
+from .base import Architecture, Sign, named
 
 LTX = Architecture(
     name="ltx",
     title="LTX-Video",
     signs=(
-        # queries may be as wide in others, but their text is not as wide as they are
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn2_to_[kv]:(2048|4096)$"),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn[12]_to_(q|out_0):(2048|4096)$", weight=1),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_ff_net_0_proj:(2048|4096)$", weight=1),
-        Sign(r"^(denoiser|\?):(patchify_proj|proj_in):128$", weight=1),
-        Sign(r"^meta:(ss_base_model_version:ltxv?$|modelspec_architecture:(ltxv|ltx-video))", weight=2),
+        *LTX_SIGNS,
+        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn2_to_[kv]:2048$"),
+        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn[12]_to_(q|out_0)|ff_net_0_proj):2048$", weight=1),
+        CAPTION_SIGN,
+        named("ltx(v|-?video)?($|[_/-](?!2(?!b)))"),
     ),
     aliases=(*LTX_EMBEDDERS, *norms(("attn1", "attn2")), *T5_ALIASES),
 )

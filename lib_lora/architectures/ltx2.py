@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ..components import DENOISER
 from ._llm import LLM_ALIASES
-from ._ltx_blocks import LTX_EMBEDDERS, norms
-from .base import Architecture, Sign, aliases
+from ._ltx_blocks import LTX_EMBEDDERS, LTX_SIGNS, norms
+from .base import Architecture, Sign, aliases, named
 
 _ATTENTIONS = ("attn1", "attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn", "video_to_audio_attn")
 
@@ -19,8 +19,9 @@ LTX2 = Architecture(
     signs=(
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_audio_(attn[12]_to|ff_net)_.*:(2048|8192)$", weight=10),
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_(audio_to_video|video_to_audio)_attn_", weight=10),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn[12]_to_([qkv]|out_0):4096$", weight=1),
-        Sign(r"^meta:(ss_base_model_version:ltx-?2|modelspec_architecture:ltx-?2)", weight=10),
+        *LTX_SIGNS,
+        Sign(r"^(denoiser|\?):(audio_)?caption_projection_linear_1:3840$"),
+        named("ltx(-?video)?-?2(?!b)"),
     ),
     aliases=(
         *LTX_EMBEDDERS,

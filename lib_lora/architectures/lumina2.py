@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..components import DENOISER
 from ._llm import LLM_ALIASES
-from .base import Alias, Architecture, Sign, aliases
+from .base import Alias, Architecture, Sign, aliases, named
 
 _STACKS = ("layers", "noise_refiner", "context_refiner")
 _LAYER = {
@@ -28,7 +28,7 @@ LUMINA2 = Architecture(
         Sign(rf"{_ANY}(attention_(qkv|out)|attn_to_([qkv]|out_0)):2304$"),
         Sign(rf"{_ANY}feed_forward_(w|linear_)[13]:2304$"),
         Sign(rf"{_ANY}(adaLN_modulation_1|norm1_linear):1024$", weight=1),
-        Sign(r"^meta:(ss_base_model_version:lumina|modelspec_architecture:lumina)", weight=2),
+        named("lumina"),
     ),
     aliases=(
         *(

@@ -7,8 +7,8 @@ PixArtTransformer2DModel, as huggingface/diffusers scripts/convert_pixart_sigma_
 from __future__ import annotations
 
 from ..components import DENOISER
-from ._t5 import T5_ALIASES
-from .base import Architecture, Sign, aliases
+from ._t5 import CAPTION_SIGN, T5_ALIASES
+from .base import Architecture, Sign, aliases, named
 
 _BLOCK: dict[str, str | tuple[str, ...]] = {
     "attn.qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
@@ -26,9 +26,15 @@ PIXART = Architecture(
     name="pixart",
     title="PixArt",
     signs=(
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn[12]_to_([qkv]|out_0)|ff_net_0_proj):1152$"),
-        Sign(r"^(denoiser|\?):blocks_\d+_(attn_(qkv|proj)|cross_attn_(q_linear|kv_linear|proj)|mlp_fc1):1152$"),
-        Sign(r"^meta:(ss_base_model_version:pixart|modelspec_architecture:pixart)", weight=2),
+        # Sana has attention of this width, too, but no such feed-forward
+        Sign(
+            r"^(denoiser|\?):(transformer_blocks_\d+_attn[12]_to_([qkv]|out_0)"
+            r"|blocks_\d+_(attn_(qkv|proj)|cross_attn_(q_linear|kv_linear|proj))):1152$",
+            weight=1,
+        ),
+        Sign(r"^(denoiser|\?):(transformer_blocks_\d+_ff_net_0_proj|blocks_\d+_mlp_fc1):1152$"),
+        CAPTION_SIGN,
+        named("pixart"),
     ),
     aliases=(
         *aliases(

@@ -5,25 +5,25 @@ Source: diffusers' QwenImageTransformer2DModel; Comfy-Org/ComfyUI comfy/ldm/qwen
 
 from __future__ import annotations
 
+from ._flux_blocks import JOINT_ATTENTION_SIGN
 from ._llm import LLM_ALIASES
-from .base import Architecture, Sign
+from .base import Architecture, Sign, named
 
 QWEN_IMAGE = Architecture(
     name="qwen_image",
     title="Qwen-Image",
+    before=("flux",),  # a file of nothing but layers that both have leaves out the most of Flux
     signs=(
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_(img|txt)_(mlp_net_|mod_1)", weight=6),
         # FLUX.1 and HunyuanVideo call their double blocks so, too, but have 19 or 20 of them
         Sign(r"^(denoiser|\?):transformer_blocks_[2-5]\d_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$"),
-        Sign(
-            r"^(denoiser|\?):transformer_blocks_\d+_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$", weight=1
-        ),
+        JOINT_ATTENTION_SIGN,
         # Qwen2.5-VL 7B
         Sign(
             r"^text_encoder[^:]*:(model_)?(language_model_)?layers_\d+_(self_attn_[qkv]_proj|mlp_(gate|up)_proj):3584$",
             weight=1,
         ),
-        Sign(r"^meta:(ss_base_model_version|modelspec_architecture):(?i:qwen[_-]image)", weight=6),
+        named("qwen[_-]image"),
     ),
     aliases=LLM_ALIASES,
 )

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from ._clip import CLIP_ALIASES
-from ._ldm_unet import UNET_ALIASES
-from .base import Architecture, Sign
+from ._ldm_unet import IN_UNET, UNET_ALIASES
+from .base import Architecture, Sign, named
 
 SD1 = Architecture(
     name="sd1",
     title="Stable Diffusion 1.x",
     signs=(
-        Sign(r"^(denoiser|\?):.*attn2_to_[kv]:768$"),
+        Sign(rf"{IN_UNET}.*attn2_to_[kv]:768$"),
         Sign(r"^denoiser:\d+:768$"),  # a number for a name: nothing else in the UNet has so many inputs
         Sign(
             r"^(text_encoder|\?):(text_model_)?encoder_layers_\d+_.*(q_proj|fc1):768$", weight=1
         ),  # SDXL has it as well
         Sign(r"^(denoiser|\?):(down_blocks_0|input_blocks_1)_.*transformer_blocks_0_attn", weight=1),
-        Sign(r"^meta:(ss_base_model_version:sd_v1|modelspec_architecture:stable-diffusion-v1)", weight=2),
+        named(r"sd_v1|sd_1\.|sd1x|stable-diffusion-v1"),
     ),
     inputs=("conv_in",),
     aliases=(*UNET_ALIASES, *CLIP_ALIASES),

@@ -6,9 +6,10 @@ Source: Stability-AI/sd3.5 mmditx.py against diffusers' SD3Transformer2DModel.
 from __future__ import annotations
 
 from ..components import DENOISER
-from ._clip import CLIP_ALIASES
+from ._clip import BIG_G_SIGN, CLIP_ALIASES
+from ._flux_blocks import T5_INPUT_SIGN
 from ._t5 import T5_ALIASES
-from .base import Alias, Architecture, Sign, aliases
+from .base import Alias, Architecture, Sign, aliases, named
 
 _BLOCK: dict[str, str | tuple[str, ...]] = {
     "x_block.attn.qkv": ("attn.to_q", "attn.to_k", "attn.to_v"),
@@ -43,11 +44,14 @@ SD3 = Architecture(
     signs=(
         Sign(r"^(denoiser|\?):joint_blocks_\d+_(x|context)_block_(attn2?_qkv|attn2?_proj|mlp_fc1):(1536|2432)$", 4),
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn_add_[qkv]_proj|attn_to_add_out):(1536|2432)$", 4),
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn2?_to_[qkv]|ff_net_0_proj):(1536|2432)$", 2),
+        Sign(r"^(denoiser|\?):transformer_blocks_\d+_attn_to_[qkv]:(1536|2432)$", 2),
         Sign(r"^(denoiser|\?):transformer_blocks_\d+_(ff_context_net_0_proj|norm1_context_linear):(1536|2432)$", 2),
+        # Stable Audio has such layers, too
+        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(attn2_to_[qkv]|ff_net_0_proj):(1536|2432)$", 1),
+        BIG_G_SIGN,
+        T5_INPUT_SIGN,
         # sd-scripts gives the name of the variant for the version
-        Sign(r"^meta:ss_base_model_version:(sd_3|sd3m|medium|5-medium|5-large)$", 3),
-        Sign(r"^meta:modelspec_architecture:stable-diffusion-v?3", 3),
+        named("sd_?3|(medium|5-medium|5-large)$|stable-diffusion-v?3"),
     ),
     aliases=(
         *aliases(DENOISER, {f"joint_blocks.{{}}.{native}": _below(names) for native, names in _BLOCK.items()}),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from ._clip import CLIP_ALIASES, OPEN_CLIP_ALIASES
-from ._ldm_unet import UNET_ALIASES
-from .base import Architecture, Sign
+from ._clip import BIG_G_SIGN, CLIP_ALIASES, OPEN_CLIP_ALIASES
+from ._ldm_unet import IN_UNET, UNET_ALIASES
+from .base import Architecture, Sign, named
 
 SDXL = Architecture(
     name="sdxl",
     title="Stable Diffusion XL",
+    before=("hidream", "sd3", "sdxl_refiner"),  # which have its second text encoder
     signs=(
-        Sign(r"^(denoiser|\?):.*attn2_to_[kv]:2048$"),
+        Sign(rf"{IN_UNET}.*attn2_to_[kv]:2048$"),
         # ten transformer blocks at the lowest level: seen even in files that hold no cross attention
-        Sign(r"^(denoiser|\?):(down|mid|middle|up|input|output)_block.*transformer_blocks_[4-9]_"),
-        Sign(r"^text_encoder_2:.*:1280$", weight=2),
-        Sign(r"^meta:(ss_base_model_version:sdxl|modelspec_architecture:stable-diffusion-xl-v1-base)", weight=2),
+        Sign(rf"{IN_UNET}.*transformer_blocks_[4-9]_"),
+        BIG_G_SIGN,
+        named("sdxl(?!.refiner)|stable-diffusion-xl-v1-base"),
     ),
     inputs=("conv_in",),
     aliases=(

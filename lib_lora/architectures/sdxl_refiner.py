@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from ._clip import CLIP_ALIASES, OPEN_CLIP_ALIASES
-from ._ldm_unet import UNET_ALIASES
-from .base import Architecture, Sign
+from ._clip import BIG_G_SIGN, CLIP_ALIASES, OPEN_CLIP_ALIASES
+from ._ldm_unet import IN_UNET, UNET_ALIASES
+from .base import Architecture, Sign, named
 
 SDXL_REFINER = Architecture(
     name="sdxl_refiner",
     title="Stable Diffusion XL refiner",
     signs=(
         # only the refiner's; its text encoder also speaks for XL
-        Sign(r"^(denoiser|\?):.*attn2_to_[kv]:1280$", weight=5),
-        Sign(r"^(denoiser|\?):.*attn1_to_[qkv]:(384|768|1536)$", weight=2),
-        Sign(
-            r"^meta:(ss_base_model_version:sdxl_refiner|modelspec_architecture:stable-diffusion-xl-v1-refiner)",
-            weight=4,
-        ),
+        Sign(rf"{IN_UNET}.*attn2_to_[kv]:1280$", weight=5),
+        Sign(rf"{IN_UNET}.*attn1_to_[qkv]:(384|768|1536)$", weight=2),
+        BIG_G_SIGN,
+        named("sdxl.refiner|stable-diffusion-xl-v1-refiner"),
     ),
     # A1111 and diffusers both call the only encoder the second one, ldm's own code the first
     aliases=(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ..components import DENOISER
 from ._clip import CLIP_ALIASES, OPEN_CLIP_ALIASES
-from .base import Alias, Architecture, Sign, aliases
+from .base import Alias, Architecture, Sign, aliases, named
 
 _LAYERS = tuple(f"{side}_blocks.{{}}.{{}}.attention" for side in ("down", "up"))
 _QKV = tuple("qkv")
@@ -24,7 +24,7 @@ STABLE_CASCADE = Architecture(
             r"(attention_|channelwise_|kv_mapper_|mapper(_sca|_crp)?:|depthwise:)",
             weight=10,
         ),
-        Sign(r"^meta:(ss_base_model_version:stable_cascade|modelspec_architecture:stable-cascade)", weight=2),
+        named("stable[_-]cascade"),
     ),
     aliases=(
         *(Alias(DENOISER, f"{layer}.attn.in_proj", tuple(f"{layer}.to_{part}" for part in _QKV)) for layer in _LAYERS),

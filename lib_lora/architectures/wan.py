@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from ..components import DENOISER
 from ._llm import UMT5_ALIASES
-from .base import Architecture, Sign, aliases
+from .base import Architecture, Sign, aliases, named
 
 _ATTENTION = {
     **{part: f"to_{part}" for part in "qkv"},
@@ -36,7 +36,7 @@ WAN = Architecture(
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_attn[12]_(to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(0|net_0_proj):(1536|3072|5120)$"),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(net_)?2:(8960|13824|14336)$"),
-        Sign(r"^meta:(ss_base_model_version:(wan|skyreels)|modelspec_architecture:wan)", weight=2),
+        named("wan|skyreels"),
     ),
     inputs=("patch_embedding",),
     aliases=(

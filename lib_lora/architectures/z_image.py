@@ -10,7 +10,7 @@ from __future__ import annotations
 from ..components import DENOISER
 from ._flux_blocks import below
 from ._llm import LLM_ALIASES
-from .base import Alias, Architecture, Sign, aliases
+from .base import Alias, Architecture, Sign, aliases, named
 
 _BLOCKS = ("layers.{}", "noise_refiner.{}", "context_refiner.{}")
 _RENAMED: dict[str, str | tuple[str, ...]] = {
@@ -33,7 +33,7 @@ Z_IMAGE = Architecture(
         ),
         Sign(r"^(denoiser|\?):(layers|noise_refiner|context_refiner)_\d+_feed_forward_w2:10240$", weight=4),
         Sign(r"^(denoiser|\?):(layers|noise_refiner|context_refiner)_\d+_attention_to_([qkv]|out_0):"),
-        Sign(r"^meta:(ss_base_model_version|modelspec_architecture):(?i:z[_-]?image)", weight=6),
+        named("z[_-]?image"),
     ),
     aliases=(
         *(

@@ -122,7 +122,10 @@ def test_a_transformer_is_known_by_its_own_layers_in_every_tree(name):
     for parts in trees:
         found = family_of_model(indexes(parts))
         assert found is not None
-        assert (found.name, found.sure) == (family.known_as, True)
+        # Anima's transformer alone is that of Cosmos-Predict2 2B
+        alone = name == "anima" and list(parts) == [family.component]
+        also = ("cosmos_predict2",) if alone else ()
+        assert (found.name, tuple(one.name for one in found.also), found.sure) == (family.known_as, also, not alone)
 
 
 def xl_file(folder, metadata=None):
@@ -177,6 +180,8 @@ def test_a_file_of_which_there_are_only_hints_is_not_held_against_the_model(tmp_
         (Family("a", "A"), Family("b", "B"), True),
         (Family("a", "A"), Family("a", "A"), False),
         (Family("a", "A", sure=False), Family("b", "B"), False),
+        (Family("a", "A", sure=False, also=(Family("b", "B"),)), Family("b", "B"), False),
+        (Family("b", "B"), Family("a", "A", sure=False, also=(Family("b", "B"),)), False),
         (Family("a", "A"), Family("b", "B", sure=False), False),
         (None, Family("b", "B"), False),
         (Family("a", "A"), None, False),
@@ -184,8 +189,32 @@ def test_a_file_of_which_there_are_only_hints_is_not_held_against_the_model(tmp_
 )
 def test_only_what_is_known_of_both_is_warned_of(tmp_path, family, model, warns):
     file = inspect_file(save(tmp_path / "a.safetensors", pair("lora_unet_proj", (12, 8), 2)))
-    report = replace(file, family=family, model=model, hit=3, layers=3)
-    assert report.warning == ("made for A, the loaded model is B: 3 of 3 layers fit" if warns else "")
+    report = replace(file, family=family, model=model, hit=3, layers=4)
+    assert report.warning == ("made for A, the loaded model is B: 3 of 4 layers fit" if warns else "")
+
+
+def test_the_families_that_a_file_may_be_for_are_all_named():
+    """FLUX.1, Chroma and HunyuanVideo have the same attention: it is none of SDXL's, whichever of them it is for."""
+    file = Family("a", "A", sure=False, also=(Family("b", "B", sure=False), Family("c", "C", sure=False)))
+    assert file.titles == "A, B or C"
+    assert file.differs(Family("d", "D"))
+    assert Family("d", "D").differs(file)
+    assert not file.differs(Family("c", "C"))
+    assert not file.differs(Family("d", "D", sure=False))
+
+
+@pytest.mark.parametrize(
+    ("family", "warns"),
+    [
+        (Family("a", "A"), False),
+        (Family("a", "A", named=True), True),
+        (Family("a", "A", sure=False, also=(Family("c", "C"),), named=True), False),
+    ],
+)
+def test_where_all_layers_fit_only_what_the_file_says_of_itself_counts(tmp_path, family, warns):
+    file = inspect_file(save(tmp_path / "a.safetensors", pair("lora_unet_proj", (12, 8), 2)))
+    report = replace(file, family=family, model=Family("b", "B"), hit=3, layers=3)
+    assert bool(report.warning) == warns
 
 
 def test_where_no_layer_fits_the_error_says_for_what_the_file_was_made(tmp_path):

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
-from lib_lora.architectures.base import recognise
-from lib_lora.families import known_architectures
+import pytest
+from torch import nn
+
+from lib_lora import load_network
+from lib_lora.architectures.base import fact, recognise
+from lib_lora.families import family_of, known_architectures
+from lib_lora.report import Family as Told
+from tests.fakes.files import pair, save
+from tests.families import families
+from tests.families.base import linear_layers
 
 PARTS = {
     # trainers that leave out all but attention, in each spelling: layers and their inputs
@@ -61,25 +71,64 @@ def test_layers_of_others_are_not_taken_for_ours(one):
     assert families_of("denoiser", one) not in PARTS
 
 
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        ("meta:ss_base_model_version:wan", "wan"),
-        ("meta:modelspec_architecture:wan2.1/lora", "wan"),
-        ("meta:ss_base_model_version:hunyuan_video", "hunyuan_video"),
-        ("meta:modelspec_architecture:hunyuan-video/lora", "hunyuan_video"),
-        ("meta:ss_base_model_version:framepack", "hunyuan_video"),
-        ("meta:ss_base_model_version:ltx2", "ltx2"),
-        ("meta:modelspec_architecture:lumina-2/lora", "lumina2"),
-        ("meta:ss_base_model_version:hidream_i1", "hidream"),
-        ("meta:ss_base_model_version:kandinsky5", "kandinsky5"),
-        ("meta:modelspec_architecture:Kandinsky-5/lora", "kandinsky5"),
+NAMED = {
+    "anima": ["anima", "anima-preview/lora", "anima-unknown/lora", "Anima/lora", "anima-preview-3/lora"],
+    "auraflow": ["auraflow", "auraflow-v0.3/lora"],
+    "chroma": ["chroma", "chroma/lora", "Chroma1/lora", "chroma_radiance"],
+    "cosmos_predict2": ["cosmos2image-2b/lora"],
+    "ernie_image": ["ernie_image", "Ernie/lora", "ernie-base/lora"],
+    "flux": [
+        *("flux1", "flux.1", "flux.1_kontext", "flux_kontext", "flux-1/lora", "flux-1-dev/lora", "flux-1-schnell/lora"),
+        *("Flux.1-dev/lora", "Flux.1-fill-dev/lora", "flux-krea/lora", "flux/lora", "Flex.1-alpha"),
     ],
-)
-def test_metadata_of_trainers(line, name):
-    found = recognise(known_architectures(), [line])
+    "flux2": ["flux2", "flux2_klein_4b", "flux_2_klein_9b", "Flux.2-dev/lora", "Flux.2/lora", "flux2-klein-9b/lora"],
+    "hidream": ["hidream_i1", "hidream", "hidream_e1", "hidream-i1/lora", "hidream-full/lora"],
+    "hunyuan_video": ["hunyuan_video", "hunyuan-video/lora", "framepack", "framepack/lora"],
+    "hunyuan_video15": ["hunyuan_video_1_5", "hunyuan-video-1.5/lora", "hunyuanvideo-t2v-480p/lora"],
+    "kandinsky5": ["kandinsky5", "Kandinsky-5/lora", "kandinsky5-image-t2i-lite-sft/lora"],
+    "krea2": ["krea2", "Krea-2/lora", "krea2-raw/lora"],
+    "ltx": ["ltxv", "ltx-video", "ltxvideo-0.9.5/lora", "ltxv-2b-0.9.8"],
+    "ltx2": ["ltx2", "ltx2.3", "ltxvideo2-dev/lora", "ltx-2"],
+    "lumina2": ["lumina2", "lumina-2/lora", "lumina/lora", "lumina2-2.0/lora"],
+    "pixart": ["pixart", "pixart-alpha/lora", "pixart-sigma/lora", "pixart_sigma-900m-1024-v0.6/lora"],
+    "qwen_image": ["qwen_image", "qwen_image_edit_plus", "Qwen-Image/lora", "Qwen-Image-Edit-2511/lora"],
+    "sd1": ["sd_v1", "sd_1.5", "stable-diffusion-v1/lora", "stable-diffusion-v1-inpainting/lora"],
+    "sd2": ["sd_v2", "sd_v2_v", "sd_2.1", "stable-diffusion-v2-512/lora", "stable-diffusion-v2-768-v/lora"],
+    "sd3": ["sd_3", "sd3m", "medium", "5-large", "stable-diffusion-3-5-large/lora", "stable-diffusion-v3.5/lora"],
+    "sdxl": ["sdxl_base_v1-0", "sdxl_1.0", "sdxl_", "stable-diffusion-xl-v1-base/lora", "sdxl-base-1.0/lora"],
+    "sdxl_refiner": ["sdxl_refiner", "stable-diffusion-xl-v1-refiner"],
+    "stable_cascade": ["stable_cascade", "stable-cascade-v1-prior/lora", "stable_cascade-stage-c/lora"],
+    "wan": ["wan", "wan_2.1", "wan_2.2_14b", "wan2.1/lora", "wan-t2v-480p-1.3b-2.1/lora", "skyreels"],
+    "z_image": ["z_image", "zimage", "Z-Image/lora", "z-image-turbo/lora"],
+}
+"""What trainers write as `ss_base_model_version` and `modelspec.architecture`.
+
+Sources: kohya-ss/sd-scripts library/sai_model_spec.py and model_util.py; kohya-ss/musubi-tuner utils/sai_model_spec.py
+and dataset/architectures.py; ostris/ai-toolkit `get_base_model_version`; Nerogar/OneTrainer resources/sd_model_spec;
+bghira/SimpleTuner save_hooks.py, `_derive_modelspec_architecture`. Pony, Illustrious and NoobAI are SDXL to them.
+"""
+FAMILIES = families()
+KEYS = ("ss_base_model_version", "modelspec_architecture")
+
+
+@pytest.mark.parametrize(("name", "words"), [(name, one) for name, words in NAMED.items() for one in words])
+@pytest.mark.parametrize("key", KEYS)
+def test_metadata_of_trainers(key, name, words):
+    found = family_of([f"meta:{key}:{words}"])
     assert found is not None
-    assert found.name == name
+    assert (found.name, found.sure, found.named) == (name, True, True)
+
+
+def test_every_family_is_known_by_its_metadata():
+    assert set(NAMED) | {"hunyuan_dit"} == {one.name for one in known_architectures()}
+
+
+@pytest.mark.parametrize(
+    "words", ["hunyuan-image-2.1/lora", "ideogram4", "hidream_o1_image", "cosmos3-nano/lora", "pt"]
+)
+@pytest.mark.parametrize("key", KEYS)
+def test_metadata_of_families_that_are_not_known(key, words):
+    assert family_of([f"meta:{key}:{words}"]) is None
 
 
 @pytest.mark.parametrize(
@@ -98,3 +147,143 @@ def test_flux_blocks_of_hunyuan_video_are_not_flux():
     found = recognise(known_architectures(), lines)
     assert found is not None
     assert found.name == "hunyuan_video"
+
+
+# --- parts of files ---------------------------------------------------------------------------------------------------
+
+Tree = Mapping[str, int]
+"""Layer -> its inputs."""
+KINDS = {
+    "all": "",
+    "attention": r"attn|attention",
+    "queries and values": r"(to_[qv]|[qv]_proj|\.[qv]|w[qv]|qkv)$",
+    "text": r"(attn2|cross_attn).*(to_k|to_v|\.k|\.v|[kv]_proj|kv)|add_|txt|context",
+    "outputs": r"(to_out\.0|out|proj|\.o|wo)$",
+    "feed-forward": r"mlp|ff|ffn|feed_forward",
+    "modulation": r"mod|norm|adaln|adaLN",
+}
+BLOCKS = {
+    "all": r"",
+    "of blocks": r"\.\d+\.",
+    "double": r"^(double|joint|transformer_blocks|blocks|layers|down|input)",
+    "single": r"^(single|up|output)",
+    "the first": r"^[^.]*\.[01]\.",
+    "one": r"^[^.]*\.1\.",
+}
+
+
+@lru_cache
+def trees(name: str) -> tuple[Tree, ...]:
+    """The linear layers of a family, as diffusers and as its own code calls them, and as those that join layers do."""
+    family = FAMILIES[name]
+    own = {path: one.in_features for path, one in family.build(True).named_modules() if isinstance(one, nn.Linear)}
+    found = [own]
+    if family.native is not None:
+        shapes = {key.removesuffix(".weight"): shape for key, shape in family.native().items() if "weight" in key}
+        found.append({layer: shape[1] for layer, shape in shapes.items() if len(shape) > 1})
+    for writer in family.writers.values():
+        if writer.fuse and writer.format != "xlabs":  # which has none of those names once it is read
+            found.append({layer: own[parts[0]] for layer, parts in writer.fuse.items() if parts[0] in own})
+    return tuple(found)
+
+
+@lru_cache
+def told(name: str) -> Told:
+    """The family of the model, which is one of diffusers' denoiser alone."""
+    found = family_of(facts(FAMILIES[name].component, trees(name)[0]))
+    assert found is not None
+    return found
+
+
+def facts(component: str | None, tree: Tree) -> list[str]:
+    return [fact(component, layer, width) for layer, width in tree.items()]
+
+
+def parts_of(name: str) -> Iterator[tuple[str, Tree]]:
+    """What trainers may leave of a family: (in words, layers)."""
+    asked = {f"{kind}, {block}": (KINDS[kind], BLOCKS[block]) for kind in KINDS for block in BLOCKS}
+    for tree in trees(name):
+        met = set()
+        chosen = {words: [one for one in tree if all(re.search(p, one) for p in both)] for words, both in asked.items()}
+        for writer, how in FAMILIES[name].writers.items():
+            chosen[writer] = linear_layers(tree, how.layers)
+        for words, layers in chosen.items():
+            if layers and tuple(layers) not in met:
+                met.add(tuple(layers))
+                yield words, {one: tree[one] for one in layers}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_no_part_of_a_file_is_for_another_family_than_its_own(name):
+    model = told(name)
+    wrong = []
+    for words, part in parts_of(name):
+        found = family_of(facts(None, part))  # so that it may be a text encoder's as well
+        if found is not None and (found.differs(model) or (found.sure and found.name != FAMILIES[name].known_as)):
+            wrong.append((words, found))
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_a_part_of_a_file_says_of_itself_is_believed(name):
+    """Layers that several families have are no reason to doubt it."""
+    known_as = FAMILIES[name].known_as
+    words = f"meta:modelspec_architecture:{NAMED.get(known_as, ['hunyuan-dit'])[0]}"
+    wrong = [
+        (part_words, found)
+        for part_words, part in parts_of(name)
+        if (found := family_of([words, *facts("denoiser", part)])) is None
+        or (found.name, found.sure, found.named) != (known_as, True, True)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("model", ["sd1", "sdxl", "flux"])
+def test_a_file_of_all_layers_of_blocks_is_held_against_models_of_other_families(name, model):
+    for tree in trees(name):
+        part = {layer: width for layer, width in tree.items() if re.search(BLOCKS["of blocks"], layer)}
+        found = family_of(facts("denoiser", part))
+        assert found is not None
+        assert found.differs(told(model)) == (model != FAMILIES[name].known_as), found
+
+
+@pytest.mark.parametrize(
+    ("component", "layers"),
+    [
+        # CogView 4
+        (None, ["transformer_blocks.0.attn1.to_q:4096", "transformer_blocks.0.attn1.to_out.0:4096"]),
+        (None, ["transformer_blocks.0.attn1.to_q:4096", "transformer_blocks.0.ff.net.0.proj:4096"]),
+        # Sana 0.6B
+        (None, ["transformer_blocks.0.attn1.to_q:1152", "transformer_blocks.0.attn2.to_k:1152"]),
+        ("transformer", ["blocks.0.attn.qkv:1152", "blocks.0.cross_attn.q_linear:1152"]),
+        # Stable Audio
+        (None, ["transformer_blocks.0.attn1.to_q:1536", "transformer_blocks.0.attn2.to_q:1536"]),
+        ("transformer", ["transformer_blocks.0.attn1.to_q:1536", "transformer_blocks.0.ff.net.0.proj:1536"]),
+        # Qwen3 0.6B
+        (None, ["layers.0.self_attn.q_proj:1024", "layers.0.mlp.up_proj:1024"]),
+        (None, ["model.layers.0.self_attn.q_proj:1024"]),
+        # OpenCLIP bigG, which four families have
+        ("text_encoder_2", ["text_model.encoder.layers.0.self_attn.q_proj:1280"]),
+        # Cosmos-Predict2 2B or Anima
+        ("transformer", ["transformer_blocks.0.attn2.to_k:1024", "transformer_blocks.0.attn1.to_out.0:2048"]),
+    ],
+)
+def test_layers_that_families_share_are_of_none_for_sure(component, layers):
+    found = family_of(fact(component, *one.rsplit(":", 1)) for one in layers)
+    assert found is None or not found.sure
+
+
+def test_a_lora_of_chromas_blocks_is_not_warned_of(tmp_path):
+    """As tdrussell/diffusion-pipe writes it: FLUX.1 has the same blocks, and the metadata tells nothing."""
+    family = FAMILIES["chroma"]
+    tensors = {}
+    for layer, width in trees("chroma")[0].items():
+        if re.match(r"(single_)?transformer_blocks\.0\.attn", layer):
+            tensors |= pair(f"lora_unet_{layer.replace('.', '_')}", (width, width), 1)
+    path = save(tmp_path / "a.safetensors", tensors, {"format": "pt"})
+    report = load_network(path, {family.component: family.build(True)}).report
+    assert (report.hit, report.architecture, report.warning) == (11, "flux", "")
+    path = save(tmp_path / "b.safetensors", tensors, {"modelspec.architecture": "Flux.1-dev/lora"})
+    report = load_network(path, {family.component: family.build(True)}).report
+    assert report.warning == "made for FLUX.1, the loaded model is Chroma: 11 of 11 layers fit"
