@@ -89,7 +89,7 @@ def _text(report: NetworkReport) -> str:
 def _family(family: Family | None) -> str:
     if family is None:
         return "unknown"
-    return f"{family.name} ({'' if family.sure else 'probably '}{family.title})"
+    return f"{family.name} ({'' if family.sure or family.also else 'probably '}{family.titles})"
 
 
 if __name__ == "__main__":

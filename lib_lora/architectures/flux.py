@@ -11,11 +11,8 @@ from .base import Alias, Architecture, aliases, named
 FLUX = Architecture(
     name="flux",
     title="FLUX.1",
-    before=(
-        "chroma",
-        "auraflow",
-        "hunyuan_video",
-    ),  # which have the same layers: a file of nothing else is likelier for this
+    # which have the same layers: a file of nothing else is likelier for this
+    before=("auraflow", "chroma", "flux2", "hunyuan_video"),
     signs=(
         *FLUX_SIGNS,
         MODULATION_SIGN,
