@@ -124,9 +124,9 @@ FAMILY = Family(
         ),
         "comfy": Writer("diffusers", "Comfy-Org/ComfyUI comfy/supported_models.py, HunyuanVideo; comfy/lora.py", comfy),
         "comfy of the native names": Writer(
-            "diffusers",
+            "peft",
             "kohya-ss/musubi-tuner convert_lora.py, convert_to_diffusers",
-            dotted("diffusion_model.", KOHYA_PARAMS),
+            dotted("diffusion_model."),
         ),
         "diffusers": Writer(
             "peft",

@@ -106,9 +106,9 @@ FAMILY = Family(
             "lycoris", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), "diffusers"
         ),
         "onetrainer diffusers": Writer(
-            "diffusers",
-            "Nerogar/OneTrainer modules/modelSaver/krea2/Krea2LoRASaver.py, _get_state_dict",
-            dotted("transformer.", KOHYA_PARAMS),
+            "peft",
+            "Nerogar/OneTrainer modules/util/convert_lora_util.py, convert_to_diffusers",
+            dotted("transformer."),
             "diffusers",
         ),
         "onetrainer original": Writer(
