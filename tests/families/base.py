@@ -29,6 +29,7 @@ class Writer:
             model, in the order of the outputs}, of the model with few blocks.
         metadata: that the trainer writes, where it tells what the keys do not.
         component: whose layers it trains; the family's denoiser where none is given, else one of its `encoders`.
+        tells: whether the file says what family it is for; of a text encoder that several have it may not.
     """
 
     format: str
@@ -39,6 +40,7 @@ class Writer:
     fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     metadata: Mapping[str, str] = field(default_factory=dict)
     component: str = ""
+    tells: bool = True
 
 
 @dataclass(frozen=True)

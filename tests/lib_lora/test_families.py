@@ -253,7 +253,7 @@ def test_what_a_trainer_writes_comes_back(name, writer, tmp_path):
     network = load_network(write(family, how, tmp_path), components(name))
     report = network.report
     assert report.unused == ()
-    assert (report.format, report.architecture) == (how.format, family.known_as)
+    assert (report.format, report.architecture) == (how.format, family.known_as if how.tells else None)
     layers = layers_of(family, how)
     assert (report.hit, report.layers) == (len(layers), len(layers))
     assert {one.component for one in network.bound} == {how.component or family.component}
