@@ -7,6 +7,7 @@ from torch import nn
 
 from ._kinds import lokr, weights
 from ._language_models import qwen25_vl
+from ._trainers import onetrainer, simpletuner_comfy
 from .base import KOHYA_PARAMS, Family, List, Made, Writer, dotted, kohya, on_meta
 
 BLOCKS = ("transformer_blocks.",)
@@ -91,6 +92,13 @@ FAMILY = Family(
             names="diffusers",
             component="text_encoder",
             layers=("layers.0.self_attn",),
+        ),
+        **onetrainer("diffusers"),
+        **simpletuner_comfy("diffusion_model."),
+        "comfy": Writer(
+            "diffusers",
+            "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_unet; comfy_extras/nodes_lora_extract.py",
+            dotted("diffusion_model.", KOHYA_PARAMS),
         ),
     },
     made={
