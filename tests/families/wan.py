@@ -7,6 +7,7 @@ from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffu
 from torch import nn
 from transformers import UMT5Config, UMT5EncoderModel
 
+from ._trainers import extracted
 from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
 
 WIDTH, MLP = 5120, 13824
@@ -107,5 +108,7 @@ FAMILY = Family(
         "lycoris of the native model": Writer(
             "lycoris", "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX", kohya("lycoris_"), layers=BLOCKS
         ),
+        # no trainer at hand has Wan's text encoder; who extracts its difference has this
+        **extracted("umt5xxl.transformer", "block.0.", "block.23."),
     },
 )
