@@ -10,6 +10,7 @@ from diffusers.loaders.single_file_utils import convert_stable_cascade_unet_sing
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
+from ._encoders import CLIP_LAYERS, nested
 from .base import Family, Shapes, Writer, below, dotted, kohya, linear, on_meta
 
 WIDTH = 2048
@@ -88,6 +89,9 @@ def clip() -> nn.Module:
     return on_meta(CLIPTextModelWithProjection, config=config)
 
 
+METADATA = {"modelspec.architecture": "stable-cascade-v1-prior/lora"}
+
+
 FAMILY = Family(
     name="stable_cascade",
     build=build,
@@ -115,6 +119,24 @@ FAMILY = Family(
             "Nerogar/OneTrainer modules/modelSaver/wuerstchen/WuerstchenLoRASaver.py, DIFFUSERS_LORA",
             dotted("prior."),
             "diffusers",
+        ),
+        "onetrainer, the text encoder": Writer(
+            "stable_cascade",
+            "Nerogar/OneTrainer modules/modelSaver/wuerstchen/WuerstchenLoRASaver.py, _convert_legacy",
+            nested(kohya("lora_prior_te_")),
+            "diffusers",
+            layers=CLIP_LAYERS,
+            component="text_encoder",
+            metadata=METADATA,
+        ),
+        "onetrainer in kohya's format, the text encoder": Writer(
+            "kohya",
+            "Nerogar/OneTrainer modules/model/WuerstchenModel.py, lora_text_encoders",
+            nested(kohya("lora_te_")),
+            "diffusers",
+            layers=CLIP_LAYERS,
+            component="text_encoder",
+            metadata=METADATA,
         ),
     },
 )
