@@ -2,7 +2,8 @@
 
 Sources: Tencent/HunyuanVideo hyvideo/modules/models.py and token_refiner.py against diffusers'
 HunyuanVideoTransformer3DModel; Comfy-Org/ComfyUI comfy/ldm/hunyuan_video/model.py, which has Flux's own blocks under
-the same names as Flux and a refiner named alike.
+the same names as Flux and a refiner named alike. OMI's `fc0`: Nerogar/OneTrainer up to de1437cb,
+modules/util/convert/lora/convert_hunyuan_video_lora.py.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ _DOUBLE: dict[str, str | tuple[str, ...]] = {
     "img_attn_k_norm": "attn.norm_k",
     "img_attn_proj": "attn.to_out.0",
     "img_mlp.fc1": "ff.net.0.proj",
+    "img_mlp.fc0": "ff.net.0.proj",  # OMI
     "img_mlp.fc2": "ff.net.2",
     "txt_mod.linear": "norm1_context.linear",
     "txt_attn_q_norm": "attn.norm_added_q",
     "txt_attn_k_norm": "attn.norm_added_k",
     "txt_attn_proj": "attn.to_add_out",
     "txt_mlp.fc1": "ff_context.net.0.proj",
+    "txt_mlp.fc0": "ff_context.net.0.proj",  # OMI
     "txt_mlp.fc2": "ff_context.net.2",
 }
 _REFINER_BLOCK: dict[str, str | tuple[str, ...]] = {
@@ -37,6 +40,7 @@ _REFINER_BLOCK: dict[str, str | tuple[str, ...]] = {
     "norm1": "norm1",
     "norm2": "norm2",
     "mlp.fc1": "ff.net.0.proj",
+    "mlp.fc0": "ff.net.0.proj",  # OMI
     "mlp.0": "ff.net.0.proj",
     "mlp.fc2": "ff.net.2",
     "mlp.2": "ff.net.2",

@@ -7,6 +7,7 @@ from diffusers.loaders.single_file_utils import convert_hunyuan_video_transforme
 from torch import nn
 
 from ._encoders import LLM_LAYERS, clip_l, encoder_writers, llama
+from ._trainers import onetrainer
 from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
 
 WIDTH, MLP = 3072, 12288
@@ -100,6 +101,33 @@ def text_model() -> nn.Module:
     return llama(128320, head=False)
 
 
+def omi() -> dict[str, tuple[str, ...]]:
+    """Blocks by OMI's names: the parts of fused layers by number, and the first layer of a feed-forward as `fc0`."""
+    found = {}
+    for i in range(2):
+        own, theirs = f"double_blocks.{i}", f"transformer_blocks.{i}"
+        sides = {"img": ("to_{}", "to_out.0", "ff"), "txt": ("add_{}_proj", "to_add_out", "ff_context")}
+        for side, (part, out, mlp) in sides.items():
+            found |= {
+                f"{own}.{side}_attn_qkv.{n}": (f"{theirs}.attn.{part.format(one)}",) for n, one in enumerate("qkv")
+            }
+            found[f"{own}.{side}_attn_proj"] = (f"{theirs}.attn.{out}",)
+            found[f"{own}.{side}_mlp.fc0"] = (f"{theirs}.{mlp}.net.0.proj",)
+            found[f"{own}.{side}_mlp.fc2"] = (f"{theirs}.{mlp}.net.2",)
+        own, theirs = f"single_blocks.{i}", f"single_transformer_blocks.{i}"
+        parts = (*(f"attn.to_{one}" for one in "qkv"), "proj_mlp")
+        found |= {f"{own}.linear1.{n}": (f"{theirs}.{part}",) for n, part in enumerate(parts)}
+        found[f"{own}.linear2"] = (f"{theirs}.proj_out",)
+        own, theirs = (
+            f"txt_in.individual_token_refiner.blocks.{i}",
+            f"context_embedder.token_refiner.refiner_blocks.{i}",
+        )
+        found |= {f"{own}.self_attn_qkv.{n}": (f"{theirs}.attn.to_{one}",) for n, one in enumerate("qkv")}
+        found[f"{own}.mlp.fc0"] = (f"{theirs}.ff.net.0.proj",)
+        found[f"{own}.mlp.fc2"] = (f"{theirs}.ff.net.2",)
+    return found
+
+
 METADATA = {"ss_base_model_version": "hunyuan_video"}
 
 
@@ -158,7 +186,7 @@ FAMILY = Family(
             component="text_encoder",
             metadata=METADATA,
         ),
-        **encoder_writers({"clip_l": "text_encoder_2"}, {"lora_te2": "clip_l"}, METADATA),
+        **encoder_writers({"clip_l": "text_encoder_2"}, {"lora_te2": "clip_l"}, METADATA, omi=True),
         "framepack": Writer(
             "kohya",
             "kohya-ss/musubi-tuner networks/lora_framepack.py, FRAMEPACK_TARGET_REPLACE_MODULES",
@@ -166,6 +194,38 @@ FAMILY = Family(
             "diffusers",
             layers=("transformer_blocks",),
             metadata={"ss_base_model_version": "framepack"},
+        ),
+        **onetrainer(),
+        "onetrainer comfy llama": Writer(
+            "peft",
+            "Nerogar/OneTrainer modules/model/HunyuanVideoModel.py, lora_text_encoders",
+            dotted("text_encoders.llama.transformer."),
+            "diffusers",
+            layers=LLM_LAYERS,
+            component="text_encoder",
+            metadata=METADATA,
+        ),
+        "omi": Writer(
+            "diffusers",
+            "Nerogar/OneTrainer up to de1437cb, modules/util/convert/lora/convert_hunyuan_video_lora.py",
+            dotted("transformer.", KOHYA_PARAMS),
+            fuse=omi(),
+        ),
+        "omi llama": Writer(
+            "omi",
+            "Nerogar/OneTrainer up to de1437cb, modules/util/convert/lora/convert_llama.py, map_llama",
+            dotted("llama.language_model.model.", KOHYA_PARAMS),
+            "diffusers",
+            layers=LLM_LAYERS,
+            component="text_encoder",
+            metadata=METADATA,
+        ),
+        "lycoris": Writer(
+            "lycoris",
+            "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX",
+            kohya("lycoris_"),
+            "diffusers",
+            layers=(".attn.", ".ff"),
         ),
     },
 )
