@@ -162,5 +162,12 @@ FAMILY = Family(
             "diffusers",
             layers=("transformer_blocks.",),
         ),
+        "lycoris": Writer(
+            "lycoris",
+            "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX; bghira/SimpleTuner save_hooks.py, _save_lycoris",
+            kohya("lycoris_"),
+            "diffusers",
+            layers=("transformer_blocks",),
+        ),
     },
 )
