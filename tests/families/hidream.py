@@ -6,7 +6,8 @@ from diffusers import HiDreamImageTransformer2DModel
 from torch import nn
 
 from ._encoders import LLM_LAYERS, clip_g, clip_l_projected, encoder_writers, llama, t5
-from .base import Family, Writer, dotted, kohya, on_meta
+from ._trainers import onetrainer, simpletuner_comfy
+from .base import KOHYA_PARAMS, Family, Writer, dotted, kohya, on_meta
 
 
 def build(full: bool) -> nn.Module:
@@ -90,7 +91,32 @@ FAMILY = Family(
             {"clip_l": "text_encoder", "clip_g": "text_encoder_2", "t5": "text_encoder_3"},
             {"lora_te1": "clip_l", "lora_te2": "clip_g", "lora_te3": "t5"},
             METADATA,
+            omi=True,
         ),
         "comfy": Writer("kohya", "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_unet", kohya(), "diffusers"),
+        **onetrainer("diffusers"),
+        **simpletuner_comfy("transformer."),
+        "comfy extract": Writer(
+            "diffusers",
+            "Comfy-Org/ComfyUI comfy_extras/nodes_lora_extract.py, LoraSave",
+            dotted("diffusion_model.", KOHYA_PARAMS),
+            "diffusers",
+        ),
+        "omi": Writer(
+            "diffusers",
+            "Nerogar/OneTrainer up to de1437cb, modules/util/convert/lora/convert_hidream_lora.py",
+            dotted("transformer.", KOHYA_PARAMS),
+            "diffusers",
+            layers=("_stream_blocks",),
+        ),
+        "omi llama": Writer(
+            "omi",
+            "Nerogar/OneTrainer up to de1437cb, modules/util/convert/lora/convert_llama.py, map_causal_llama",
+            dotted("llama.", KOHYA_PARAMS),
+            "diffusers",
+            layers=LLM_LAYERS,
+            component="text_encoder_4",
+            metadata=METADATA,
+        ),
     },
 )
