@@ -7,6 +7,7 @@ from diffusers.loaders.single_file_utils import convert_ltx_transformer_checkpoi
 from torch import nn
 
 from ._encoders import t5
+from ._trainers import extracted
 from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
 
 WIDTH, MLP = 2048, 8192
@@ -81,5 +82,6 @@ FAMILY = Family(
             "diffusers",
             layers=(".attn1.", ".attn2.", ".ff."),
         ),
+        **extracted("t5xxl.transformer", "block.0.", "block.23."),
     },
 )
