@@ -8,6 +8,7 @@ from diffusers.loaders.single_file_utils import convert_auraflow_transformer_che
 from torch import Tensor, nn
 from transformers import UMT5Config, UMT5EncoderModel
 
+from ._trainers import extracted, simpletuner_comfy
 from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, dotted, kohya, linear, on_meta
 
 WIDTH, MLP = 3072, 8192
@@ -85,5 +86,14 @@ FAMILY = Family(
             dotted("diffusion_model.", KOHYA_PARAMS),
         ),
         "comfy flattened": Writer("kohya", "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_unet", kohya()),
+        **simpletuner_comfy("transformer."),
+        **extracted("pile_t5xl.transformer", "block.0.", "block.23."),
+        "ai-toolkit": Writer(
+            "onetrainer",
+            "ostris/ai-toolkit toolkit/lora_special.py, LoRASpecialNetwork with is_auraflow, which has no peft_format",
+            kohya("lora_transformer_"),
+            "diffusers",
+            layers=("transformer_blocks",),
+        ),
     },
 )
