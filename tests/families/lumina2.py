@@ -8,6 +8,7 @@ from torch import nn
 from transformers import Gemma2Config, Gemma2Model
 
 from ._encoders import LLM_LAYERS
+from ._trainers import extracted, simpletuner_comfy
 from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
 
 WIDTH, KEYS, MLP, TIME = 2304, 768, 9216, 1024
@@ -109,5 +110,14 @@ FAMILY = Family(
             "diffusers",
             layers=("layers.",),
         ),
+        **simpletuner_comfy("transformer."),
+        "ai-toolkit": Writer(
+            "peft",
+            "ostris/ai-toolkit toolkit/lora_special.py, LoRASpecialNetwork with is_lumina2 and peft_format",
+            dotted("transformer."),
+            "diffusers",
+            layers=("layers.", "noise_refiner.", "context_refiner."),
+        ),
+        **extracted("gemma2_2b.transformer.model", "layers.0.self_attn", "layers.1.mlp"),
     },
 )
