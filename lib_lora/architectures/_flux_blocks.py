@@ -62,7 +62,7 @@ FLUX_BLOCKS: tuple[Alias, ...] = (
     ),
 )
 
-SINGLE_ATTENTION_SIGN = Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_attn_to_[qkv]:3072$")
+SINGLE_ATTENTION_SIGN = Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_attn_to_(?:[qkv]|qkv):3072$")
 """What AuraFlow has as well."""
 JOINT_ATTENTION_SIGN = Sign(
     r"^(denoiser|\?):transformer_blocks_\d+_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$", weight=1

@@ -52,7 +52,7 @@ def extracted(model: str, *layers: str, component: str = "text_encoder") -> dict
     """A text encoder's layers as ComfyUI saves the difference of two.
 
     Args:
-        model: ComfyUI's name of it, with what is above the layers that transformers' model has.
+        model: ComfyUI's name of it, with what stands before transformers' names.
         layers: that are enough of all of them.
         component: diffusers' name of it.
     """

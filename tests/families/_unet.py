@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from tests.fakes.families import diffusers_unet, models
 from tests.fakes.ldm import UNETS, UNetConfig, unet_shapes
 
-from .base import KOHYA_PARAMS, PEFT, Family, List, Writer, dotted, kohya
+from ._encoders import CLIP_LAYERS, nested
+from .base import KOHYA_PARAMS, PEFT_ALPHA, PEFT_NAMED, Family, List, Made, Shapes, Writer, dotted, kohya
 
 _ATTENTION = ("attn1.to_", "attn2.to_")
 _TRANSFORMER = ("attentions",)
@@ -25,6 +26,7 @@ def family(
     middle: int = 1,
     writers: Mapping[str, Writer],
     lists: Mapping[str, List] | None = None,
+    made: Mapping[str, Made] | None = None,
 ) -> Family:
     """One of the families.
 
@@ -34,6 +36,7 @@ def family(
         middle: the same for its middle block.
         writers: beside those that every family has.
         lists: of real files.
+        made: lists of other kinds than LoRA.
     """
     full = UNETS[name]
     few = full if depths is None else replace(full, depths=depths, middle=middle)
@@ -45,6 +48,7 @@ def family(
         convert=lambda given: _converted(given, few),
         writers={**_WRITERS, **writers},
         lists=lists or {},
+        made=made or {},
         encoders={one: _encoder(name, one) for one in ENCODERS[name]},
     )
 
@@ -78,13 +82,11 @@ def _before_peft(layer: str, param: str) -> str | None:
     return f"unet.{layer}.{spelled[param]}" if param in spelled else None
 
 
-_NAMED = {param: name.replace(".weight", ".default.weight") for param, name in PEFT.items()}
-_WITH_ALPHA = {**PEFT, "alpha": "alpha"}
-
 _WRITERS = {
     "kohya": Writer(
         "kohya",
         "kohya-ss/sd-scripts networks/lora.py, LoRANetwork.create_modules (SD 1 and 2, whose UNet has diffusers' names)"
+        "; bghira/SimpleTuner simpletuner/helpers/training/lora_format.py, convert_diffusers_to_comfyui_sd_lora"
         "; ostris/ai-toolkit toolkit/lora_special.py, LoRASpecialNetwork (XL, too)",
         kohya(),
         "diffusers",
@@ -92,7 +94,7 @@ _WRITERS = {
     "attention processors": Writer(
         "diffusers",
         "huggingface/diffusers up to 0.19, loaders.py, UNet2DConditionLoadersMixin.save_attn_procs; "
-        "models/attention_processor.py, LoRAAttnProcessor",
+        "models/attention_processor.py, LoRAAttnProcessor; ControlGenAI/T-LoRA tlora/trainer_sdxl.py, save_model",
         _attention_processor,
         "diffusers",
         layers=_ATTENTION,
@@ -113,7 +115,7 @@ _WRITERS = {
     "PEFT, named": Writer(
         "peft",
         "huggingface/peft tuners/lora/layer.py, the state_dict of a PeftModel",
-        dotted("base_model.model.", _NAMED),
+        dotted("base_model.model.", PEFT_NAMED),
         "diffusers",
     ),
     "lycoris": Writer(
@@ -130,12 +132,12 @@ _WRITERS = {
     "OneTrainer, comfy": Writer(
         "peft",
         "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _save_comfy",
-        dotted("diffusion_model.", _WITH_ALPHA),
+        dotted("diffusion_model.", PEFT_ALPHA),
     ),
     "OneTrainer, original": Writer(
         "peft",
         "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _save_original",
-        dotted("", _WITH_ALPHA),
+        dotted("", PEFT_ALPHA),
     ),
 }
 
@@ -145,6 +147,49 @@ KOHYA_LDM = Writer(
     "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _convert_kohya",
     kohya(),
 )
+
+
+def omi(encoders: Mapping[str, str], architecture: str) -> dict[str, Writer]:
+    """OMI: the UNet by ldm's names, text encoders by the models they are.
+
+    Args:
+        encoders: OMI's name -> diffusers' component.
+        architecture: as OneTrainer's resources/sd_model_spec have it, for text encoders alone do not tell.
+    """
+    source = "Nerogar/OneTrainer up to de1437cb, modules/util/convert/lora/convert_sd_lora.py, convert_sdxl_lora.py"
+    found = {"omi": Writer("diffusers", source, dotted("unet.", KOHYA_PARAMS))}
+    for model, component in encoders.items():
+        found[f"omi, {model}"] = Writer(
+            "omi",
+            source,
+            nested(dotted(f"{model}.", KOHYA_PARAMS)),
+            "diffusers",
+            layers=CLIP_LAYERS,
+            component=component,
+            metadata={"modelspec.architecture": architecture},
+        )
+    return found
+
+
+def kohya_oft(shapes: Callable[[], Mapping[str, tuple[int, ...]]], count: int, tells: bool = True) -> dict[str, Made]:
+    """OFT of sd-scripts, which trains the linear layers of attentions in four blocks each.
+
+    Args:
+        shapes: parameters of the UNet as sd-scripts calls them.
+        count: how many of its layers those are.
+        tells: whether their names are those of one family alone, as OFT has only the widths of outputs.
+    """
+
+    def keys() -> Shapes:
+        found: Shapes = {}
+        for key, (out, *_) in shapes().items():
+            if key.endswith(".weight") and any(part in key for part in _ATTENTION):
+                name = f"oft_unet_{key.removesuffix('.weight').replace('.', '_')}"
+                found |= {f"{name}.oft_blocks": (4, out // 4, out // 4), f"{name}.alpha": ()}
+        return found
+
+    source = "kohya-ss/sd-scripts networks/oft.py, OFTModule and UNET_TARGET_REPLACE_MODULE_ATTN_ONLY"
+    return {"kohya oft": Made(source, keys, {"diag_oft": count}, List("kohya_oft", count, count, tells=tells))}
 
 
 def cloneofsimo(name: str) -> Writer:

@@ -53,6 +53,7 @@ class List:
         changed: layers of diffusers' model that they are.
         left: keys that nobody may use, by the reason -> how many.
         shapes: whether those of the list are to be trusted; else only its names are.
+        tells: as in `Writer`.
     """
 
     format: str
@@ -60,6 +61,7 @@ class List:
     changed: int
     left: Mapping[str, int] = field(default_factory=dict)
     shapes: bool = True
+    tells: bool = True
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ def converter(
 
 
 PEFT = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}
+PEFT_NAMED = {param: name.replace(".weight", ".default.weight") for param, name in PEFT.items()}
 PEFT_ALPHA = {**PEFT, "alpha": "alpha"}
 KOHYA_PARAMS = {param: param for param in ("lora_down.weight", "lora_up.weight", "alpha")}
 

@@ -8,7 +8,8 @@ from torch import nn
 
 from ._encoders import clip_l, encoder_writers, t5
 from ._flux_formats import BLOCKS, MLP, WIDTH, blocks, omi, processors, tlora, writers, xlabs
-from .base import KOHYA_PARAMS, Family, List, Made, Shapes, Writer, dotted, linear, on_meta
+from ._trainers import simpletuner_comfy
+from .base import KOHYA_PARAMS, PEFT_NAMED, Family, List, Made, Shapes, Writer, dotted, linear, on_meta
 
 RANK = 2
 
@@ -104,6 +105,13 @@ def dora() -> Shapes:
     return found
 
 
+def qkv() -> dict[str, tuple[str, ...]]:
+    """q, k and v as one, as diffusers' `Attention.fuse_projections` makes them; the text's keep another name."""
+    attentions = [f"{kind}transformer_blocks.{i}.attn" for kind in ("", "single_") for i in range(BLOCKS)]
+    found = {f"{one}.to_qkv": tuple(f"{one}.to_{part}" for part in "qkv") for one in attentions}
+    return found | {f"{one}.to_out.0": (f"{one}.to_out.0",) for one in attentions[:BLOCKS]}
+
+
 def _omi() -> dict[str, tuple[str, ...]]:
     found = omi()
     for name, inner in (("time_in", "timestep"), ("vector_in", "text"), ("guidance_in", "guidance")):
@@ -148,6 +156,19 @@ FAMILY = Family(
             dotted("transformer.", KOHYA_PARAMS),
             fuse=_omi(),
             metadata={"ot_branch": "omi_format", "modelspec.architecture": "Flux.1-dev/lora"},
+        ),
+        **simpletuner_comfy("transformer."),
+        "simpletuner, fused": Writer(
+            "peft",
+            "bghira/SimpleTuner simpletuner/helpers/models/flux/model.py, fuse_qkv_projections, get_lora_target_layers",
+            dotted("transformer."),
+            fuse=qkv(),
+        ),
+        "PEFT, named": Writer(
+            "peft",
+            "huggingface/peft tuners/lora/layer.py, the state_dict of a PeftModel",
+            dotted("base_model.model.", PEFT_NAMED),
+            "diffusers",
         ),
         "tlora": Writer(
             "diffusers",
