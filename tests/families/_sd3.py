@@ -8,7 +8,8 @@ from diffusers import SD3Transformer2DModel
 from diffusers.loaders.single_file_utils import convert_sd3_transformer_checkpoint_to_diffusers
 from torch import nn
 
-from ._encoders import clip_g, clip_l_projected, encoder_writers, t5
+from ._encoders import CLIP_LAYERS, clip_g, clip_l_projected, encoder_writers, nested, t5
+from ._trainers import simpletuner_comfy
 from .base import KOHYA_PARAMS, PEFT_ALPHA, Family, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
 
 BLOCKS = 3  # of the model in the tests: two whole ones, and the last, which gives no context
@@ -140,6 +141,22 @@ def writers(version: str) -> dict[str, Writer]:
         ),
         "onetrainer-kohya": Writer("kohya", f"{onetrainer}, lora_kohya_conversion", kohya()),
         "onetrainer-original": Writer("peft", f"{onetrainer}, lora_original_conversion", dotted("", PEFT_ALPHA)),
+        "onetrainer-comfy": Writer(
+            "peft", f"{onetrainer}, lora_original_conversion", dotted("diffusion_model.", PEFT_ALPHA)
+        ),
+        **simpletuner_comfy("transformer."),
+        **{  # beside the transformer, which tells the family; here the metadata does
+            f"ai-toolkit, {prefix}": Writer(
+                "peft",
+                "ostris/ai-toolkit toolkit/lora_special.py, LoRASpecialNetwork with is_v3 and peft_format",
+                nested(dotted(f"{prefix}.")),
+                "diffusers",
+                layers=CLIP_LAYERS,
+                component=component,
+                metadata={"ss_base_model_version": version},
+            )
+            for prefix, component in (("lora_te1", "text_encoder"), ("lora_te2", "text_encoder_2"))
+        },
         "omi": Writer(
             "diffusers",
             "OMI, convert/lora/convert_sd3_lora.py",
