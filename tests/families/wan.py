@@ -7,8 +7,9 @@ from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffu
 from torch import nn
 from transformers import UMT5Config, UMT5EncoderModel
 
+from ._kinds import lokr, weights
 from ._trainers import extracted
-from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
+from .base import KOHYA_PARAMS, Family, List, Made, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
 
 WIDTH, MLP = 5120, 13824
 BLOCKS = ("blocks",)
@@ -110,5 +111,13 @@ FAMILY = Family(
         ),
         # no trainer at hand has Wan's text encoder; who extracts its difference has this
         **extracted("umt5xxl.transformer", "block.0.", "block.23."),
+    },
+    made={
+        "musubi lokr": Made(
+            "kohya-ss/musubi-tuner networks/lokr.py, LoKrModule",
+            lambda: lokr(kohya(), weights(native(), "_attn.", ".ffn.")),
+            {"lokr": 24},
+            List("kohya", 24, 24),
+        ),
     },
 )
