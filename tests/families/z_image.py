@@ -9,7 +9,7 @@ from torch import nn
 from ._kinds import lokr, weights
 from ._language_models import qwen3
 from ._trainers import extracted, onetrainer
-from .base import KOHYA_PARAMS, PEFT, Family, List, Made, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
+from .base import KOHYA_PARAMS, Family, List, Made, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
 
 WIDTH, MLP, TEXT = 3840, 10240, 2560
 STACKS = ("layers", "noise_refiner", "context_refiner")
@@ -110,18 +110,12 @@ FAMILY = Family(
             dotted("transformer.", KOHYA_PARAMS),
             "diffusers",
         ),
-        "onetrainer comfy": Writer(
-            "peft",
-            "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _save_comfy",
-            dotted("diffusion_model.", PEFT | {"alpha": "alpha"}),
-            "diffusers",
-        ),
+        **onetrainer("diffusers"),
         "comfy": Writer(
             "diffusers",
             "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_unet",
             dotted("diffusion_model.", KOHYA_PARAMS),
         ),
-        **{name: writer for name, writer in onetrainer("diffusers").items() if name != "onetrainer comfy"},
         **extracted("qwen3_4b.transformer", "layers.0.self_attn", "layers.1.mlp"),
     },
     made={
