@@ -11,6 +11,7 @@ from torch import nn
 from ._cosmos import dit, transformer
 from ._kinds import lokr, weights
 from ._language_models import qwen3
+from ._trainers import onetrainer
 from .base import KOHYA_PARAMS, PEFT, Family, List, Made, Shapes, Writer, dotted, kohya, on_meta
 
 HEADS, WIDTH = 16, 2048
@@ -69,9 +70,10 @@ FAMILY = Family(
             names="diffusers",
             component="text_encoder",
         ),
-        "ai-toolkit": Writer(
+        "ai-toolkit and diffusion-pipe": Writer(
             "peft",
-            "ostris/ai-toolkit extensions_built_in/diffusion_models/anima/anima.py, convert_lora_weights_before_save",
+            "ostris/ai-toolkit extensions_built_in/diffusion_models/anima/anima.py, convert_lora_weights_before_save;"
+            " tdrussell/diffusion-pipe models/cosmos_predict2.py, save_adapter",
             dotted("diffusion_model."),
         ),
         "ai-toolkit, the adapter": Writer(
@@ -115,6 +117,7 @@ FAMILY = Family(
             names="diffusers",
             component="llm_adapter",
         ),
+        **onetrainer(),
         "onetrainer original": Writer(
             "peft",
             "Nerogar/OneTrainer modules/model/AnimaModel.py, diffusers_to_original",
@@ -124,6 +127,13 @@ FAMILY = Family(
             "diffusers",
             "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_unet",
             dotted("diffusion_model.", KOHYA_PARAMS),
+        ),
+        "lycoris": Writer(
+            "lycoris",
+            "KohakuBlueleaf/LyCORIS lycoris/wrapper.py, LORA_PREFIX; bghira/SimpleTuner save_hooks.py, _save_lycoris",
+            kohya("lycoris_"),
+            "diffusers",
+            layers=("transformer_blocks",),
         ),
     },
     made={
