@@ -7,7 +7,8 @@ from diffusers.loaders.single_file_utils import convert_krea2_transformer_checkp
 from torch import nn
 
 from ._kinds import lokr, weights
-from .base import KOHYA_PARAMS, PEFT, Family, List, Made, Shapes, Writer, below, dotted, kohya, linear, on_meta
+from ._trainers import onetrainer
+from .base import KOHYA_PARAMS, Family, List, Made, Shapes, Writer, below, dotted, kohya, linear, on_meta
 
 WIDTH, KEYS, MLP, TEXT, TEXT_MLP = 6144, 1536, 16384, 2560, 6912
 STACKS = ("blocks", "txtfusion.layerwise_blocks", "txtfusion.refiner_blocks")
@@ -111,11 +112,7 @@ FAMILY = Family(
             dotted("transformer."),
             "diffusers",
         ),
-        "onetrainer original": Writer(
-            "peft",
-            "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _save_original",
-            dotted("", PEFT | {"alpha": "alpha"}),
-        ),
+        **onetrainer(),
         "comfy": Writer(
             "diffusers",
             "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_unet",
