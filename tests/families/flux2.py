@@ -9,9 +9,9 @@ from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkp
 from torch import nn
 
 from ._kinds import lokr, weights
+from ._trainers import onetrainer
 from .base import (
     KOHYA_PARAMS,
-    PEFT,
     Family,
     List,
     Made,
@@ -113,11 +113,7 @@ def writers() -> Mapping[str, Writer]:
             dotted("transformer.", KOHYA_PARAMS),
             "diffusers",
         ),
-        "onetrainer original": Writer(
-            "peft",
-            "Nerogar/OneTrainer modules/modelSaver/mixin/LoRASaverMixin.py, _save_original",
-            dotted("", PEFT | {"alpha": "alpha"}),
-        ),
+        **onetrainer(),
         "comfy": Writer(
             "diffusers",
             "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_unet",
