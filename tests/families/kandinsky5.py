@@ -5,7 +5,7 @@ from __future__ import annotations
 from diffusers import Kandinsky5Transformer3DModel
 from torch import nn
 
-from ._encoders import clip_l
+from ._encoders import clip_l, encoder_writers
 from .base import KOHYA_PARAMS, Family, Writer, dotted, kohya, on_meta
 
 
@@ -53,5 +53,6 @@ FAMILY = Family(
             dotted("diffusion_model.", KOHYA_PARAMS),
             "diffusers",
         ),
+        **encoder_writers({"clip_l": "text_encoder_2"}, {}, {"ss_base_model_version": "kandinsky5"}),
     },
 )
