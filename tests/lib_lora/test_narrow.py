@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from diffusers import FluxTransformer2DModel
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, load_network
@@ -91,6 +92,21 @@ def test_a_linear_layer_with_more_channels(kind, tmp_path):
     assert whole.shape == (24, 48)
     assert not whole[:, 8:].any()
     engine.close()
+
+
+@pytest.mark.parametrize(("inside", "of_the_file"), [(384, 64), (128, 128), (384, 384)])
+def test_flux_for_inpainting_and_control(inside, of_the_file, tmp_path):
+    """FLUX.1 Fill takes 384 channels and FLUX.1 Control 128, where LoRA are mostly of dev's 64."""
+    with torch.device("meta"):
+        model = FluxTransformer2DModel(in_channels=inside, out_channels=64, num_layers=1, num_single_layers=1)
+    tensors = {
+        "transformer.x_embedder.lora_A.weight": random(2, of_the_file),
+        "transformer.x_embedder.lora_B.weight": random(3072, 2),
+        "transformer.single_transformer_blocks.0.proj_mlp.lora_A.weight": random(2, 3072),
+        "transformer.single_transformer_blocks.0.proj_mlp.lora_B.weight": random(12288, 2),
+    }
+    report = load_network(save(tmp_path / "a.safetensors", tensors), {"transformer": model}).report
+    assert (report.architecture, report.hit, report.unused) == ("flux", 2, ())
 
 
 def reasons(path, model: nn.Module) -> list[str]:
