@@ -83,11 +83,11 @@ def test_biases_get_theirs_beside_a_lora(network, linear):
     assert torch.equal(adapter.delta_bias(), number(linear, WIDTH))
 
 
-def test_an_extract_for_pictures_leaves_what_a_model_for_text_has_not(tmp_path):
-    """By cause: no such layers, and one of another shape."""
+def test_an_extract_of_a_model_with_more_inputs_leaves_those_out(tmp_path):
+    """The layer that takes more than this model has to give is reported, the others act."""
     made = pair(f"{PREFIX}blocks.0.cross_attn.k_img", (WIDTH, WIDTH), 2)
     made |= pair(f"{PREFIX}blocks.0.cross_attn.k", (WIDTH, WIDTH), 2)
-    made[f"{PREFIX}patch_embedding.diff"] = torch.zeros(WIDTH, 16, 1, 2, 2)
+    made[f"{PREFIX}patch_embedding.diff"] = torch.zeros(WIDTH, 48, 1, 2, 2)
     report = load_network(save(tmp_path / "a.safetensors", made), {"transformer": wan(False)}).report
     assert {reason: len(keys) for reason, keys in report.reasons().items()} == {"of another shape": 1}
     assert report.hit == 2
