@@ -7,6 +7,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
   test     run the tests; ARGUMENTS go to pytest
   bench    run every program in benchmarks/; ARGUMENTS go to each
   check    run ruff and mypy
+  train    make the demo's model and LoRAs anew, which takes two hours; ARGUMENTS go to it
 
 Every command makes .venv beside this file, or completes it.
 """
@@ -29,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 PYTHON_FLOOR = (3, 10)
 HOST_FLOORS = {"torch": (2, 1), "safetensors": (0, 0)}  # what a web UI must bring
-GROUPS = {"run": ("torch", "run", "data"), "test": ("test",), "bench": ("bench",)}  # files in requirements/, in order
+GROUPS = {"run": ("torch", "run", "data"), "test": ("test",), "bench": ("bench",), "train": ("train",)}  # files in requirements/, in order
 EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
 THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -228,7 +229,12 @@ def check(environment: Environment, arguments: list[str]) -> int:
     return max([abs(call([str(environment.python), "-m", *tool])) for tool in tools])
 
 
-COMMANDS = {"demo": demo, "test": test, "bench": bench, "check": check}
+def train(environment: Environment, arguments: list[str]) -> int:
+    environment.ensure("run", "train")
+    return become([str(environment.python), "-m", "training", *arguments])
+
+
+COMMANDS = {"demo": demo, "test": test, "bench": bench, "check": check, "train": train}
 
 
 def main(arguments: list[str]) -> int:

@@ -270,6 +270,11 @@ class TestCommands:
         assert self.ensured == ["run", "test"]
         assert self.calls == [["-m", "pytest", "-k", "entry"]]
 
+    def test_train(self) -> None:
+        assert install.main(["train", "judge"]) == 0
+        assert self.ensured == ["run", "train"]
+        assert self.calls == [["-m", "training", "judge"]]
+
     def test_bench_runs_every_program_and_fails_with_any(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -108,27 +108,53 @@ EXTENSION = {
     "version": "",
 }
 
+# The same for training, which nobody but its tests imports.
+TRAINING = {
+    "__init__": "",
+    "__main__": "*",
+    "world": "",
+    "draw": "world",
+    "loop": "",
+    "curves": "",
+    "text": "",
+    "vae": "draw loop world",
+    "latents": "draw text vae",
+    "denoiser": "draw latents loop text vae world",
+    "judge": "draw loop vae world",
+    "ideas": "world",
+    "adapters": "denoiser draw ideas latents loop",
+    "files": "adapters ideas world",
+    "check": "denoiser ideas judge world",
+    "card": "check ideas",
+    "pictures": "",
+}
+
 # Where a package from outside may be imported; the standard library may everywhere.
 TORCH_FREE = ("lib_lora/formats/", "lib_lora/architectures/")
-PIPELINE = ("extension/standalone/", "extension/hosts/standalone.py")
+PIPELINE = ("extension/standalone/", "extension/hosts/standalone.py", "training/")
 OUTSIDE = {
-    "PIL": ("extension/",),
+    "PIL": ("extension/", "training/"),
     "accelerate": PIPELINE,
     "diffusers": PIPELINE,
+    "extension": ("training/",),
     "fastapi": ("extension/api.py", "extension/standalone/"),
     "gradio": ("extension/ui/", "extension/hosts/_webui.py"),  # a setting's description names its component
     "huggingface_hub": PIPELINE,
-    "lib_lora": ("extension/",),  # its public names: a module of it is refused
+    "lib_lora": ("extension/", "training/"),  # its public names: a module of it is refused
+    "lycoris": ("training/",),
+    "matplotlib": ("training/curves.py",),
     "modules": ("extension/hosts/",),
     "numpy": PIPELINE,
+    "peft": ("training/",),
     "safetensors": ("lib_lora/", *PIPELINE),
     "tokenizers": PIPELINE,
-    "torch": ("lib_lora/", "extension/"),
+    "torch": ("lib_lora/", "extension/", "training/"),
+    "tqdm": ("training/",),
     "transformers": PIPELINE,
     "typing_extensions": ("lib_lora/", "extension/"),
     "uvicorn": ("extension/standalone/",),
 }
-TABLES = {"lib_lora": LIB_LORA, "extension": EXTENSION}
+TABLES = {"lib_lora": LIB_LORA, "extension": EXTENSION, "training": TRAINING}
 
 
 @dataclass(frozen=True)
@@ -258,6 +284,8 @@ def test_every_import_is_allowed() -> None:
         ("extension/ui/tab.py", "import diffusers"),
         ("extension/hosts/a1111.py", "import diffusers"),
         ("scripts/remora.py", "import torch"),
+        ("extension/session.py", "from training.world import Teller"),
+        ("training/world.py", "from .draw import draw"),
     ],
 )
 def test_violation_is_found(path: str, source: str) -> None:

@@ -1,12 +1,15 @@
-"""A cheap look at latents while they are being denoised: a linear map to colours, no decoder."""
+"""A cheap look at latents while they are being denoised: a linear map to colours, or a decoder that is small enough."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 _SCALE = 8  # pixels per latent
+_SMALL = 5_000_000  # parameters of a decoder that takes less than a step of any denoiser
 
 # Linear fits of the published decoders' output to their latents, red green blue per latent channel.
 _FACTORS = {
@@ -25,13 +28,32 @@ _FACTORS = {
 }
 
 
-def preview(latents: Tensor, family: str) -> Image.Image:
+def preview(latents: Tensor, family: str, vae: Any = None) -> Image.Image:
     """Return a picture of the first latents of a batch.
 
     Args:
         latents: (batch, 4, height / 8, width / 8), scaled as the unet sees them.
         family: as in `LoadedModel`.
+        vae: the model's own, used where it is small and stays where it is: the colours of the map are those of SD's.
     """
+    return _mapped(latents, family) if vae is None or not _is_at_hand(vae) else _decoded(latents, vae)
+
+
+def _is_at_hand(vae: Any) -> bool:
+    """Whether decoding is quick: a large decoder is not, and an offloaded one pushes the denoiser away."""
+    small = sum(parameter.numel() for parameter in vae.decoder.parameters()) <= _SMALL
+    hooked = (hasattr(module, name) for module in vae.modules() for name in ("_hf_hook", "_diffusers_hook"))
+    return small and not any(hooked)
+
+
+@torch.no_grad()
+def _decoded(latents: Tensor, vae: Any) -> Image.Image:
+    decoded = vae.decode(latents[:1].to(vae.dtype) / vae.config.scaling_factor).sample[0]
+    pixels = ((decoded.float().cpu().permute(1, 2, 0) + 1) * 127.5).clamp(0, 255).byte().numpy()
+    return Image.fromarray(pixels)
+
+
+def _mapped(latents: Tensor, family: str) -> Image.Image:
     factors = torch.tensor(_FACTORS["sd" if family == "sd" else "sdxl"])
     first = latents[0].detach().float().cpu()
     first = first / first.std().clamp(min=1)  # early latents are mostly noise, up to 15 times as large

@@ -147,7 +147,7 @@ def _step(studio: Studio, plan: _Plan, batch: int, watch: Watch) -> Callable[...
         steps = pipeline.num_timesteps  # of this batch; some samplers take two per step asked for
         picture = None
         if time.monotonic() - shown > _PREVIEW_EVERY:
-            picture, shown = preview(tensors["latents"], studio.model.family), time.monotonic()
+            picture, shown = preview(tensors["latents"], studio.model.family, pipeline.vae), time.monotonic()
         watch.report(Progress(batch * steps + step + 1, plan.request.n_iter * steps, preview=picture))
         return tensors
 

@@ -1,0 +1,48 @@
+"""The demo that comes with Remora: a small model of a drawn world and six LoRAs for it, made by `training`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[2] / "demo"
+DEMO_PROMPT = "two big red circles on a blue ground <lora:stripes:0.8>"
+_SUMS = "SHA256SUMS"
+
+
+class DemoError(ValueError):
+    """The demo's files are not as they were published; the text is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Where the demo lies."""
+
+    model: Path
+    loras: Path
+
+
+def find_demo(folder: Path = FOLDER) -> Demo:
+    """Return the demo in `folder` after a look at every file's checksum.
+
+    Raises:
+        DemoError: a file is missing, or another than was published.
+    """
+    for name, published in _published(folder).items():
+        path = folder / name
+        if not path.is_file():
+            raise DemoError(f"{path} is missing; get a complete copy of Remora, or name a model by --model")
+        if hashlib.sha256(path.read_bytes()).hexdigest() != published:
+            raise DemoError(f"{path} is damaged; get it anew from where Remora came from, or name a model by --model")
+    return Demo(folder / "remora-shapes", folder / "loras")
+
+
+def _published(folder: Path) -> Mapping[str, str]:
+    """Return the checksum of each file, as `sha256sum` wrote them: digest, two spaces, name."""
+    try:
+        lines = (folder / _SUMS).read_text("utf-8").splitlines()
+    except OSError as error:
+        raise DemoError(f"the demo in {folder} cannot be read ({error}); name a model by --model") from error
+    return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
