@@ -82,7 +82,8 @@ def test_a_file_says_of_itself_what_catalogues_look_for(pipeline: Any, tmp_path:
     assert metadata["modelspec.trigger_phrase"] == "zorp"
     assert metadata["modelspec.thumbnail"].startswith("data:image/jpeg;base64,")
     assert json.loads(metadata["ss_network_args"])["algo"] == "loha"
-    assert Image.open(tmp_path / "zorp.png").size == (192, 192)
+    with Image.open(tmp_path / "zorp.png") as preview:
+        assert preview.size == (192, 192)
 
 
 def test_pictures_are_the_same_for_the_same_seed(pipeline: Any) -> None:
