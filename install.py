@@ -30,7 +30,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 PYTHON_FLOOR = (3, 10)
 HOST_FLOORS = {"torch": (2, 1), "safetensors": (0, 0)}  # what a web UI must bring
-GROUPS = {"run": ("torch", "run", "data"), "test": ("test",), "bench": ("bench",), "train": ("train",)}  # files in requirements/, in order
+GROUPS = {  # files in requirements/, in order
+    "run": ("torch", "run", "data"),
+    "test": ("test",),
+    "bench": ("bench",),
+    "train": ("train",),
+}
 EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
 THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import peft
 import torch
-from lycoris import create_lycoris  # type: ignore[import-untyped]
+from lycoris import create_lycoris
 from torch import Tensor, nn
 
 logging.getLogger("LyCORIS").setLevel(logging.ERROR)  # it tells of every layer

@@ -104,7 +104,8 @@ def _cut(pictures: Tensor, trainer: Trainer, generator: Generator) -> Tensor:
 def _spread(vae: Any, pictures: Tensor) -> float:
     """Return the standard deviation of latents."""
     with torch.no_grad():
-        return vae.encode(to_floats(pictures[:100])).latent_dist.mean.std().item()
+        means: Tensor = vae.encode(to_floats(pictures[:100])).latent_dist.mean
+    return means.std().item()
 
 
 def _look(vae: Any, pictures: Tensor, folder: Path) -> Callable[[], None]:
