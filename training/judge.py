@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Generator, Tensor, nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional
 from tqdm import trange
 
 from .draw import draw
@@ -78,7 +78,7 @@ def train_judge(folder: Path) -> Judge:
         chosen = torch.randint(len(pictures), (_BATCH,), generator=generator)
         wanted = labels[chosen]
         seen = judge(_worn(to_floats(pictures[chosen]), generator))
-        errors = F.binary_cross_entropy_with_logits(seen, wanted.nan_to_num(0), reduction="none")
+        errors = functional.binary_cross_entropy_with_logits(seen, wanted.nan_to_num(0), reduction="none")
         return (errors * ~wanted.isnan()).mean()
 
     trainer.run(loss)
@@ -113,7 +113,7 @@ def load_judge(path: Path) -> Judge:
 
 def _worn(pictures: Tensor, generator: Generator) -> Tensor:
     """Make drawn pictures a little soft, noisy, shifted and off in colour, as coded ones are."""
-    soft = F.avg_pool2d(F.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
+    soft = functional.avg_pool2d(functional.pad(pictures, (1, 1, 1, 1), mode="replicate"), 3, stride=1)
     share = torch.rand(len(pictures), 1, 1, 1, generator=generator)
     tint = 1 + 0.08 * torch.randn(len(pictures), 3, 1, 1, generator=generator)
     noise = 0.06 * torch.rand(len(pictures), 1, 1, 1, generator=generator)

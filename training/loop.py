@@ -99,7 +99,7 @@ class Trainer:
         value = loss(Generator().manual_seed(self.plan.seed * 1_000_003 + step))
         for parameter in self.parameters:
             parameter.grad = None
-        value.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(value)
         nn.utils.clip_grad_norm_(self.parameters, 1.0)
         for rate, optimizer in self.optimizers:
             for group in optimizer.param_groups:

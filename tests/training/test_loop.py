@@ -13,8 +13,8 @@ from training.loop import Loss, Plan, Trainer, write_losses
 PLAN = Plan("plan", steps=12, rate=1e-2, matrix_rate=1e-2, warmup=3, average=0.9, seed=4)
 
 
-class Interrupted(Exception):  # noqa: N818
-    """Stands for a power cut."""
+class PowerCutError(Exception):
+    """The machine goes off in the middle of a step."""
 
 
 def model() -> nn.Module:
@@ -28,7 +28,7 @@ def loss_of(module: nn.Module, stop_at: int | None = None) -> Loss:
     def loss(generator: Generator) -> Tensor:
         nonlocal calls
         if calls == stop_at:
-            raise Interrupted
+            raise PowerCutError
         calls += 1
         seen: Tensor = module(torch.randn(4, 2, 5, 5, generator=generator))
         return (seen - 1).square().mean()
@@ -55,7 +55,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     whole = trained(tmp_path / "whole", plan)
     monkeypatch.setattr("training.loop._KEEP_EVERY", 0.0)
     module = ready()
-    with pytest.raises(Interrupted):
+    with pytest.raises(PowerCutError):
         Trainer(plan, [module], tmp_path / "parts").run(loss_of(module, stop_at=7))
     assert trained(tmp_path / "parts", plan).keys() == whole.keys()
     for key, value in trained(tmp_path / "parts", plan).items():
