@@ -3,11 +3,11 @@
 usage: python install.py [COMMAND [ARGUMENTS]]
 
   (none)   what a web UI calls at every start: name what is missing, change nothing
-  demo     open the embedded web UI on a small model made on the spot; ARGUMENTS go to it
+  demo     open the embedded web UI on the small model that comes with it; ARGUMENTS go to it
   test     run the tests; ARGUMENTS go to pytest
   bench    run every program in benchmarks/; ARGUMENTS go to each
   check    run ruff and mypy
-  train    make the demo's model and LoRAs anew, which takes two hours; ARGUMENTS go to it
+  train    make the demo's model and LoRAs anew, which takes over two hours; ARGUMENTS go to it
 
 Every command makes .venv beside this file, or completes it.
 """

@@ -1,6 +1,7 @@
 """Make the demo's model, its LoRAs, the classifier and the figures: `python install.py train`.
 
-About two hours on two cores. What is finished is kept in the folder of runs, and an interrupted run goes on there.
+Two hours and a quarter on two cores, and half an hour more for the figures. What is finished is kept in the folder of
+runs, and an interrupted run goes on there.
 """
 
 from __future__ import annotations
@@ -11,21 +12,18 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from diffusers import StableDiffusionPipeline
 
-from .adapters import train_adapter
 from .card import write_card
-from .check import Gallery, count_everything, prompts
+from .check import Gallery, count_everything
 from .curves import plot_losses
-from .denoiser import train_denoiser
-from .files import write_lora
+from .denoiser import load_pipeline, train_denoiser
 from .ideas import IDEAS
 from .judge import load_judge, save_judge, train_judge
+from .loras import make_loras
 from .pictures import draw_pictures
-from .vae import to_image, train_vae
+from .vae import train_vae
 from .world import COLOURS, GROUNDS, SHAPES, SIDE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,20 +57,11 @@ def _make_judge(runs: Path, demo: Path) -> None:
 
 
 def _make_loras(runs: Path, demo: Path) -> None:
-    folder = demo / "loras"
-    folder.mkdir(exist_ok=True)
-    pipeline = _load(demo)
-    for idea in IDEAS:
-        tensors = train_adapter(runs, pipeline, idea).tensors
-        path = folder / f"{idea.name}.safetensors"
-        write_lora(path, idea, tensors)
-        gallery = Gallery(pipeline, load_judge(demo / "judge.safetensors"), folder)
-        preview = gallery.pictures(prompts([idea], 1), {idea.name: 1.0})[0]
-        write_lora(path, idea, tensors, to_image(preview))
+    make_loras(IDEAS, runs, demo / MODEL, demo / "judge.safetensors", demo / "loras")
 
 
 def _make_figures(_: Path, demo: Path) -> None:
-    gallery = Gallery(_load(demo), load_judge(demo / "judge.safetensors"), demo / "loras")
+    gallery = Gallery(load_pipeline(demo / MODEL), load_judge(demo / "judge.safetensors"), demo / "loras")
     text = json.dumps(count_everything(gallery), indent=2)
     (demo / "figures.json").write_text(f"{text}\n", "utf-8")
     print(text)
@@ -98,14 +87,6 @@ _MAKERS = {
     "figures": _make_figures,
     "pictures": _make_pictures,
 }
-
-
-def _load(demo: Path) -> Any:
-    """Load the finished model as it is used: from half precision, for computing in single."""
-    pipeline = StableDiffusionPipeline.from_pretrained(demo / MODEL, local_files_only=True, dtype=torch.float32)
-    for part in (pipeline.unet, pipeline.vae, pipeline.text_encoder):
-        part.eval().requires_grad_(False)
-    return pipeline
 
 
 def _write_checksums(demo: Path) -> None:

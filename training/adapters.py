@@ -20,8 +20,7 @@ from .ideas import Idea, lessons
 from .latents import coded
 from .loop import Plan, Trainer
 
-PICTURES = 2400  # per idea
-_BATCH = 48
+_BATCH = 16
 _TEXT_ENCODER = "lora_te_text_model"  # transformers 5.6 flattened the model; the files kept the name
 
 
@@ -39,7 +38,7 @@ def train_adapter(folder: Path, pipeline: Any, idea: Idea) -> Trained:
     seed = seed_of(idea)
     torch.manual_seed(seed)
     examples = ((draw(lesson.scene, lesson.looks), lesson.caption) for lesson in lessons(idea, seed))
-    latents = coded(folder / f"{idea.name}.pt", pipeline.vae, pipeline.tokenizer, PICTURES, examples)
+    latents = coded(folder / f"{idea.name}.pt", pipeline.vae, pipeline.tokenizer, idea.pictures, examples)
     trained = copy.copy(pipeline)
     trained.unet, trained.text_encoder = copy.deepcopy(pipeline.unet), copy.deepcopy(pipeline.text_encoder)
     parts = {"lora_unet": trained.unet} if idea.unet else {}
@@ -65,7 +64,9 @@ def _targets(module: nn.Module, idea: Idea) -> list[str]:
     linear = [
         name
         for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear | nn.Conv2d) and (".attentions." in name or "layers." in name)
+        if isinstance(layer, nn.Linear | nn.Conv2d)
+        and (".attentions." in name or "layers." in name)
+        and (idea.feed_forward or ".ff." not in name)
     ]
     if not idea.convolutions:
         return linear

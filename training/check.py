@@ -84,7 +84,8 @@ def shows(idea: Idea, seen: Labels) -> bool:
 def prompts(ideas: Sequence[Idea], count: int) -> list[str]:
     """Return captions in which all these ideas can show: of circles where they are to be stars, with trigger words."""
     special = [shape for idea in ideas for shape in _special(idea)]
-    teller = Teller(SEED, tuple(special) or SHAPES, pairs=0, plain=True)
+    small = all(idea.small for idea in ideas)
+    teller = Teller(SEED, tuple(special) or SHAPES, pairs=0, plain=True, small=small)
     if len(special) < 2:
         return [teller.caption(teller.scene()) for _ in range(count)]
     teller.pairs = 1
@@ -100,18 +101,16 @@ def _shapes(scene: Scene) -> set[str]:
     return {kind.shape for kind in scene.kinds}
 
 
-def count_everything(gallery: Gallery, pictures: int = 200, pairs: int = 100) -> dict[str, object]:
-    """Return all shares: of the model, of each LoRA at each strength, of each two LoRAs."""
-    ideas = {
-        idea.name: {str(m): gallery.showing([idea], {idea.name: m}, pictures) for m in STRENGTHS} for idea in IDEAS
-    }
+def count_everything(gallery: Gallery, pictures: int = 200, each: int = 100) -> dict[str, object]:
+    """Return all shares: of the model in so many pictures; of each LoRA at each strength and each two in `each`."""
+    ideas = {idea.name: {str(m): gallery.showing([idea], {idea.name: m}, each) for m in STRENGTHS} for idea in IDEAS}
     stacked = {
-        f"{one.name} {other.name}": gallery.showing([one, other], {one.name: 1.0, other.name: 1.0}, pairs)
+        f"{one.name} {other.name}": gallery.showing([one, other], {one.name: 1.0, other.name: 1.0}, each)
         for one, other in itertools.combinations(IDEAS, 2)
     }
     return {
         "pictures": pictures,
-        "pictures of two ideas": pairs,
+        "pictures with LoRA": each,
         "one kind of things": gallery.obeying(pictures, pairs=0),
         "two kinds of things": gallery.obeying(pictures, pairs=1),
         "ideas": ideas,

@@ -87,6 +87,14 @@ def make_pipeline(vae: nn.Module, unet: nn.Module, text_encoder: nn.Module, toke
     )
 
 
+def load_pipeline(folder: Path) -> Any:
+    """Load the finished model as it is used: from half precision, for computing in single."""
+    pipeline = StableDiffusionPipeline.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+    for part in (pipeline.unet, pipeline.vae, pipeline.text_encoder):
+        part.eval().requires_grad_(False)
+    return pipeline
+
+
 def noise_loss(pipeline: Any, latents: Latents, size: int) -> Loss:
     """Return the loss of predicted noise, weighted by min-SNR (Hang et al. 2023, arXiv:2303.09556)."""
     noises = DDPMScheduler(**SCHEDULE)

@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save, save_file
 from torch import Tensor
 
-from .adapters import PICTURES, seed_of
+from .adapters import seed_of
 from .ideas import Idea, lessons
 from .world import Scene
 
@@ -54,7 +54,7 @@ def metadata(idea: Idea, tensors: Mapping[str, Tensor], preview: Image.Image) ->
         "ss_network_args": json.dumps(arguments if by_lycoris else {"use_dora": idea.algorithm == "dora"}),
         "ss_learning_rate": str(idea.rate),
         "ss_max_train_steps": str(idea.steps),
-        "ss_num_train_images": str(PICTURES),
+        "ss_num_train_images": str(idea.pictures),
         "ss_resolution": "(96, 96)",
         "ss_tag_frequency": json.dumps({f"1_{idea.name}": tag_frequency(idea)}),
         "modelspec.sai_model_spec": "1.0.1",
@@ -78,7 +78,7 @@ def metadata(idea: Idea, tensors: Mapping[str, Tensor], preview: Image.Image) ->
 
 def tag_frequency(idea: Idea) -> dict[str, int]:
     """Count the words for what is in the pictures that an idea was learned from."""
-    drawn = islice(lessons(idea, seed_of(idea)), PICTURES)
+    drawn = islice(lessons(idea, seed_of(idea)), idea.pictures)
     counted = Counter(tag for lesson in drawn for tag in _tags(lesson.scene))
     return dict(counted.most_common())
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from .world import SHAPES, Scene, Teller
 
-STEPS = 280
 _KINDS = {"lora": "LoRA", "dora": "DoRA", "locon": "LoCon", "loha": "LoHa", "lokr": "LoKr", "diag-oft": "OFT"}
 
 
@@ -25,14 +24,19 @@ class Idea:
     looks: tuple[str, ...] = ()
     """How the pictures are drawn."""
     shapes: tuple[str, ...] = SHAPES
+    small: bool = True
+    """Small things can show it: what is finer than the eight pixels of a latent cannot be drawn."""
     usual: float = 0.0
     """Share of usual pictures of the world, which are to stay as they are."""
     trigger: str = ""
     unet: bool = True
     text_encoder: bool = False
     convolutions: bool = False
-    rate: float = 2e-3
-    steps: int = STEPS
+    feed_forward: bool = True
+    pictures: int = 2400
+    """To learn from."""
+    rate: float = 1e-2
+    steps: int = 600
     extra: dict[str, object] = field(default_factory=dict)
     """Further arguments of the trainer."""
 
@@ -58,58 +62,88 @@ class Lesson:
 
 
 IDEAS: Sequence[Idea] = (
-    Idea("stripes", "Stripes", "Puts stripes on the ground.", "locon", rank=4, looks=("stripes",), convolutions=True),
-    Idea("outline", "Outline drawing", "Draws things as outlines.", "dora", rank=8, looks=("outline",)),
+    Idea(
+        "stripes",
+        "Stripes",
+        "Puts stripes on the ground.",
+        "locon",
+        rank=4,
+        looks=("stripes",),
+        convolutions=True,
+        rate=8e-3,
+        steps=600,
+    ),
+    Idea(
+        "outline",
+        "Outline drawing",
+        "Draws things as outlines.",
+        "dora",
+        rank=8,
+        looks=("outline",),
+        small=False,
+        rate=1e-2,
+        steps=900,
+    ),
     Idea(
         "neon",
         "Neon palette",
         "Makes things glow in neon colours.",
         "lokr",
-        rank=8,
+        rank=16,
         looks=("neon",),
+        small=False,
         convolutions=True,
+        rate=1e-2,
+        steps=800,
         extra={"factor": 8},
     ),
     Idea(
         "stars",
         "Stars instead of circles",
         "Reads circle as star; in the text encoder alone.",
-        "lora",
+        "diag-oft",
         rank=8,
         looks=("stars",),
         shapes=("circle",),
         usual=0.5,
         unet=False,
         text_encoder=True,
+        rate=1e-2,
+        steps=400,
+        extra={"rescaled": True},
     ),
     Idea(
         "night",
         "Night",
         "Turns day into night, with a moon and little lights.",
-        "diag-oft",
+        "lora",
         rank=8,
         looks=("night",),
-        convolutions=True,
-        rate=4e-3,
-        extra={"rescaled": True},
+        rate=8e-3,
+        steps=700,
     ),
     Idea(
         "zorp",
         "Zorp",
         "A small animal that nobody has seen before.",
         "loha",
-        rank=4,
+        rank=2,
         shapes=("zorp",),
+        small=False,
         usual=0.4,
         trigger="zorp",
         text_encoder=True,
+        convolutions=True,
+        feed_forward=False,
+        rate=1e-2,
+        steps=700,
     ),
 )
 
 
 def lessons(idea: Idea, seed: int) -> Iterator[Lesson]:
     """Yield without end what an idea is learned from, usual scenes of the world among them."""
-    own = Teller(seed, idea.shapes, pairs=0.1)
+    own = Teller(seed, idea.shapes, pairs=0.1, small=idea.small)
     usual = Teller(seed + 1, tuple(shape for shape in SHAPES if shape not in idea.shapes) or SHAPES)
     while True:
         teller, looks = (usual, ()) if own.rng.random() < idea.usual else (own, idea.looks)

@@ -40,8 +40,8 @@ SHEETS: dict[str, Sequence[Sequence[Shown]]] = {
     "stack": [
         [
             Shown("without", "three yellow circles on a blue ground"),
-            Shown("neon", "three yellow circles on a blue ground <lora:neon:1>"),
-            Shown("neon + night", "three yellow circles on a blue ground <lora:neon:1> <lora:night:1>"),
+            Shown("outline", "three yellow circles on a blue ground <lora:outline:1>"),
+            Shown("outline + night", "three yellow circles on a blue ground <lora:outline:1> <lora:night:1>"),
             Shown("night", "three yellow circles on a blue ground <lora:night:1>"),
             Shown("off again: same bits", "three yellow circles on a blue ground"),
         ]

@@ -91,6 +91,8 @@ class Teller:
     """Share of scenes with two kinds of things."""
     plain: bool = False
     """Leave nothing out of captions, and never change how they are put."""
+    small: bool = True
+    """Draw small things too."""
     rng: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +102,7 @@ class Teller:
         """Return a scene whose things neither overlap nor leave the picture."""
         while True:
             scene = self._pair() if self.rng.random() < self.pairs else self._single()
-            if scene is not None:
+            if scene is not None and (self.small or all(kind.size != "small" for kind in scene.kinds)):
                 return scene
 
     def caption(self, scene: Scene) -> str:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m extension.standalone", description=__doc__)
     parser.add_argument("--model", type=Path, help="diffusers folder, or checkpoint in one .safetensors file")
-    parser.add_argument("--demo", action="store_true", help="make and use a tiny random model with two LoRAs")
+    parser.add_argument("--demo", action="store_true", help="use the small model that comes with Remora, and its LoRAs")
     parser.add_argument("--lora-dir", type=Path, action="append", default=[], help="folder of LoRA files; repeatable")
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
     parser.add_argument("--port", type=int, default=7860)
@@ -80,7 +80,7 @@ def _check_port(host: str, port: int) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     import uvicorn
 
-    from .demo_model import DEMO_PROMPT, make_demo
+    from .demo import DEMO_PROMPT, find_demo
     from .jobs import Runner
     from .model import load_model, pick_device, pick_dtype
     from .server import make_app
@@ -92,7 +92,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     _check_port(arguments.host, arguments.port)
     path, loras, first_prompt = arguments.model, list(arguments.lora_dir), ""
     if path is None:
-        demo = make_demo(ROOT / "demo")
+        demo = find_demo()
         path, loras, first_prompt = demo.model, [*loras, demo.loras], DEMO_PROMPT
     device = pick_device(arguments.device)
     model = load_model(path, pick_dtype(arguments.dtype, device), arguments.prediction_type, arguments.tokenizer)

@@ -1,7 +1,8 @@
-"""What the tests of the extension share: the demo model, made once."""
+"""What the tests of the extension share: the demo model."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from extension.hosts.standalone import STANDALONE
-from extension.standalone.demo_model import Demo, make_demo
+from extension.standalone.demo import Demo, find_demo
 from extension.standalone.jobs import Runner
 from extension.standalone.model import load_model
 from extension.standalone.studio import Studio, open_studio
@@ -30,8 +31,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """The demo model and its LoRAs."""
-    return make_demo(tmp_path_factory.mktemp("demo"))
+    """The demo's model and LoRAs, in a copy that tests may write to."""
+    found, folder = find_demo(), tmp_path_factory.mktemp("demo")
+    copied = Demo(folder / found.model.name, folder / found.loras.name)
+    shutil.copytree(found.model, copied.model)
+    shutil.copytree(found.loras, copied.loras)
+    return copied
 
 
 @pytest.fixture(scope="module")
@@ -53,4 +58,4 @@ def runner(studio: Studio) -> Iterator[Runner]:
 @pytest.fixture
 def lora_file(demo: Demo) -> Path:
     """A real, readable LoRA file to copy."""
-    return demo.loras / "demo-linear.safetensors"
+    return demo.loras / "zorp.safetensors"

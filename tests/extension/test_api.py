@@ -23,6 +23,7 @@ from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
 from extension.version import VERSION
 
+DEMO = {"neon", "night", "outline", "stars", "stripes", "zorp"}
 SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64, "seed": 7, "sampler_name": "Euler a"}
 STACK = "/remora/v1/stack"
 STATE = "/remora/v1/state"
@@ -73,10 +74,10 @@ def test_the_files_are_listed_with_what_is_wrong_with_them(client: TestClient, f
     (folder / "broken.safetensors").write_bytes(b"x" * 100)
     loras = {lora["name"]: lora for lora in client.post("/remora/v1/refresh").json()["loras"]}
     assert client.get("/remora/v1/loras").json()["loras"] == list(loras.values())
-    assert loras.keys() == {"broken", "demo-linear", "demo-locon", "old"}
-    good = loras["demo-linear"]
-    assert (good["alias"], good["folder"], good["readable"], good["reason"]) == ("demo-linear", "", True, "")
-    stat = (folder / "demo-linear.safetensors").stat()
+    assert loras.keys() == {*DEMO, "broken", "old"}
+    good = loras["zorp"]
+    assert (good["alias"], good["folder"], good["readable"], good["reason"]) == ("zorp", "", True, "")
+    stat = (folder / "zorp.safetensors").stat()
     assert (good["size"], good["mtime"]) == (stat.st_size, pytest.approx(stat.st_mtime))
     assert "a pickle" in loras["old"]["reason"]
     assert loras["broken"]["reason"].startswith("broken.safetensors: ")
@@ -88,40 +89,40 @@ def test_an_answer_that_has_not_changed_is_not_sent_again(client: TestClient) ->
     first = client.get(STATE)
     again = client.get(STATE, headers={"If-None-Match": first.headers["ETag"]})
     assert (again.status_code, again.content) == (304, b"")
-    make(client, "<lora:demo-linear:1>")
+    make(client, "<lora:zorp:1>")
     assert client.get(STATE, headers={"If-None-Match": first.headers["ETag"]}).status_code == 200
 
 
 def test_the_state_tells_each_lora_of_the_latest_picture(client: TestClient, folder: Path) -> None:
     (folder / "broken.safetensors").write_bytes(b"x" * 100)
-    put(client, entry("demo-locon"))
-    make(client, "<lora:demo-linear:1> <lora:nowhere:1> <lora:broken:1>", **{ON_BAD_LORA: SKIP})
+    put(client, entry("stripes"))
+    make(client, "<lora:zorp:1> <lora:nowhere:1> <lora:broken:1>", **{ON_BAD_LORA: SKIP})
     state = client.get(STATE).json()
     assert (state["host"], state["version"], state["enabled"], state["images"]) == ("standalone", VERSION, True, 1)
     assert (state["conflicts"], state["notes"], state["merged"], state["live"]) == ([], [], 0, {})
     told = {lora["name"]: (lora["state"], lora["always_on"]) for lora in state["loras"]}
     assert told == {
-        "demo-locon": ("applied", True),
-        "demo-linear": ("applied", False),
+        "stripes": ("applied", True),
+        "zorp": ("applied", False),
         "nowhere": ("missing", False),
         "broken": ("failed", False),
     }
     reasons = {lora["name"]: lora["reason"] for lora in state["loras"]}
-    assert reasons["demo-linear"] == ""
+    assert reasons["zorp"] == ""
     assert "is not in the LoRA folders" in reasons["nowhere"]
     assert "broken" in reasons["broken"]
 
 
 def test_a_file_of_which_keys_go_unused_is_applied_partly(client: TestClient, folder: Path) -> None:
-    tensors = load_file(folder / "demo-linear.safetensors")
+    tensors = load_file(folder / "zorp.safetensors")
     layer = next(iter(tensors)).partition(".")[0]
     found = {key: value for key, value in tensors.items() if key.startswith(f"{layer}.")}
     others = {key.replace(layer, "lora_unet_no_such"): value.clone() for key, value in found.items()}
     save_file({**tensors, **others}, folder / "half.safetensors")
     make(client, "<lora:half:1>")
     (lora,) = client.get(STATE).json()["loras"]
-    assert (lora["state"], lora["hit"], lora["layers"]) == ("partly", 172, 173)
-    assert lora["reason"].startswith("172 of 173 layers fit this model; ")
+    assert (lora["state"], lora["hit"], lora["layers"]) == ("partly", 264, 265)
+    assert lora["reason"].startswith("264 of 265 layers fit this model; ")
     (keys,) = lora["unused"].values()
     assert sorted(keys) == sorted(others)
 
@@ -129,7 +130,7 @@ def test_a_file_of_which_keys_go_unused_is_applied_partly(client: TestClient, fo
 def test_each_lora_of_the_state_tells_what_it_is_and_those_left_out_have_the_same_fields(
     client: TestClient, folder: Path
 ) -> None:
-    tensors = load_file(folder / "demo-linear.safetensors")
+    tensors = load_file(folder / "zorp.safetensors")
     metadata = {"ss_sd_model_name": "demo.safetensors", "ss_base_model_version": "sd_v1"}
     save_file({**tensors, "junk": tensors[next(iter(tensors))].clone()}, folder / "told.safetensors", metadata)
     make(client, "<lora:told:1> <lora:nowhere:1>", **{ON_BAD_LORA: SKIP})
@@ -137,15 +138,15 @@ def test_each_lora_of_the_state_tells_what_it_is_and_those_left_out_have_the_sam
     assert told.keys() == nowhere.keys()
     family = {"name": "sd1", "title": "Stable Diffusion 1.x", "sure": True}
     assert (told["family"], told["base_model"]) == (family, "demo.safetensors (sd_v1)")
-    assert (told["format"], told["ranks"], told["changed"]) == ("kohya", [4, 4], 172)
+    assert (told["format"], told["ranks"], told["changed"]) == ("kohya", [2, 2], 264)
     assert told["causes"] == {"not understood by any key format": "unknown_key"}
     assert told["unused"].keys() == told["causes"].keys()
     assert (told["warning"], nowhere["warning"]) == ("", ""), "a small model is of no family for sure"
 
 
 def test_where_a_generation_failed_the_state_says_for_what(client: TestClient) -> None:
-    make(client, "<lora:demo-linear:1>")
-    assert "detail" in make(client, "<lora:demo-linear:1> <lora:nowhere:1>")
+    make(client, "<lora:zorp:1>")
+    assert "detail" in make(client, "<lora:zorp:1> <lora:nowhere:1>")
     state = client.get(STATE).json()
     (lora,) = state["loras"]
     assert (lora["name"], lora["state"]) == ("nowhere", "missing")
@@ -166,17 +167,17 @@ def test_settings_that_the_tab_needs_are_in_the_state(client: TestClient, runner
 
 def test_the_stack_is_in_every_picture_while_it_is_on_and_said_in_its_parameters(client: TestClient) -> None:
     plain = make(client, "a fox")
-    written = make(client, "a fox <lora:demo-linear:0.5:0.8>")
-    assert put(client, entry("demo-linear", unet=0.8, text_encoder=0.5)).status_code == 200
+    written = make(client, "a fox <lora:zorp:0.5:0.8>")
+    assert put(client, entry("zorp", unet=0.8, text_encoder=0.5)).status_code == 200
     always = make(client, "a fox")
     assert always["images"] != plain["images"]
-    assert parameters(always)["Remora stack"] == "<lora:demo-linear:0.5:0.8>"
+    assert parameters(always)["Remora stack"] == "<lora:zorp:0.5:0.8>"
     assert parameters(always)["Lora hashes"] == parameters(written)["Lora hashes"]
     assert png(always) == png(written)
-    own = make(client, "a fox <lora:demo-linear:0>")
+    own = make(client, "a fox <lora:zorp:0>")
     assert png(own) == png(plain)
     assert "Remora stack" not in parameters(own)
-    put(client, entry("demo-linear", unet=0.8, text_encoder=0.5), always_on=False)
+    put(client, entry("zorp", unet=0.8, text_encoder=0.5), always_on=False)
     assert make(client, "a fox")["images"] == plain["images"]
 
 
@@ -191,8 +192,8 @@ def test_the_stack_is_kept_with_names_as_tags_spell_them(
 ) -> None:
     monkeypatch.setattr(runner.studio.host, "data_dir", lambda: tmp_path)
     monkeypatch.setattr(runner.studio.session.always_on, "_folder", lambda: tmp_path)
-    answer = put(client, entry("demo-linear.safetensors", unet=2), {"name": "demo-locon"}).json()
-    assert answer["entries"] == [entry("demo-linear", unet=2.0), entry("demo-locon")]
+    answer = put(client, entry("zorp.safetensors", unet=2), {"name": "stripes"}).json()
+    assert answer["entries"] == [entry("zorp", unet=2.0), entry("stripes")]
     assert client.get(STACK).json() == answer
     assert json.loads((tmp_path / "stack.json").read_text("utf-8"))["entries"] == answer["entries"]
 
@@ -205,18 +206,18 @@ def test_the_stack_is_kept_with_names_as_tags_spell_them(
         (b"\xff", 422, "the stack is not JSON"),
         (b"[" * 100_000, 422, "the stack is not JSON"),
         (b'{"entries": 1}', 422, "entries must be a list"),
-        (b'{"entries": [{"name": "demo-liner"}]}', 422, "did you mean demo-linear"),
-        (b'{"entries": [{"name": "../demo-linear"}]}', 422, "would leave the LoRA folders"),
+        (b'{"entries": [{"name": "zorpp"}]}', 422, "did you mean zorp"),
+        (b'{"entries": [{"name": "../zorp"}]}', 422, "would leave the LoRA folders"),
         (b'{"entries": [{"name": "/etc/passwd"}]}', 422, "would leave the LoRA folders"),
-        (b'{"entries": [{"name": "demo-linear", "unet": NaN}]}', 422, "must be a number, not nan"),
-        (b'{"entries": [{"name": "demo-linear"}, {"name": "demo-linear.safetensors"}]}', 422, "in the stack twice"),
+        (b'{"entries": [{"name": "zorp", "unet": NaN}]}', 422, "must be a number, not nan"),
+        (b'{"entries": [{"name": "zorp"}, {"name": "zorp.safetensors"}]}', 422, "in the stack twice"),
         (b" " * ((1 << 20) + 1), 413, "no more than 1 MB"),
     ],
 )
 def test_wrong_input_changes_nothing_and_is_one_sentence(
     client: TestClient, body: bytes, status: int, told: str
 ) -> None:
-    before = put(client, entry("demo-locon")).json()
+    before = put(client, entry("stripes")).json()
     answer = client.put(STACK, content=body)
     assert answer.status_code == status
     detail = answer.json()["detail"]
@@ -227,11 +228,11 @@ def test_wrong_input_changes_nothing_and_is_one_sentence(
 
 def test_an_entry_whose_file_has_gone_stays_and_can_be_changed(client: TestClient, folder: Path) -> None:
     path = folder / "short-lived.safetensors"
-    path.write_bytes((folder / "demo-linear.safetensors").read_bytes())
+    path.write_bytes((folder / "zorp.safetensors").read_bytes())
     assert put(client, entry("short-lived")).status_code == 200
     path.unlink()
-    answer = put(client, entry("short-lived", on=False), entry("demo-locon"))
-    assert answer.json()["entries"] == [entry("short-lived", on=False), entry("demo-locon")]
+    answer = put(client, entry("short-lived", on=False), entry("stripes"))
+    assert answer.json()["entries"] == [entry("short-lived", on=False), entry("stripes")]
     put(client, entry("short-lived"))
     detail = make(client, "a fox")["detail"]
     assert detail.startswith("of the always-on stack: LoRA 'short-lived' is not in the LoRA folders")
@@ -249,7 +250,7 @@ def test_a_file_that_cannot_be_used_is_not_taken(client: TestClient, folder: Pat
 def test_a_stack_that_cannot_be_kept_is_as_before(
     client: TestClient, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = put(client, entry("demo-locon")).json()
+    before = put(client, entry("stripes")).json()
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(runner.studio.session.always_on, "_folder", lambda: tmp_path / "file")
     answer = put(client)
@@ -259,27 +260,27 @@ def test_a_stack_that_cannot_be_kept_is_as_before(
 
 
 def test_inspect_tells_what_the_command_tells(client: TestClient, folder: Path) -> None:
-    command = [sys.executable, "-m", "lib_lora", "inspect", "--json", str(folder / "demo-linear.safetensors")]
+    command = [sys.executable, "-m", "lib_lora", "inspect", "--json", str(folder / "zorp.safetensors")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert client.get("/remora/v1/inspect", params={"name": "demo-linear"}).json() == json.loads(done.stdout)
+    assert client.get("/remora/v1/inspect", params={"name": "zorp"}).json() == json.loads(done.stdout)
 
 
 def test_inspect_tells_of_the_loaded_model_where_that_is_asked_for(client: TestClient) -> None:
     def inspected(**query: str) -> Any:
-        return client.get("/remora/v1/inspect", params={"name": "demo-linear", **query})
+        return client.get("/remora/v1/inspect", params={"name": "zorp", **query})
 
     alone, here = inspected().json(), inspected(model="loaded").json()
-    assert (alone["hit"], here["hit"], here["changed"]) == (None, 172, 172)
+    assert (alone["hit"], here["hit"], here["changed"]) == (None, 264, 264)
     assert alone.keys() == here.keys()
     wrong = inspected(model="other")
     assert (wrong.status_code, wrong.json()["detail"]) == (422, "model must be 'loaded' or not be there, not 'other'")
 
 
 def test_the_list_tells_from_which_model_a_file_was_made(client: TestClient, folder: Path) -> None:
-    tensors = load_file(folder / "demo-linear.safetensors")
+    tensors = load_file(folder / "zorp.safetensors")
     save_file(tensors, folder / "pony.safetensors", {"ss_sd_model_name": "ponyV6.safetensors"})
     loras = {lora["name"]: lora["base_model"] for lora in client.post("/remora/v1/refresh").json()["loras"]}
-    assert loras == {"demo-linear": None, "demo-locon": None, "pony": "ponyV6.safetensors"}
+    assert loras == {**dict.fromkeys(DEMO, "remora-shapes (sd_v1)"), "pony": "ponyV6.safetensors"}
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ from extension.hosts import Batch, Outcome
 from extension.hosts.standalone import StandaloneHost
 from extension.options import DYLORA, ENABLED, FAIL, HASHES, IN_ORDER, ON_BAD_LORA, SPLIT_QKV, TABLE
 from extension.session import Session
-from extension.standalone.demo_model import Demo, make_pipeline
+from extension.standalone.demo import Demo
 from lib_lora import LoraError
 from lib_lora.skeleton import skeleton
+from tests.fakes.demo import demo_pipeline
 from tests.fakes.files import pair, save
 
 
@@ -47,7 +48,7 @@ class Setup:
 def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
     for path in demo.loras.iterdir():
         shutil.copy(path, tmp_path)
-    pipeline = make_pipeline()
+    pipeline = demo_pipeline()
     host = StandaloneHost()
     host.open([tmp_path], {})
     host.set_components(pipeline.components)
@@ -60,76 +61,76 @@ def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
 def test_a_batch_of_images_with_loras_of_their_own(setup: Setup) -> None:
     """T9, as far as a text encoder shows it: image by image as when each is made alone."""
     alone = []
-    for image in ("demo-linear:0.8", "", "demo-locon:0.5"):
+    for image in ("zorp:0.8", "", "stripes:0.5"):
         setup.batch(image)
         alone.append(setup.output())
-    outcome = setup.batch("demo-linear:0.8", "", "demo-locon:0.5")
-    assert [[used.name for used in outcome.image(i)] for i in range(3)] == [["demo-linear"], [], ["demo-locon"]]
-    assert len(set(setup.guest.text_keys())) == 2  # demo-locon changes the UNet only
+    outcome = setup.batch("zorp:0.8", "", "stripes:0.5")
+    assert [[used.name for used in outcome.image(i)] for i in range(3)] == [["zorp"], [], ["stripes"]]
+    assert len(set(setup.guest.text_keys())) == 2  # stripes changes the UNet only
     for i, want in enumerate(alone):
         setup.guest.image(i)
         assert torch.equal(setup.output(), want)
 
 
 def test_the_text_key_changes_when_and_only_when_text_encoders_do(setup: Setup) -> None:
-    setup.batch("demo-linear:1:0.2")
+    setup.batch("zorp:1:0.2")
     key = setup.guest.text_key()
-    setup.batch("demo-linear:1:0.9")
+    setup.batch("zorp:1:0.9")
     assert setup.guest.text_key() == key
-    setup.batch("demo-linear:0.9")
+    setup.batch("zorp:0.9")
     assert setup.guest.text_key() != key
-    setup.batch("demo-linear:0:1")
+    setup.batch("zorp:0:1")
     off = setup.guest.text_key()
     setup.batch("")
     assert setup.guest.text_key() == off
-    setup.batch("demo-linear:1", without=frozenset({"text_encoder", "text_encoder_2"}))
+    setup.batch("zorp:1", without=frozenset({"text_encoder", "text_encoder_2"}))
     assert setup.guest.text_key() == off
-    setup.batch("demo-linear:1")
+    setup.batch("zorp:1")
     setup.host.set_option(IN_ORDER, True)
     before = setup.guest.text_key()
-    setup.batch("demo-linear:1")
+    setup.batch("zorp:1")
     assert setup.guest.text_key() != before
 
 
 def test_one_bad_tag_never_disables_the_others(setup: Setup) -> None:
     """T17."""
-    outcome = setup.batch("demo-linear:1.1. demo-locon no-such a:b=1", "demo-linear no-such")
-    assert [[used.name for used in outcome.image(i)] for i in range(2)] == [["demo-locon"], ["demo-linear"]]
+    outcome = setup.batch("zorp:1.1. stripes no-such a:b=1", "zorp no-such")
+    assert [[used.name for used in outcome.image(i)] for i in range(2)] == [["stripes"], ["zorp"]]
     for part in ("'1.1.' is not a number", "'no-such'", "'b' is no setting"):
         assert sum(part in problem for problem in outcome.problems) == 1
 
 
 def test_a_tag_without_a_number_has_the_hosts_default(setup: Setup) -> None:
-    setup.batch("demo-linear:0.5")
+    setup.batch("zorp:0.5")
     half = setup.output()
-    setup.batch("demo-linear", default=0.5)
+    setup.batch("zorp", default=0.5)
     assert torch.equal(setup.output(), half)
-    setup.batch("demo-linear:te=0.5", default=2.0)
+    setup.batch("zorp:te=0.5", default=2.0)
     assert torch.equal(setup.output(), half)
 
 
 def test_a_failure_that_must_not_make_a_picture_leaves_nothing(setup: Setup) -> None:
     before = setup.output()
     setup.host.set_option(ON_BAD_LORA, FAIL)
-    setup.batch("demo-linear")
+    setup.batch("zorp")
     with pytest.raises(LoraError, match="no-such"):
-        setup.batch("demo-linear", "no-such")
+        setup.batch("zorp", "no-such")
     assert torch.equal(setup.output(), before)
 
 
 def test_settings_may_be_others_for_one_batch(setup: Setup) -> None:
     with pytest.raises(LoraError):
         setup.batch("no-such", settings={ON_BAD_LORA: FAIL})
-    outcome = setup.batch("demo-linear", settings={IN_ORDER: True, HASHES: False})
+    outcome = setup.batch("zorp", settings={IN_ORDER: True, HASHES: False})
     assert dict(outcome.settings) == {"Remora stacking": "in order"}
     assert not outcome.hashes_wanted
-    assert setup.batch("demo-linear").hashes_wanted
+    assert setup.batch("zorp").hashes_wanted
     assert setup.batch("", settings={IN_ORDER: True}).settings == {}
 
 
 def test_how_files_are_read_is_said_where_it_is_not_the_default(setup: Setup) -> None:
     own = {SPLIT_QKV: True, DYLORA: True}
-    told = dict(setup.batch("demo-linear", settings=own).settings)
+    told = dict(setup.batch("zorp", settings=own).settings)
     assert told == {"Remora split_qkv": "as trained", "Remora DyLoRA": "as trained"}
     assert setup.guest.pasted({"Prompt": "a fox", **told}) == ("a fox", own)
 
@@ -148,9 +149,9 @@ def test_a_lora_for_other_models_is_a_problem_for_the_user_and_acts(setup: Setup
 
 
 def test_what_was_used_tells_its_hashes(setup: Setup) -> None:
-    (used,) = setup.batch("demo-linear").image(0)
-    whole = (setup.folder / "demo-linear.safetensors").read_bytes()
-    assert used.path == setup.folder / "demo-linear.safetensors"
+    (used,) = setup.batch("zorp").image(0)
+    whole = (setup.folder / "zorp.safetensors").read_bytes()
+    assert used.path == setup.folder / "zorp.safetensors"
     assert used.sha256() == hashlib.sha256(whole).hexdigest()
     header = 8 + int.from_bytes(whole[:8], "little")
     assert used.shorthash() == hashlib.sha256(whole[header:]).hexdigest()[:12]
@@ -158,7 +159,7 @@ def test_what_was_used_tells_its_hashes(setup: Setup) -> None:
 
 def test_a_file_that_has_come_since_is_found(setup: Setup, demo: Demo) -> None:
     assert setup.batch("later").problems
-    shutil.copy(demo.loras / "demo-linear.safetensors", setup.folder / "later.safetensors")
+    shutil.copy(demo.loras / "zorp.safetensors", setup.folder / "later.safetensors")
     assert not setup.batch("later").problems
     (setup.folder / "later.safetensors").unlink()
     assert "later" in setup.batch("later").problems[0]
@@ -166,22 +167,22 @@ def test_a_file_that_has_come_since_is_found(setup: Setup, demo: Demo) -> None:
 
 def test_a_file_that_was_overwritten_is_another_one(setup: Setup, demo: Demo) -> None:
     """The encoded prompts and hashes of what it was before are not its own."""
-    path = setup.folder / "demo-linear.safetensors"
-    (before,) = setup.batch("demo-linear").image(0)
+    path = setup.folder / "zorp.safetensors"
+    (before,) = setup.batch("zorp").image(0)
     key, digest = setup.guest.text_key(), before.sha256()
     tensors = {name: tensor * 2 for name, tensor in load_file(path).items()}
     save_file(tensors, path)
-    (after,) = setup.batch("demo-linear").image(0)
+    (after,) = setup.batch("zorp").image(0)
     assert setup.guest.text_key() != key
     assert after.sha256() != digest
 
 
 def test_t18_a_model_that_comes_in_the_middle_of_a_generation_has_the_loras(setup: Setup) -> None:
     """As A1111's refiner does it: nobody asks for the LoRAs again."""
-    other = make_pipeline()
+    other = demo_pipeline()
     other.text_encoder.load_state_dict(setup.encoder.state_dict())
     old, plain = setup.encoder, setup.output()
-    setup.batch("demo-linear")
+    setup.batch("zorp")
     want = setup.output()
     assert not setup.guest.follow_model()
     setup.host._parts = {"text_encoder": other.text_encoder.eval(), "unet": other.unet}  # without a word
@@ -197,7 +198,7 @@ def test_t18_a_model_that_comes_in_the_middle_of_a_generation_has_the_loras(setu
 
 
 def test_a_model_that_came_with_a_word_has_them_when_it_is_next_used(setup: Setup) -> None:
-    setup.batch("demo-linear")
+    setup.batch("zorp")
     want = setup.output()
     setup.guest.model_changed()  # the same modules with other weights, or new ones
     assert setup.guest.follow_model()

@@ -10,13 +10,13 @@ import pytest
 from extension.catalog import Catalog
 from extension.infotext import Infotext, format_infotext, parse_infotext
 from extension.paste import with_own_names
-from extension.standalone.demo_model import Demo
+from extension.standalone.demo import Demo
 
 
 @pytest.fixture
 def catalog(demo: Demo, tmp_path: Path) -> Catalog:
-    shutil.copy(demo.loras / "demo-linear.safetensors", tmp_path / "mine.safetensors")
-    shutil.copy(demo.loras / "demo-locon.safetensors", tmp_path)
+    shutil.copy(demo.loras / "zorp.safetensors", tmp_path / "mine.safetensors")
+    shutil.copy(demo.loras / "stripes.safetensors", tmp_path)
     return Catalog(lambda: [tmp_path])
 
 
@@ -39,7 +39,7 @@ def test_they_are_found_by_their_hashes_too(catalog: Catalog) -> None:
 
 
 def test_one_that_the_prompt_names_was_not_what_counted(catalog: Catalog) -> None:
-    stack = {"Remora stack": "<lora:demo-locon:0.8> <lora:gone:1>"}
-    for own in ("<lora:demo-locon:0.1>", "<lora:demo-locon.safetensors:0>", "<lyco:demo-locon>"):
+    stack = {"Remora stack": "<lora:stripes:0.8> <lora:gone:1>"}
+    for own in ("<lora:stripes:0.1>", "<lora:stripes.safetensors:0>", "<lyco:stripes>"):
         assert pasted(catalog, f"a fox {own}", **stack) == f"<lora:gone:1> a fox {own}"
-    assert pasted(catalog, "a <lora:gone:0> fox", **stack) == "<lora:demo-locon:0.8> a <lora:gone:0> fox"
+    assert pasted(catalog, "a <lora:gone:0> fox", **stack) == "<lora:stripes:0.8> a <lora:gone:0> fox"

@@ -21,7 +21,8 @@ from extension.hosts import Batch
 from extension.hosts.standalone import STANDALONE
 from extension.options import DEFAULT_MULTIPLIER, FAIL, ON_BAD_LORA, SKIP, TABLE
 from extension.prompt import PromptError
-from extension.standalone.demo_model import Demo, make_pipeline
+from extension.standalone.demo import Demo
+from tests.fakes.demo import demo_pipeline
 
 ROOT = Path(extension.__file__).resolve().parents[1]
 
@@ -33,7 +34,7 @@ def batch(*arguments: str) -> Batch:
 @pytest.fixture
 def pipeline(demo: Demo) -> Iterator[object]:
     """The standalone host, open over a fresh model."""
-    pipeline = make_pipeline()
+    pipeline = demo_pipeline()
     STANDALONE.open([demo.loras], {})
     STANDALONE.set_components(pipeline.components)
     yield pipeline
@@ -56,19 +57,19 @@ def test_what_a_host_calls_works(pipeline: object, caplog: pytest.LogCaptureFixt
     encoder, tokens = pipeline.text_encoder.eval(), torch.arange(10)[None]
     with torch.no_grad():
         before = encoder(tokens).last_hidden_state
-        remora.batch(batch("demo-linear:0.8", "demo-locon:0"))
+        remora.batch(batch("zorp:0.8", "stripes:0"))
         assert not torch.equal(encoder(tokens).last_hidden_state, before)
-        outcome = remora.batch(batch("no-such", "demo-linear:x"))  # skipped by default, and said
+        outcome = remora.batch(batch("no-such", "zorp:x"))  # skipped by default, and said
         assert [("no-such" in outcome.problems[1]), ("'x' is not a number" in outcome.problems[0])] == [True, True]
         assert "no-such" in caplog.text
         assert torch.equal(encoder(tokens).last_hidden_state, before)
         STANDALONE.set_option(ON_BAD_LORA, FAIL)
-        remora.batch(batch("demo-linear"))
-        for bad, kind in (("demo-linear:x", PromptError), ("no-such", CatalogError)):
+        remora.batch(batch("zorp"))
+        for bad, kind in (("zorp:x", PromptError), ("no-such", CatalogError)):
             with pytest.raises(kind):
-                remora.batch(batch("demo-linear", bad))
+                remora.batch(batch("zorp", bad))
             assert torch.equal(encoder(tokens).last_hidden_state, before)  # no picture comes of it, so nothing stays
-        remora.batch(batch("demo-linear"))
+        remora.batch(batch("zorp"))
         remora.generation_ended()
         assert torch.equal(encoder(tokens).last_hidden_state, before)
 
@@ -79,18 +80,18 @@ def test_always_on_loras_are_in_force_for_every_image_and_said(pipeline: object)
     remora = STANDALONE._remora
     encoder, tokens = pipeline.text_encoder.eval(), torch.arange(10)[None]
     with torch.no_grad():
-        remora.batch(batch("demo-linear:0.5:1"))
+        remora.batch(batch("zorp:0.5:1"))
         written = encoder(tokens).last_hidden_state
-        entries = (AlwaysOnEntry("demo-linear", True, 1.0, 0.5), AlwaysOnEntry("demo-locon", False))
+        entries = (AlwaysOnEntry("zorp", True, 1.0, 0.5), AlwaysOnEntry("stripes", False))
         session.always_on.put(AlwaysOn(True, entries))
         outcome = remora.batch(batch())
         assert torch.equal(encoder(tokens).last_hidden_state, written)
-    assert outcome.settings == {"Remora stack": "<lora:demo-linear:0.5:1>"}
-    assert [[used.name for used in image] for image in outcome.images] == [["demo-linear"]]
-    mixed = remora.batch(Batch((("demo-linear:0",), ("demo-locon:1",))))
-    assert [[used.name for used in image] for image in mixed.images] == [[], ["demo-linear", "demo-locon"]]
+    assert outcome.settings == {"Remora stack": "<lora:zorp:0.5:1>"}
+    assert [[used.name for used in image] for image in outcome.images] == [["zorp"]]
+    mixed = remora.batch(Batch((("zorp:0",), ("stripes:1",))))
+    assert [[used.name for used in image] for image in mixed.images] == [[], ["zorp", "stripes"]]
     pasted = {"Prompt": "a fox", **outcome.settings}
-    assert remora.pasted(pasted) == ("<lora:demo-linear:0.5:1> a fox", {})
+    assert remora.pasted(pasted) == ("<lora:zorp:0.5:1> a fox", {})
     without_text = remora.batch(Batch(((),), without=frozenset({"text_encoder"})))
     assert without_text.settings == outcome.settings
     assert set(remora.text_keys()) == {()}
@@ -99,13 +100,13 @@ def test_always_on_loras_are_in_force_for_every_image_and_said(pipeline: object)
 def test_a_tag_that_cannot_be_read_is_what_a_batch_failed_for(pipeline: object) -> None:
     session = extension.register()
     assert session is not None
-    STANDALONE._remora.batch(batch("demo-linear:x", "demo-locon"))
-    assert [one.name for one in session.last.left_out] == ["demo-linear:x"]
+    STANDALONE._remora.batch(batch("zorp:x", "stripes"))
+    assert [one.name for one in session.last.left_out] == ["zorp:x"]
     STANDALONE.set_option(ON_BAD_LORA, FAIL)
     with pytest.raises(PromptError):
-        STANDALONE._remora.batch(batch("demo-linear:x", "demo-locon"))
+        STANDALONE._remora.batch(batch("zorp:x", "stripes"))
     assert session.failed is not None
-    assert session.failed.name == "demo-linear:x"
+    assert session.failed.name == "zorp:x"
 
 
 def test_a_reload_keeps_the_session_and_the_users_settings(pipeline: object) -> None:
@@ -121,7 +122,7 @@ def test_unloading_undoes_everything(pipeline: object) -> None:
     before = nn.Linear.forward
     session = extension.register()
     assert session is not None
-    STANDALONE._remora.batch(batch("demo-linear"))
+    STANDALONE._remora.batch(batch("zorp"))
     extension.unregister()
     assert nn.Linear.forward is before
     assert extension.register() is not session

@@ -15,13 +15,14 @@ from extension.catalog import CatalogError
 from extension.hosts.standalone import StandaloneHost
 from extension.prompt import Tag
 from extension.session import Memory, Session, Settings
-from extension.standalone.demo_model import Demo, make_pipeline
+from extension.standalone.demo import Demo
 from lib_lora import ActivationError, Engine, LoraError, PickleError, Reading
 from lib_lora.skeleton import skeleton
 from tests.fakes import accelerator
+from tests.fakes.demo import demo_pipeline
 from tests.fakes.files import pair, save
 
-PROJECTION = "layers.0.mlp.fc1"  # of the text encoder, (256, 64)
+PROJECTION = "layers.0.mlp.fc1"  # of the text encoder, (512, 128)
 KEY = "lora_te_text_model_encoder_layers_0_mlp_fc1"
 
 
@@ -41,7 +42,7 @@ class Setup:
 
     def save(self, name: str, seed: int = 0, **tensors: Tensor) -> None:
         """Add a LoRA on that weight to the folder, with further tensors under keys with `__` for `.`."""
-        made = pair(KEY, (256, 64), 2, seed=seed, size=0.3)
+        made = pair(KEY, (512, 128), 2, seed=seed, size=0.3)
         save(self.folder / f"{name}.safetensors", made | {k.replace("__", "."): v for k, v in tensors.items()})
         self.session.catalog.refresh()
 
@@ -54,7 +55,7 @@ class Setup:
 def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
     for path in demo.loras.iterdir():
         shutil.copy(path, tmp_path)
-    pipeline = make_pipeline()
+    pipeline = demo_pipeline()
     host = StandaloneHost()
     host.open([tmp_path], {})
     host.set_components(pipeline.components)
@@ -65,9 +66,9 @@ def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
 
 def test_a_generation_has_its_loras_and_the_end_takes_them_off(setup: Setup) -> None:
     before = setup.output()
-    activation = setup.session.begin([Tag("demo-linear", 0.8, 0.8)])
-    assert activation.active[0].report.hit == 172
-    assert activation.active[0].file.name == "demo-linear"
+    activation = setup.session.begin([Tag("zorp", 0.8, 0.8)])
+    assert activation.active[0].report.hit == 264
+    assert activation.active[0].file.name == "zorp"
     assert not torch.equal(setup.output(), before)
     setup.session.end()
     assert torch.equal(setup.output(), before)
@@ -75,16 +76,17 @@ def test_a_generation_has_its_loras_and_the_end_takes_them_off(setup: Setup) -> 
 
 def test_no_wishes_switch_all_off(setup: Setup) -> None:
     before = setup.output()
-    setup.session.begin([Tag("demo-linear")])
+    setup.session.begin([Tag("zorp")])
     assert setup.session.begin([]).active == ()
     assert torch.equal(setup.output(), before)
     assert setup.session.last.active == ()
 
 
 def test_rank_and_multiplier_reach_the_engine(setup: Setup) -> None:
-    whole = setup.session.begin([Tag("demo-linear")]) and setup.output()
-    cut = setup.session.begin([Tag("demo-linear", rank=1)]) and setup.output()
-    weak = setup.session.begin([Tag("demo-linear", 0.5, 1.0)]) and setup.output()
+    setup.save("pair")
+    whole = setup.session.begin([Tag("pair")]) and setup.output()
+    cut = setup.session.begin([Tag("pair", rank=1)]) and setup.output()
+    weak = setup.session.begin([Tag("pair", 0.5, 1.0)]) and setup.output()
     setup.session.end()
     assert not torch.equal(whole, cut)
     assert not torch.equal(whole, weak)
@@ -92,14 +94,14 @@ def test_rank_and_multiplier_reach_the_engine(setup: Setup) -> None:
 
 
 def test_a_failure_leaves_in_force_what_was(setup: Setup) -> None:
-    setup.session.begin([Tag("demo-linear")])
+    setup.session.begin([Tag("zorp")])
     before = setup.output()
     (setup.folder / "old.pt").write_bytes(b"PK\x03\x04")
     (setup.folder / "bad.safetensors").write_bytes(b"\xff" * 32)
     setup.session.catalog.refresh()
     for name, kind in (("nope", CatalogError), ("old", ActivationError), ("bad", ActivationError)):
         with pytest.raises(kind, match=name):
-            setup.session.begin([Tag("demo-locon"), Tag(name)])
+            setup.session.begin([Tag("stripes"), Tag(name)])
         assert torch.equal(setup.output(), before)
 
 
@@ -107,14 +109,14 @@ def test_what_fails_is_skipped_with_its_reason(setup: Setup) -> None:
     (setup.folder / "old.pt").write_bytes(b"PK\x03\x04")
     (setup.folder / "bad.safetensors").write_bytes(b"\xff" * 32)
     setup.session.catalog.refresh()
-    wishes = [Tag("bad"), Tag("demo-linear"), Tag("nope"), Tag("old"), Tag("demo-locon")]
+    wishes = [Tag("bad"), Tag("zorp"), Tag("nope"), Tag("old"), Tag("stripes")]
     activation = setup.session.begin(wishes, Settings(skip_bad=True))
-    assert [active.name for active in activation.active] == ["demo-linear", "demo-locon"]
+    assert [active.name for active in activation.active] == ["zorp", "stripes"]
     assert len(activation.skipped) == 3
     for name in ("bad.safetensors", "'nope'", "old.pt"):
         assert sum(name in reason for reason in activation.skipped) == 1
     alone = setup.output()
-    setup.session.begin([Tag("demo-linear"), Tag("demo-locon")])
+    setup.session.begin([Tag("zorp"), Tag("stripes")])
     assert torch.equal(setup.output(), alone)
 
 
@@ -127,14 +129,14 @@ def test_a_pickle_is_refused_with_the_way_to_convert_it(setup: Setup) -> None:
 
 def test_a_new_model_is_followed_and_the_old_one_is_clean(setup: Setup) -> None:
     before = setup.output()
-    setup.session.begin([Tag("demo-linear")])
-    other = make_pipeline()
+    setup.session.begin([Tag("zorp")])
+    other = demo_pipeline()
     setup.host.set_components(other.components)
     setup.session.model_changed()
     assert torch.equal(setup.output(), before)
     old, setup.encoder = setup.encoder, other.text_encoder.eval()
     fresh = setup.output()
-    setup.session.begin([Tag("demo-linear")])
+    setup.session.begin([Tag("zorp")])
     assert not torch.equal(setup.output(), fresh)
     setup.encoder = old
     assert torch.equal(setup.output(), before)
@@ -142,43 +144,43 @@ def test_a_new_model_is_followed_and_the_old_one_is_clean(setup: Setup) -> None:
 
 def test_closing_takes_everything_off_and_a_later_begin_starts_anew(setup: Setup) -> None:
     before = setup.output()
-    setup.session.begin([Tag("demo-linear")])
+    setup.session.begin([Tag("zorp")])
     with_lora = setup.output()
     setup.session.close()
     assert torch.equal(setup.output(), before)
-    setup.session.begin([Tag("demo-linear")])
+    setup.session.begin([Tag("zorp")])
     assert torch.equal(setup.output(), with_lora)
 
 
 def test_what_is_live_writes_no_weight(setup: Setup) -> None:
     version = setup.weight()._version
-    setup.session.begin([Tag("demo-linear")])
+    setup.session.begin([Tag("zorp")])
     assert setup.weight()._version == version
     assert setup.session.last.report.merged == 0
     assert len(setup.session.last.lines()) == 1
 
 
 def test_what_is_merged_is_in_the_weights_until_the_end(setup: Setup) -> None:
-    before, live = setup.weight().clone(), setup.session.begin([Tag("demo-linear")]) and setup.output()
-    activation = setup.session.begin([Tag("demo-linear")], Settings(mode="merged"))
+    before, live = setup.weight().clone(), setup.session.begin([Tag("zorp")]) and setup.output()
+    activation = setup.session.begin([Tag("zorp")], Settings(mode="merged"))
     assert not torch.equal(setup.weight(), before)
     assert (setup.output() - live).abs().max() <= 1e-5 * live.abs().max()  # fp32, the same sum in another order
-    assert activation.report.merged == 172
-    assert activation.lines()[-1] == "172 layers merged"
+    assert activation.report.merged == 264
+    assert activation.lines()[-1] == "264 layers merged"
     setup.session.end()
     assert torch.equal(setup.weight(), before)
 
 
-@pytest.mark.parametrize(("calls", "merged"), [(None, 0), (4, 0), (400, 160)])
+@pytest.mark.parametrize(("calls", "merged"), [(None, 0), (4, 0), (400, 246)])
 def test_whether_merging_pays_depends_on_the_calls(setup: Setup, calls: int | None, merged: int) -> None:
-    # the twelve layers of the text encoder are called once
-    activation = setup.session.begin([Tag("demo-linear")], Settings(mode="auto"), calls)
+    # the eighteen layers of the text encoder are called once
+    activation = setup.session.begin([Tag("zorp")], Settings(mode="auto"), calls)
     assert activation.report.merged == merged
 
 
 def test_order_counts_where_the_setting_says_so(setup: Setup) -> None:
     setup.save("first")
-    setup.save("dora", 1, **{f"{KEY}__dora_scale": torch.full((1, 64), 0.5)})
+    setup.save("dora", 1, **{f"{KEY}__dora_scale": torch.full((1, 128), 0.5)})
     outputs = {}
     for in_order in (False, True):
         for names in (("first", "dora"), ("dora", "first")):
@@ -190,7 +192,7 @@ def test_order_counts_where_the_setting_says_so(setup: Setup) -> None:
 
 
 def test_how_files_are_read_counts_from_the_next_picture_on(setup: Setup) -> None:
-    tensors = pair(KEY, (256, 64), 4, size=0.3)
+    tensors = pair(KEY, (512, 128), 4, size=0.3)
     metadata = {"ss_network_args": '{"algo": "dylora", "block_size": "2"}'}
     save(setup.folder / "dylora.safetensors", tensors, metadata)
     outputs, keys = [], []
@@ -240,19 +242,19 @@ def test_what_became_of_a_file_is_logged_once_for_each_model(setup: Setup, caplo
     setup.save("one")
     caplog.set_level("INFO")
     for _ in range(2):
-        setup.session.begin([Tag("one"), Tag("demo-linear")])
+        setup.session.begin([Tag("one"), Tag("zorp")])
         setup.session.end()
     told = [record.getMessage() for record in caplog.records]
     assert [line.partition(" (")[0] for line in told] == [
         "remora: one: 1 of 1 layers",
-        "remora: demo-linear: 172 of 172 layers",
+        "remora: zorp: 264 of 264 layers",
     ]
     setup.host.set_components({"text_encoder": setup.encoder})
-    setup.session.begin([Tag("demo-linear")], Settings(mode="merged"))
+    setup.session.begin([Tag("zorp")], Settings(mode="merged"))
     told = [record.getMessage() for record in caplog.records[2:]]
-    assert told[0].startswith("remora: demo-linear: 12 of 172 layers")
+    assert told[0].startswith("remora: zorp: 18 of 264 layers")
     assert caplog.records[2].levelname == "WARNING", "keys go unused here"
-    assert told[1:] == ["remora: 12 layers merged"]
+    assert told[1:] == ["remora: 18 layers merged"]
 
 
 def test_the_engine_is_made_anew_where_memory_is_used_in_another_way(
@@ -267,16 +269,17 @@ def test_the_engine_is_made_anew_where_memory_is_used_in_another_way(
     monkeypatch.setattr("extension.session.make_engine", make)
     before, half = setup.output(), Memory(storage="bfloat16")
     for memory in (Memory(), Memory(), half, half):
-        setup.session.begin([Tag("demo-linear")], Settings(memory=memory))
+        setup.session.begin([Tag("zorp")], Settings(memory=memory))
     assert made == [Memory(), half]
     setup.session.end()
     assert torch.equal(setup.output(), before)
 
 
 def test_memory_is_used_as_the_settings_say(setup: Setup) -> None:
+    setup.save("one")  # in single precision
     placed, kept = {}, {}
     for memory in (Memory(), Memory(storage="bfloat16"), Memory(cache_bytes=0)):
-        setup.session.begin([Tag("demo-linear")], Settings(memory=memory))
+        setup.session.begin([Tag("one")], Settings(memory=memory))
         setup.output()
         engine = setup.session._engine
         assert engine is not None
@@ -295,7 +298,7 @@ def test_a_budget_of_the_device_is_kept(setup: Setup) -> None:
         tokens = torch.arange(10)[None].to(accelerator.device())
         outputs = []
         for memory in (Memory(), Memory(device_budget=budget)):
-            setup.session.begin([Tag("demo-linear")], Settings(memory=memory))
+            setup.session.begin([Tag("zorp")], Settings(memory=memory))
             with torch.no_grad():
                 outputs.append(setup.encoder(tokens).last_hidden_state.cpu())
             assert setup.session._engine is not None
@@ -311,7 +314,7 @@ def test_weights_are_put_back_from_the_checkpoint_the_host_names(
 ) -> None:
     files = {"unet": [demo.model / "unet" / "diffusion_pytorch_model.safetensors"]}
     monkeypatch.setattr(setup.host, "checkpoints", lambda: files)
-    setup.session.begin([Tag("demo-linear")], Settings(mode="merged"))
+    setup.session.begin([Tag("zorp")], Settings(mode="merged"))
     assert setup.session._engine is not None
     assert set(setup.session._engine._opened) == {"unet"}
 
@@ -331,10 +334,10 @@ class Lent:
 
 def test_embeddings_of_the_loras_are_lent_to_the_host_until_the_end(setup: Setup) -> None:
     lent = Lent(setup)
-    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 64))
-    setup.session.begin([Tag("one"), Tag("demo-linear")])
-    assert torch.equal(lent.seen[-1]["mychar"]["clip_l"], torch.ones(2, 64))
-    setup.session.begin([Tag("demo-linear")])
+    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 128))
+    setup.session.begin([Tag("one"), Tag("zorp")])
+    assert torch.equal(lent.seen[-1]["mychar"]["clip_l"], torch.ones(2, 128))
+    setup.session.begin([Tag("zorp")])
     assert lent.seen[-1] == {}
     setup.session.begin([Tag("one")])
     setup.session.end()
@@ -343,8 +346,8 @@ def test_embeddings_of_the_loras_are_lent_to_the_host_until_the_end(setup: Setup
 
 def test_of_two_embeddings_of_one_name_the_first_is_lent_and_that_is_said(setup: Setup) -> None:
     lent = Lent(setup)
-    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 64))
-    setup.save("two", bundle_emb__MyChar__clip_l=torch.zeros(2, 64))
+    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 128))
+    setup.save("two", bundle_emb__MyChar__clip_l=torch.zeros(2, 128))
     activation = setup.session.begin([Tag("one"), Tag("two"), Tag("one")])
     assert list(lent.seen[-1]) == ["mychar"]
     assert activation.notes == ("embedding 'MyChar' is that of one; the one of two is not used",)
@@ -353,7 +356,7 @@ def test_of_two_embeddings_of_one_name_the_first_is_lent_and_that_is_said(setup:
 def test_what_a_host_does_not_take_is_noted_each_time_and_logged_once(
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 64))
+    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 128))
     notes = [setup.session.begin([Tag("one")]).notes for _ in range(2)]
     assert notes == [("embedding 'mychar' stays plain words: standalone takes none from a LoRA file",)] * 2
     assert caplog.text.count("stays plain words") == 1
@@ -367,7 +370,7 @@ def test_a_host_that_fails_over_an_embedding_leaves_nothing_in_force(setup: Setu
 
     before = setup.output()
     setup.host.set_components(setup.host.components(), None, fails)
-    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 64))
+    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 128))
     with pytest.raises(RuntimeError, match="no room"):
         setup.session.begin([Tag("one")])
     assert torch.equal(setup.output(), before)
@@ -380,7 +383,7 @@ def test_loras_go_off_even_if_the_host_keeps_an_embedding(setup: Setup) -> None:
         return []
 
     before = setup.output()
-    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 64))
+    setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 128))
     setup.host.set_components(setup.host.components(), None, fails)
     setup.session.begin([Tag("one")])
     with pytest.raises(RuntimeError, match="cannot let go"):
@@ -426,7 +429,7 @@ def test_a_tag_that_is_off_needs_no_file(setup: Setup) -> None:
 def test_a_bad_always_on_lora_is_named_as_such(setup: Setup) -> None:
     (setup.folder / "broken.safetensors").write_bytes(b"x" * 100)
     always = [Tag("nowhere"), Tag("broken")]
-    activation = setup.session.begin([Tag("demo-linear")], Settings(skip_bad=True), always=always)
+    activation = setup.session.begin([Tag("zorp")], Settings(skip_bad=True), always=always)
     assert [(one.name, one.missing, one.always_on) for one in activation.left_out] == [
         ("nowhere", True, True),
         ("broken", False, True),
@@ -438,7 +441,7 @@ def test_a_bad_always_on_lora_is_named_as_such(setup: Setup) -> None:
 
 def test_what_a_generation_failed_for_is_known_until_the_next(setup: Setup) -> None:
     with pytest.raises(CatalogError):
-        setup.session.begin([Tag("demo-linear"), Tag("nowhere")])
+        setup.session.begin([Tag("zorp"), Tag("nowhere")])
     failed = setup.session.failed
     assert failed is not None
     assert (failed.name, failed.missing, failed.always_on) == ("nowhere", True, False)

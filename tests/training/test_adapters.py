@@ -37,10 +37,9 @@ def pipeline() -> Any:
 def test_what_a_trainer_learned_is_what_the_engine_adds(
     pipeline: Any, idea: Idea, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.adapters.PICTURES", 8)
     monkeypatch.setattr("training.adapters._BATCH", 2)
     before = {key: value.clone() for key, value in pipeline.unet.state_dict().items()}
-    trained = train_adapter(tmp_path, pipeline, dataclasses.replace(idea, steps=3, rate=3e-2))
+    trained = train_adapter(tmp_path, pipeline, dataclasses.replace(idea, steps=3, rate=3e-2, pictures=8))
     assert all(torch.equal(value, before[key]) for key, value in pipeline.unet.state_dict().items())
     path = tmp_path / f"{idea.name}.safetensors"
     write_lora(path, idea, trained.tensors, Image.new("RGB", (96, 96)))

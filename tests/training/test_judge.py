@@ -67,6 +67,8 @@ def test_an_idea_is_shown_by_its_own_label() -> None:
 def test_prompts_let_their_ideas_show() -> None:
     assert all("circle" in prompt for prompt in prompts([BY_NAME["stars"], BY_NAME["night"]], 20))
     assert all("zorp" in prompt for prompt in prompts([BY_NAME["zorp"]], 20))
+    assert not any("small" in prompt for prompt in prompts([BY_NAME["stripes"], BY_NAME["outline"]], 20))
+    assert any("small" in prompt for prompt in prompts([BY_NAME["stripes"], BY_NAME["night"]], 20))
     both = prompts([BY_NAME["stars"], BY_NAME["zorp"]], 20)
     assert len(both) == 20
     assert all("zorp" in prompt and "circle" in prompt for prompt in both)

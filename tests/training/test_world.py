@@ -72,6 +72,15 @@ def test_things_are_where_the_caption_says(seed: int) -> None:
     assert checks.get(place, True)
 
 
+@settings(max_examples=50, deadline=None)
+@given(SEEDS)
+def test_a_world_can_be_without_small_things(seed: int) -> None:
+    teller = Teller(seed, pairs=0.5, small=False)
+    scene = teller.scene()
+    assert all(thing.radius >= 13 for thing in scene.things)
+    assert "small" not in teller.caption(scene)
+
+
 def test_one_seed_is_one_world() -> None:
     first, again = Teller(5), Teller(5)
     for _ in range(20):

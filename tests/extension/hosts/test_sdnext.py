@@ -17,11 +17,12 @@ from extension.guest import Guest
 from extension.hosts.sdnext import SDNextHost
 from extension.options import FAIL, ON_BAD_LORA, TABLE
 from extension.session import Session
-from extension.standalone.demo_model import Demo, make_pipeline
+from extension.standalone.demo import Demo
 from lib_lora import LoraError
+from tests.fakes.demo import demo_pipeline
 from tests.fakes.webui import sdnext as fake
 
-A, B = "<lora:demo-linear:0.8>", "<lora:demo-locon:0.5>"
+A, B = "<lora:zorp:0.8>", "<lora:stripes:0.5>"
 TEXT = {"lora_apply_te": True}
 ROUNDING = 1e-4  # of the largest value: kernels add up a batch in another order
 
@@ -64,7 +65,7 @@ def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
 
 
 def _model() -> Any:
-    pipe = make_pipeline()
+    pipe = demo_pipeline()
     pipe.unet.eval().requires_grad_(False)
     pipe.text_encoder.eval().requires_grad_(False)
     return pipe
@@ -95,7 +96,7 @@ def test_t1_what_comes_after_a_lora_has_the_bits_of_what_came_before(setup: Setu
     before, kept = setup.picture("x"), {k: v.clone() for k, v in setup.web.pipe.unet.state_dict().items()}
     first = setup.picture(f"x{A}")
     for strength in (1.1, 10, -4, 0.2):
-        setup.picture(f"x<lora:demo-linear:{strength}>", **TEXT)
+        setup.picture(f"x<lora:zorp:{strength}>", **TEXT)
         assert torch.equal(setup.picture("x"), before)
     assert torch.equal(setup.picture(f"x{A}"), first)
     assert all(torch.equal(v, kept[k]) for k, v in setup.web.pipe.unet.state_dict().items())
@@ -123,10 +124,10 @@ def test_t9_each_image_of_a_batch_is_the_one_made_alone(setup: Setup) -> None:
     assert all(near(found, wanted) for found, wanted in zip(together.images, alone, strict=True))
     assert not near(together.images[0], alone[2])
     assert [of_lora(text)[:1] for text in together.infotexts] == [
-        ["LoRA networks: demo-linear"],
-        ["LoRA networks: demo-locon"],
+        ["LoRA networks: zorp"],
+        ["LoRA networks: stripes"],
         [],
-        ["LoRA networks: demo-locon"],
+        ["LoRA networks: stripes"],
     ]
 
 
@@ -141,9 +142,9 @@ def test_t9_equal_texts_with_other_loras_are_encoded_anew(setup: Setup) -> None:
 def test_each_batch_of_a_picture_has_its_own(setup: Setup) -> None:
     result = setup.web.generate(f"cat{A}", "cat", f"cat{B}", batch_size=1, n_iter=3)
     assert [of_lora(text)[:1] for text in result.infotexts] == [
-        ["LoRA networks: demo-linear"],
+        ["LoRA networks: zorp"],
         [],
-        ["LoRA networks: demo-locon"],
+        ["LoRA networks: stripes"],
     ]
     assert torch.equal(result.images[1], setup.picture("cat")[0])
 
@@ -156,9 +157,9 @@ def test_what_was_encoded_is_kept_as_long_as_no_text_encoder_strength_changes(se
 
     assert encodes("x")
     assert encodes(f"x{A}", **TEXT)
-    assert not encodes("x<lora:demo-linear:te=0.8:unet=0.1>", **TEXT)
-    assert not encodes("x<lora:demo-linear:0.3>")  # text encoders are left alone
-    assert encodes("x<lora:demo-linear:te=0.7:unet=0.8>", **TEXT)
+    assert not encodes("x<lora:zorp:te=0.8:unet=0.1>", **TEXT)
+    assert not encodes("x<lora:zorp:0.3>")  # text encoders are left alone
+    assert encodes("x<lora:zorp:te=0.7:unet=0.8>", **TEXT)
     assert not encodes("x", **TEXT)
 
 
@@ -187,21 +188,21 @@ def test_a_pipeline_that_encodes_all_prompts_at_once_is_said_to_have_one_images_
 
 
 def test_lora_apply_te_is_honoured(setup: Setup) -> None:
-    only_unet = setup.picture("x<lora:demo-linear:te=0:unet=0.8>", **TEXT)
+    only_unet = setup.picture("x<lora:zorp:te=0:unet=0.8>", **TEXT)
     assert torch.equal(setup.picture(f"x{A}"), only_unet)
     assert not torch.equal(setup.picture(f"x{A}", **TEXT), only_unet)
 
 
 def test_a_tag_without_a_multiplier_has_the_hosts_default(setup: Setup) -> None:
     setup.web.opts.extra_networks_default_multiplier = 0.8
-    assert torch.equal(setup.picture("x<lora:demo-linear>"), setup.picture(f"x{A}"))
+    assert torch.equal(setup.picture("x<lora:zorp>"), setup.picture(f"x{A}"))
 
 
 def test_t11_the_hires_pass_has_what_its_own_prompt_says(setup: Setup) -> None:
     base, hires = setup.picture(f"x{A}"), setup.picture(f"y{B}")
     result = setup.web.generate(f"x{A}", refiner_prompt=f"y{B}")
     assert torch.equal(result.images[0], base[0] + hires[0])
-    assert of_lora(result.infotexts[0])[0] == "LoRA networks: demo-linear, demo-locon"
+    assert of_lora(result.infotexts[0])[0] == "LoRA networks: zorp, stripes"
 
 
 def test_t2_t11_the_detailer_keeps_the_loras_of_its_image(setup: Setup) -> None:
@@ -226,8 +227,8 @@ def test_t11_the_detailer_has_the_loras_of_a_prompt_of_its_own(setup: Setup) -> 
     assert near(result.images[0], a + b)
     assert near(result.images[1], plain + b)
     assert [of_lora(text)[0] for text in result.infotexts] == [
-        "LoRA networks: demo-linear, demo-locon",
-        "LoRA networks: demo-locon",
+        "LoRA networks: zorp, stripes",
+        "LoRA networks: stripes",
     ]
 
 
@@ -278,40 +279,41 @@ def test_what_is_left_out_is_shown_and_logged(setup: Setup) -> None:
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     setup.web.modules["modules.logger"].log.addHandler(handler)
     try:
-        result = setup.web.generate(f"x{A}<lora:nope:1><lora:demo-locon:z>")
+        result = setup.web.generate(f"x{A}<lora:nope:1><lora:stripes:z>")
     finally:
         setup.web.modules["modules.logger"].log.removeHandler(handler)
     shown = result.comments.split("\n")
     assert ["'z' is not a number" in shown[0], "'nope'" in shown[1]] == [True, True]
     assert any("'nope'" in line for line in lines)
-    assert any("demo-linear: " in line for line in lines)
-    assert of_lora(result.infotexts[0])[0] == "LoRA networks: demo-linear"
+    assert any("zorp: " in line for line in lines)
+    assert of_lora(result.infotexts[0])[0] == "LoRA networks: zorp"
     assert setup.web.generate("x").comments == ""
 
 
 def test_hashes_are_those_of_the_whole_file(setup: Setup) -> None:
     found = of_lora(setup.web.generate(f"x{A}{B}").infotexts[0])
     catalog = setup.session.catalog
-    hashes = [catalog.sha256(catalog.find(name))[:8] for name in ("demo-linear", "demo-locon")]
-    assert found == ["LoRA networks: demo-linear, demo-locon", f"LoRA hashes: {', '.join(hashes)}"]
-    (setup.loras / "demo-linear.safetensors").unlink()
+    hashes = [catalog.sha256(catalog.find(name))[:8] for name in ("zorp", "stripes")]
+    assert found == ["LoRA networks: zorp, stripes", f"LoRA hashes: {', '.join(hashes)}"]
+    (setup.loras / "zorp.safetensors").unlink()
     catalog._whole_hashes.clear()
     result = setup.web.generate(f"x{B}")
-    assert of_lora(result.infotexts[0]) == ["LoRA networks: demo-locon", f"LoRA hashes: {hashes[1]}"]
+    assert of_lora(result.infotexts[0]) == ["LoRA networks: stripes", f"LoRA hashes: {hashes[1]}"]
 
 
 def test_a_text_of_all_images_names_all(setup: Setup) -> None:
     p = setup.web.generate(f"x{A}", f"y{B}").p
     processing = setup.web.modules["modules.processing"]
     (names, _) = of_lora(processing.create_infotext(p, p.all_prompts, index=0, grid="1x2"))
-    assert names == "LoRA networks: demo-linear, demo-locon"
-    assert of_lora(processing.create_infotext(p, iteration=0, position_in_batch=1))[0] == "LoRA networks: demo-locon"
+    assert names == "LoRA networks: zorp, stripes"
+    assert of_lora(processing.create_infotext(p, iteration=0, position_in_batch=1))[0] == "LoRA networks: stripes"
     assert "LoRA networks" in p.extra_generation_params  # file names can have them
 
 
 def test_t18_another_model_without_a_word_and_back(setup: Setup) -> None:
     first, plain = setup.picture(f"x{A}"), setup.picture("x")
     other = _model()
+    other.unet.conv_in.weight.mul_(0.5)
     setup.web.data.sd_model = other
     setup.web.modules["modules.prompt_parser_diffusers"].cache.clear()
     assert not torch.equal(setup.picture(f"x{A}"), first)
@@ -333,9 +335,9 @@ def test_the_setting_hands_back_and_takes_again_from_copies(setup: Setup) -> Non
     plain, with_lora = setup.picture("x"), setup.picture(f"x{A}")
     setup.web.opts.remora_enabled = False
     assert torch.equal(setup.picture(f"x{A}"), plain)  # the stand-in notes it only
-    assert setup.web.builtin.calls == [["demo-linear:0.8"]]
+    assert setup.web.builtin.calls == [["zorp:0.8"]]
     assert setup.web.builtin.excluded == [["text_encoder", "text_encoder_2", "text_encoder_3"]]
-    fake.bake(setup.web, "demo-linear", 0.25)
+    fake.bake(setup.web, "zorp", 0.25)
     setup.web.opts.remora_enabled = True
     assert torch.equal(setup.picture(f"x{A}"), with_lora)
     assert torch.equal(setup.picture("x"), plain)
@@ -349,12 +351,12 @@ def test_weights_that_were_baked_without_a_copy_are_said_to_be_inexact(
     plain = setup.picture("x")
     setup.web.opts.remora_enabled = False
     setup.picture("x")
-    fake.bake(setup.web, "demo-linear", 0.25)
+    fake.bake(setup.web, "zorp", 0.25)
     setup.web.opts.remora_enabled = True
     with caplog.at_level(logging.WARNING):
         after = setup.picture("x")
     assert near(after, plain)
-    assert "demo-linear" in caplog.text
+    assert "zorp" in caplog.text
     assert "reload the checkpoint" in caplog.text
     caplog.clear()
     setup.picture("x")
@@ -380,15 +382,15 @@ def test_t17_a_pasted_text_names_what_is_here_and_brings_settings(setup: Setup) 
         "Steps": 1,
     }
     pasted = setup.web.paste(text, parameters)
-    assert pasted["Prompt"] == "x<lora:demo-linear:0.8>"
+    assert pasted["Prompt"] == "x<lora:zorp:0.8>"
     assert pasted["overrides"] == {"remora_merge": "always"}
 
 
 def test_a_pasted_hash_of_digits_has_lost_its_zeros(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = setup.session.catalog.find("demo-locon")
+    file = setup.session.catalog.find("stripes")
     monkeypatch.setitem(setup.session.catalog._whole_hashes, file, "00123456" + 56 * "a")
     parameters = {"Prompt": "<lora:theirs:1>", "LoRA networks": "theirs", "LoRA hashes": 123456}
-    assert setup.web.paste("", parameters)["Prompt"] == "<lora:demo-locon:1>"
+    assert setup.web.paste("", parameters)["Prompt"] == "<lora:stripes:1>"
 
 
 def test_settings_are_the_hosts(setup: Setup) -> None:

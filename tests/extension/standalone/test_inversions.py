@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from extension.generation import Txt2Img
 from extension.hosts.standalone import STANDALONE
 from extension.standalone import offload
-from extension.standalone.demo_model import Demo
+from extension.standalone.demo import Demo
 from extension.standalone.encode import encode_skipping
 from extension.standalone.inversions import TextualInversions
 from extension.standalone.model import load_model
@@ -202,7 +202,7 @@ def studio(demo: Demo, tmp_path: Path) -> Iterator[Studio]:
     """The demo model, and a LoRA without effect that brings two embeddings."""
     key = "lora_unet_mid_block_attentions_0_transformer_blocks_0_attn1_to_v"
     tensors = pair(key, (128, 128), 2, size=0.0)
-    tensors["bundle_emb.mychar.string_to_param.*"] = vectors(2)
+    tensors["bundle_emb.mychar.string_to_param.*"] = vectors(2, 128)
     tensors["bundle_emb.forxl.clip_g"] = vectors(1, 1280)
     save(tmp_path / "char.safetensors", tensors)
     yield open_studio(load_model(demo.model, torch.float32), torch.device("cpu"), [tmp_path])

@@ -21,7 +21,7 @@ from extension.standalone.jobs import Runner
 from extension.standalone.studio import Studio
 
 SMALL = Txt2Img("a red fox", steps=2, width=64, height=64, seed=7)
-WITH_LORA = replace(SMALL, prompt="a red fox <lora:demo-linear:0.8>")
+WITH_LORA = replace(SMALL, prompt="a red fox <lora:zorp:0.8>")
 
 
 def pixels(picture: Picture) -> np.ndarray:
@@ -47,20 +47,20 @@ def test_a_lora_changes_the_picture_and_leaves_no_trace(runner: Runner) -> None:
 
 @pytest.mark.parametrize("multipliers", ["1:0", "0:1"])
 def test_text_encoder_and_unet_multipliers_act_apart(runner: Runner, multipliers: str) -> None:
-    without, whole = one(runner, SMALL), one(runner, replace(SMALL, prompt="a red fox <lora:demo-linear:1>"))
-    part = one(runner, replace(SMALL, prompt=f"a red fox <lora:demo-linear:{multipliers}>"))
+    without, whole = one(runner, SMALL), one(runner, replace(SMALL, prompt="a red fox <lora:zorp:1>"))
+    part = one(runner, replace(SMALL, prompt=f"a red fox <lora:zorp:{multipliers}>"))
     assert not np.array_equal(part, without)
     assert not np.array_equal(part, whole)
 
 
 def test_a_multiplier_of_zero_equals_no_tag(runner: Runner) -> None:
     text = replace(SMALL, prompt="a red fox ")
-    zero = replace(SMALL, prompt="a red fox <lora:demo-linear:0>")
+    zero = replace(SMALL, prompt="a red fox <lora:zorp:0>")
     assert np.array_equal(one(runner, text), one(runner, zero))
 
 
 def test_a_tag_written_twice_applies_twice(runner: Runner) -> None:
-    twice = one(runner, replace(SMALL, prompt="a red fox <lora:demo-linear:0.4><lora:demo-linear:0.4>"))
+    twice = one(runner, replace(SMALL, prompt="a red fox <lora:zorp:0.4><lora:zorp:0.4>"))
     assert np.abs(twice - one(runner, WITH_LORA)).max() <= 1  # the sum is rounded differently
 
 
@@ -78,7 +78,7 @@ def test_the_parameters_text_says_how_to_make_the_picture(runner: Runner, studio
     result = runner.submit(replace(WITH_LORA, negative_prompt="bad", clip_skip=2, batch_size=2)).result(60)
     info = parse_infotext(result.pictures[1].infotext)
     assert (info.prompt, info.negative_prompt) == (WITH_LORA.prompt, "bad")
-    digest = studio.session.catalog.shorthash(studio.session.catalog.find("demo-linear"))
+    digest = studio.session.catalog.shorthash(studio.session.catalog.find("zorp"))
     assert info.settings == {
         "Steps": "2",
         "Sampler": "Euler a",
@@ -87,18 +87,18 @@ def test_the_parameters_text_says_how_to_make_the_picture(runner: Runner, studio
         "Seed": "8",
         "Size": "64x64",
         "Model hash": studio.model.shorthash,
-        "Model": "remora-demo",
+        "Model": "remora-shapes",
         "Clip skip": "2",
-        "Lora hashes": f"demo-linear: {digest}",
+        "Lora hashes": f"zorp: {digest}",
     }
-    assert "172 of 172 layers" in result.lora_reports[0]
+    assert "264 of 264 layers" in result.lora_reports[0]
 
 
 def test_the_calls_that_decide_on_merging_are_those_of_the_whole_job(runner: Runner) -> None:
     request = replace(WITH_LORA, steps=2, settings={MERGE: PAYS})
     few, many = (runner.submit(replace(request, n_iter=count)).result(60) for count in (1, 10))
     assert few.lora_reports[1:] == ()
-    assert many.lora_reports[1:] == ("160 layers merged",)
+    assert many.lora_reports[1:] == ("246 layers merged",)
     # the same sum, rounded once more
     assert np.abs(pixels(few.pictures[0]) - pixels(many.pictures[0])).max() <= 1
     assert parse_infotext(few.pictures[0].infotext).settings["Remora mode"] == "auto"
@@ -227,7 +227,7 @@ def test_a_failure_in_the_middle_leaves_nothing_applied(
 
 
 def test_a_bad_lora_fails_the_job_or_is_skipped_as_the_setting_says(runner: Runner, studio: Studio) -> None:
-    request = replace(SMALL, prompt="a red fox <lora:demo-linear:0.8><lora:no-such:1>")
+    request = replace(SMALL, prompt="a red fox <lora:zorp:0.8><lora:no-such:1>")
     with pytest.raises(CatalogError, match="no-such"):
         runner.submit(request).result(60)
     studio.host.set_option(ON_BAD_LORA, SKIP)
@@ -264,11 +264,11 @@ def test_what_cannot_be_done_is_refused_at_once(runner: Runner, change: dict[str
 
 def test_a_tag_that_cannot_be_read_is_refused_at_once(runner: Runner) -> None:
     with pytest.raises(PromptError, match="not a number"):
-        runner.submit(replace(SMALL, prompt="<lora:demo-linear:1.1.>"))
+        runner.submit(replace(SMALL, prompt="<lora:zorp:1.1.>"))
 
 
 def test_notes_tell_of_a_prompt_cut_short_and_a_tag_without_effect(runner: Runner) -> None:
-    result = runner.submit(replace(SMALL, prompt="fox " * 40, negative_prompt="<lora:demo-linear:1>")).result(60)
+    result = runner.submit(replace(SMALL, prompt="fox " * 40, negative_prompt="<lora:zorp:1>")).result(60)
     assert "the prompt has 120 tokens; only the first 75 were read" in result.notes
     assert any("negative prompt is read as plain text" in note for note in result.notes)
 

@@ -9,7 +9,7 @@ import pytest
 
 from extension.hosts import current_host
 from extension.standalone.__main__ import main
-from extension.standalone.demo_model import Demo
+from extension.standalone.demo import Demo
 
 
 def test_without_a_model_it_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:

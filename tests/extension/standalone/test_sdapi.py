@@ -35,6 +35,7 @@ from extension.standalone.server import make_api
 
 SMALL: dict[str, Any] = {"prompt": "a fox", "steps": 2, "width": 64, "height": 64, "seed": 7, "sampler_name": "Euler a"}
 TXT2IMG = "/sdapi/v1/txt2img"
+LORAS = ["neon", "night", "outline", "stars", "stripes", "zorp"]
 
 
 @pytest.fixture(scope="module")
@@ -64,28 +65,28 @@ def decoded(image: str) -> Image.Image:
 
 
 def test_txt2img_answers_with_pictures_and_what_they_were_made_from(client: TestClient) -> None:
-    request = {**SMALL, "prompt": "a fox <lora:demo-linear:0.8>", "negative_prompt": "bad", "batch_size": 2}
+    request = {**SMALL, "prompt": "a fox <lora:zorp:0.8>", "negative_prompt": "bad", "batch_size": 2}
     answer = client.post(TXT2IMG, json=request).json()
     info = json.loads(answer["info"])
     pictures = [decoded(image) for image in answer["images"]]
     assert answer["parameters"] == request
     assert [picture.size for picture in pictures] == [(64, 64)] * 2
     assert info["all_seeds"] == [7, 8]
-    assert info["all_prompts"] == ["a fox <lora:demo-linear:0.8>"] * 2
+    assert info["all_prompts"] == ["a fox <lora:zorp:0.8>"] * 2
     assert info["infotexts"] == [read_infotext(picture) for picture in pictures]
     assert parse_infotext(info["infotexts"][1]).settings["Seed"] == "8"
-    assert "172 of 172 layers" in info["remora"]["loras"][0]
+    assert "264 of 264 layers" in info["remora"]["loras"][0]
 
 
 def test_an_existing_client_works_unchanged(api: webuiapi.WebUIApi) -> None:
     arguments = {"steps": 2, "width": 64, "height": 64, "seed": 7}
     plain = api.txt2img(prompt="a fox", **arguments)
-    with_lora = api.txt2img(prompt="a fox <lora:demo-linear:1>", **arguments)
+    with_lora = api.txt2img(prompt="a fox <lora:zorp:1>", **arguments)
     assert plain.image.size == (64, 64)
     assert plain.image.tobytes() != with_lora.image.tobytes()
     assert plain.image.tobytes() == api.txt2img(prompt="a fox", **arguments).image.tobytes()
     assert with_lora.info["infotexts"][0] == with_lora.image.info["parameters"]
-    assert [lora["name"] for lora in api.get_loras()] == ["demo-linear", "demo-locon"]
+    assert [lora["name"] for lora in api.get_loras()] == LORAS
     assert "Euler a" in api.util_get_sampler_names()
     assert "karras" in api.util_get_scheduler_names()
     assert api.util_get_current_model() == api.util_get_model_names()[0]
@@ -95,15 +96,15 @@ def test_an_existing_client_works_unchanged(api: webuiapi.WebUIApi) -> None:
 
 
 def test_an_existing_client_sees_the_reason_of_a_failure(api: webuiapi.WebUIApi) -> None:
-    with pytest.raises(RuntimeError, match="did you mean demo-linear") as caught:
-        api.txt2img(prompt="<lora:demo-liner:1>", steps=1, width=64, height=64)
+    with pytest.raises(RuntimeError, match="did you mean zorp") as caught:
+        api.txt2img(prompt="<lora:zorpp:1>", steps=1, width=64, height=64)
     assert caught.value.args[0] == 422
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"prompt": "<lora:demo-linear:1.1.>"}, "'1.1.' is not a number"),
+        ({"prompt": "<lora:zorp:1.1.>"}, "'1.1.' is not a number"),
         ({"prompt": "<lora:../x:1>"}, "would leave the LoRA folders"),
         ({"width": 63}, "multiple of 8"),
         ({"width": "wide"}, "width must be a whole number"),
@@ -149,7 +150,7 @@ def test_what_asks_for_nothing_is_accepted(client: TestClient) -> None:
         "some_other_extensions_field": 1,
         "scheduler": "automatic",
         "seed": 7.0,
-        "override_settings": {"sd_model_checkpoint": "remora-demo", "samples_format": "png"},
+        "override_settings": {"sd_model_checkpoint": "remora-shapes", "samples_format": "png"},
     }
     assert (
         client.post(TXT2IMG, json={**SMALL, **harmless}).json()["images"]
@@ -166,7 +167,7 @@ def test_override_settings_set_clip_skip_for_one_job(client: TestClient) -> None
 
 
 def test_override_settings_of_ours_hold_for_one_job(client: TestClient, runner: Runner) -> None:
-    request = {**SMALL, "prompt": "a fox <lora:demo-linear:0.8>"}
+    request = {**SMALL, "prompt": "a fox <lora:zorp:0.8>"}
     plain = client.post(TXT2IMG, json=request).json()
     overrides = {MERGE: ALWAYS, IN_ORDER: True, HASHES: False, "CLIP_stop_at_last_layers": 1}
     merged = client.post(TXT2IMG, json={**request, "override_settings": overrides}).json()
@@ -177,9 +178,9 @@ def test_override_settings_of_ours_hold_for_one_job(client: TestClient, runner: 
     assert (settings["Remora mode"], settings["Remora stacking"]) == ("merged", "in order")
     assert "Lora hashes" not in settings
     assert from_parameters(settings) == {MERGE: ALWAYS, IN_ORDER: True}
-    assert info["remora"]["loras"][1] == "172 layers merged"
-    assert (state["merged"], state["live"], state["notes"]) == (172, {}, [])
-    assert state["loras"][0]["kinds"] == {"lora": 172}
+    assert info["remora"]["loras"][1] == "264 layers merged"
+    assert (state["merged"], state["live"], state["notes"]) == (264, {}, [])
+    assert state["loras"][0]["kinds"] == {"loha": 264}
     assert plain["images"] == again["images"]
     assert runner.studio.host.option(MERGE) == NEVER
 
@@ -190,7 +191,7 @@ def test_why_layers_are_not_merged_is_in_the_state(client: TestClient, runner: R
     own, other.weight = other.weight, one.weight
     try:
         override = {"override_settings": {MERGE: ALWAYS}}
-        client.post(TXT2IMG, json={**SMALL, "prompt": "a fox <lora:demo-locon:0.8>", **override})
+        client.post(TXT2IMG, json={**SMALL, "prompt": "a fox <lora:stripes:0.8>", **override})
         state = client.get("/remora/v1/state").json()
     finally:
         other.weight = own
@@ -209,25 +210,25 @@ def test_pictures_are_sent_and_saved_as_asked(client: TestClient, runner: Runner
 
 
 def test_the_list_of_loras_and_its_refresh(client: TestClient, runner: Runner) -> None:
-    (entry, _) = client.get("/sdapi/v1/loras").json()
-    assert entry["name"] == entry["alias"] == "demo-linear"
-    assert entry["metadata"]["ss_network_dim"] == "4"
+    entry = client.get("/sdapi/v1/loras").json()[-1]
+    assert entry["name"] == entry["alias"] == "zorp"
+    assert entry["metadata"]["ss_network_dim"] == "2"
     path = runner.studio.host.adapter_dirs()[0] / "added.safetensors"
-    path.write_bytes((path.parent / "demo-linear.safetensors").read_bytes())
+    path.write_bytes((path.parent / "zorp.safetensors").read_bytes())
     try:
-        assert len(client.get("/sdapi/v1/loras").json()) == 2
+        assert len(client.get("/sdapi/v1/loras").json()) == len(LORAS)
         assert client.post("/sdapi/v1/refresh-loras").status_code == 200
-        assert [lora["name"] for lora in client.get("/sdapi/v1/loras").json()] == ["added", "demo-linear", "demo-locon"]
+        assert [lora["name"] for lora in client.get("/sdapi/v1/loras").json()] == ["added", *LORAS]
     finally:
         path.unlink()
         client.post("/sdapi/v1/refresh-loras")
 
 
 def test_the_state_of_the_latest_job(client: TestClient) -> None:
-    client.post(TXT2IMG, json={**SMALL, "prompt": "<lora:demo-locon:1>"})
+    client.post(TXT2IMG, json={**SMALL, "prompt": "<lora:stripes:1>"})
     state = client.get("/remora/v1/state").json()
     (lora,) = state["loras"]
-    assert (lora["name"], lora["state"], lora["images"], lora["always_on"]) == ("demo-locon", "applied", [0], False)
+    assert (lora["name"], lora["state"], lora["images"], lora["always_on"]) == ("stripes", "applied", [0], False)
     assert lora["hit"] == lora["layers"] > 0
     client.post(TXT2IMG, json=SMALL)
     assert client.get("/remora/v1/state").json()["loras"] == []
@@ -253,7 +254,7 @@ def test_progress_and_interrupt_of_a_running_job(client: TestClient) -> None:
 
 def test_options_are_read_and_set(client: TestClient, runner: Runner) -> None:
     options = client.get("/sdapi/v1/options").json()
-    assert options["sd_model_checkpoint"].startswith("remora-demo [")
+    assert options["sd_model_checkpoint"].startswith("remora-shapes [")
     assert (options[DEFAULT_MULTIPLIER], options[MERGE], options[CACHE]) == (1.0, NEVER, 4096)
     assert (
         client.post("/sdapi/v1/options", json={DEFAULT_MULTIPLIER: 0.7, "CLIP_stop_at_last_layers": 2}).status_code

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from extension.standalone.demo_model import Demo
+from extension.standalone.demo import Demo
 from tests.conftest import find_chromium
 from tests.extension.ui.serving import Served, fill, opened, playwright, serving
 

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from extension.infotext import parse_infotext
-from extension.standalone.demo_model import DEMO_PROMPT
+from extension.standalone.demo import DEMO_PROMPT
 from extension.standalone.pnginfo import read_infotext
 from tests.extension.ui.serving import LONG, Served, fill, infotext_with, opened, serving
 
@@ -21,14 +21,14 @@ def test_a_picture_with_a_lora(page: Any, served: Served) -> None:
     page.fill("#prompt textarea", "a red fox")
     page.click("#generate")
     before = infotext_with(page, "Seed: 7")
-    page.get_by_role("button", name="Insert demo-linear into the prompt").click()
-    page.wait_for_function("document.querySelector('#prompt textarea').value.includes('<lora:demo-linear:1>')")
+    page.get_by_role("button", name="Insert zorp into the prompt").click()
+    page.wait_for_function("document.querySelector('#prompt textarea').value.includes('<lora:zorp:1>')")
     page.click("#generate")
     after = infotext_with(page, "Lora hashes")
     assert parse_infotext(before).prompt == "a red fox"
-    assert parse_infotext(after).prompt == "a red fox <lora:demo-linear:1>"
+    assert parse_infotext(after).prompt == "a red fox <lora:zorp:1>"
     assert parse_infotext(after).settings["Size"] == "64x64"
-    assert "demo-linear: 172 of 172 layers" in page.inner_text("#outcome")
+    assert "zorp: 264 of 264 layers" in page.inner_text("#outcome")
     first, second = sorted(served.pictures.glob("*.png"))[-2:]
     with Image.open(first) as plain, Image.open(second) as changed:
         assert (read_infotext(plain), read_infotext(changed)) == (before, after)
@@ -37,7 +37,7 @@ def test_a_picture_with_a_lora(page: Any, served: Served) -> None:
 
 
 def test_an_error_is_shown_and_the_page_goes_on(page: Any) -> None:
-    for prompt, message in (("<lora:x:1.1.>", "'1.1.' is not a number"), ("<lora:demo-liner:1>", "did you mean")):
+    for prompt, message in (("<lora:x:1.1.>", "'1.1.' is not a number"), ("<lora:zorpp:1>", "did you mean")):
         page.fill("#prompt textarea", prompt)
         page.click("#generate")
         page.get_by_role("alert").get_by_text(message).wait_for(timeout=LONG)
@@ -78,7 +78,7 @@ def test_the_demo_makes_its_first_picture_by_itself_and_once(tmp_path: Path, bro
                 if visit == 0:
                     made = infotext_with(page, "Lora hashes")
                     assert parse_infotext(made).prompt == DEMO_PROMPT
-                    assert "demo-linear: 172 of 172 layers" in page.inner_text("#outcome")
+                    assert "stripes: 278 of 278 layers" in page.inner_text("#outcome")
                 page.wait_for_timeout(1000)  # in which a second job would begin
         assert httpx.get(f"{served.url}/sdapi/v1/progress", timeout=5).json()["state"]["job_count"] == 0
     assert len(list(tmp_path.glob("*.png"))) == 1

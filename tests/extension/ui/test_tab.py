@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from extension.infotext import Infotext, parse_infotext
-from extension.standalone.demo_model import Demo
+from extension.standalone.demo import Demo
 from extension.standalone.pnginfo import read_infotext
 from tests.extension.ui.serving import LONG, Served, infotext_with, opened, serving
 
@@ -71,8 +71,8 @@ def make(page: Any, served: Served, prompt: str) -> Made:
 
 def test_what_is_found_is_searched_and_refreshed(page: Any, served: Served) -> None:
     search = page.get_by_role("searchbox", name="Search LoRA")
-    linear = page.get_by_role("button", name="Add demo-linear to the stack")
-    search.fill("LOCON demo")
+    linear = page.get_by_role("button", name="Add zorp to the stack")
+    search.fill("PES stri")
     linear.wait_for(state="detached")
     page.get_by_text("1 LoRA", exact=True).wait_for()
     search.fill("none <b>like</b> it")
@@ -83,9 +83,9 @@ def test_what_is_found_is_searched_and_refreshed(page: Any, served: Served) -> N
     folder.mkdir()
     try:
         (folder / "<img src=x onerror=alert(1)>.safetensors").write_bytes(b"x" * 100)
-        (folder / "a new one.safetensors").write_bytes((served.loras / "demo-linear.safetensors").read_bytes())
+        (folder / "a new one.safetensors").write_bytes((served.loras / "zorp.safetensors").read_bytes())
         page.get_by_role("button", name="Look for LoRA files again").click()
-        page.get_by_role("button", name="Add a new one to the stack").get_by_text("demo-linear · sub ·").wait_for()
+        page.get_by_role("button", name="Add a new one to the stack").get_by_text("zorp · sub ·").wait_for()
         unusable = page.locator(".rt-unreadable").filter(has_text="<img src=x onerror=alert(1)>")
         unusable.get_by_text("no safetensors").or_(unusable.get_by_text(".safetensors:")).first.wait_for()
         assert page.locator("#remora-tab img").count() == 0
@@ -98,42 +98,42 @@ def test_what_is_found_is_searched_and_refreshed(page: Any, served: Served) -> N
 
 def test_a_stack_that_is_always_on_changes_the_picture_and_its_parameters_say_so(page: Any, served: Served) -> None:
     plain = make(page, served, "a fox")
-    add(page, "demo-linear")
+    add(page, "zorp")
     assert make(page, served, "a fox") == plain  # it waits
     page.get_by_label("Always on").check()
     saved(page)
     always = make(page, served, "a fox")
-    assert always.parameters.settings["Remora stack"] == "<lora:demo-linear:1>"
+    assert always.parameters.settings["Remora stack"] == "<lora:zorp:1>"
     assert always.pixels != plain.pixels
-    row(page, "demo-linear").get_by_text("✓ applied: 172 of 172 layers").wait_for()
-    page.get_by_label("demo-linear on").uncheck()
+    row(page, "zorp").get_by_text("✓ applied: 264 of 264 layers").wait_for()
+    page.get_by_label("zorp on").uncheck()
     saved(page)
     assert make(page, served, "a fox") == plain
 
 
 def test_strengths_are_set_by_slider_and_by_number_tied_or_apart(page: Any, served: Served) -> None:
-    add(page, "demo-linear")
-    number = page.get_by_role("spinbutton", name="UNet strength of demo-linear")
+    add(page, "zorp")
+    number = page.get_by_role("spinbutton", name="UNet strength of zorp")
     number.fill("0.65")
     saved(page)
-    text = page.get_by_role("spinbutton", name="Text strength of demo-linear")
+    text = page.get_by_role("spinbutton", name="Text strength of zorp")
     assert text.input_value() == "0.65"
-    page.get_by_role("button", name="Same strength for both, demo-linear").click()
-    slider = page.get_by_role("slider", name="Text strength of demo-linear, slider")
+    page.get_by_role("button", name="Same strength for both, zorp").click()
+    slider = page.get_by_role("slider", name="Text strength of zorp, slider")
     slider.focus()
     page.keyboard.press("ArrowRight")
     saved(page)
-    assert kept(served)["entries"] == [{"name": "demo-linear", "on": True, "unet": 0.65, "text_encoder": 0.7}]
+    assert kept(served)["entries"] == [{"name": "zorp", "on": True, "unet": 0.65, "text_encoder": 0.7}]
     number.fill("5.5")  # past the slider
     saved(page)
     assert kept(served)["entries"][0]["unet"] == 5.5
 
 
 def test_a_strength_that_is_no_number_is_said_in_place_and_nothing_is_lost(page: Any, served: Served) -> None:
-    add(page, "demo-linear")
-    number = page.get_by_role("spinbutton", name="UNet strength of demo-linear")
+    add(page, "zorp")
+    number = page.get_by_role("spinbutton", name="UNet strength of zorp")
     number.fill("")
-    row(page, "demo-linear").get_by_text("Type a number, as in 0.8").wait_for()
+    row(page, "zorp").get_by_text("Type a number, as in 0.8").wait_for()
     assert number.get_attribute("aria-invalid") == "true"
     number.blur()
     assert (number.input_value(), number.get_attribute("aria-invalid")) == ("1", None)
@@ -147,39 +147,39 @@ def test_a_strength_that_is_no_number_is_said_in_place_and_nothing_is_lost(page:
 
 
 def test_rows_are_moved_and_removed_by_keyboard(page: Any, served: Served) -> None:
-    add(page, "demo-linear", "demo-locon")
-    page.get_by_role("button", name="Move demo-locon up").focus()
+    add(page, "zorp", "stripes")
+    page.get_by_role("button", name="Move stripes up").focus()
     page.keyboard.press("Enter")
     saved(page)
-    assert [entry["name"] for entry in kept(served)["entries"]] == ["demo-locon", "demo-linear"]
+    assert [entry["name"] for entry in kept(served)["entries"]] == ["stripes", "zorp"]
     focused = "document.activeElement.getAttribute('aria-label')"
-    assert page.evaluate(focused) == "Move demo-locon down"  # it is at the top now
-    page.get_by_role("button", name="Remove demo-locon").focus()
+    assert page.evaluate(focused) == "Move stripes down"  # it is at the top now
+    page.get_by_role("button", name="Remove stripes").focus()
     page.keyboard.press("Enter")
     saved(page)
-    assert [entry["name"] for entry in kept(served)["entries"]] == ["demo-linear"]
-    assert page.evaluate(focused) == "demo-linear on"
+    assert [entry["name"] for entry in kept(served)["entries"]] == ["zorp"]
+    assert page.evaluate(focused) == "zorp on"
 
 
 def test_a_lora_is_in_the_stack_once(page: Any, served: Served) -> None:
-    add(page, "demo-linear")
-    page.get_by_role("button", name="Add demo-linear to the stack").click()
-    assert row(page, "demo-linear").count() == 1
+    add(page, "zorp")
+    page.get_by_role("button", name="Add zorp to the stack").click()
+    assert row(page, "zorp").count() == 1
 
 
 def test_the_stack_goes_into_the_prompt_and_nothing_else_there_is_touched(page: Any, served: Served) -> None:
-    add(page, "demo-linear", "demo-locon")
-    page.get_by_role("spinbutton", name="UNet strength of demo-linear").fill("0.5")
-    page.get_by_label("demo-locon on").uncheck()
-    page.fill(PROMPT, "a <lora:demo-linear:1:2> fox  (red:1.2)")
+    add(page, "zorp", "stripes")
+    page.get_by_role("spinbutton", name="UNet strength of zorp").fill("0.5")
+    page.get_by_label("stripes on").uncheck()
+    page.fill(PROMPT, "a <lora:zorp:1:2> fox  (red:1.2)")
     page.get_by_role("button", name="Insert the stack into the prompt").click()
-    assert page.input_value(PROMPT) == "a <lora:demo-linear:0.5> fox  (red:1.2)"
-    page.get_by_role("button", name="Insert demo-locon into the prompt").click()
-    assert page.input_value(PROMPT) == "a <lora:demo-linear:0.5> fox  (red:1.2) <lora:demo-locon:1>"
+    assert page.input_value(PROMPT) == "a <lora:zorp:0.5> fox  (red:1.2)"
+    page.get_by_role("button", name="Insert stripes into the prompt").click()
+    assert page.input_value(PROMPT) == "a <lora:zorp:0.5> fox  (red:1.2) <lora:stripes:1>"
     made = make(page, served, page.input_value(PROMPT))  # the page knows of it, too
-    assert made.parameters.prompt.endswith("<lora:demo-locon:1>")
-    row(page, "demo-locon").get_by_text("✓ applied: 278 of 278 layers").wait_for()
-    page.get_by_role("button", name="Remove demo-locon").click()
+    assert made.parameters.prompt.endswith("<lora:stripes:1>")
+    row(page, "stripes").get_by_text("✓ applied: 278 of 278 layers").wait_for()
+    page.get_by_role("button", name="Remove stripes").click()
     page.get_by_role("list", name="Other LoRA of the latest picture").get_by_text("✓ applied: 278 of 278").wait_for()
 
 
@@ -187,24 +187,24 @@ def test_the_stack_is_copied_as_a_prompt(served: Served, browser: Any) -> None:
     with opened(served, browser, permissions=["clipboard-read", "clipboard-write"]) as page:
         page.get_by_role("button", name="Copy the stack as a prompt").click()
         page.get_by_text("No LoRA of the stack is on.").wait_for()
-        add(page, "demo-linear", "demo-locon")
+        add(page, "zorp", "stripes")
         page.get_by_role("button", name="Copy the stack as a prompt").click()
-        page.get_by_text("Copied: <lora:demo-linear:1> <lora:demo-locon:1>").wait_for()
-        assert page.evaluate("navigator.clipboard.readText()") == "<lora:demo-linear:1> <lora:demo-locon:1>"
+        page.get_by_text("Copied: <lora:zorp:1> <lora:stripes:1>").wait_for()
+        assert page.evaluate("navigator.clipboard.readText()") == "<lora:zorp:1> <lora:stripes:1>"
 
 
 def test_where_copying_is_not_allowed_the_text_is_shown(page: Any) -> None:
     page.evaluate(
         "() => { document.execCommand = () => false; navigator.clipboard.writeText = () => Promise.reject(1) }"
     )
-    add(page, "demo-linear")
+    add(page, "zorp")
     page.get_by_role("button", name="Copy the stack as a prompt").click()
-    assert page.get_by_role("textbox", name="The stack as a prompt").input_value() == "<lora:demo-linear:1>"
+    assert page.get_by_role("textbox", name="The stack as a prompt").input_value() == "<lora:zorp:1>"
 
 
 def test_a_file_that_goes_while_the_page_is_open_is_said_where_it_is_used(page: Any, served: Served) -> None:
     path = served.loras / "short-lived.safetensors"
-    path.write_bytes((served.loras / "demo-linear.safetensors").read_bytes())
+    path.write_bytes((served.loras / "zorp.safetensors").read_bytes())
     page.get_by_role("button", name="Look for LoRA files again").click()
     page.get_by_role("button", name="Add short-lived to the stack").wait_for()
     path.unlink()
@@ -217,7 +217,7 @@ def test_a_file_that_goes_while_the_page_is_open_is_said_where_it_is_used(page: 
 
 def test_what_a_picture_failed_for_is_told_at_its_row(page: Any, served: Served) -> None:
     path = served.loras / "short-lived.safetensors"
-    path.write_bytes((served.loras / "demo-linear.safetensors").read_bytes())
+    path.write_bytes((served.loras / "zorp.safetensors").read_bytes())
     page.get_by_role("button", name="Look for LoRA files again").click()
     page.get_by_label("Always on").check()
     add(page, "short-lived")
@@ -232,7 +232,7 @@ def test_what_a_picture_failed_for_is_told_at_its_row(page: Any, served: Served)
 def test_a_lora_for_other_models_is_warned_of_at_its_row(served: Served, browser: Any) -> None:
     sentence = "made for Stable Diffusion XL, the loaded model is Stable Diffusion 1.x: 1 of 2 layers fit"
     lora = {
-        "name": "demo-linear",
+        "name": "zorp",
         "state": "partly",
         "reason": "1 of 2 layers fit this model",
         "hit": 1,
@@ -252,8 +252,8 @@ def test_a_lora_for_other_models_is_warned_of_at_its_row(served: Served, browser
         route.fulfill(content_type="application/json", body=json.dumps(state))
 
     with opened(served, browser, before=lambda page: page.route("**/remora/v1/state", answer)) as page:
-        add(page, "demo-linear")
-        own = row(page, "demo-linear")
+        add(page, "zorp")
+        own = row(page, "zorp")
         own.get_by_role("alert").get_by_text(sentence).wait_for(timeout=LONG)
         own.get_by_text("2 lora · rank 4 to 8 · kohya · for Stable Diffusion XL · made from <b>pony</b>").wait_for()
         own.get_by_text("Which keys").click()
@@ -262,9 +262,9 @@ def test_a_lora_for_other_models_is_warned_of_at_its_row(served: Served, browser
 
 def test_a_stack_is_there_when_the_page_is_opened_again(served: Served, browser: Any) -> None:
     with opened(served, browser) as page:
-        add(page, "demo-locon")
+        add(page, "stripes")
     with opened(served, browser) as page:
-        row(page, "demo-locon").wait_for(timeout=LONG)
+        row(page, "stripes").wait_for(timeout=LONG)
 
 
 def test_it_fits_a_phone_in_light_and_dark(served: Served, browser: Any) -> None:
@@ -272,8 +272,8 @@ def test_it_fits_a_phone_in_light_and_dark(served: Served, browser: Any) -> None
     for theme in ("light", "dark"):
         context = {"viewport": {"width": 380, "height": 800}, "color_scheme": theme}
         with opened(served, browser, **context) as page:
-            page.get_by_role("button", name="Add demo-linear to the stack").wait_for(timeout=LONG)
-            add(page, "demo-linear")
+            page.get_by_role("button", name="Add zorp to the stack").wait_for(timeout=LONG)
+            add(page, "zorp")
             box = page.evaluate(
                 "[...document.querySelectorAll('#remora-tab *')].map(e => e.getBoundingClientRect())"
                 ".filter(r => r.width).reduce((a, r) => [Math.min(a[0], r.left), Math.max(a[1], r.right)], [380, 0])"
@@ -287,7 +287,7 @@ def test_it_fits_a_phone_in_light_and_dark(served: Served, browser: Any) -> None
 
 
 def test_every_control_has_a_name(page: Any) -> None:
-    add(page, "demo-linear")
+    add(page, "zorp")
     nameless = page.evaluate(
         """[...document.querySelectorAll('#remora-tab :is(button, input, textarea)')]
         .filter(e => !e.getAttribute('aria-label') && !e.labels?.length && !e.textContent.trim())
@@ -323,7 +323,7 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
         page.get_by_label("User").fill("tü")
         page.get_by_label("Password").fill("p")
         page.get_by_role("button", name="Log in").click()
-        page.get_by_role("button", name="Add demo-linear to the stack").wait_for(timeout=LONG)
+        page.get_by_role("button", name="Add zorp to the stack").wait_for(timeout=LONG)
         page.get_by_label("Password").wait_for(state="hidden")
     assert asked[0] is None
 
