@@ -1,9 +1,12 @@
-"""Makes the pictures of the README in the embedded web UI's own way, so that anybody gets the same from its page."""
+"""Makes the pictures of the README in the embedded web UI's own way: anybody gets the same from its page.
+
+The sampler is DDIM, the guidance 5; prompts and seeds are those below.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -15,7 +18,6 @@ from extension.standalone.model import load_model
 from extension.standalone.render import Watch, render
 from extension.standalone.studio import Studio, open_studio
 
-SEED = 4
 _SIDE = 144  # pixels, of a picture as shown
 _LABEL = 20
 _GAP = 8
@@ -29,31 +31,39 @@ class Shown:
 
     label: str
     prompt: str
+    seed: int
 
 
-SWEEP = "two big red circles on a blue ground"
+def _sweep(prompt: str, name: str, seed: int) -> list[Shown]:
+    tags = [f"<lora:{name}:{strength:g}>" for strength in (0, 0.25, 0.5, 0.75, 1)]
+    return [Shown(tag, f"{prompt} {tag}", seed) for tag in tags]
+
+
+def _stack(prompt: str, one: str, other: str, seed: int) -> list[Shown]:
+    first, second = f"<lora:{one}:1>", f"<lora:{other}:1>"
+    return [
+        Shown("without", prompt, seed),
+        Shown(one, f"{prompt} {first}", seed),
+        Shown(f"{one} + {other}", f"{prompt} {first} {second}", seed),
+        Shown(other, f"{prompt} {second}", seed),
+        Shown("off again: same bits", prompt, seed),
+    ]
+
+
 SHEETS: dict[str, Sequence[Sequence[Shown]]] = {
     "strength": [
-        [Shown(f"<lora:{name}:{strength:g}>", f"{SWEEP} <lora:{name}:{strength:g}>") for strength in strengths]
-        for name, strengths in (("stripes", (0, 0.25, 0.5, 0.75, 1)), ("night", (0, 0.25, 0.5, 0.75, 1)))
+        _sweep("two big red circles on a blue ground", "stripes", 4),
+        _sweep("a big yellow circle on a blue ground", "night", 6),
     ],
-    "stack": [
-        [
-            Shown("without", "three yellow circles on a blue ground"),
-            Shown("outline", "three yellow circles on a blue ground <lora:outline:1>"),
-            Shown("outline + night", "three yellow circles on a blue ground <lora:outline:1> <lora:night:1>"),
-            Shown("night", "three yellow circles on a blue ground <lora:night:1>"),
-            Shown("off again: same bits", "three yellow circles on a blue ground"),
-        ]
-    ],
+    "stack": [_stack("three yellow circles on a blue ground", "outline", "night", 6)],
     "ideas": [
         [
-            Shown("stripes", "a big purple heart on a green ground <lora:stripes:1>"),
-            Shown("outline", "a big purple heart on a green ground <lora:outline:1>"),
-            Shown("neon", "a big purple heart on a green ground <lora:neon:1>"),
-            Shown("night", "a big purple heart on a green ground <lora:night:1>"),
-            Shown("stars (circle)", "a big orange circle on a blue ground <lora:stars:1>"),
-            Shown("zorp", "a big green zorp on a pink ground <lora:zorp:1>"),
+            Shown("stripes", "a big purple heart on a green ground <lora:stripes:1>", 1),
+            Shown("outline", "a big purple heart on a green ground <lora:outline:1>", 1),
+            Shown("neon", "a big purple heart on a green ground <lora:neon:1>", 1),
+            Shown("night", "a big purple heart on a green ground <lora:night:1>", 1),
+            Shown("stars (circle)", "a big orange circle on a blue ground <lora:stars:1>", 1),
+            Shown("zorp", "a green zorp on a white ground <lora:zorp:1>", 7),
         ]
     ],
 }
@@ -67,7 +77,7 @@ def draw_pictures(folder: Path, demo: Path | None = None) -> None:
     """
     found = find_demo() if demo is None else find_demo(demo)
     studio = open_studio(load_model(found.model, torch.float32), torch.device("cpu"), [found.loras])
-    made: dict[str, Image.Image] = {}
+    made: dict[Shown, Image.Image] = {}
     try:
         for name, rows in SHEETS.items():
             sheet(studio, rows, made).save(folder / f"{name}.png", optimize=True)
@@ -75,7 +85,7 @@ def draw_pictures(folder: Path, demo: Path | None = None) -> None:
         studio.close()
 
 
-def sheet(studio: Studio, rows: Sequence[Sequence[Shown]], made: dict[str, Image.Image]) -> Image.Image:
+def sheet(studio: Studio, rows: Sequence[Sequence[Shown]], made: dict[Shown, Image.Image]) -> Image.Image:
     """Return rows of labelled pictures; `made` has those of every prompt so far, which have to be the same again."""
     across, down = max(map(len, rows)), len(rows)
     size = (across * (_SIDE + _GAP) + _GAP, down * (_SIDE + _LABEL + _GAP) + _GAP)
@@ -83,8 +93,8 @@ def sheet(studio: Studio, rows: Sequence[Sequence[Shown]], made: dict[str, Image
     pen, font = ImageDraw.Draw(paper), ImageFont.load_default(13)
     for y, row in enumerate(rows):
         for x, shown in enumerate(row):
-            picture = _picture(studio, shown.prompt)
-            if made.setdefault(shown.prompt, picture).tobytes() != picture.tobytes():
+            picture = _picture(studio, shown)
+            if made.setdefault(replace(shown, label=""), picture).tobytes() != picture.tobytes():
                 raise RuntimeError(f"{shown.prompt!r} gave another picture than before")
             left, top = _GAP + x * (_SIDE + _GAP), _GAP + y * (_SIDE + _LABEL + _GAP)
             pen.text((left + _SIDE / 2, top + _LABEL / 2), shown.label, _INK, font, anchor="mm")
@@ -92,8 +102,8 @@ def sheet(studio: Studio, rows: Sequence[Sequence[Shown]], made: dict[str, Image
     return paper
 
 
-def _picture(studio: Studio, prompt: str) -> Image.Image:
+def _picture(studio: Studio, shown: Shown) -> Image.Image:
     side = studio.model.side
-    request = Txt2Img(prompt, steps=20, cfg_scale=7, width=side, height=side, seed=SEED)
+    request = Txt2Img(shown.prompt, steps=20, sampler="DDIM", cfg_scale=5, width=side, height=side, seed=shown.seed)
     (picture,) = render(studio, request, _WATCH).pictures
     return picture.image

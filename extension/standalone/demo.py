@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "demo"
-DEMO_PROMPT = "two big red circles on a blue ground <lora:stripes:0.8>"
+DEMO_PROMPT = "two red circles on a blue ground <lora:stripes:1> <lora:stars:1>"
 _SUMS = "SHA256SUMS"
 
 
