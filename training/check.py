@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from tqdm import tqdm
 
 from lib_lora import Engine, Entry, Stack
 
@@ -103,10 +104,12 @@ def _shapes(scene: Scene) -> set[str]:
 
 def count_everything(gallery: Gallery, pictures: int = 200, each: int = 100) -> dict[str, object]:
     """Return all shares: of the model in so many pictures; of each LoRA at each strength and each two in `each`."""
-    ideas = {idea.name: {str(m): gallery.showing([idea], {idea.name: m}, each) for m in STRENGTHS} for idea in IDEAS}
+    ideas: dict[str, dict[str, float]] = {idea.name: {} for idea in IDEAS}
+    for idea, strength in tqdm([*itertools.product(IDEAS, STRENGTHS)], desc="each LoRA"):
+        ideas[idea.name][str(strength)] = gallery.showing([idea], {idea.name: strength}, each)
     stacked = {
         f"{one.name} {other.name}": gallery.showing([one, other], {one.name: 1.0, other.name: 1.0}, each)
-        for one, other in itertools.combinations(IDEAS, 2)
+        for one, other in tqdm([*itertools.combinations(IDEAS, 2)], desc="two LoRAs")
     }
     return {
         "pictures": pictures,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.check import obeys, prompts, shows
-from training.ideas import IDEAS, lessons
+from training.check import Gallery, count_everything, obeys, prompts, shows
+from training.ideas import IDEAS, Idea, lessons
 from training.judge import LABELS, LOOKS, Judge, labels_of, load_judge, save_judge, train_judge
 from training.loop import Plan
 from training.world import Kind, Scene, Teller, Thing
@@ -72,6 +73,34 @@ def test_prompts_let_their_ideas_show() -> None:
     both = prompts([BY_NAME["stars"], BY_NAME["zorp"]], 20)
     assert len(both) == 20
     assert all("zorp" in prompt and "circle" in prompt for prompt in both)
+
+
+class Counting(Gallery):
+    """Shows as much as the strengths ask for."""
+
+    def __init__(self) -> None:
+        self.counted = 0
+
+    def obeying(self, count: int, pairs: float) -> float:
+        return 1 - pairs / 2
+
+    def showing(self, ideas: Sequence[Idea], strengths: Mapping[str, float], count: int) -> float:
+        assert strengths.keys() == {idea.name for idea in ideas}
+        self.counted += count
+        return sum(strengths.values()) / 2
+
+
+def test_everything_is_counted() -> None:
+    gallery = Counting()
+    figures = count_everything(gallery, pictures=3, each=2)
+    assert gallery.counted == 2 * (6 * 5 + 15)
+    assert (figures["pictures"], figures["pictures with LoRA"]) == (3, 2)
+    assert (figures["one kind of things"], figures["two kinds of things"]) == (1.0, 0.5)
+    shares = {"0.0": 0.0, "0.25": 0.125, "0.5": 0.25, "0.75": 0.375, "1.0": 0.5}
+    assert figures["ideas"] == {idea.name: shares for idea in IDEAS}
+    assert isinstance(figures["two ideas"], dict)
+    assert len(figures["two ideas"]) == 15
+    assert figures["two ideas"]["stripes zorp"] == 1.0
 
 
 @settings(max_examples=20, deadline=None)
