@@ -125,6 +125,7 @@ TRAINING = {
     "adapters": "denoiser draw ideas latents loop",
     "files": "adapters ideas world",
     "check": "denoiser ideas judge world",
+    "loras": "adapters check denoiser files ideas judge vae",
     "card": "check ideas",
     "pictures": "",
 }
