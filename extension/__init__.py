@@ -34,6 +34,7 @@ def unregister() -> None:
 
     if _session is not None:
         _session.close()
+        _session.catalog.close()
         _session = None
     uninstall()
 

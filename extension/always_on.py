@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .atomic import write_text
 from .prompt import Tag, format_tag
 
 logger = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ class AlwaysOnFile:
         with self._lock:
             folder = self._folder()
             if folder is not None:
-                _write(folder / _FILE, json.dumps(stack.to_json(), indent=1, ensure_ascii=False))
+                write_text(folder / _FILE, json.dumps(stack.to_json(), indent=1, ensure_ascii=False))
             self._stack = stack
             self.problem = ""
 
@@ -166,21 +165,6 @@ def _strength(value: object, what: str) -> float:
 def _refuse_others(data: Mapping[Any, object], known: tuple[str, ...], what: str) -> None:
     if others := [str(field) for field in data if field not in known]:
         raise StackRefusedError(f"{what} has no field {others[0]:.60}; the fields are {', '.join(known)}")
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file in one go: whoever reads it sees the old one or the new one, also after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _set_aside(path: Path) -> str:

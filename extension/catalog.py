@@ -5,25 +5,26 @@ from __future__ import annotations
 import difflib
 import hashlib
 import logging
-import os
 import re
-from collections import Counter
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from lib_lora import AdapterFile, LoraError
 
+from .collection import CatalogFile, Facts, Found, Index, Progress, Row, Scanner
+
+__all__ = ["Catalog", "CatalogError", "CatalogFile"]
+
 logger = logging.getLogger(__name__)
 
-_READABLE = ".safetensors"
-_PICKLES = frozenset({".pt", ".ckpt", ".bin"})  # indexed so that asking for one says how to convert it
-_NO_ALIAS = frozenset({"", "none", "Addams"})  # trainers' defaults that thousands of files share
 _HASH = re.compile(r"[0-9a-fA-F]{8,64}")
 _HASH_LENGTH = 12  # hex digits, as shown in "Lora hashes"
 _HASH_OF_NOTHING = hashlib.sha256().hexdigest()[:_HASH_LENGTH]  # what ai-toolkit stores in every file
 _CHUNK = 1 << 20  # bytes
 _READ_AT_MOST = 4 << 30  # bytes, to find a file by the hash of all of it
+_METADATA_AT_MOST = 32 << 20  # characters that are kept
 
 
 class CatalogError(LoraError, LookupError):
@@ -42,63 +43,113 @@ class CatalogError(LoraError, LookupError):
         self.fits_several = fits_several
 
 
-@dataclass(frozen=True)
-class CatalogFile:
-    """One adapter file as found on disk."""
-
-    path: Path
-    relative: str
-    """Path below its folder with `/`, without the suffix: `sub/name`."""
-    size: int
-    mtime_ns: int
-
-    @property
-    def name(self) -> str:
-        """File name without the suffix."""
-        return self.relative.rpartition("/")[2]
-
-    def is_current(self) -> bool:
-        """Tell whether the file is still as it was found."""
-        try:
-            stat = self.path.stat()
-        except OSError:
-            return False
-        return (stat.st_size, stat.st_mtime_ns) == (self.size, self.mtime_ns)
-
-    @property
-    def readable(self) -> bool:
-        return self.path.suffix.lower() == _READABLE
-
-
 class Catalog:
-    """Index of the adapter files below some folders; what is read from a file is kept until the file changes."""
+    """Index of the adapter files below some folders; what is read from a file is kept until the file changes.
 
-    def __init__(self, folders: Callable[[], Sequence[Path]]) -> None:
+    Args:
+        folders: asked whenever they are looked through.
+        data_dir: where the index is kept, so that a later start need not read; None keeps it in memory alone.
+    """
+
+    def __init__(
+        self, folders: Callable[[], Sequence[Path]], data_dir: Callable[[], Path | None] = lambda: None
+    ) -> None:
         self._folders = folders
-        self._files: tuple[CatalogFile, ...] | None = None
+        self._data_dir = data_dir
+        self._made = threading.Lock()
+        self._opened: Scanner | None = None
         self._metadata: dict[CatalogFile, Mapping[str, str]] = {}
-        self._problems: dict[CatalogFile, str] = {}
-        self._hashes: dict[CatalogFile, str] = {}
-        self._whole_hashes: dict[CatalogFile, str] = {}
+        self._metadata_size = 0
 
     @property
     def files(self) -> tuple[CatalogFile, ...]:
         """Readable files, in the order of the folders and then by name."""
-        return tuple(file for file in self._all() if file.readable)
+        return tuple(file for file in self.every if file.readable)
 
     @property
     def every(self) -> tuple[CatalogFile, ...]:
         """The same with the pickles, which are refused when they are asked for."""
-        return self._all()
+        return tuple(found.file for found in self._found().values())
+
+    @property
+    def index(self) -> Index:
+        """What is known of each file."""
+        return self._scanner.index
+
+    @property
+    def progress(self) -> Progress:
+        """How far reading them all is."""
+        return self._scanner.progress
+
+    def start(self) -> None:
+        """Read all files in the background, and follow what happens in their folders."""
+        self._scanner.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until all files there are have been read, but no longer than this; tell whether they have."""
+        return self._scanner.wait(seconds)
+
+    def close(self) -> None:
+        """Stop that; what was read is kept."""
+        if self._opened is not None:
+            self._opened.stop()
+            self._opened.index.save()
+
+    def somebody_looks(self) -> None:
+        """Say that somebody looks at a list of the files, and wants to see changes soon."""
+        self._scanner.somebody_looks()
 
     def refresh(self) -> None:
         """Look at the folders again."""
-        self._files = tuple(_scan(self._folders()))
-        known = set(self._files)
-        self._metadata = {file: value for file, value in self._metadata.items() if file in known}
-        self._problems = {file: value for file, value in self._problems.items() if file in known}
-        self._hashes = {file: value for file, value in self._hashes.items() if file in known}
-        self._whole_hashes = {file: value for file, value in self._whole_hashes.items() if file in known}
+        self._scanner.look()
+
+    def read_for(self, seconds: float) -> None:
+        """Read what is not known yet, but for no longer than this."""
+        until = time.monotonic() + seconds
+        for found in self._found().values():
+            if time.monotonic() > until:
+                return
+            row = self.index.get(found.file)
+            if row is None or not row.complete:
+                self._scanner.read(found)
+
+    def found(self, file: CatalogFile) -> Found:
+        """Return what lies beside one of the files."""
+        found = self._found().get(file.path)
+        return found if found is not None and found.file == file else Found(file)
+
+    def row(self, file: CatalogFile) -> Row:
+        """Return all that is known of one of the files; what is not known is read."""
+        row = self.index.get(file)
+        if row is None or not row.complete:
+            self._scanner.read(self.found(file))
+            row = self.index.get(file)
+            assert row is not None, "a file that was read has a row"
+        return row
+
+    def reread(self, found: Found) -> Row:
+        """Read again what lies beside a file, after a change."""
+        self._scanner.read(found)
+        self.index.save()
+        return self.row(found.file)
+
+    def used(self, files: Collection[CatalogFile]) -> None:
+        """Note that pictures are made with these."""
+        now = time.time()
+        for file in files:
+            row = self.index.get(file)
+            self.index.change(file, used=now, uses=1 if row is None else row.uses + 1)
+
+    def with_id(self, wanted: str) -> CatalogFile:
+        """Return the file with an id.
+
+        Raises:
+            CatalogError: there is none, or none any more.
+        """
+        file = next((file for file in self.every if file.id == wanted), None)
+        if file is None:
+            raise CatalogError(wanted, "is no file in the LoRA folders (any more); look at the list again")
+        return file
 
     def find(self, name: str) -> CatalogFile:
         """Return the file meant by a name: by file name, then `sub/name`, then alias, then hash.
@@ -140,12 +191,12 @@ class Catalog:
 
     def names(self) -> list[str]:
         """Return a name for each readable file that `find` leads back to it: the shortest that is its own."""
-        shared = Counter(file.name for file in self.files)
-        return [file.name if shared[file.name] == 1 else file.relative for file in self.files]
+        return [self.name_of(file) for file in self.files]
 
     def name_of(self, file: CatalogFile) -> str:
-        """Return the name of one readable file as in `names`."""
-        return self.names()[self.files.index(file)]
+        """Return the name of one file as in `names`."""
+        row = self.index.get(file)
+        return file.relative if row is None else row.name
 
     def with_hash(self, digest: str) -> tuple[CatalogFile, ...]:
         """Return the readable files whose short hash begins like `digest`, 8 hex digits or more; none for any other.
@@ -156,7 +207,7 @@ class Catalog:
         wanted = digest.lower()[:_HASH_LENGTH]
         if not _HASH.fullmatch(digest) or _HASH_OF_NOTHING.startswith(wanted):
             return ()
-        known = {file for file in self.files if file in self._hashes or self._stored_hash(file)}
+        known = {file for file in self.files if self.row(file).shorthash or self._facts(file).stored_hash}
         found = {file for file in self._worth_reading(known) if wanted == self._short(file)[: len(wanted)]}
         return tuple(file for file in self.files if file in found)
 
@@ -168,7 +219,8 @@ class Catalog:
         """
         if not _HASH.fullmatch(digest):
             return None
-        for file in self._worth_reading(set(self._whole_hashes), likely):
+        known = {file for file in self.files if self.row(file).sha256}
+        for file in self._worth_reading(known, likely):
             try:
                 if self.sha256(file).startswith(digest.lower()):
                     return file
@@ -178,24 +230,25 @@ class Catalog:
 
     def metadata(self, file: CatalogFile) -> Mapping[str, str]:
         """Return the file's metadata; empty, with a warning, where its header cannot be read."""
-        if file not in self._metadata:
-            try:
-                self._metadata[file] = AdapterFile.open(file.path).metadata
-            except LoraError as error:
-                logger.warning("remora: %s", error)
-                self._metadata[file] = {}
-                self._problems[file] = str(error)
-        return self._metadata[file]
+        if (known := self._metadata.get(file)) is not None:
+            return known
+        try:
+            found = AdapterFile.open(file.path).metadata
+        except LoraError as error:
+            logger.warning("remora: %s", error)
+            return {}
+        self._metadata_size += sum(map(len, found.values()))
+        if self._metadata_size <= _METADATA_AT_MOST:  # those that come later are read again each time
+            self._metadata[file] = found
+        return found
 
     def problem(self, file: CatalogFile) -> str:
-        """Return why the file's header cannot be read, as one sentence; nothing where it can."""
-        self.metadata(file)
-        return self._problems.get(file, "")
+        """Return why the file cannot be used, as one sentence; nothing where it can."""
+        return self._facts(file).problem
 
     def alias(self, file: CatalogFile) -> str:
         """Return the name its trainer gave the file (`ss_output_name`), or the file name."""
-        alias = self.metadata(file).get("ss_output_name", "")
-        return file.name if alias in _NO_ALIAS else alias
+        return self._facts(file).alias or file.name
 
     def shorthash(self, file: CatalogFile) -> str:
         """Return 12 hex digits of the SHA-256 of everything after the header, as "Lora hashes" has it.
@@ -203,9 +256,11 @@ class Catalog:
         Raises:
             OSError: the file cannot be read.
         """
-        if file not in self._hashes:
-            self._hashes[file] = _hash_from(file.path, _end_of_header(file.path))[:_HASH_LENGTH]
-        return self._hashes[file]
+        known = self.row(file).shorthash
+        if not known:
+            known = _hash_from(file.path, _end_of_header(file.path))[:_HASH_LENGTH]
+            self.index.change(file, shorthash=known)
+        return known
 
     def known_hash(self, file: CatalogFile) -> str:
         """Return what `shorthash` does, as its trainer wrote it down where that is credible.
@@ -213,7 +268,7 @@ class Catalog:
         Raises:
             OSError: the file cannot be read.
         """
-        return self._stored_hash(file) or self.shorthash(file)
+        return self._facts(file).stored_hash or self.shorthash(file)
 
     def sha256(self, file: CatalogFile) -> str:
         """Return the SHA-256 of the whole file, in hex digits.
@@ -221,15 +276,27 @@ class Catalog:
         Raises:
             OSError: the file cannot be read.
         """
-        if file not in self._whole_hashes:
-            self._whole_hashes[file] = _hash_from(file.path, 0)
-        return self._whole_hashes[file]
+        known = self.row(file).sha256
+        if not known:
+            known = _hash_from(file.path, 0)
+            self.index.change(file, sha256=known)
+        return known
 
-    def _stored_hash(self, file: CatalogFile) -> str:
-        """What its trainer wrote down, where that is credible; reading it spares reading the whole file."""
-        stored = self.metadata(file).get("sshs_model_hash", "").lower()
-        credible = _HASH.fullmatch(stored) and len(stored) >= _HASH_LENGTH and not stored.startswith(_HASH_OF_NOTHING)
-        return stored[:_HASH_LENGTH] if credible else ""
+    @property
+    def _scanner(self) -> Scanner:
+        with self._made:
+            if self._opened is None:
+                self._opened = Scanner(self._folders, Index(self._data_dir()))
+            return self._opened
+
+    def _found(self) -> Mapping[Path, Found]:
+        found = self._scanner.found
+        return self._scanner.look() if found is None else found
+
+    def _facts(self, file: CatalogFile) -> Facts:
+        facts = self.row(file).facts
+        assert facts is not None, "a row that was read has facts"
+        return facts
 
     def _worth_reading(
         self, known: Collection[CatalogFile], likely: CatalogFile | None = None
@@ -250,52 +317,17 @@ class Catalog:
             logger.warning("remora: %s cannot be read: %s", file.path, error.strerror)
             return ""
 
-    def _all(self) -> tuple[CatalogFile, ...]:
-        if self._files is None:
-            self.refresh()
-        assert self._files is not None
-        return self._files
-
     def _lookups(self, wanted: str) -> Iterator[list[CatalogFile]]:
         relative = _preferred(
-            file for file in self._all() if wanted in (file.relative, file.relative + file.path.suffix)
+            file for file in self.every if wanted in (file.relative, file.relative + file.path.suffix)
         )
-        by_name = _preferred(file for file in self._all() if wanted in (file.name, file.path.name))
+        by_name = _preferred(file for file in self.every if wanted in (file.name, file.path.name))
         # a file at the top has no longer name than its file name, so there that one decides
         yield relative if len(relative) == 1 else by_name
         yield relative
         yield [file for file in self.files if self.alias(file) == wanted]
         if _HASH.fullmatch(wanted):
             yield list(self.with_hash(wanted))
-
-
-def _scan(folders: Sequence[Path]) -> Iterator[CatalogFile]:
-    seen: set[Path] = set()
-    for folder in folders:
-        for path in sorted(_walk(folder)):
-            if path.suffix.lower() != _READABLE and path.suffix.lower() not in _PICKLES:
-                continue
-            try:
-                stat = path.stat()
-            except OSError as error:  # a link to nothing
-                logger.warning("remora: %s is left out: %s", path, error.strerror)
-                continue
-            if path not in seen:
-                seen.add(path)
-                relative = path.relative_to(folder).with_suffix("").as_posix()
-                yield CatalogFile(path, relative, stat.st_size, stat.st_mtime_ns)
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    """Yield files below a folder; linked folders are entered, as users keep collections on other disks."""
-    entered: set[str] = set()
-    for root, folders, files in os.walk(folder, followlinks=True):
-        real = os.path.realpath(root)
-        if real in entered:  # a link back up
-            folders.clear()
-            continue
-        entered.add(real)
-        yield from (Path(root, file) for file in files)
 
 
 def _inside(name: str) -> str:

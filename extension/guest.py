@@ -16,9 +16,10 @@ from .options import Overridden, enabled, from_parameters, hashes_wanted, settin
 from .paste import with_own_names
 from .prompt import Tag, parse_arguments
 from .session import Activation, Skipped
+from .xyz import axes
 
 if TYPE_CHECKING:
-    from .hosts import Batch, Host, Rows
+    from .hosts import Axis, Batch, Host, Rows
     from .session import Session
 
 logger = logging.getLogger(__name__)
@@ -100,6 +101,10 @@ class Guest:
         from .api import add_routes  # fastapi is imported where a host serves with it
 
         add_routes(app, self._session)
+
+    def axes(self) -> Sequence[Axis]:
+        """What X/Y/Z plots can vary."""
+        return axes(self._session)
 
     def tab(self) -> Any:
         """Return the tab as gradio Blocks, for hosts whose pages are made with gradio."""

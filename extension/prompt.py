@@ -110,9 +110,9 @@ def parse_arguments(arguments: str, default: float = 1.0) -> Tag:
 
 def format_tag(tag: Tag) -> str:
     """Write a tag so that `parse` reads it back; the name must hold none of `<`, `>` and `:`."""
-    fields = [_number(tag.te)]
+    fields = [number(tag.te)]
     if tag.unet != tag.te or tag.rank is not None:
-        fields.append(_number(tag.unet))
+        fields.append(number(tag.unet))
     if tag.rank is not None:
         fields.append(str(tag.rank))
     fields += sorted(tag.noise)
@@ -176,7 +176,8 @@ def _rank(text: str, field: _Field | None) -> int | None:
     return int(written)
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
+    """Write a multiplier as short as it reads back the same."""
     return repr(int(value)) if value == int(value) and abs(value) < 1e6 else repr(value)
 
 

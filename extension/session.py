@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from lib_lora import ActivationReport, Engine, LoraError, Reading, Stack
+from lib_lora import ActivationReport, Engine, LoraError, Reading, Stack, model_family
 
 from .always_on import AlwaysOnFile
 from .batch import Wanted, Wish, is_off, text_keys, wanted
 from .catalog import Catalog, CatalogError, CatalogFile
+from .presets import Presets
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
-    from lib_lora import NetworkReport
+    from lib_lora import Family, NetworkReport
 
     from .hosts import Host, Rows
 
@@ -132,8 +134,9 @@ class Session:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.catalog = Catalog(host.adapter_dirs)
+        self.catalog = Catalog(host.adapter_dirs, host.data_dir)
         self.always_on = AlwaysOnFile(host.data_dir)
+        self.presets = Presets(host.data_dir)
         self.last = Activation()
         """What the latest generation ran with."""
         self.failed: Skipped | None = None
@@ -142,6 +145,8 @@ class Session:
         self._engine: Engine | None = None
         self._memory = Memory()  # of the engine
         self._rows: Rows | None = None
+        self._family: Family | None = None
+        self._family_of: Mapping[str, weakref.ref[nn.Module]] = {}
         self._said: set[tuple[CatalogFile | None, str]] = set()
 
     def begin(
@@ -181,7 +186,16 @@ class Session:
             self.failed = self.failed or Skipped("", str(error))
             raise
         self._batch = batch
+        self.catalog.used({one.file for one in self.last.active})
         return self.last
+
+    def model_family(self) -> Family | None:
+        """Return the family of the model the host has now; None where nothing tells."""
+        parts = self.host.components()
+        known = {name: weakref.ref(part) for name, part in parts.items()}
+        if known != self._family_of:
+            self._family, self._family_of = model_family(parts) if parts else None, known
+        return self._family
 
     def use_image(self, index: int) -> None:
         """Let the text encoders work for one image of the batch."""

@@ -26,6 +26,8 @@ _OF_FILE: Mapping[str, object] = {
     "kinds": {},
     "ranks": None,
     "changed": 0,
+    "bytes": 0,
+    "seconds": 0.0,
     "unused": {},
     "causes": {},
     "details": {},
@@ -43,23 +45,32 @@ def state_of(session: Session) -> dict[str, Any]:
     else:
         loras = [_left_out(failed)] if failed.name else []
     ran = failed is None
+    model = session.model_family()
+    progress = session.catalog.progress
     return {
         "version": VERSION,
         "host": session.host.name,
         "enabled": enabled(session.host),
         "default_multiplier": default_multiplier(session.host),
+        "model": None if model is None else model.titles,
         "images": last.images,
         "loras": loras,
         "merged": last.report.merged if ran else 0,
         "live": dict(last.report.live) if ran else {},
         "notes": list(last.notes) if failed is None else [failed.reason],
         "conflicts": list(session.host.conflicts()),
+        "catalog": {
+            "revision": session.catalog.index.revision,
+            "running": progress.running,
+            "done": progress.done,
+            "total": progress.total,
+        },
     }
 
 
 def names_of(session: Session) -> Mapping[CatalogFile, str]:
     """Return the readable files with the names by which tags find them."""
-    return dict(zip(session.catalog.files, session.catalog.names(), strict=True))
+    return {file: session.catalog.name_of(file) for file in session.catalog.files}
 
 
 def _active(active: Active, names: Mapping[CatalogFile, str], always_on: bool) -> dict[str, Any]:

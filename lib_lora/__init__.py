@@ -15,7 +15,7 @@ from .errors import (
     UnknownFormatError,
 )
 from .file import AdapterFile
-from .network import Network, inspect_file, load_network
+from .network import Network, inspect_file, load_network, model_family
 from .patch import install, uninstall
 from .provenance import base_model
 from .reading import Reading
@@ -52,5 +52,6 @@ __all__ = [
     "inspect_file",
     "install",
     "load_network",
+    "model_family",
     "uninstall",
 ]

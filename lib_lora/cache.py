@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .errors import FileError
@@ -54,6 +55,7 @@ class NetworkCache:
             key = path, Stamp.of(path.stat())
         except OSError as error:
             raise FileError(path, f"cannot be read: {error.strerror or error}") from error
+        began = time.perf_counter()
         kept = self._files.get(key)
         if kept is None:
             kept = self._files[key] = _Kept(ParsedFile(AdapterFile.open(path)))
@@ -62,6 +64,7 @@ class NetworkCache:
         network = kept.networks.get(use)
         if network is None:
             network = kept.networks[use] = Network(kept.parsed, indexes, reading)
+            network.report = replace(network.report, seconds=time.perf_counter() - began)
         kept.networks.move_to_end(use)
         return network
 

@@ -23,7 +23,7 @@ from .parsed import SHAPE_DIFFERS, Group, Miss, Outcome, ParsedFile, key_formats
 from .places import Place, Target
 from .reading import USUAL, Reading
 from .recipe import Recipe
-from .report import NetworkReport, Unused
+from .report import Family, NetworkReport, Unused
 from .whole import Whole
 
 _PLURAL = {
@@ -304,10 +304,19 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
     return Network(ParsedFile(AdapterFile.open(path)), indexes, reading)
 
 
-def inspect_file(path: str | Path) -> NetworkReport:
+def inspect_file(file: str | Path | AdapterFile) -> NetworkReport:
     """Report on a file by itself, without a model.
 
     Raises:
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
     """
-    return ParsedFile(AdapterFile.open(path)).report()
+    return ParsedFile(file if isinstance(file, AdapterFile) else AdapterFile.open(file)).report()
+
+
+def model_family(components: Mapping[str, nn.Module]) -> Family | None:
+    """Tell which family the model of these components is; None where nothing tells.
+
+    Args:
+        components: diffusers' component name -> module.
+    """
+    return family_of_model(LayerIndex(name, module, alias_table()) for name, module in components.items())

@@ -98,6 +98,8 @@ class NetworkReport:
     """The family of the model; None where nothing tells, or without one."""
     base_model: str | None = None
     """The model the file was made from, in its trainer's words."""
+    seconds: float = 0.0
+    """That an engine took to open the file and find its layers; 0 where nobody measured it."""
 
     @property
     def name(self) -> str:
@@ -171,6 +173,7 @@ class NetworkReport:
             "components": sorted(self.components),
             "noise": self.noise or None,
             "bytes": self.nbytes,
+            "seconds": self.seconds,
             "unused": self.reasons(),
             "causes": self.causes(),
             "details": {item.key: item.detail for item in self.unused if item.detail},

@@ -1,7 +1,7 @@
 """Make the demo's model, its LoRAs, the classifier and the figures: `python install.py train`.
 
-Two hours and a quarter on two cores, and half an hour more for the figures. What is finished is kept in the folder of
-runs, and an interrupted run goes on there.
+On two cores its parts take two hours and a quarter together, and the figures up to half an hour more. What is finished
+is kept in the folder of runs, and an interrupted run goes on there.
 """
 
 from __future__ import annotations

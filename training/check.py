@@ -20,7 +20,7 @@ from .world import SHAPES, Scene, Teller
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 _BATCH = 50
-SEED = 1000  # of captions and noise; training began at other seeds
+SEED = 2000  # of captions and noise: training began at others, and 1000 was looked at while parameters were chosen
 Labels = set[str]
 
 

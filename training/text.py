@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
@@ -62,7 +63,5 @@ def tokenize(tokenizer: Any, captions: Iterable[str]) -> Tensor:
 
 
 def _merges(tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    import json
-
     pairs = json.loads(tokenizer.to_str())["model"]["merges"]
     return [tuple(pair) for pair in pairs]

@@ -6,15 +6,17 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from .base import Access, Batch, Embeddings, Host, Option, Outcome, Remora, Rows, Used
+from .base import Access, Axis, Batch, Embeddings, Host, Option, Outcome, Painter, Remora, Rows, Used
 
 __all__ = [
     "Access",
+    "Axis",
     "Batch",
     "Embeddings",
     "Host",
     "Option",
     "Outcome",
+    "Painter",
     "Remora",
     "Rows",
     "Used",

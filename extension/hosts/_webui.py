@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import _conflicts
 from ._access import access_of
+from ._axes import add_axes
 from ._extra_networks import ExtraNetworks, Images
-from .base import Access, Batch, Host, Option, Outcome, Remora
+from ._painter import WebUIPainter
+from .base import Access, Batch, Host, Option, Outcome, Painter, Remora
 
 if TYPE_CHECKING:
     from torch import nn
@@ -40,6 +42,7 @@ class WebUIHost(Host):
         self._options: dict[str, Option] = {}
         self._remora: Remora | None = None
         self._networks: ExtraNetworks | None = None
+        self._painter = WebUIPainter()
         self._connected = False  # the host's callbacks are never taken off, so they are put on once per load of scripts
 
     # --- what each web UI says of itself ---
@@ -82,6 +85,9 @@ class WebUIHost(Host):
                     found.append(Path(written).absolute())
         return tuple(dict.fromkeys(found))
 
+    def painter(self) -> Painter:
+        return self._painter
+
     def data_dir(self) -> Path | None:
         return Path(self._shared().config_filename).absolute().parent / "remora"
 
@@ -121,6 +127,7 @@ class WebUIHost(Host):
                 passed_over=self.passed_over,
             )
         self._networks.take_over()
+        add_axes(self.remora.axes() if self.remora.enabled else ())
         if self.remora.enabled:
             self.quiet_builtin()
 
@@ -130,6 +137,7 @@ class WebUIHost(Host):
         if self._networks is not None:
             self._networks.give_back()
             self._networks = None
+        add_axes(())
         if self._remora is not None:
             self._remora.unloaded()
             self._remora = None

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor, nn
+
+    from ..generation import Txt2Img
 
 Embeddings: TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
 """{name to prompt with: {part: vectors (tokens, width)}}; parts as in `lib_lora.Network.embeddings`."""
@@ -127,11 +130,29 @@ class Remora(Protocol):
     def app_started(self, app: Any) -> None:
         """The host's FastAPI application takes routes now."""
 
+    def axes(self) -> Sequence[Axis]:
+        """Return what X/Y/Z plots can vary."""
+
     def tab(self) -> Any:
         """Return the tab as gradio Blocks, for hosts whose pages are made with gradio."""
 
     def unloaded(self) -> None:
         """The host takes its scripts down."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Something that an X/Y/Z plot can vary."""
+
+    label: str
+    kind: type[str] | type[float]
+    """Of its values; of numbers, hosts take ranges as well."""
+    apply: Callable[[str, str | float], str]
+    """From a prompt and a value to the prompt of that picture."""
+    choices: Callable[[], list[str]] | None = None
+    """The values there are, where those are known."""
+    check: Callable[[str], object] = str
+    """Raises the reason why a value is none."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +163,28 @@ class Access:
     """Tells whether these are the name and password of a user of the host's API."""
     login: Callable[[Any], Any] | None = None
     """Tells who is logged in on the host's page, from a request; None is nobody. The answer may be awaitable."""
+
+
+class Painter(Protocol):
+    """Makes pictures for Remora the host's own way, in turn with those the user asks for."""
+
+    def paint(self, request: Txt2Img, cancelled: Callable[[], bool]) -> Image | None:
+        """Make one picture, and wait for it; None where it was cancelled or interrupted.
+
+        Raises:
+            RequestError: the host cannot make this one; also whatever its model raises.
+        """
+
+    def interrupt(self) -> None:
+        """Stop the present one at its next step; never one of the user's."""
+
+    @property
+    def fraction(self) -> float:
+        """How far the present one is, from 0 to 1."""
+
+    @property
+    def samplers(self) -> Sequence[str]:
+        """Names of the samplers a request may have."""
 
 
 class Host(ABC):
@@ -180,6 +223,10 @@ class Host(ABC):
     @abstractmethod
     def adapter_dirs(self) -> Sequence[Path]:
         """Return the folders LoRA files are looked for in, the first wins."""
+
+    def painter(self) -> Painter | None:
+        """Return what makes pictures for Remora; None where the host makes none but its user's."""
+        return None
 
     def data_dir(self) -> Path | None:
         """Return the folder for what Remora keeps, which need not be there; None where nothing outlives the process."""

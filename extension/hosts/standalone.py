@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from .base import Embeddings, Host, Option, Remora
+from .base import Embeddings, Host, Option, Painter, Remora
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,6 +31,7 @@ class StandaloneHost(Host):
         self._data_dir: Path | None = None
         self._values: dict[str, object] = {}
         self._remora: Remora | None = None
+        self._painter: Painter | None = None
 
     def open(self, dirs: Sequence[Path], settings: Mapping[str, object], data_dir: Path | None = None) -> None:
         """Become the current host, with these adapter folders and settings that differ from their defaults."""
@@ -88,6 +89,13 @@ class StandaloneHost(Host):
 
     def adapter_dirs(self) -> Sequence[Path]:
         return self._dirs
+
+    def painter(self) -> Painter | None:
+        return self._painter
+
+    def paint_with(self, painter: Painter) -> None:
+        """Have pictures for Remora made by this one."""
+        self._painter = painter
 
     def data_dir(self) -> Path | None:
         return self._data_dir

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -41,6 +41,10 @@ class Job:
     def cancel(self) -> None:
         """Stop at the next step; pictures finished before are kept."""
         self._cancel.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end, but no longer than some seconds; tell whether it has come."""
+        return bool(wait([self._future], seconds).done)
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the end.

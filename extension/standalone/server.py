@@ -13,6 +13,7 @@ from ..generation import Txt2Img
 from ..options import checked
 from . import offload
 from .jobs import Job, Runner
+from .painter import RunnerPainter
 from .sampling import choices
 from .sdapi import SdApi
 
@@ -60,6 +61,7 @@ def make_api(runner: Runner) -> FastAPI:
     """Return an application with the HTTP API alone."""
     app = FastAPI(title="Remora")
     SdApi(runner).add_routes(app)
+    runner.studio.host.paint_with(RunnerPainter(runner))
     runner.studio.host.app_started(app)
     return app
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extension import always_on
 from extension.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile, StackRefusedError, parameters, read
 from extension.prompt import Tag
 
@@ -121,7 +120,7 @@ def test_a_write_that_fails_leaves_the_former_stack(tmp_path: Path, monkeypatch:
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(always_on.os, "fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         file.put(AlwaysOn())
     assert file.stack == kept(tmp_path).stack == STACK

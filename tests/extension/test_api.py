@@ -32,7 +32,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def client(runner: Runner) -> Iterator[TestClient]:
+    catalog = runner.studio.session.catalog
     with TestClient(make_api(runner)) as client:
+        catalog.wait(60)
         yield client
     runner.studio.session.always_on.put(AlwaysOn())
 

@@ -35,7 +35,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 def contents(path: Path) -> tuple[dict[str, bytes], dict[str, str] | None]:
     """All that is in a file; safetensors writes metadata in any order."""
     with safe_open(path, "np") as file:
-        return {key: file.get_tensor(key).tobytes() for key in file.keys()}, file.metadata()  # noqa: SIM118
+        return {key: file.get_tensor(key).tobytes() for key in [*file.keys()]}, file.metadata()
 
 
 @pytest.mark.usefixtures("hasty")

@@ -296,7 +296,8 @@ def test_hashes_are_those_of_the_whole_file(setup: Setup) -> None:
     hashes = [catalog.sha256(catalog.find(name))[:8] for name in ("zorp", "stripes")]
     assert found == ["LoRA networks: zorp, stripes", f"LoRA hashes: {', '.join(hashes)}"]
     (setup.loras / "zorp.safetensors").unlink()
-    catalog._whole_hashes.clear()
+    for row in catalog.index.rows():
+        catalog.index.change(row.file, sha256="")
     result = setup.web.generate(f"x{B}")
     assert of_lora(result.infotexts[0]) == ["LoRA networks: stripes", f"LoRA hashes: {hashes[1]}"]
 
@@ -386,9 +387,9 @@ def test_t17_a_pasted_text_names_what_is_here_and_brings_settings(setup: Setup) 
     assert pasted["overrides"] == {"remora_merge": "always"}
 
 
-def test_a_pasted_hash_of_digits_has_lost_its_zeros(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = setup.session.catalog.find("stripes")
-    monkeypatch.setitem(setup.session.catalog._whole_hashes, file, "00123456" + 56 * "a")
+def test_a_pasted_hash_of_digits_has_lost_its_zeros(setup: Setup) -> None:
+    catalog = setup.session.catalog
+    catalog.index.change(catalog.find("stripes"), sha256="00123456" + 56 * "a")
     parameters = {"Prompt": "<lora:theirs:1>", "LoRA networks": "theirs", "LoRA hashes": 123456}
     assert setup.web.paste("", parameters)["Prompt"] == "<lora:stripes:1>"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,30 +17,35 @@ from extension.infotext import Infotext, parse_infotext
 from extension.standalone.demo import Demo
 from extension.standalone.pnginfo import read_infotext
 from tests.extension.ui.serving import LONG, Served, infotext_with, opened, serving
+from tests.extension.ui.tab import Tab
 
 pytestmark = pytest.mark.browser
 PROMPT = "#prompt textarea"
 
 
 @pytest.fixture(autouse=True)
-def empty_stack(served: Served) -> None:
+def nothing_kept(served: Served) -> Iterator[None]:
+    yield
     httpx.put(f"{served.url}/remora/v1/stack", json={}).raise_for_status()
+    for preset in httpx.get(f"{served.url}/remora/v1/presets").json()["presets"]:
+        httpx.delete(f"{served.url}/remora/v1/preset", params={"name": preset["name"]}).raise_for_status()
 
 
-def row(page: Any, name: str) -> Any:
-    return page.locator("#remora-tab .rt-rows > li").filter(has_text=name)
+@pytest.fixture
+def tab(page: Any) -> Tab:
+    return Tab(page).ready()
 
 
-def add(page: Any, *names: str) -> None:
-    for name in names:
-        page.get_by_role("button", name=f"Add {name} to the stack").click()
-    saved(page)
-
-
-def saved(page: Any) -> None:
-    """Wait until the server has what the page shows."""
-    page.wait_for_timeout(300)  # in which the page waits for further changes
-    page.get_by_text("Saved.").wait_for(timeout=LONG)
+@pytest.fixture
+def copy(served: Served) -> Iterator[Path]:
+    """A LoRA file that the test may do anything with."""
+    path = served.loras / "copied.safetensors"
+    path.write_bytes((served.loras / "zorp.safetensors").read_bytes())
+    httpx.post(f"{served.url}/remora/v1/refresh")
+    yield path
+    for other in served.loras.glob("copied.*"):
+        other.unlink()
+    httpx.post(f"{served.url}/remora/v1/refresh")
 
 
 def kept(served: Served) -> Any:
@@ -54,185 +60,311 @@ class Made:
     parameters: Infotext
 
 
-def make(page: Any, served: Served, prompt: str) -> Made:
+def make(tab: Tab, served: Served, prompt: str) -> Made:
     """Make a picture by the page; what is made is seen where it is saved, as a quick one comes and goes unseen."""
     before = set(served.pictures.glob("*.png"))
-    page.fill(PROMPT, prompt)
-    page.click("#generate")
-    infotext_with(page, prompt)
+    tab.page.fill(PROMPT, prompt)
+    tab.page.click("#generate")
+    infotext_with(tab.page, prompt)
     deadline = time.monotonic() + LONG / 1000
     while not (made := set(served.pictures.glob("*.png")) - before):
         assert time.monotonic() < deadline, "no picture was made"
-        page.wait_for_timeout(50)
-    page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
+        tab.page.wait_for_timeout(50)
+    tab.page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
     with Image.open(made.pop()) as image:
         return Made(image.tobytes(), parse_infotext(read_infotext(image)))
 
 
-def test_what_is_found_is_searched_and_refreshed(page: Any, served: Served) -> None:
-    search = page.get_by_role("searchbox", name="Search LoRA")
-    linear = page.get_by_role("button", name="Add zorp to the stack")
-    search.fill("PES stri")
-    linear.wait_for(state="detached")
-    page.get_by_text("1 LoRA", exact=True).wait_for()
+# --- the library ---
+
+
+def test_what_is_found_is_searched_by_several_words_over_all_that_is_known(tab: Tab) -> None:
+    search = tab.root.get_by_role("searchbox", name="Search LoRA")
+    for words, found in (("PES stri", "1 of 6 LoRA"), ("loha", "1 of 6 LoRA"), ("stable diffusion", "6 LoRA"), ("", "6 LoRA")):
+        search.fill(words)
+        tab.root.get_by_text(found, exact=True).wait_for()
     search.fill("none <b>like</b> it")
-    page.get_by_text("No LoRA has “none <b>like</b> it” in its name.").wait_for()
-    search.fill("")
-    linear.wait_for()
-    folder = served.loras / "sub"
-    folder.mkdir()
-    try:
-        (folder / "<img src=x onerror=alert(1)>.safetensors").write_bytes(b"x" * 100)
-        (folder / "a new one.safetensors").write_bytes((served.loras / "zorp.safetensors").read_bytes())
-        page.get_by_role("button", name="Look for LoRA files again").click()
-        page.get_by_role("button", name="Add a new one to the stack").get_by_text("zorp · sub ·").wait_for()
-        unusable = page.locator(".rt-unreadable").filter(has_text="<img src=x onerror=alert(1)>")
-        unusable.get_by_text("no safetensors").or_(unusable.get_by_text(".safetensors:")).first.wait_for()
-        assert page.locator("#remora-tab img").count() == 0
-    finally:
-        for path in folder.iterdir():
-            path.unlink()
-        folder.rmdir()
-        httpx.post(f"{served.url}/remora/v1/refresh")
+    tab.root.get_by_text("No LoRA matches “none <b>like</b> it”.").wait_for()
+    tab.button("Show all").click()
+    tab.button("Insert zorp into the prompt").wait_for()
 
 
-def test_a_stack_that_is_always_on_changes_the_picture_and_its_parameters_say_so(page: Any, served: Served) -> None:
-    plain = make(page, served, "a fox")
-    add(page, "zorp")
-    assert make(page, served, "a fox") == plain  # it waits
-    page.get_by_label("Always on").check()
-    saved(page)
-    always = make(page, served, "a fox")
-    assert always.parameters.settings["Remora stack"] == "<lora:zorp:1>"
-    assert always.pixels != plain.pixels
-    row(page, "zorp").get_by_text("✓ applied: 264 of 264 layers").wait_for()
-    page.get_by_label("zorp on").uncheck()
-    saved(page)
-    assert make(page, served, "a fox") == plain
+def test_files_that_come_are_shown_without_being_asked_for_and_bad_ones_with_the_reason(tab: Tab, copy: Path) -> None:
+    (copy.with_name("copied.<img src=x onerror=alert(1)>.safetensors")).write_bytes(b"x" * 100)
+    tab.button("Insert copied into the prompt").wait_for(timeout=LONG)
+    card = tab.root.locator(".rt-against").filter(has_text="<img src=x onerror=alert(1)>")
+    card.get_by_text("header claims").wait_for(timeout=LONG)
+    assert card.get_by_role("button", name="Insert").is_disabled()
 
 
-def test_strengths_are_set_by_slider_and_by_number_tied_or_apart(page: Any, served: Served) -> None:
-    add(page, "zorp")
-    number = page.get_by_role("spinbutton", name="UNet strength of zorp")
-    number.fill("0.65")
-    saved(page)
-    text = page.get_by_role("spinbutton", name="Text strength of zorp")
-    assert text.input_value() == "0.65"
-    page.get_by_role("button", name="Same strength for both, zorp").click()
-    slider = page.get_by_role("slider", name="Text strength of zorp, slider")
-    slider.focus()
-    page.keyboard.press("ArrowRight")
-    saved(page)
-    assert kept(served)["entries"] == [{"name": "zorp", "on": True, "unet": 0.65, "text_encoder": 0.7}]
-    number.fill("5.5")  # past the slider
-    saved(page)
-    assert kept(served)["entries"][0]["unet"] == 5.5
+def test_it_is_filtered_and_sorted(tab: Tab) -> None:
+    tab.button("Filters").click()
+    tab.root.get_by_label("Kind").select_option("loha")
+    tab.root.get_by_text("1 of 6 LoRA", exact=True).wait_for()
+    tab.root.get_by_text("Filters (1)").wait_for()
+    tab.button("Show all").click()
+    tab.root.get_by_label("Sort by").select_option("size")
+    names = tab.root.locator(".rt-virtual .rt-card-name").all_inner_texts()
+    assert (names[0], names[-1]) == ("stripes", "stars")
+    tab.button("Show as a list").click()
+    assert tab.root.locator(".rt-card-list").count() == 6
 
 
-def test_a_strength_that_is_no_number_is_said_in_place_and_nothing_is_lost(page: Any, served: Served) -> None:
-    add(page, "zorp")
-    number = page.get_by_role("spinbutton", name="UNet strength of zorp")
-    number.fill("")
-    row(page, "zorp").get_by_text("Type a number, as in 0.8").wait_for()
-    assert number.get_attribute("aria-invalid") == "true"
-    number.blur()
-    assert (number.input_value(), number.get_attribute("aria-invalid")) == ("1", None)
-    number.fill("1e300")
-    page.get_by_role("alert").get_by_text("the strength for the UNet must be a number, not 1e+300").wait_for()
-    assert kept(served)["entries"][0]["unet"] == 1.0
-    number.fill("0.5")
-    saved(page)
-    page.get_by_role("alert").get_by_text("must be a number").wait_for(state="hidden")
-    assert kept(served)["entries"][0]["unet"] == 0.5
+def test_arrow_keys_go_through_the_library(tab: Tab) -> None:
+    tab.button("Insert neon into the prompt").focus()
+    for key, name in (("ArrowRight", "night"), ("End", "zorp"), ("Home", "neon")):
+        tab.page.keyboard.press(key)
+        wanted = f"Insert {name} into the prompt"
+        tab.page.wait_for_function("name => document.activeElement.getAttribute('aria-label') === name", arg=wanted)
 
 
-def test_rows_are_moved_and_removed_by_keyboard(page: Any, served: Served) -> None:
-    add(page, "zorp", "stripes")
-    page.get_by_role("button", name="Move stripes up").focus()
-    page.keyboard.press("Enter")
-    saved(page)
-    assert [entry["name"] for entry in kept(served)["entries"]] == ["stripes", "zorp"]
-    focused = "document.activeElement.getAttribute('aria-label')"
-    assert page.evaluate(focused) == "Move stripes down"  # it is at the top now
-    page.get_by_role("button", name="Remove stripes").focus()
-    page.keyboard.press("Enter")
-    saved(page)
-    assert [entry["name"] for entry in kept(served)["entries"]] == ["zorp"]
-    assert page.evaluate(focused) == "zorp on"
+def test_notes_are_kept_beside_the_file_as_a1111_reads_them(tab: Tab, served: Served, copy: Path) -> None:
+    tab.button("About copied").click()
+    dialog = tab.page.get_by_role("dialog", name="copied")
+    dialog.get_by_role("radio", name="4 of 5").click()
+    dialog.get_by_role("button", name="Favourite").click()
+    dialog.get_by_label("Trigger words").fill("zorp, of mine")
+    dialog.get_by_label("Preferred strength").fill("much")
+    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("alert").get_by_text("must be a number, as 0.8, and not “much”").wait_for()
+    dialog.get_by_label("Preferred strength").fill("0.6")
+    dialog.get_by_label("Tags").fill("beings, mine")
+    dialog.get_by_label("Notes").fill("a note that is searched")
+    dialog.get_by_role("button", name="Save").click()
+    dialog.wait_for(state="hidden")
+    noted = json.loads(copy.with_suffix(".json").read_text("utf-8"))
+    assert noted == {
+        "remora": {"rating": 4, "favourite": True},
+        "activation text": "zorp, of mine",
+        "preferred weight": 0.6,
+        "tags": ["beings", "mine"],
+        "notes": "a note that is searched",
+    }
+    tab.root.get_by_role("searchbox").fill("note searched")
+    tab.insert("copied")
+    tab.prompt_is("<lora:copied:0.6> zorp, of mine")
 
 
-def test_a_lora_is_in_the_stack_once(page: Any, served: Served) -> None:
-    add(page, "zorp")
-    page.get_by_role("button", name="Add zorp to the stack").click()
-    assert row(page, "zorp").count() == 1
+def test_a_picture_of_the_page_becomes_that_of_a_file(tab: Tab, served: Served, copy: Path) -> None:
+    tab.button("About copied").click()
+    dialog = tab.page.get_by_role("dialog", name="copied")
+    dialog.get_by_role("button", name="Take the picture that the page shows").click()
+    dialog.get_by_role("alert").get_by_text("The page shows no picture yet").wait_for()
+    tab.page.keyboard.press("Escape")
+    make(tab, served, "a fox")
+    tab.page.wait_for_function("document.querySelector('#gallery img')?.naturalWidth === 64")
+    tab.button("About copied").click()
+    dialog.get_by_role("button", name="Take the picture that the page shows").click()
+    dialog.get_by_role("button", name="Cancel").wait_for()
+    deadline = time.monotonic() + 20
+    while not copy.with_suffix(".png").is_file():
+        assert time.monotonic() < deadline
+        tab.page.wait_for_timeout(50)
+    with Image.open(copy.with_suffix(".png")) as picture:
+        assert picture.size == (64, 64)
 
 
-def test_the_stack_goes_into_the_prompt_and_nothing_else_there_is_touched(page: Any, served: Served) -> None:
-    add(page, "zorp", "stripes")
-    page.get_by_role("spinbutton", name="UNet strength of zorp").fill("0.5")
-    page.get_by_label("stripes on").uncheck()
-    page.fill(PROMPT, "a <lora:zorp:1:2> fox  (red:1.2)")
-    page.get_by_role("button", name="Insert the stack into the prompt").click()
-    assert page.input_value(PROMPT) == "a <lora:zorp:0.5> fox  (red:1.2)"
-    page.get_by_role("button", name="Insert stripes into the prompt").click()
-    assert page.input_value(PROMPT) == "a <lora:zorp:0.5> fox  (red:1.2) <lora:stripes:1>"
-    made = make(page, served, page.input_value(PROMPT))  # the page knows of it, too
-    assert made.parameters.prompt.endswith("<lora:stripes:1>")
-    row(page, "stripes").get_by_text("✓ applied: 278 of 278 layers").wait_for()
-    page.get_by_role("button", name="Remove stripes").click()
-    page.get_by_role("list", name="Other LoRA of the latest picture").get_by_text("✓ applied: 278 of 278").wait_for()
+# --- the prompt is the truth ---
+
+
+def test_one_click_inserts_with_the_words_and_one_removes_both(tab: Tab) -> None:
+    tab.write("a red thing, night")
+    tab.insert("zorp")
+    tab.prompt_is("a red thing, night, <lora:zorp:1> zorp")
+    tab.button("Remove zorp from the prompt").click()
+    tab.prompt_is("a red thing, night")
+
+
+def test_words_that_are_there_are_not_written_twice_and_stay(tab: Tab) -> None:
+    tab.write("a Zorp, night")
+    tab.insert("zorp")
+    tab.prompt_is("a Zorp, night <lora:zorp:1>")
+    tab.button("Remove zorp from the prompt").click()
+    tab.prompt_is("a Zorp, night")
+
+
+def test_what_is_typed_into_the_prompt_is_shown_and_what_is_set_is_typed(tab: Tab, served: Served) -> None:
+    tab.write("a  <lora:zorp:te=0.5> fox (red:1.2)\n<lora:stripes:0.25:high>")
+    assert tab.strength("stripes").input_value() == "0.25"
+    tab.row("stripes").get_by_text("high").wait_for()
+    tab.strength("zorp").fill("0.75")
+    tab.prompt_is("a  <lora:zorp:te=0.75> fox (red:1.2)\n<lora:stripes:0.25:high>")
+    tab.button("Strengths of zorp apart").click()
+    tab.strength("zorp", "UNet").fill("1.5")
+    tab.prompt_is("a  <lora:zorp:te=0.75:unet=1.5> fox (red:1.2)\n<lora:stripes:0.25:high>")
+    tab.button("Strengths of zorp apart").click()
+    tab.prompt_is("a  <lora:zorp:te=1.5:unet=1.5> fox (red:1.2)\n<lora:stripes:0.25:high>")
+
+
+def test_the_cursor_stays_where_it_is(tab: Tab) -> None:
+    tab.write("a fox <lora:zorp:1> in the snow")
+    tab.page.evaluate(f"document.querySelector('{PROMPT}').setSelectionRange(2, 5)")
+    tab.strength("zorp").fill("0.55")
+    tab.prompt_is("a fox <lora:zorp:0.55> in the snow")
+    place = f"(() => {{ const b = document.querySelector('{PROMPT}'); return [b.selectionStart, b.selectionEnd] }})()"
+    assert tab.page.evaluate(place) == [2, 5]
+    tab.page.evaluate(f"document.querySelector('{PROMPT}').setSelectionRange(25, 25)")  # behind the tag
+    tab.strength("zorp").fill("0.5")
+    tab.prompt_is("a fox <lora:zorp:0.5> in the snow")
+    assert tab.page.evaluate(place) == [24, 24]
+
+
+def test_sliders_and_arrow_keys_change_a_strength(tab: Tab) -> None:
+    tab.insert("zorp")
+    tab.strength("zorp").focus()
+    tab.page.keyboard.press("ArrowUp")
+    tab.prompt_is("<lora:zorp:1.05> zorp")
+    tab.root.get_by_role("slider", name="Strength of zorp, slider").focus()
+    tab.page.keyboard.press("ArrowLeft")
+    tab.prompt_is("<lora:zorp:1> zorp")
+    tab.strength("zorp").fill("5.5")  # past the slider
+    tab.prompt_is("<lora:zorp:5.5> zorp")
+
+
+def test_a_strength_that_is_no_number_is_said_in_place_and_nothing_is_lost(tab: Tab) -> None:
+    tab.insert("zorp")
+    for typed in ("x", "0,5", "1e999", ""):
+        tab.strength("zorp").fill(typed)
+        tab.row("zorp").get_by_text(f"“{typed}” is no number" if typed else "Type a number, as 0.8").wait_for()
+        assert tab.strength("zorp").get_attribute("aria-invalid") == "true"
+    tab.strength("zorp").blur()
+    assert (tab.strength("zorp").input_value(), tab.prompt) == ("1", "<lora:zorp:1> zorp")
+
+
+def test_entries_are_switched_off_and_on_where_they_were(tab: Tab) -> None:
+    tab.write("<lora:zorp:0.5> a fox <lora:stripes:1> x <lora:night:1>")
+    tab.row("stripes").get_by_label("stripes on").uncheck()
+    tab.prompt_is("<lora:zorp:0.5> a fox x <lora:night:1>")
+    tab.strength("stripes").fill("0.4")
+    tab.row("stripes").get_by_label("stripes on").check()
+    names = "window.remoraTab.rows().map(row => [row.name, row.unet, row.on])"
+    assert tab.page.evaluate(names) == [["zorp", 0.5, True], ["stripes", 0.4, True], ["night", 1, True]]
+
+
+def test_rows_are_moved_by_keyboard_and_by_drag(tab: Tab) -> None:
+    tab.write("a <lora:zorp:1> b <lora:stripes:0.5> c <lora:night:1>")
+    tab.pane("Stack")
+    tab.button("Move stripes;").press("ArrowUp")
+    tab.prompt_is("a <lora:stripes:0.5> b <lora:zorp:1> c <lora:night:1>")
+    assert tab.page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Move stripes;")
+    handle, target = tab.button("Move stripes;").bounding_box(), tab.row("night").bounding_box()
+    tab.page.mouse.move(handle["x"] + 5, handle["y"] + 5)
+    tab.page.mouse.down()
+    tab.page.mouse.move(handle["x"] + 5, target["y"] + target["height"] - 3, steps=5)
+    tab.page.mouse.up()
+    tab.prompt_is("a <lora:zorp:1> b <lora:night:1> c <lora:stripes:0.5>")
+
+
+def test_everything_is_taken_back_and_done_again(tab: Tab) -> None:
+    tab.write("a fox")
+    states = [tab.prompt]
+    tab.insert("zorp", "stripes")
+    tab.strength("zorp").fill("0.5")
+    tab.button("Move stripes;").press("ArrowUp")
+    tab.row("zorp").get_by_label("zorp on").uncheck()
+    tab.prompt_is("a fox, <lora:stripes:1> zorp")
+    states.append(tab.prompt)
+    for _ in range(5):
+        tab.button("Undo").click()
+    tab.prompt_is(states[0])
+    assert tab.button("Undo").is_disabled()
+    for _ in range(5):
+        tab.button("Redo").click()
+    tab.prompt_is(states[1])
+
+
+def test_taking_back_leaves_alone_what_was_typed_since(tab: Tab) -> None:
+    tab.write("a fox")
+    tab.insert("zorp")
+    tab.prompt_is("a fox, <lora:zorp:1> zorp")
+    tab.write("in the snow, a fox, <lora:zorp:1> zorp")
+    tab.pane("Stack")
+    tab.row("zorp").get_by_label("zorp on").focus()
+    tab.page.keyboard.press("Control+z")
+    tab.prompt_is("in the snow, a fox")
+
+
+def test_names_and_tags_that_mean_nothing_are_said_at_their_rows(tab: Tab) -> None:
+    tab.write("<lora:zorpp:1> <lora:stripes:1.1.> <lora:night:1:2:3:4>")
+    tab.row("zorpp").get_by_role("alert").get_by_text("did you mean zorp?").wait_for(timeout=LONG)
+    tab.row("stripes").get_by_role("alert").get_by_text("“1.1.” is not a number").wait_for()
+    tab.row("night").get_by_role("alert").get_by_text("a fourth number, “4”").wait_for()
+    assert tab.prompt == "<lora:zorpp:1> <lora:stripes:1.1.> <lora:night:1:2:3:4>"
+
+
+def test_a_prompt_of_ten_megabytes_is_said_and_left_alone(tab: Tab) -> None:
+    long = "a fox, " * 1_500_000
+    tab.page.evaluate(
+        "text => { const b = document.querySelector('#prompt textarea'); b.value = text;"
+        " b.dispatchEvent(new Event('input', {bubbles: true})) }",
+        long,
+    )
+    tab.pane("Stack")
+    tab.root.get_by_text("one as long is not read here").wait_for(timeout=LONG)
+    assert len(tab.prompt) == len(long)
 
 
 def test_the_stack_is_copied_as_a_prompt(served: Served, browser: Any) -> None:
     with opened(served, browser, permissions=["clipboard-read", "clipboard-write"]) as page:
-        page.get_by_role("button", name="Copy the stack as a prompt").click()
-        page.get_by_text("No LoRA of the stack is on.").wait_for()
-        add(page, "zorp", "stripes")
-        page.get_by_role("button", name="Copy the stack as a prompt").click()
-        page.get_by_text("Copied: <lora:zorp:1> <lora:stripes:1>").wait_for()
+        tab = Tab(page).ready()
+        tab.pane("Stack")
+        tab.button("Copy the LoRAs").click()
+        tab.root.get_by_text("There is no LoRA to copy.").wait_for()
+        tab.insert("zorp", "stripes")
+        tab.pane("Stack")
+        tab.button("Copy the LoRAs").click()
+        tab.root.get_by_text("Copied: <lora:zorp:1> <lora:stripes:1>").wait_for()
         assert page.evaluate("navigator.clipboard.readText()") == "<lora:zorp:1> <lora:stripes:1>"
 
 
-def test_where_copying_is_not_allowed_the_text_is_shown(page: Any) -> None:
-    page.evaluate(
+def test_where_copying_is_not_allowed_the_text_is_shown(tab: Tab) -> None:
+    tab.page.evaluate(
         "() => { document.execCommand = () => false; navigator.clipboard.writeText = () => Promise.reject(1) }"
     )
-    add(page, "zorp")
-    page.get_by_role("button", name="Copy the stack as a prompt").click()
-    assert page.get_by_role("textbox", name="The stack as a prompt").input_value() == "<lora:zorp:1>"
+    tab.insert("zorp")
+    tab.pane("Stack")
+    tab.button("Copy the LoRAs").click()
+    assert tab.root.get_by_role("textbox", name="The stack as a prompt").input_value() == "<lora:zorp:1>"
 
 
-def test_a_file_that_goes_while_the_page_is_open_is_said_where_it_is_used(page: Any, served: Served) -> None:
-    path = served.loras / "short-lived.safetensors"
-    path.write_bytes((served.loras / "zorp.safetensors").read_bytes())
-    page.get_by_role("button", name="Look for LoRA files again").click()
-    page.get_by_role("button", name="Add short-lived to the stack").wait_for()
-    path.unlink()
-    page.get_by_role("button", name="Add short-lived to the stack").click()
-    page.get_by_role("alert").get_by_text("LoRA 'short-lived' is not in the LoRA folders").wait_for()
-    page.get_by_role("button", name="Remove short-lived").click()
-    saved(page)
-    assert kept(served)["entries"] == []
+# --- what became of it ---
 
 
-def test_what_a_picture_failed_for_is_told_at_its_row(page: Any, served: Served) -> None:
-    path = served.loras / "short-lived.safetensors"
-    path.write_bytes((served.loras / "zorp.safetensors").read_bytes())
-    page.get_by_role("button", name="Look for LoRA files again").click()
-    page.get_by_label("Always on").check()
-    add(page, "short-lived")
-    path.unlink()
-    page.fill(PROMPT, "a fox")
-    page.click("#generate")
-    row(page, "short-lived").get_by_text("✕ missing: of the always-on stack: LoRA 'short-lived' is not").wait_for(
-        timeout=LONG
-    )
+def test_what_became_of_each_is_told_at_its_row(tab: Tab, served: Served) -> None:
+    tab.insert("zorp")
+    make(tab, served, tab.prompt)
+    tab.row("zorp").get_by_text("✓ applied: 264 of 264 layers · 751 KB").wait_for(timeout=LONG)
+    tab.row("zorp").get_by_text("264 loha · rank 2 · kohya · for Stable Diffusion 1.x").wait_for()
+    tab.button("Remove zorp").last.click()
+    tab.root.get_by_role("list", name="Other LoRA of the latest picture").get_by_text("264 of 264").wait_for()
+
+
+def test_a_file_that_goes_while_the_page_is_open_is_said_where_it_is_used(tab: Tab, copy: Path) -> None:
+    tab.button("Insert copied into the prompt").wait_for(timeout=LONG)
+    tab.insert("copied")
+    copy.unlink()
+    said = tab.row("copied").get_by_role("alert").get_by_text("LoRA 'copied' is not in the LoRA folders")
+    said.wait_for(timeout=LONG)
+    tab.row("copied").get_by_role("button", name="Remove copied").click()
+    assert "copied" not in tab.prompt
+
+
+def test_a_file_that_goes_while_its_notes_are_open_is_said_there(tab: Tab, copy: Path) -> None:
+    tab.button("About copied").click(timeout=LONG)
+    dialog = tab.page.get_by_role("dialog", name="copied")
+    dialog.get_by_label("Notes").fill("lost?")
+    copy.unlink()
+    httpx.post(f"{tab.page.url.split('?')[0].rstrip('/')}/remora/v1/refresh")
+    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("alert").get_by_text("is no file in the LoRA folders").wait_for()
+    assert dialog.get_by_label("Notes").input_value() == "lost?"
 
 
 def test_a_lora_for_other_models_is_warned_of_at_its_row(served: Served, browser: Any) -> None:
     sentence = "made for Stable Diffusion XL, the loaded model is Stable Diffusion 1.x: 1 of 2 layers fit"
     lora = {
         "name": "zorp",
+        "asked": "zorp",
         "state": "partly",
         "reason": "1 of 2 layers fit this model",
         "hit": 1,
@@ -252,48 +384,170 @@ def test_a_lora_for_other_models_is_warned_of_at_its_row(served: Served, browser
         route.fulfill(content_type="application/json", body=json.dumps(state))
 
     with opened(served, browser, before=lambda page: page.route("**/remora/v1/state", answer)) as page:
-        add(page, "zorp")
-        own = row(page, "zorp")
+        tab = Tab(page).ready()
+        tab.insert("zorp")
+        own = tab.row("zorp")
         own.get_by_role("alert").get_by_text(sentence).wait_for(timeout=LONG)
         own.get_by_text("2 lora · rank 4 to 8 · kohya · for Stable Diffusion XL · made from <b>pony</b>").wait_for()
         own.get_by_text("Which keys").click()
         own.get_by_text("of another shape: a.lora_up.weight (want up (4, r), got (8, 2))").wait_for()
 
 
-def test_a_stack_is_there_when_the_page_is_opened_again(served: Served, browser: Any) -> None:
+# --- always on ---
+
+
+def test_what_is_always_on_changes_every_picture_and_its_parameters_say_so(tab: Tab, served: Served) -> None:
+    plain = make(tab, served, "a fox")
+    tab.write("a fox")
+    tab.insert("zorp")
+    tab.strength("zorp").fill("0.8")
+    tab.button("Give zorp to every picture").click()
+    tab.saved()
+    assert kept(served)["entries"] == [{"name": "zorp", "on": True, "unet": 0.8, "text_encoder": 0.8}]
+    always = make(tab, served, "a fox")
+    assert always.parameters.settings["Remora stack"] == "<lora:zorp:0.8>"
+    assert always.pixels != plain.pixels
+    tab.row("zorp", "Always on").get_by_text("✓ applied: 264 of 264 layers").wait_for()
+    tab.row("zorp", "Always on").get_by_label("zorp on").uncheck()
+    tab.saved()
+    assert make(tab, served, "a fox") == plain
+    tab.button("Put zorp into the prompt instead").click()
+    tab.prompt_is("a fox, <lora:zorp:0.8> zorp")
+    tab.saved()
+    assert kept(served)["entries"] == []
+
+
+def test_what_is_always_on_is_there_when_the_page_is_opened_again(served: Served, browser: Any) -> None:
+    httpx.put(f"{served.url}/remora/v1/stack", json={"always_on": True, "entries": [{"name": "stripes"}]})
     with opened(served, browser) as page:
-        add(page, "stripes")
-    with opened(served, browser) as page:
-        row(page, "stripes").wait_for(timeout=LONG)
+        Tab(page).ready().row("stripes", "Always on").wait_for(timeout=LONG)
+
+
+def test_what_the_server_refuses_is_said_and_can_be_put_right(tab: Tab, served: Served) -> None:
+    httpx.put(f"{served.url}/remora/v1/stack", json={"always_on": True, "entries": [{"name": "zorp"}]})
+    tab.page.reload()
+    tab.ready()
+
+    def refuse(route: Any) -> None:
+        route.abort() if route.request.method == "PUT" else route.continue_()
+
+    tab.page.route("**/remora/v1/stack", refuse)
+    tab.strength("zorp").fill("0.5")
+    tab.root.get_by_role("alert").get_by_text("The web UI does not answer.").wait_for()
+    tab.page.unroute("**/remora/v1/stack")
+    tab.strength("zorp").fill("0.6")
+    tab.saved()
+    assert kept(served)["entries"][0]["unet"] == 0.6
+
+
+# --- presets ---
+
+
+def test_a_stack_is_kept_as_a_preset_used_renamed_given_away_and_deleted(tab: Tab) -> None:
+    tab.write("a fox")
+    tab.insert("zorp", "stripes")
+    tab.strength("zorp").fill("0.5")
+    tab.button("Presets").click()
+    dialog = tab.page.get_by_role("dialog", name="Presets")
+    dialog.get_by_role("textbox", name="Name of the new preset").fill("Mine")
+    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_text("<lora:zorp:0.5> <lora:stripes:1>").wait_for()
+    tab.page.keyboard.press("Escape")
+    tab.write("a fox <lora:night:1>")
+    tab.button("Presets").click()
+    dialog.get_by_role("button", name="Use Mine").click()
+    tab.prompt_is("a fox, <lora:zorp:0.5> zorp <lora:stripes:1>")
+    tab.button("Presets").click()
+    dialog.get_by_role("button", name="Rename Mine").click()
+    dialog.get_by_role("textbox", name="New name").fill("Ours")
+    dialog.get_by_role("textbox", name="New name").press("Enter")
+    dialog.get_by_role("button", name="Export Ours as text").click()
+    shown = dialog.get_by_role("textbox", name="The preset as text")
+    assert shown.input_value() == "# Remora preset 1: Ours\n<lora:zorp:0.5> zorp\n<lora:stripes:1>\n"
+    dialog.get_by_role("button", name="Close", exact=True).last.click()
+    dialog.get_by_role("button", name="Import presets").click()
+    text = dialog.get_by_role("textbox", name="Text to import")
+    text.fill("# Remora preset 9: of tomorrow\n<lora:zorp:1>")
+    dialog.get_by_role("button", name="Import", exact=True).click()
+    dialog.get_by_role("alert").get_by_text("line 1: this preset is of version 9, and this Remora knows").wait_for()
+    assert text.input_value().startswith("# Remora preset 9")  # nothing is lost
+    text.fill("# Remora preset 1: Ours\n<lora:night:0.5>")
+    dialog.get_by_role("button", name="Import", exact=True).click()
+    dialog.get_by_text("Ours 2").wait_for()
+    dialog.get_by_role("button", name="Delete Ours 2").click()
+    dialog.get_by_text("Ours 2").wait_for(state="hidden")
+
+
+# --- compare ---
+
+
+def test_strengths_are_compared_in_a_grid(tab: Tab, served: Served) -> None:
+    tab.write("a fox")
+    tab.insert("zorp", "stripes")
+    tab.pane("Stack")
+    tab.button("Compare").click()
+    dialog = tab.page.get_by_role("dialog", name="Compare")
+    assert dialog.get_by_label("Steps").input_value() == "2"  # as the page has it
+    dialog.get_by_label("Strengths", exact=False).last.fill("0-1 (0.5), 2x")
+    dialog.get_by_role("button", name="Make the pictures").click()
+    dialog.get_by_role("alert").get_by_text("“2x” is no strength").wait_for()
+    dialog.get_by_label("Strengths", exact=False).last.fill("0-1 (0.5)")
+    dialog.get_by_role("button", name="Make the pictures").click()
+    dialog.get_by_text("3 of 3 pictures, seed 7").wait_for(timeout=LONG)
+    assert dialog.locator("th[scope=col]").all_inner_texts() == ["0", "0.5", "1"]
+    shown = "[...document.querySelectorAll('.rt-cell img')].filter(i => i.naturalWidth === 64).length === 3"
+    tab.page.wait_for_function(shown)
+    grid = httpx.get(f"{served.url}/remora/v1/compare/picture")
+    assert grid.headers["content-type"] == "image/png"
+    dialog.get_by_role("button", name="Use the prompt of zorp 0.5").click()
+    tab.prompt_is("a fox, <lora:zorp:0.5> zorp <lora:stripes:1>")
+
+
+def test_a_comparison_is_cancelled_and_keeps_what_was_made(tab: Tab) -> None:
+    tab.write("a fox <lora:zorp:1>")
+    tab.pane("Stack")
+    tab.button("Compare").click()
+    dialog = tab.page.get_by_role("dialog", name="Compare")
+    dialog.get_by_label("Steps").fill("30")
+    dialog.get_by_label("Strengths", exact=False).last.fill("0-1 [50]")
+    dialog.get_by_role("button", name="Make the pictures").click()
+    tab.page.wait_for_function("document.querySelectorAll('.rt-cell img').length >= 1", timeout=LONG)
+    dialog.get_by_role("button", name="Cancel").click()
+    dialog.get_by_text("Cancelled after").wait_for(timeout=LONG)
+    dialog.get_by_role("button", name="Make the pictures").wait_for()
+
+
+# --- the page ---
 
 
 def test_it_fits_a_phone_in_light_and_dark(served: Served, browser: Any) -> None:
     colours = set()
     for theme in ("light", "dark"):
-        context = {"viewport": {"width": 380, "height": 800}, "color_scheme": theme}
+        context = {"viewport": {"width": 380, "height": 800}, "color_scheme": theme, "has_touch": True}
         with opened(served, browser, **context) as page:
-            page.get_by_role("button", name="Add zorp to the stack").wait_for(timeout=LONG)
-            add(page, "zorp")
-            box = page.evaluate(
-                "[...document.querySelectorAll('#remora-tab *')].map(e => e.getBoundingClientRect())"
-                ".filter(r => r.width).reduce((a, r) => [Math.min(a[0], r.left), Math.max(a[1], r.right)], [380, 0])"
-            )
-            assert box[0] >= 0
-            assert box[1] <= 380
-            assert page.evaluate("document.documentElement.scrollWidth") <= 380
+            tab = Tab(page).ready()
+            tab.insert("zorp")
+            for pane in ("Library", "Stack"):
+                tab.pane(pane)
+                _fits(page, 380)
+            for name, title in (("Presets", "Presets"), ("Compare", "Compare"), ("zorp", "zorp")):
+                tab.root.get_by_role("button", name=name, exact=True).first.click()
+                page.get_by_role("dialog", name=title).wait_for()
+                _fits(page, 380)
+                page.keyboard.press("Escape")
             colours.add(page.evaluate("getComputedStyle(document.querySelector('#remora-tab')).color"))
-        httpx.put(f"{served.url}/remora/v1/stack", json={})
     assert len(colours) == 2
 
 
-def test_every_control_has_a_name(page: Any) -> None:
-    add(page, "zorp")
-    nameless = page.evaluate(
-        """[...document.querySelectorAll('#remora-tab :is(button, input, textarea)')]
-        .filter(e => !e.getAttribute('aria-label') && !e.labels?.length && !e.textContent.trim())
-        .map(e => e.outerHTML)"""
+def _fits(page: Any, width: int) -> None:
+    box = page.evaluate(
+        "[...document.querySelectorAll('#remora-tab *')].filter(e => !e.closest('.rt-grid-scroll'))"
+        ".map(e => e.getBoundingClientRect()).filter(r => r.width)"
+        ".reduce((a, r) => [Math.min(a[0], r.left), Math.max(a[1], r.right)], [380, 0])"
     )
-    assert nameless == []
+    assert box[0] >= 0
+    assert box[1] <= width
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_damaged_stack_is_told_in_the_page(demo: Demo, tmp_path: Path, browser: Any) -> None:
@@ -323,13 +577,14 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
         page.get_by_label("User").fill("tü")
         page.get_by_label("Password").fill("p")
         page.get_by_role("button", name="Log in").click()
-        page.get_by_role("button", name="Add zorp to the stack").wait_for(timeout=LONG)
+        page.get_by_role("button", name="Insert zorp into the prompt").wait_for(timeout=LONG)
+        page.wait_for_function("document.querySelector('#remora-tab .rt-thumb img')?.naturalWidth > 0", timeout=LONG)
         page.get_by_label("Password").wait_for(state="hidden")
     assert asked[0] is None
 
 
-def test_a_web_ui_that_is_gone_is_said_and_found_again(page: Any) -> None:
-    page.route("**/remora/v1/**", lambda route: route.abort())
-    page.get_by_role("alert").get_by_text("The web UI does not answer.").wait_for(timeout=LONG)
-    page.unroute("**/remora/v1/**")
-    page.get_by_role("alert").get_by_text("The web UI does not answer.").wait_for(state="hidden", timeout=LONG)
+def test_a_web_ui_that_is_gone_is_said_and_found_again(tab: Tab) -> None:
+    tab.page.route("**/remora/v1/**", lambda route: route.abort())
+    tab.root.get_by_role("alert").get_by_text("The web UI does not answer.").wait_for(timeout=LONG)
+    tab.page.unroute("**/remora/v1/**")
+    tab.root.get_by_role("alert").get_by_text("The web UI does not answer.").wait_for(state="hidden", timeout=LONG)

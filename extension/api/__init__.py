@@ -1,0 +1,94 @@
+"""HTTP routes: those about LoRA files that clients of A1111-like web UIs know, and Remora's own, `/remora/v1/*`.
+
+Of fastapi, only what it has had since 0.94. Bodies and queries are checked here and not by models, so that every error
+is one sentence under `detail`, whatever the host's fastapi and pydantic are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Depends, Request, Response
+from fastapi.openapi.utils import get_openapi
+
+from ..version import VERSION
+from .answers import answer
+from .app import front_end
+from .compare import CompareApi
+from .guard import guard
+from .library import Library
+from .presets import PresetsApi
+from .schema import COMPONENTS, Route, routes
+from .stack import StackApi
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from ..session import Session
+
+__all__ = ["add_routes", "list_loras"]
+
+_OWN = "/remora/v1"
+_APP = "/remora/app/{name:path}"
+
+
+def add_routes(app: FastAPI, session: Session) -> None:
+    """Add the routes the host has not got; a host's own `/sdapi/v1/loras` stays. Ours demand what the host's do."""
+    taken = {getattr(route, "path", "") for route in app.routes}
+    guarded = [Depends(guard(session.host.access(app)))]
+    session.catalog.start()
+    if "/sdapi/v1/loras" not in taken:
+        app.add_api_route("/sdapi/v1/loras", lambda: list_loras(session), methods=["GET"], dependencies=guarded)
+        app.add_api_route(
+            "/sdapi/v1/refresh-loras", lambda: session.catalog.refresh(), methods=["POST"], dependencies=guarded
+        )
+    if f"{_OWN}/state" in taken:
+        return
+    own = routes(Library(session), StackApi(session), PresetsApi(session), CompareApi(session))
+    for route in own:
+        # without a router between: recent versions keep those to themselves, and then nobody sees what is taken
+        app.add_api_route(_OWN + route.path, route.endpoint, dependencies=guarded, **_said(route))
+    app.add_api_route(
+        f"{_OWN}/openapi.json", _Schema(app), methods=["GET"], dependencies=guarded, include_in_schema=False
+    )
+    app.add_api_route(_APP, front_end, methods=["GET"], include_in_schema=False)
+
+
+def list_loras(session: Session) -> list[dict[str, Any]]:
+    """Return name, alias, path and metadata of every file."""
+    catalog = session.catalog
+    return [
+        {
+            "name": catalog.name_of(file),
+            "alias": catalog.alias(file),
+            "path": str(file.path),
+            "metadata": dict(catalog.metadata(file)),
+        }
+        for file in catalog.files
+    ]
+
+
+class _Schema:
+    """Answers with the OpenAPI description of Remora's own routes."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+
+    def __call__(self, request: Request) -> Response:
+        own = [route for route in self._app.routes if getattr(route, "path", "").startswith(f"{_OWN}/")]
+        text = "LoRA in a Stable Diffusion web UI: files, stack, presets, comparisons, and what became of them."
+        made = get_openapi(title="Remora", version=VERSION, description=text, routes=own)
+        made.setdefault("components", {}).setdefault("schemas", {}).update(COMPONENTS)
+        return answer(request, made)
+
+
+def _said(route: Route) -> dict[str, Any]:
+    """How fastapi is told of a route."""
+    lines = (route.endpoint.__doc__ or "").strip().splitlines()
+    return {
+        "methods": [route.method],
+        "summary": lines[0],
+        "tags": ["Remora"],
+        "operation_id": f"remora_{route.method.lower()}{route.path.replace('/', '_')}",
+        "openapi_extra": route.described(),
+    }

@@ -1,0 +1,26 @@
+"""`/remora/app/*`: the tab's own files. Served here, hosts need not know them, and their types are right everywhere."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from fastapi import HTTPException, Request, Response
+
+from .answers import NOT_FOUND
+
+_FOLDER = Path(__file__).resolve().parents[2] / "javascript" / "remora"
+_TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+
+
+def front_end(request: Request, name: str) -> Response:
+    """Return one file of the tab."""
+    path = _FOLDER / name
+    # compared with what is there, so that nothing outside can be meant
+    if path.suffix not in _TYPES or path not in _FOLDER.rglob("*"):
+        raise HTTPException(NOT_FOUND, f"the tab has no file {name:.80}")
+    content = path.read_bytes()
+    headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"', "Cache-Control": "no-cache"}
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=_TYPES[path.suffix], headers=headers)

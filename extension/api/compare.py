@@ -1,0 +1,103 @@
+"""`/remora/v1/compare`: one comparison at a time, made by the host."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException, Request, Response
+
+from ..compare import Comparison, plan
+from ..generation import RequestError, Txt2Img
+from .answers import CONFLICT, NOT_FOUND, UNPROCESSABLE, answer, object_of, whole
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+_MAX_BODY = 1 << 20  # bytes
+_TEXTS = ("prompt", "negative_prompt", "sampler", "schedule")
+_WHOLE = ("steps", "width", "height", "seed")
+_OF_PICTURE = (*_TEXTS, *_WHOLE, "cfg_scale")
+_FIELDS = ("mode", "names", "values", *_OF_PICTURE)
+
+
+class CompareApi:
+    """The latest comparison of one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._latest: Comparison | None = None
+
+    async def start(self, request: Request) -> Response:
+        """Begin a comparison; answers as `state` does."""
+        data = await object_of(request, _MAX_BODY, "a comparison", *_FIELDS)
+        painter = self._session.host.painter()
+        if painter is None:
+            raise HTTPException(UNPROCESSABLE, f"{self._session.host.name} makes no pictures for others")
+        try:
+            asked = _request(data)
+            made = plan(data.get("mode", "strengths"), asked.prompt, _names(data), _values(data))
+        except RequestError as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
+        with self._lock:
+            if self._latest is not None and self._latest.running:
+                raise HTTPException(CONFLICT, "a comparison is running; wait for it or cancel it")
+            self._latest = Comparison(painter, asked, made)
+            self._latest.start()
+        return self.state(request)
+
+    def state(self, request: Request) -> Response:
+        """Tell how far the latest comparison is; `comparison` is null where there was none."""
+        painter = self._session.host.painter()
+        latest = None if self._latest is None else self._latest.to_json()
+        samplers = [] if painter is None else list(painter.samplers)
+        return answer(request, {"comparison": latest, "samplers": samplers, "possible": painter is not None})
+
+    def cancel(self, request: Request) -> Response:
+        """Stop it at its next step; what was made stays."""
+        if self._latest is not None:
+            self._latest.cancel()
+        return self.state(request)
+
+    def picture(self, cell: str = "") -> Response:
+        """Return one picture of it as PNG, or without a cell the whole grid with its labels."""
+        latest = self._latest
+        content = None if latest is None else (latest.picture(whole(cell, "cell")) if cell else latest.grid())
+        if content is None:
+            raise HTTPException(NOT_FOUND, "there is no such picture (yet)")
+        return Response(content, media_type="image/png", headers={"Cache-Control": "no-store"})
+
+
+def _request(data: dict[str, Any]) -> Txt2Img:
+    values: dict[str, Any] = {name: data[name] for name in _OF_PICTURE if data.get(name) is not None}
+    for name, value in values.items():
+        wanted = "a text" if name in _TEXTS else "a whole number" if name in _WHOLE else "a number"
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        good = isinstance(value, str) if name in _TEXTS else number and (name not in _WHOLE or value == int(value))
+        if not good:
+            raise RequestError(f"{name} must be {wanted}, not {value!r:.60}")
+        values[name] = int(value) if name in _WHOLE else value
+    if not values.get("prompt", "").strip():
+        raise RequestError("the prompt is empty; write what the pictures should show")
+    assert set(values) <= {field.name for field in fields(Txt2Img)}
+    request = Txt2Img(**values)
+    request.check()
+    # pictures can be compared only with one seed
+    return replace(request, seed=secrets.randbelow(2**32)) if request.seed == -1 else request
+
+
+def _names(data: dict[str, Any]) -> list[str]:
+    names = data.get("names")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise RequestError("names must be a list of names of LoRA, as they are in the prompt")
+    return names
+
+
+def _values(data: dict[str, Any]) -> list[float]:
+    values = data.get("values", [])
+    if not isinstance(values, list) or not all(isinstance(one, int | float) and one is not True for one in values):
+        raise RequestError("values must be a list of numbers")
+    return [float(one) for one in values]

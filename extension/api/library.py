@@ -1,0 +1,244 @@
+"""`/remora/v1/loras` and what belongs to it: the files, what is known of each, and what people note about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from lib_lora import Family, LoraError, inspect_file, load_network
+
+from ..catalog import CatalogError
+from ..collection import (
+    Facts,
+    Notes,
+    NotesError,
+    PictureError,
+    Thumbnails,
+    Training,
+    beside,
+    read_notes,
+    read_training,
+    set_picture,
+    write_notes,
+)
+from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, body_of, object_of, whole
+
+if TYPE_CHECKING:
+    from ..collection import CatalogFile, Row
+    from ..session import Session
+
+_MAX_NOTES = 1 << 20  # bytes of a change
+_MAX_PICTURE = 32 << 20  # bytes
+_MAX_NAMES = 1000
+_PATIENCE = 0.3  # seconds that a list waits for what is not read yet: of few files it is whole at once
+_WEEK = "private, max-age=604800"
+
+
+class Library:
+    """The files over one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._thumbnails: Thumbnails | None = None
+
+    def list(self, request: Request, since: str = "0") -> Response:
+        """List the files, those that cannot be used with the reason.
+
+        Of a list that is there already, `since` is its `revision`: then only what changed since comes, and what went.
+        """
+        known = whole(since, "since")
+        catalog = self._session.catalog
+        catalog.somebody_looks()
+        catalog.read_for(_PATIENCE)
+        revision = catalog.index.revision
+        known = known if known <= revision else 0  # of a former run
+        rows, gone = catalog.index.since(known)
+        progress = catalog.progress
+        return answer(
+            request,
+            {
+                "revision": revision,
+                "whole": not known,
+                "loras": [listed(row) for row in rows],
+                "gone": gone,
+                "families": self._families(),
+                "scan": {"running": progress.running, "done": progress.done, "total": progress.total},
+                "problem": catalog.index.problem,
+            },
+        )
+
+    def refresh(self, request: Request) -> Response:
+        """Look at the folders again, and list the files."""
+        self._session.catalog.refresh()
+        return self.list(request)
+
+    def one(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002  # of the query
+        """Tell all that is known of one file."""
+        return answer(request, self._told(self._file(id, name)))
+
+    async def change(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
+        """Change what is noted about one file, in the file beside it that web UIs read."""
+        file = await run_in_threadpool(self._file, id, name)
+        changes = await object_of(request, _MAX_NOTES, "notes", *_NOTED)
+        return await run_in_threadpool(self._change, request, file, changes)
+
+    def thumbnail(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
+        """Return the picture of one file, small, as WebP."""
+        file = self._file(id, name)
+        row = self._session.catalog.row(file)
+        embedded = row.facts is not None and row.facts.picture
+        made = self._made().of(self._session.catalog.found(file), embedded)
+        if made is None:
+            raise HTTPException(NOT_FOUND, f"{file.path.name} has no picture that can be shown")
+        return Response(made, media_type="image/webp", headers={"Cache-Control": _WEEK})
+
+    async def set_picture(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
+        """Keep another picture of one file, beside it; the body is any picture file."""
+        file = await run_in_threadpool(self._file, id, name)
+        content = await body_of(request, _MAX_PICTURE, "a picture")
+        return await run_in_threadpool(self._set_picture, request, file, content)
+
+    async def resolve(self, request: Request) -> Response:
+        """Tell which file each name means, or why none does; ambiguous names have candidates."""
+        asked = (await object_of(request, _MAX_NOTES, "the question", "names")).get("names")
+        if not isinstance(asked, list) or len(asked) > _MAX_NAMES or not all(isinstance(one, str) for one in asked):
+            raise HTTPException(UNPROCESSABLE, f"names must be a list of no more than {_MAX_NAMES} texts")
+        return answer(request, {"names": await run_in_threadpool(lambda: {one: self._meant(one) for one in asked})})
+
+    def inspect(self, request: Request, name: str = "", model: str = "") -> Response:
+        """Tell what a file holds, without regard to the model, or what of it would act on the one that is loaded."""
+        file = self._file("", name)
+        if model not in ("", "loaded"):
+            raise HTTPException(UNPROCESSABLE, f"model must be 'loaded' or not be there, not {model!r}")
+        try:
+            parts = self._session.host.components() if model else {}
+            report = load_network(file.path, parts).report if parts else inspect_file(file.path)
+        except LoraError as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
+        return answer(request, report.to_json())
+
+    def _file(self, id: str, name: str) -> CatalogFile:  # noqa: A002
+        try:
+            return self._session.catalog.with_id(id) if id else self._session.catalog.find_anew(name)
+        except CatalogError as error:
+            raise HTTPException(NOT_FOUND, str(error)) from error
+
+    def _meant(self, name: str) -> dict[str, Any]:
+        catalog = self._session.catalog
+        try:
+            file = catalog.find(name)
+        except CatalogError as error:
+            return {"id": None, "problem": str(error), "candidates": list(error.candidates)}
+        return {"id": file.id, "name": catalog.name_of(file), "problem": catalog.problem(file), "candidates": []}
+
+    def _told(self, file: CatalogFile) -> dict[str, Any]:
+        catalog = self._session.catalog
+        found = beside(file)
+        row = catalog.reread(found)
+        notes = read_notes(found.notes)
+        try:
+            training = read_training(file.path)
+        except LoraError:  # why is in `reason`
+            training = Training()
+        return {
+            **listed(row),
+            "path": str(file.path),
+            "description": notes.description,
+            "problems": [*notes.problems],
+            "kinds": dict(row.facts.structure.kinds) if row.facts is not None else {},
+            "training": dict(training.settings),
+            "training_tags": [list(tag) for tag in training.tags],
+            "sidecars": [path.name for path in (*found.notes, *filter(None, [found.picture]))],
+            "hash": row.shorthash or (row.facts.stored_hash if row.facts is not None else ""),
+        }
+
+    def _change(self, request: Request, file: CatalogFile, changes: dict[str, Any]) -> Response:
+        try:
+            write_notes(file, changes)
+        except NotesError as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
+        except OSError as error:
+            detail = f"the notes cannot be kept beside {file.path}, so they are as before: {error.strerror or error}"
+            raise HTTPException(BROKEN, detail) from error
+        return answer(request, self._told(file))
+
+    def _set_picture(self, request: Request, file: CatalogFile, content: bytes) -> Response:
+        try:
+            set_picture(file, beside(file), content)
+        except PictureError as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
+        except OSError as error:
+            detail = f"the picture cannot be kept beside {file.path}, so it is as before: {error.strerror or error}"
+            raise HTTPException(BROKEN, detail) from error
+        return answer(request, self._told(file))
+
+    def _made(self) -> Thumbnails:
+        if self._thumbnails is None:
+            folder = self._session.host.data_dir()
+            self._thumbnails = Thumbnails(None if folder is None else Path(folder) / "thumbnails")
+        return self._thumbnails
+
+    def _families(self) -> dict[str, dict[str, Any]]:
+        """The families that files are for, and whether that is the loaded model's."""
+        model = self._session.model_family()
+        families = {
+            family_key(family): family
+            for row in self._session.catalog.index.rows()
+            if row.facts is not None and (family := row.facts.structure.family) is not None
+        }
+        return {key: _family(family, model) for key, family in families.items()}
+
+
+_NOTED = ("description", "words", "negative", "notes", "tags", "strength", "rating", "favourite")
+
+
+def family_key(family: Family) -> str:
+    """A text that tells apart what `Family.differs` tells apart."""
+    return f"{family.titles}{'' if family.sure or family.also else '?'}"
+
+
+def listed(row: Row) -> dict[str, Any]:
+    """Return what a list shows of a file."""
+    file = row.file
+    facts, notes = row.facts or Facts(), row.notes or Notes()
+    structure = facts.structure
+    words = notes.words or ", ".join(facts.words)
+    return {
+        "id": file.id,
+        "name": row.name,
+        "alias": facts.alias or file.name,
+        "file": file.relative,
+        "folder": file.folder,
+        "read": row.complete,
+        "readable": not facts.problem,
+        "reason": facts.problem,
+        "family": None if structure.family is None else family_key(structure.family),
+        "base_model": facts.base_model or notes.base_model or None,
+        "kind": "+".join(sorted(structure.kinds, key=lambda kind: -structure.kinds[kind])),
+        "rank": None if structure.ranks is None else list(structure.ranks),
+        "layers": structure.layers,
+        "format": structure.format,
+        "size": file.size,
+        "mtime": file.mtime_ns / 1e9,
+        "words": words,
+        "negative": notes.negative,
+        "tags": list(notes.tags),
+        "captions": facts.tags,
+        "notes": notes.notes,
+        "rating": notes.rating,
+        "favourite": notes.favourite,
+        "strength": notes.strength,
+        "added": row.added,
+        "used": row.used,
+        "uses": row.uses,
+        "picture": row.beside if row.picture is not None else str(file.mtime_ns) if facts.picture else "",
+    }
+
+
+def _family(family: Family, model: Family | None) -> dict[str, Any]:
+    fits = model is None or not family.differs(model)
+    reason = "" if fits or model is None else f"made for {family.titles}; the loaded model is {model.titles}"
+    return {"name": family.name, "title": family.titles, "fits": fits, "reason": reason}

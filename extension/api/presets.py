@@ -1,0 +1,86 @@
+"""`/remora/v1/presets`: stacks that were kept under a name."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from ..presets import Preset, PresetError
+from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, body_of, object_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..session import Session
+
+_MAX_TEXT = 1 << 20  # bytes
+_MAX_PICTURE = 32 << 20
+
+
+class PresetsApi:
+    """The presets over one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._presets = session.presets
+
+    def list(self, request: Request) -> Response:
+        """List the presets."""
+        presets = [_told(preset) for preset in self._presets.all]
+        return answer(request, {"presets": presets, "problem": self._presets.problem})
+
+    def text(self, name: str) -> Response:
+        """Return one preset as text that can be given to others and imported."""
+        return Response(self._tried(lambda: self._presets.get(name)).to_text(), media_type="text/plain")
+
+    async def put(self, request: Request, name: str) -> Response:
+        """Keep a stack under a name, in place of the one of that name; a `former` name is given up."""
+        data = await object_of(request, _MAX_TEXT, "a preset", "text", "former")
+        text, former = data.get("text"), data.get("former", "")
+        if not isinstance(text, str) or not isinstance(former, str):
+            raise HTTPException(UNPROCESSABLE, "the text of a preset must be text, and its former name, too")
+        await run_in_threadpool(self._tried, lambda: self._presets.put(name, text, former))
+        return self.list(request)
+
+    async def set_thumbnail(self, request: Request, name: str) -> Response:
+        """Give a preset another thumbnail; the body is any picture file."""
+        content = await body_of(request, _MAX_PICTURE, "a picture")
+        await run_in_threadpool(self._tried, lambda: self._presets.set_thumbnail(name, content))
+        return self.list(request)
+
+    def thumbnail(self, name: str) -> Response:
+        """Return the thumbnail of a preset, as WebP."""
+        thumbnail = self._tried(lambda: self._presets.get(name)).thumbnail
+        if not thumbnail:
+            raise HTTPException(NOT_FOUND, f"the preset {name!r:.120} has no thumbnail")
+        return Response(thumbnail, media_type="image/webp")
+
+    def remove(self, request: Request, name: str) -> Response:
+        """Forget a preset."""
+        self._tried(lambda: self._presets.remove(name))
+        return self.list(request)
+
+    async def add(self, request: Request) -> Response:
+        """Keep the presets of a text; all of them or none."""
+        text = (await object_of(request, _MAX_TEXT, "the import", "text")).get("text")
+        if not isinstance(text, str):
+            raise HTTPException(UNPROCESSABLE, "text must be the text of one or more presets")
+        await run_in_threadpool(self._tried, lambda: self._presets.add_text(text))
+        return self.list(request)
+
+    def _tried(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except PresetError as error:
+            status = NOT_FOUND if str(error).startswith("there is no preset") else UNPROCESSABLE
+            raise HTTPException(status, str(error)) from error
+        except OSError as error:
+            detail = f"the presets cannot be kept, so they are as before: {error.strerror or error}"
+            raise HTTPException(BROKEN, detail) from error
+
+
+def _told(preset: Preset) -> dict[str, str]:
+    mark = hashlib.sha256(preset.thumbnail).hexdigest()[:8] if preset.thumbnail else ""
+    return {"name": preset.name, "text": preset.text, "thumbnail": mark}

@@ -1,0 +1,286 @@
+"""The table of Remora's own routes, and what they take and answer, as JSON Schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from .compare import CompareApi
+    from .library import Library
+    from .presets import PresetsApi
+    from .stack import StackApi
+
+Schema: TypeAlias = Mapping[str, Any]
+
+_TEXT: Schema = {"type": "string"}
+_NUMBER: Schema = {"type": "number"}
+_WHOLE: Schema = {"type": "integer"}
+_TRUTH: Schema = {"type": "boolean"}
+
+
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def _list(schema: Schema, **more: Any) -> Schema:
+    return {"type": "array", "items": schema, **more}
+
+
+def _by_name(schema: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": schema}
+
+
+def _object(properties: Mapping[str, Schema], *optional: str) -> Schema:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _all_optional(properties: Mapping[str, Schema]) -> Schema:
+    return _object(properties, *properties)
+
+
+def _ref(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+_NOTED: Mapping[str, Schema] = {
+    "words": {**_TEXT, "description": "trigger words, as they are put into a prompt"},
+    "negative": {**_TEXT, "description": "words for the negative prompt"},
+    "tags": _list(_TEXT),
+    "notes": _TEXT,
+    "rating": {**_WHOLE, "minimum": 0, "maximum": 5},
+    "favourite": _TRUTH,
+    "strength": {**_or_null(_NUMBER), "description": "the preferred one"},
+}
+_LISTED: Mapping[str, Schema] = {
+    "id": {**_TEXT, "description": "names the file to these routes as long as it stays where it is"},
+    "name": {**_TEXT, "description": "as in <lora:name:0.8>"},
+    "alias": _TEXT,
+    "file": {**_TEXT, "description": "path below its folder, without suffix"},
+    "folder": _TEXT,
+    "read": {**_TRUTH, "description": "false while its header has not been read"},
+    "readable": _TRUTH,
+    "reason": {**_TEXT, "description": "why it cannot be used"},
+    "family": {**_or_null(_TEXT), "description": "a key of `families`"},
+    "base_model": _or_null(_TEXT),
+    "kind": {**_TEXT, "description": "algorithms, the most frequent first: lora+dora"},
+    "rank": _or_null(_list(_WHOLE, minItems=2, maxItems=2)),
+    "layers": _WHOLE,
+    "format": _TEXT,
+    "size": {**_WHOLE, "description": "bytes"},
+    "mtime": {**_NUMBER, "description": "seconds since 1970, as `added` and `used`"},
+    **_NOTED,
+    "captions": {**_TEXT, "description": "frequent words of the training captions"},
+    "added": _NUMBER,
+    "used": {**_NUMBER, "description": "0 is never"},
+    "uses": _WHOLE,
+    "picture": {**_TEXT, "description": "changes with the picture; empty where there is none"},
+}
+_ENTRY: Mapping[str, Schema] = {"name": _TEXT, "on": _TRUTH, "unet": _NUMBER, "text_encoder": _NUMBER}
+_FAMILY = _object({"name": _TEXT, "title": _TEXT, "sure": _TRUTH})
+
+COMPONENTS: Mapping[str, Schema] = {
+    "Error": _object({"detail": {**_TEXT, "description": "one sentence: what, where, and what to do"}}),
+    "Lora": _object(_LISTED),
+    "LoraDetails": _object(
+        {
+            **_LISTED,
+            "path": _TEXT,
+            "description": _TEXT,
+            "problems": _list(_TEXT),
+            "kinds": _by_name(_WHOLE),
+            "training": _by_name(_TEXT),
+            "training_tags": _list({"type": "array", "minItems": 2, "maxItems": 2}),
+            "sidecars": {**_list(_TEXT), "description": "files beside it that were read"},
+            "hash": {**_TEXT, "description": "12 hex digits as in Lora hashes; empty where it was not made yet"},
+        }
+    ),
+    "Loras": _object(
+        {
+            "revision": {**_WHOLE, "description": "for `since`"},
+            "whole": {**_TRUTH, "description": "false where only changes are told"},
+            "loras": _list(_ref("Lora")),
+            "gone": {**_list(_TEXT), "description": "ids of files that went"},
+            "families": _by_name(_object({"name": _TEXT, "title": _TEXT, "fits": _TRUTH, "reason": _TEXT})),
+            "scan": _ref("Scan"),
+            "problem": _TEXT,
+        }
+    ),
+    "Scan": _object({"running": _TRUTH, "done": _WHOLE, "total": _WHOLE}),
+    "Notes": _all_optional({**_NOTED, "description": _TEXT}),
+    "Names": _object({"names": _list(_TEXT)}),
+    "Meanings": _object(
+        {
+            "names": _by_name(
+                _object({"id": _or_null(_TEXT), "name": _TEXT, "problem": _TEXT, "candidates": _list(_TEXT)}, "name")
+            )
+        }
+    ),
+    "Stack": _object(
+        {"version": _WHOLE, "always_on": _TRUTH, "entries": _list(_object(_ENTRY)), "problem": _TEXT},
+    ),
+    "StackWanted": _all_optional(
+        {"version": _WHOLE, "always_on": _TRUTH, "entries": _list(_object(_ENTRY, "on", "unet", "text_encoder"))}
+    ),
+    "State": _object(
+        {
+            "version": _TEXT,
+            "host": _TEXT,
+            "enabled": _TRUTH,
+            "default_multiplier": _NUMBER,
+            "model": {**_or_null(_TEXT), "description": "family of the loaded model"},
+            "images": _WHOLE,
+            "loras": _list(_ref("Outcome")),
+            "merged": {**_WHOLE, "description": "layers"},
+            "live": _by_name(_WHOLE),
+            "notes": _list(_TEXT),
+            "conflicts": _list(_TEXT),
+            "catalog": _object({"revision": _WHOLE, "running": _TRUTH, "done": _WHOLE, "total": _WHOLE}),
+        }
+    ),
+    "Outcome": _object(
+        {
+            "name": _TEXT,
+            "asked": {**_TEXT, "description": "as the prompt had it"},
+            "state": {"enum": ["applied", "partly", "failed", "missing"]},
+            "reason": _TEXT,
+            "hit": {**_WHOLE, "description": "layers of the file that act"},
+            "layers": _or_null(_WHOLE),
+            "changed": {**_WHOLE, "description": "layers of the model"},
+            "bytes": _WHOLE,
+            "seconds": {**_NUMBER, "description": "that reading it and finding its layers took"},
+            "warning": _TEXT,
+            "format": _or_null(_TEXT),
+            "family": _or_null(_FAMILY),
+            "base_model": _or_null(_TEXT),
+            "model": _or_null(_FAMILY),
+            "kinds": _by_name(_WHOLE),
+            "ranks": _or_null(_list(_WHOLE)),
+            "unused": _by_name(_list(_TEXT)),
+            "causes": _by_name(_TEXT),
+            "details": _by_name(_TEXT),
+            "images": _list(_WHOLE),
+            "always_on": _TRUTH,
+        }
+    ),
+    "Presets": _object(
+        {
+            "presets": _list(
+                _object(
+                    {
+                        "name": _TEXT,
+                        "text": {**_TEXT, "description": "a line per LoRA: its tag, then its words"},
+                        "thumbnail": {**_TEXT, "description": "changes with it; empty where there is none"},
+                    }
+                )
+            ),
+            "problem": _TEXT,
+        }
+    ),
+    "PresetWanted": _object({"text": _TEXT, "former": _TEXT}, "former"),
+    "Text": _object({"text": _TEXT}),
+    "CompareWanted": _object(
+        {
+            "mode": {"enum": ["strengths", "against", "without", "combinations"]},
+            "names": {**_list(_TEXT), "description": "of LoRA that are in the prompt"},
+            "values": {**_list(_NUMBER), "description": "strengths, where those are compared"},
+            "prompt": _TEXT,
+            "negative_prompt": _TEXT,
+            "steps": _WHOLE,
+            "sampler": _TEXT,
+            "schedule": _TEXT,
+            "cfg_scale": _NUMBER,
+            "width": _WHOLE,
+            "height": _WHOLE,
+            "seed": {**_WHOLE, "description": "-1 draws one for all"},
+        },
+        *("mode", "values", "negative_prompt", "steps", "sampler", "schedule", "cfg_scale", "width", "height", "seed"),
+    ),
+    "Compare": _object(
+        {
+            "possible": _TRUTH,
+            "samplers": _list(_TEXT),
+            "comparison": _or_null(
+                _object(
+                    {
+                        "id": _TEXT,
+                        "columns": _list(_TEXT),
+                        "rows": _list(_TEXT),
+                        "prompts": {**_list(_TEXT), "description": "row by row, as `done`"},
+                        "done": _list(_TRUTH),
+                        "running": _TRUTH,
+                        "cancelled": _TRUTH,
+                        "problem": _TEXT,
+                        "at": {**_WHOLE, "description": "cell"},
+                        "fraction": _NUMBER,
+                        "seed": _WHOLE,
+                    }
+                )
+            ),
+        }
+    ),
+    "Inspection": {"type": "object", "description": "as `python -m lib_lora inspect --json` tells it"},
+}
+
+
+@dataclass(frozen=True)
+class Route:
+    """One route."""
+
+    method: str
+    path: str
+    endpoint: Callable[..., Any]
+    answers: str
+    """A name of `COMPONENTS`, or a media type."""
+    takes: str = ""
+    """The same, of the body."""
+
+    def described(self) -> dict[str, Any]:
+        """Return what fastapi cannot see: bodies and answers."""
+        error = _content("Error")
+        told: dict[str, Any] = {
+            "responses": {
+                "200": {"description": "done", "content": _content(self.answers)},
+                "4XX": {"description": "refused; nothing was changed", "content": error},
+                "5XX": {"description": "failed; nothing was changed", "content": error},
+            }
+        }
+        if self.takes:
+            told["requestBody"] = {"required": True, "content": _content(self.takes)}
+        return told
+
+
+def routes(library: Library, stack: StackApi, presets: PresetsApi, compare: CompareApi) -> tuple[Route, ...]:
+    """Return all of Remora's own, below `/remora/v1`."""
+    return (
+        Route("GET", "/loras", library.list, "Loras"),
+        Route("POST", "/refresh", library.refresh, "Loras"),
+        Route("GET", "/lora", library.one, "LoraDetails"),
+        Route("PATCH", "/lora", library.change, "LoraDetails", "Notes"),
+        Route("GET", "/thumbnail", library.thumbnail, "image/webp"),
+        Route("PUT", "/picture", library.set_picture, "LoraDetails", "image/*"),
+        Route("POST", "/resolve", library.resolve, "Meanings", "Names"),
+        Route("GET", "/inspect", library.inspect, "Inspection"),
+        Route("GET", "/state", stack.state, "State"),
+        Route("GET", "/stack", stack.stack, "Stack"),
+        Route("PUT", "/stack", stack.set_stack, "Stack", "StackWanted"),
+        Route("GET", "/presets", presets.list, "Presets"),
+        Route("POST", "/presets", presets.add, "Presets", "Text"),
+        Route("GET", "/preset", presets.text, "text/plain"),
+        Route("PUT", "/preset", presets.put, "Presets", "PresetWanted"),
+        Route("DELETE", "/preset", presets.remove, "Presets"),
+        Route("GET", "/preset/thumbnail", presets.thumbnail, "image/webp"),
+        Route("PUT", "/preset/thumbnail", presets.set_thumbnail, "Presets", "image/*"),
+        Route("GET", "/compare", compare.state, "Compare"),
+        Route("POST", "/compare", compare.start, "Compare", "CompareWanted"),
+        Route("DELETE", "/compare", compare.cancel, "Compare"),
+        Route("GET", "/compare/picture", compare.picture, "image/png"),
+    )
+
+
+def _content(name: str) -> dict[str, Any]:
+    if "/" in name:
+        return {name: {"schema": {"type": "string", "format": "binary"}}}
+    return {"application/json": {"schema": _ref(name)}}

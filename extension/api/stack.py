@@ -1,0 +1,78 @@
+"""`/remora/v1/state` and `/remora/v1/stack`: what became of the latest pictures, and what every picture gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fastapi import HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from lib_lora import LoraError
+
+from ..always_on import AlwaysOn, StackRefusedError, read
+from ..catalog import CatalogError
+from ..state import state_of
+from .answers import BROKEN, UNPROCESSABLE, answer, json_of
+
+if TYPE_CHECKING:
+    from ..always_on import AlwaysOnEntry
+    from ..session import Session
+
+_MAX_BODY = 1 << 20  # bytes
+
+
+class StackApi:
+    """The stack over one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def state(self, request: Request) -> Response:
+        """Tell what became of the LoRA of the latest pictures."""
+        self._session.catalog.somebody_looks()
+        return answer(request, state_of(self._session))
+
+    def stack(self, request: Request) -> Response:
+        """Return the stack, and what is wrong with the file it is kept in."""
+        stack = self._session.always_on.stack
+        return answer(request, {**stack.to_json(), "problem": self._session.always_on.problem})
+
+    async def set_stack(self, request: Request) -> Response:
+        """Have another stack from the next picture on; all of it or nothing."""
+        data = await json_of(request, _MAX_BODY, "the stack")
+        try:
+            stack = await run_in_threadpool(self._known, read(data))
+        except (StackRefusedError, LoraError) as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
+        try:
+            await run_in_threadpool(self._session.always_on.put, stack)
+        except OSError as error:
+            raise HTTPException(BROKEN, f"the stack cannot be kept, so it is as before: {error}") from error
+        return self.stack(request)
+
+    def _known(self, stack: AlwaysOn) -> AlwaysOn:
+        """The stack with names as tags spell them; a name that was there before may be that of a file that has gone.
+
+        Raises:
+            LoraError: a name that finds no file, or one that cannot be used.
+            StackRefusedError: a file that is there twice.
+        """
+        before = {entry.name for entry in self._session.always_on.stack.entries}
+        entries = tuple(self._named(entry, entry.name in before) for entry in stack.entries)
+        names = [entry.name for entry in entries]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise StackRefusedError(f"LoRA {twice!r} is in the stack twice")
+        return AlwaysOn(stack.enabled, entries)
+
+    def _named(self, entry: AlwaysOnEntry, known_before: bool) -> AlwaysOnEntry:
+        try:
+            file = self._session.catalog.find_anew(entry.name)
+        except CatalogError:
+            if known_before:
+                return entry
+            raise
+        if problem := self._session.catalog.problem(file):
+            if known_before:
+                return entry
+            raise StackRefusedError(f"LoRA {entry.name!r} cannot be used: {problem}")
+        return type(entry)(self._session.catalog.name_of(file), entry.on, entry.unet, entry.text_encoder)

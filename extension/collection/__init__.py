@@ -1,0 +1,33 @@
+"""The LoRA files a user has: found, read by their headers, known again at the next start, shown and noted on."""
+
+from .facts import Facts, Structure, Training, read_training
+from .index import Index, Row
+from .notes import EDITABLE, Notes, NotesError, read_notes, write_notes
+from .pictures import PictureError, Thumbnails, set_picture, shrunk_picture
+from .scan import Progress, Scanner
+from .walk import READABLE, CatalogFile, Found, beside, walk
+
+__all__ = [
+    "EDITABLE",
+    "READABLE",
+    "CatalogFile",
+    "Facts",
+    "Found",
+    "Index",
+    "Notes",
+    "NotesError",
+    "PictureError",
+    "Progress",
+    "Row",
+    "Scanner",
+    "Structure",
+    "Thumbnails",
+    "Training",
+    "beside",
+    "read_notes",
+    "read_training",
+    "set_picture",
+    "shrunk_picture",
+    "walk",
+    "write_notes",
+]

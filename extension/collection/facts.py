@@ -1,0 +1,229 @@
+"""What a file's header tells of it, for people who look for one among thousands."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from lib_lora import AdapterFile, Family, LoraError, base_model, inspect_file
+
+VERSION = 1
+"""Of what is read: facts that were read by another one are read again."""
+_NO_ALIAS = frozenset({"", "none", "Addams"})  # trainers' defaults that thousands of files share
+_HASH = re.compile(r"[0-9a-fA-F]{12,64}")
+_HASH_OF_NOTHING = hashlib.sha256().hexdigest()[:12]  # what ai-toolkit stores in every file
+_TAGS = 100  # shown
+_SEARCHED = 20  # found by the search
+_LONGEST_TAG = 60  # characters; longer ones are whole captions
+_LONGEST = 4000  # characters of a text
+_EVERY = 0.97  # of the captions: a word of so many is what the file was trained to act on,
+_FEW = 3  # unless these are many
+PICTURES = ("modelspec.thumbnail", "ssmd_cover_images")
+"""Names in the header under which a picture may be."""
+_FAMILY_KEYS = ("ss_base_model_version", "modelspec.architecture")  # of the metadata, those that tell of the family
+# What is shown of the training, by kohya's and ModelSpec's names.
+_TRAINING: Mapping[str, tuple[str, ...]] = {
+    "title": ("modelspec.title",),
+    "author": ("modelspec.author",),
+    "licence": ("modelspec.license",),
+    "date": ("modelspec.date", "ss_training_started_at"),
+    "trained with": ("ss_network_module", "modelspec.implementation"),
+    "optimizer": ("ss_optimizer",),
+    "learning rate": ("ss_learning_rate",),
+    "unet learning rate": ("ss_unet_lr",),
+    "text encoder learning rate": ("ss_text_encoder_lr",),
+    "steps": ("ss_max_train_steps", "ss_steps"),
+    "epochs": ("ss_num_epochs",),
+    "epoch": ("ss_epoch",),
+    "pictures": ("ss_num_train_images",),
+    "batch size": ("ss_total_batch_size", "ss_batch_size_per_device"),
+    "resolution": ("modelspec.resolution", "ss_resolution"),
+    "clip skip": ("ss_clip_skip",),
+    "alpha": ("ss_network_alpha",),
+    "noise offset": ("ss_noise_offset",),
+    "min SNR gamma": ("ss_min_snr_gamma",),
+    "prediction": ("modelspec.prediction_type",),
+    "comment": ("ss_training_comment", "modelspec.description"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What a file is, by its keys and shapes."""
+
+    format: str = ""
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    ranks: tuple[int, int] | None = None
+    layers: int = 0
+    family: Family | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one file's header tells."""
+
+    problem: str = ""
+    """Why it cannot be used, as one sentence; nothing where it can."""
+    alias: str = ""
+    """The name its trainer gave it; empty where that says nothing."""
+    stored_hash: str = ""
+    """12 hex digits, as its trainer wrote them down; empty where that is not credible."""
+    base_model: str = ""
+    structure: Structure = field(default_factory=Structure)
+    tags: str = ""
+    """The most frequent words of the training captions."""
+    words: tuple[str, ...] = ()
+    """Trigger words: those the file names, or those that all its training pictures had."""
+    picture: bool = False
+    """Whether the header has one."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` takes."""
+        structure = json.dumps(asdict(self.structure), sort_keys=True)
+        return {**asdict(self), "structure": structure, "version": VERSION}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Facts | None:
+        """Return what `to_json` wrote; None where another version did."""
+        if data.get("version") != VERSION:
+            return None
+        values = {name: value for name, value in data.items() if name != "version"}
+        return cls(**values | {"structure": _structure_from(values["structure"]), "words": tuple(values["words"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a header tells of the training."""
+
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """In words for people -> value."""
+    tags: tuple[tuple[str, int], ...] = ()
+    """Words of the captions and how many captions have them, the most frequent first."""
+
+
+def read_training(path: Path) -> Training:
+    """Read what a header tells of the training.
+
+    Raises:
+        LoraError: the header cannot be read.
+    """
+    said = AdapterFile.open(path).metadata
+    tags = _frequencies(said.get("ss_tag_frequency", "")).most_common(_TAGS)
+    return Training(_training(said), tuple(tags))
+
+
+class FactsReader:
+    """Reads headers. Thousands of files have only some dozens of kinds of keys and shapes; those are kept."""
+
+    def __init__(self) -> None:
+        self._structures: dict[bytes, Structure] = {}
+
+    def read(self, path: Path) -> Facts:
+        """Read one; a file that cannot be used has the reason as its `problem`."""
+        try:
+            file = AdapterFile.open(path)
+        except LoraError as error:
+            return Facts(problem=str(error))
+        said = file.metadata
+        problem = ""
+        try:
+            structure = self._structure(file)
+        except LoraError as error:
+            structure, problem = Structure(), str(error)
+        tags = _frequencies(said.get("ss_tag_frequency", "")).most_common()
+        alias = said.get("ss_output_name", "")
+        return Facts(
+            problem=problem,
+            alias="" if alias in _NO_ALIAS else alias[:_LONGEST],
+            stored_hash=_credible(said.get("sshs_model_hash", "")),
+            base_model=base_model(said) or "",
+            structure=structure,
+            tags=", ".join(tag for tag, _ in tags[:_SEARCHED] if len(tag) <= _LONGEST_TAG),
+            words=_words(said, tags),
+            picture=any(said.get(key, "").strip("[] ") for key in PICTURES),
+        )
+
+    def _structure(self, file: AdapterFile) -> Structure:
+        if (file.path.parent / "adapter_config.json").is_file():
+            return _inspect(file)  # PEFT's file says what the keys do not
+        told = tuple(file.metadata.get(key, "") for key in _FAMILY_KEYS)
+        shapes = tuple((key, info.shape) for key, info in file.infos.items())
+        alike = hashlib.sha256(repr((told, shapes)).encode("utf-8", "surrogatepass")).digest()
+        if (known := self._structures.get(alike)) is None:
+            known = self._structures[alike] = _inspect(file)
+        return known
+
+
+def _inspect(file: AdapterFile) -> Structure:
+    report = inspect_file(file)
+    return Structure(report.format, dict(report.kinds), report.ranks, report.layers, report.family)
+
+
+def _credible(stored: str) -> str:
+    return stored[:12].lower() if _HASH.fullmatch(stored) and not stored.lower().startswith(_HASH_OF_NOTHING) else ""
+
+
+def _training(said: Mapping[str, str]) -> dict[str, str]:
+    found = {}
+    for label, keys in _TRAINING.items():
+        value = next((text for key in keys if (text := said.get(key, "").strip()) not in ("", "None")), "")
+        if value:
+            found[label] = value[:_LONGEST]
+    return found
+
+
+def _words(said: Mapping[str, str], tags: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """What the file was trained to act on: the phrase it names, or the few words that all its captions have."""
+    if phrase := said.get("modelspec.trigger_phrase", "").strip():
+        return (phrase[:_LONGEST],)
+    captions = sum(_counts(said.get("ss_dataset_dirs", ""), "img_count"))
+    every = [tag for tag, count in tags if 0 < _EVERY * captions <= count and len(tag) <= _LONGEST_TAG]
+    return tuple(every) if len(every) <= _FEW else ()
+
+
+def _counts(text: str, name: str) -> Iterator[int]:
+    for folder in _object(text).values():
+        count = folder.get(name) if isinstance(folder, dict) else None
+        if isinstance(count, int):
+            yield count
+
+
+def _frequencies(text: str) -> Counter[str]:
+    """kohya's `ss_tag_frequency`: {folder: {tag: how many captions have it}}."""
+    counts: Counter[str] = Counter()
+    for tags in _object(text).values():
+        for tag, count in tags.items() if isinstance(tags, dict) else ():
+            if isinstance(count, int) and tag.strip():
+                counts[tag.strip()] += count
+    return counts
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """JSON that a trainer wrote into the header; nothing where it is none."""
+    try:
+        loaded = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+@lru_cache(maxsize=4096)
+def _structure_from(text: str) -> Structure:
+    """The same object for the same text: files by the thousand have few structures."""
+    data = json.loads(text)
+    ranks = (data["ranks"][0], data["ranks"][1]) if data["ranks"] else None
+    return Structure(data["format"], data["kinds"], ranks, data["layers"], _family(data["family"]))
+
+
+def _family(data: Mapping[str, Any] | None) -> Family | None:
+    if data is None:
+        return None
+    also = tuple(found for one in data["also"] if (found := _family(one)) is not None)
+    return Family(data["name"], data["title"], data["sure"], also, data["named"])

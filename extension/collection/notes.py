@@ -1,0 +1,261 @@
+"""What people noted about a file, in the files beside it that web UIs and their extensions keep.
+
+Read in this order of trust: `name.json`, be it as A1111's and Forge's editor of cards writes it ("activation text",
+"preferred weight", "notes", ...) or a model of Civitai's API as SD.Next keeps it; then `name.civitai.info`, a model
+version of that API; then `name.txt` and `name.description.txt`. Written is `name.json`, of which only the fields that
+changed; what others keep there stays. Both kinds of fields are kept in one file: each web UI reads its own.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from ..atomic import write_text
+from .walk import CatalogFile, beside
+
+VERSION = 1
+"""Of what is read: notes that were read by another one are read again."""
+RATINGS = range(6)
+"""Stars; 0 is none."""
+_MAX_BYTES = 8 << 20  # of a file with notes
+_MAX_TEXT = 20_000  # characters of a field
+_MAX_TAGS = 200
+_OWN = "remora"  # the object in `name.json` for what no web UI has a field for
+
+
+class NotesError(ValueError):
+    """Notes that are not taken, or a file of them that cannot be changed; the text is one sentence that says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What people noted about one file."""
+
+    description: str = ""
+    words: str = ""
+    """What the file needs in a prompt, as it is put there."""
+    negative: str = ""
+    """The same for the negative prompt."""
+    notes: str = ""
+    base_model: str = ""
+    tags: tuple[str, ...] = ()
+    strength: float | None = None
+    """The preferred one; None is the web UI's default."""
+    rating: int = 0
+    favourite: bool = False
+    problems: tuple[str, ...] = ()
+    """A sentence for each file beside it that could not be read."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data that `from_json` takes."""
+        return {**asdict(self), "version": VERSION}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Notes | None:
+        """Return what `to_json` wrote; None where another version did."""
+        if data.get("version") != VERSION:
+            return None
+        values = {name: value for name, value in data.items() if name != "version"}
+        return cls(**values | {"tags": tuple(values["tags"]), "problems": tuple(values["problems"])})
+
+
+EDITABLE = tuple(one.name for one in fields(Notes) if one.name not in ("base_model", "problems"))
+"""The fields that `write_notes` takes."""
+
+
+def read_notes(paths: Sequence[Path]) -> Notes:
+    """Read notes from the files there are, as `walk.Found.notes` has them."""
+    by_end = {_end(path): path for path in paths}
+    problems: list[str] = []
+    own = _lenient(by_end.get(".json"), problems)
+    version = _version(own) or _lenient(by_end.get(".civitai.info"), problems)
+    model = own if "modelVersions" in own else _dict(version.get("model"))
+    plain = _plain(by_end.get(".txt"), problems) or _plain(by_end.get(".description.txt"), problems)
+    said = _text(own.get("description")) or _text(version.get("description"))
+    remora = _dict(own.get(_OWN))
+    return Notes(
+        # where a model of Civitai is beside it, the host reads what is in the text file first
+        description=(plain or _without_html(said)) if "modelVersions" in own else (_without_html(said) or plain),
+        words=_text(own.get("activation text")) or ", ".join(_texts(version.get("trainedWords"))),
+        negative=_text(own.get("negative text")),
+        notes=_text(own.get("notes")),
+        base_model=_text(own.get("sd version")).replace("Unknown", "") or _text(version.get("baseModel")),
+        tags=tuple(_texts(own.get("tags")) or _texts(model.get("tags")))[:_MAX_TAGS],
+        strength=_number(own.get("preferred weight")),
+        rating=rating if (rating := remora.get("rating")) in RATINGS and type(rating) is int else 0,
+        favourite=remora.get("favourite") is True,
+        problems=tuple(problems),
+    )
+
+
+def write_notes(file: CatalogFile, changes: Mapping[str, object]) -> None:
+    """Change some of the fields in `name.json`; nothing else in it.
+
+    Raises:
+        NotesError: a field or a value that is not known, or the file there is no JSON object.
+        OSError: it cannot be written; everything is as before.
+    """
+    checked = {name: _checked(name, value) for name, value in changes.items()}
+    path = file.path.with_name(f"{file.path.stem}.json")
+    data = _loaded(path) if path.exists() else {}
+    for name, value in checked.items():
+        _WRITERS[name](data, value)
+    write_text(path, json.dumps(data, indent=4, ensure_ascii=False))
+    text = file.path.with_name(f"{file.path.stem}.txt")
+    if "description" in checked and text in beside(file).notes:
+        write_text(text, str(checked["description"]))  # the host reads this one first
+
+
+def _checked(name: str, value: object) -> object:
+    if name not in EDITABLE:
+        raise NotesError(f"notes have no field {name:.60}; the fields are {', '.join(EDITABLE)}")
+    match name:
+        case "favourite":
+            good, wanted = isinstance(value, bool), "true or false"
+        case "rating":
+            good, wanted = type(value) is int and value in RATINGS, f"a whole number from 0 to {RATINGS[-1]}"
+        case "strength":
+            good, wanted = value is None or _number(value) is not None, "a number other than 0, or null for none"
+        case "tags":
+            good = isinstance(value, list) and len(value) <= _MAX_TAGS and all(_is_line(tag) for tag in value)
+            wanted = f"a list of no more than {_MAX_TAGS} texts of 1 to 100 characters"
+        case _:
+            good, wanted = isinstance(value, str) and len(value) <= _MAX_TEXT, f"a text of no more than {_MAX_TEXT:,}"
+    if not good:
+        raise NotesError(f"{name} must be {wanted}, not {value!r:.60}")
+    return value
+
+
+def _is_line(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value.strip()) <= 100
+
+
+def _field(name: str) -> Callable[[dict[str, Any], object], None]:
+    return lambda data, value: data.update({name: value})
+
+
+def _write_words(data: dict[str, Any], value: object) -> None:
+    data["activation text"] = value
+    version = _version(data)
+    if version:  # SD.Next shows those of the version
+        version["trainedWords"] = [word for part in str(value).split(",") if (word := part.strip())]
+
+
+def _own_field(name: str) -> Callable[[dict[str, Any], object], None]:
+    def write(data: dict[str, Any], value: object) -> None:
+        own = data.setdefault(_OWN, {})
+        if not isinstance(own, dict):
+            own = data[_OWN] = {}
+        own[name] = value
+
+    return write
+
+
+_WRITERS: Mapping[str, Callable[[dict[str, Any], Any], None]] = {
+    "description": _field("description"),
+    "words": _write_words,
+    "negative": _field("negative text"),
+    "notes": _field("notes"),
+    "tags": _field("tags"),
+    "strength": lambda data, value: data.update({"preferred weight": value or 0.0}),
+    "rating": _own_field("rating"),
+    "favourite": _own_field("favourite"),
+}
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise NotesError(f"{path} is larger than {_MAX_BYTES >> 20} MB, so no notes are read from it")
+        data = json.loads(path.read_text("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, NotesError):
+            raise
+        raise NotesError(f"{path} is no JSON ({error}); mend it or move it away") from error
+    if not isinstance(data, dict):
+        raise NotesError(f"{path} is no JSON object; mend it or move it away")
+    return data
+
+
+def _lenient(path: Path | None, problems: list[str]) -> dict[str, Any]:
+    """The same, where a file that cannot be read is told and counts as empty."""
+    if path is None:
+        return {}
+    try:
+        return _loaded(path)
+    except (OSError, NotesError) as error:
+        problems.append(str(error))
+        return {}
+
+
+def _plain(path: Path | None, problems: list[str]) -> str:
+    if path is None:
+        return ""
+    try:
+        with path.open("r", encoding="utf-8-sig", errors="replace") as stream:
+            return stream.read(_MAX_TEXT).strip()
+    except OSError as error:
+        problems.append(str(error))
+        return ""
+
+
+def _end(path: Path) -> str:
+    return next(end for end in (".civitai.info", ".description.txt", ".json", ".txt") if path.name.endswith(end))
+
+
+def _version(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The version that a Civitai model's data are about; SD.Next too takes the first where no hash decides."""
+    versions = model.get("modelVersions")
+    return _dict(versions[0]) if isinstance(versions, list) and versions else {}
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str:
+    return value.strip()[:_MAX_TEXT] if isinstance(value, str) else ""
+
+
+def _texts(value: object) -> list[str]:
+    values: Iterable[object] = value if isinstance(value, list) else ()
+    return [text for one in values if (text := _text(one))]
+
+
+def _number(value: object) -> float | None:
+    """A strength; 0 is none, as in A1111's editor."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value) if value and abs(value) <= 100 else None
+
+
+class _TextOf(HTMLParser):
+    """The text of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        self.parts.append(data)
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag in ("br", "li", "p", "div", "h1", "h2", "h3"):
+            self.parts.append("\n")
+
+
+def _without_html(text: str) -> str:
+    """Civitai's descriptions are pages."""
+    if "<" not in text:
+        return text
+    page = _TextOf()
+    page.feed(text)
+    page.close()
+    lines = (line.strip() for line in "".join(page.parts).splitlines())
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,142 @@
+"""Pictures of files: found beside them or in their headers, shown small, and replaced when the user says so."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import json
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+
+from lib_lora import AdapterFile, LoraError
+
+from ..atomic import write_bytes
+from .facts import PICTURES
+from .walk import CatalogFile, Found
+
+logger = logging.getLogger(__name__)
+
+_SIDE = 384  # pixels, of the longer side of a thumbnail
+_KEPT_SIDE = 1024  # of a picture that is kept beside a file
+_QUALITY = 80
+_MAX_BYTES = 64 << 20  # of a picture's file
+_MAX_PIXELS = 100_000_000
+_BROKEN = (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError)
+
+
+class PictureError(ValueError):
+    """A picture that is none; the text is one sentence."""
+
+
+class Thumbnails:
+    """Makes thumbnails, and keeps them as WebP in a folder.
+
+    Args:
+        folder: where; None keeps none.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()  # one at a time: a page asks for dozens, and the host has other work
+
+    def of(self, found: Found, embedded: bool) -> bytes | None:
+        """Return the thumbnail of a file as WebP; None where it has no picture, or none that can be read."""
+        source = found.picture
+        if source is None and not embedded:
+            return None
+        mark = f"{found.file.path}|{found.file.mtime_ns}|{source}|{found.stamp}|{_SIDE}"
+        name = hashlib.sha256(mark.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        kept = None if self._folder is None else self._folder / name[:2] / f"{name}.webp"
+        with self._lock:
+            if kept is not None and kept.is_file():
+                return kept.read_bytes()
+            made = self._made(found, source)
+            if made is not None and kept is not None:
+                _keep(kept, made)
+            return made
+
+    def _made(self, found: Found, source: Path | None) -> bytes | None:
+        try:
+            content = _embedded(found.file.path) if source is None else _read(source)
+            return None if content is None else shrunk_picture(content, _SIDE)
+        except (*_BROKEN, LoraError) as error:
+            logger.warning("remora: the picture of %s cannot be shown: %s", found.file.path, error)
+            return None
+
+
+def set_picture(file: CatalogFile, found: Found, content: bytes) -> Path:
+    """Keep another picture beside a file, where every web UI looks for it; returns its path.
+
+    Raises:
+        PictureError: the content is no picture.
+        OSError: it cannot be written; what was there stays.
+    """
+    made = shrunk_picture(content, _KEPT_SIDE, "PNG")
+    path = file.path.with_name(f"{file.path.stem}.png")
+    write_bytes(path, made)
+    thumb = found.picture
+    if thumb is not None and ".thumb." in thumb.name:
+        thumb.unlink(missing_ok=True)  # the host made it of the former picture, and makes one of this
+    return path
+
+
+def shrunk_picture(content: bytes, side: int, form: str = "WEBP") -> bytes:
+    """Return a picture that is no larger than so many pixels either way.
+
+    Raises:
+        PictureError: it is none that can be read.
+    """
+    try:
+        return _shrunk(content, side, form)
+    except _BROKEN as error:
+        raise PictureError(f"this is no picture that can be read: {error}") from error
+
+
+def _shrunk(content: bytes, side: int, form: str) -> bytes:
+    with Image.open(io.BytesIO(content)) as opened:
+        if opened.width * opened.height > _MAX_PIXELS:
+            raise ValueError(f"{opened.width} x {opened.height} pixels are too many")
+        opened.draft("RGB", (side, side))  # JPEG is read as small as is enough
+        picture: Image.Image = opened.convert("RGBA" if "A" in opened.getbands() else "RGB")
+    picture.thumbnail((side, side))
+    stream = io.BytesIO()
+    options: dict[str, Any] = {"quality": _QUALITY} if form == "WEBP" else {}
+    picture.save(stream, form, **options)
+    return stream.getvalue()
+
+
+def _read(path: Path) -> bytes:
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise ValueError(f"{path.name} has {size >> 20} MB, more than the {_MAX_BYTES >> 20} a picture may have")
+    return path.read_bytes()
+
+
+def _embedded(path: Path) -> bytes | None:
+    """The picture in a header: ModelSpec's thumbnail, a `data:` URL, or the first of A1111's cover images."""
+    said = AdapterFile.open(path).metadata
+    for key in PICTURES:
+        text = said.get(key, "")
+        if text.startswith("["):
+            images = json.loads(text)
+            text = images[0] if images and isinstance(images[0], str) else ""
+        text = text.partition(",")[2] if text.startswith("data:") else text
+        if text:
+            try:
+                return base64.b64decode(text, validate=True)
+            except binascii.Error as error:
+                raise ValueError(f"{key} in the header is no base64") from error
+    return None
+
+
+def _keep(path: Path, content: bytes) -> None:
+    try:
+        write_bytes(path, content)
+    except OSError as error:
+        logger.warning("remora: a thumbnail cannot be kept in %s: %s", path.parent, error.strerror or error)

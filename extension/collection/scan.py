@@ -1,0 +1,215 @@
+"""Reads the collection in the background, and follows what happens to it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .facts import FactsReader
+from .index import Index
+from .notes import read_notes
+from .walk import CatalogFile, Found, walk
+
+logger = logging.getLogger(__name__)
+
+_SAVE_EVERY = 500  # files
+_LOOK_EVERY = 20.0  # seconds, while somebody looks and nothing tells of changes
+_TOLD_ENOUGH = 300.0  # seconds, the same where changes are told: events get lost on network drives
+_SETTLE = 1.0  # seconds without further events: a file that is being copied changes all the time
+_WATCHED = 60.0  # seconds that somebody who asked counts as looking
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the scan is."""
+
+    running: bool = False
+    done: int = 0
+    total: int = 0
+
+
+class Scanner:
+    """Keeps an index true to what lies in some folders, on a thread of its own."""
+
+    def __init__(self, folders: Callable[[], Sequence[Path]], index: Index) -> None:
+        self._folders = folders
+        self.index = index
+        self._reader = FactsReader()
+        self._asked = threading.Event()
+        self._idle = threading.Event()
+        """Set while nothing is waiting to be read."""
+        self._walking = threading.Lock()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._looked = 0.0
+        self._scanned = 0.0
+        self._watcher: _Watcher | None = None
+        self.found: Mapping[Path, Found] | None = None
+        """What the latest look at the folders found, by path; None before the first."""
+        self.progress = Progress()
+
+    def start(self) -> None:
+        """Begin; does nothing where it has begun."""
+        if self._thread is None:
+            self._stopped = False
+            self._ask()
+            self._thread = threading.Thread(target=self._run, name="remora-scan", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End, and wait until it has."""
+        self._stopped = True
+        self._asked.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until what there is was read, but no longer than this; tell whether it was."""
+        return self._idle.wait(seconds)
+
+    def look(self) -> Mapping[Path, Found]:
+        """Look at the folders now, by names and stamps alone; what is new is read by the thread."""
+        with self._walking:
+            found = {one.file.path: one for one in walk(self._folders())}
+            self.index.keep_only(one.file for one in found.values())
+            names = names_of([one.file for one in found.values()])
+            for one in found.values():
+                self._note(one, names[one.file])
+            self.found = found
+        self._ask()
+        return found
+
+    def somebody_looks(self) -> None:
+        """Say that somebody wants to see changes soon."""
+        self._looked = time.monotonic()
+
+    def read(self, found: Found) -> None:
+        """Read what is not known of one file yet."""
+        row = self.index.get(found.file)
+        changes: dict[str, Any] = {}
+        if row is None or row.facts is None:
+            changes["facts"] = self._reader.read(found.file.path)
+        if row is None or row.notes is None or row.beside != found.stamp:
+            # descriptions are long, and wanted one at a time
+            notes = replace(read_notes(found.notes), description="")
+            changes |= {"notes": notes, "beside": found.stamp, "picture": found.picture}
+        if changes:
+            self.index.change(found.file, **changes)
+
+    def _note(self, found: Found, name: str) -> None:
+        """Have a row for each file at once, so that it is listed before it is read."""
+        row = self.index.get(found.file)
+        if row is None or row.file.relative != found.file.relative or row.name != name:
+            self.index.change(found.file, name=name)
+
+    def _run(self) -> None:
+        while not self._stopped:
+            if self._asked.is_set() or self._is_time():
+                self._asked.clear()
+                try:
+                    self._scan()
+                except Exception:  # whatever a folder or a file does, the next look may go well
+                    logger.exception("remora: the LoRA folders could not be looked through")
+            self._asked.wait(1.0)
+
+    def _ask(self) -> None:
+        self._idle.clear()
+        self._asked.set()
+
+    def _is_time(self) -> bool:
+        now = time.monotonic()
+        if self._watcher is not None and self._watcher.settled(_SETTLE):
+            return True
+        every = _LOOK_EVERY if self._watcher is None or not self._watcher.works else _TOLD_ENOUGH
+        return now - self._looked < _WATCHED and now - self._scanned > every
+
+    def _scan(self) -> None:
+        self._watch()
+        waiting = [one for one in self.look().values() if self._is_new(one)]
+        self._asked.clear()  # `look` asks for what is done now
+        for done, one in enumerate(waiting):
+            if self._stopped:
+                break
+            self.progress = Progress(True, done, len(waiting))
+            self.read(one)
+            if done % _SAVE_EVERY == _SAVE_EVERY - 1:
+                self.index.save()
+        self.index.save()
+        self.progress = Progress(False, len(waiting), len(waiting))
+        self._scanned = time.monotonic()
+        if not self._asked.is_set():
+            self._idle.set()
+
+    def _is_new(self, found: Found) -> bool:
+        row = self.index.get(found.file)
+        return row is None or not row.complete or row.beside != found.stamp
+
+    def _watch(self) -> None:
+        folders = [folder for folder in self._folders() if folder.is_dir()]
+        if self._watcher is None or self._watcher.folders != folders:
+            if self._watcher is not None:
+                self._watcher.close()
+            self._watcher = _Watcher(folders)
+
+
+def names_of(files: Sequence[CatalogFile]) -> Mapping[CatalogFile, str]:
+    """Return the shortest name of each file that is its own; those that cannot be read have their whole one."""
+    shared = Counter(file.name for file in files if file.readable)
+    return {file: file.name if file.readable and shared[file.name] == 1 else file.relative for file in files}
+
+
+class _Watcher:
+    """Tells when something below some folders changed, where the system and watchdog can."""
+
+    def __init__(self, folders: list[Path]) -> None:
+        self.folders = folders
+        self.works = False
+        self._changed = 0.0
+        self._observer: Any = None
+        try:
+            from watchdog.events import FileSystemEventHandler
+            from watchdog.observers import Observer
+        except ImportError:  # not every web UI brings it; then the folders are looked through again and again
+            return
+        handler = FileSystemEventHandler()
+        for event in ("created", "deleted", "moved", "closed", "modified"):
+            setattr(handler, f"on_{event}", self._on_event)
+        observer = Observer()
+        try:
+            for folder in folders:
+                observer.schedule(handler, str(folder), recursive=True)
+            observer.start()
+        except OSError as error:  # more folders than the system watches, or a drive without events
+            logger.info("remora: changes of the LoRA folders are found by looking: %s", error.strerror or error)
+            observer.unschedule_all()
+            return
+        self._observer = observer
+        self.works = True
+
+    def settled(self, seconds: float) -> bool:
+        """Return True once after changes, when there were none for some time."""
+        if self._changed and time.monotonic() - self._changed >= seconds:
+            self._changed = 0.0
+            return True
+        return False
+
+    def close(self) -> None:
+        """Stop watching."""
+        if self._observer is not None:
+            self._observer.stop()
+            self._observer.join()
+            self._observer = None
+
+    def _on_event(self, event: Any) -> None:
+        if event.event_type not in ("opened", "closed_no_write"):  # reading is no change
+            self._changed = time.monotonic()

@@ -1,0 +1,239 @@
+"""Comparisons: a grid of pictures that differ in their LoRA alone, made by the host one after the other."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import logging
+import math
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+
+from PIL import Image, ImageDraw, ImageFont
+
+from .generation import RequestError, Txt2Img
+from .prompt_edit import names_in, with_strength, without
+
+if TYPE_CHECKING:
+    from .hosts import Painter
+
+logger = logging.getLogger(__name__)
+
+Mode: TypeAlias = Literal["strengths", "against", "without", "combinations"]
+"""One LoRA's strengths in each row; two LoRAs' strengths against each other; all, all but one, and none; every subset.
+"""
+_MAX_CELLS = 150
+_MAX_NAMES = 8
+_STRENGTH = 100.0
+_PAPER, _INK = (255, 255, 255), (36, 41, 47)
+_GAP, _LINE = 8, 22  # pixels
+_THUMB = 512  # pixels of the longer side, in the grid
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is made: a prompt for each cell of a grid."""
+
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+    prompts: tuple[str, ...]
+    """Row by row."""
+
+
+def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
+    """Work out the cells.
+
+    Args:
+        mode: one of `Mode`.
+        prompt: with a tag for each of the names, which decides the strengths that are not compared.
+        names: of the LoRA that are compared.
+        values: the strengths, where it is those.
+
+    Raises:
+        RequestError: that cannot be compared; the text says why.
+    """
+    if mode not in get_args(Mode):
+        raise RequestError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r:.40}")
+    if not 0 < len(names) <= _MAX_NAMES or len(set(names)) < len(names):
+        raise RequestError(f"choose 1 to {_MAX_NAMES} different LoRA to compare")
+    if missing := [name for name in names if name not in names_in(prompt)]:
+        raise RequestError(f"LoRA {missing[0]!r:.120} is not in the prompt, so there is nothing to compare")
+    if mode in ("strengths", "against"):
+        _check_values(values)
+    made = _PLANS[mode](prompt, names, values)
+    if len(made.prompts) > _MAX_CELLS:
+        raise RequestError(f"this would be {len(made.prompts)} pictures; a comparison has no more than {_MAX_CELLS}")
+    return made
+
+
+def _check_values(values: Sequence[float]) -> None:
+    if not 0 < len(values) <= _MAX_CELLS:
+        raise RequestError(f"give 1 to {_MAX_CELLS} strengths, as 0, 0.5, 1")
+    if bad := [one for one in values if not math.isfinite(one) or abs(one) > _STRENGTH]:
+        raise RequestError(f"strengths are numbers from -{_STRENGTH:g} to {_STRENGTH:g}, not {bad[0]}")
+
+
+def _strengths(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
+    prompts = tuple(with_strength(prompt, name, value, value) for name in names for value in values)
+    return Plan(tuple(f"{value:g}" for value in values), tuple(names), prompts)
+
+
+def _against(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
+    if len(names) != 2:
+        raise RequestError("two LoRA are needed to compare their strengths against each other")
+    across, down = names
+    prompts = tuple(
+        with_strength(with_strength(prompt, down, below, below), across, value, value)
+        for below in values
+        for value in values
+    )
+    return Plan(tuple(f"{across} {v:g}" for v in values), tuple(f"{down} {v:g}" for v in values), prompts)
+
+
+def _without(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
+    none = prompt
+    for name in names:
+        none = without(none, name)
+    if len(names) == 1:
+        return Plan((f"without {names[0]}", f"with {names[0]}"), ("",), (none, prompt))
+    one_less = tuple(without(prompt, name) for name in names)
+    columns = ("with all", *(f"without {name}" for name in names), "without any")
+    return Plan(columns, ("",), (prompt, *one_less, none))
+
+
+def _combinations(prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
+    half = math.ceil(len(names) / 2)
+    across, down = _subsets(names[:half]), _subsets(names[half:])
+    prompts = []
+    for left in down:
+        for kept in across:
+            text = prompt
+            for name in names:
+                text = text if name in (*left, *kept) else without(text, name)
+            prompts.append(text)
+    return Plan(tuple(map(_label, across)), tuple(map(_label, down)) if names[half:] else ("",), tuple(prompts))
+
+
+def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
+    return [kept for count in range(len(names) + 1) for kept in itertools.combinations(names, count)]
+
+
+def _label(names: Sequence[str]) -> str:
+    return " + ".join(names) or "none"
+
+
+_PLANS: dict[str, Callable[[str, Sequence[str], Sequence[float]], Plan]] = {
+    "strengths": _strengths,
+    "against": _against,
+    "without": _without,
+    "combinations": _combinations,
+}
+
+
+class Comparison:
+    """One that runs, or ran; its pictures are kept until the next."""
+
+    def __init__(self, painter: Painter, request: Txt2Img, made: Plan) -> None:
+        self.plan = made
+        self.id = secrets.token_hex(4)
+        """Of this one, as pictures of another have the same numbers."""
+        self._painter = painter
+        self._request = request
+        self.pictures: list[Image.Image | None] = [None] * len(made.prompts)
+        self.running = True
+        self.cancelled = False
+        self.problem = ""
+        """Why it ended early, as one sentence."""
+        self._at = 0
+        self._thread = threading.Thread(target=self._run, name="remora-compare", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Stop at the next step; what was made stays."""
+        self.cancelled = True
+        if self.running:
+            self._painter.interrupt()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end."""
+        self._thread.join(timeout)
+
+    def to_json(self) -> dict[str, Any]:
+        """Tell how far it is."""
+        return {
+            "id": self.id,
+            "columns": list(self.plan.columns),
+            "rows": list(self.plan.rows),
+            "prompts": list(self.plan.prompts),
+            "done": [picture is not None for picture in self.pictures],
+            "running": self.running,
+            "cancelled": self.cancelled,
+            "problem": self.problem,
+            "at": self._at,
+            "fraction": self._painter.fraction if self.running else 0.0,
+            "seed": self._request.seed,
+        }
+
+    def picture(self, cell: int) -> bytes | None:
+        """Return one picture as PNG; None where it is not made."""
+        picture = self.pictures[cell] if 0 <= cell < len(self.pictures) else None
+        return None if picture is None else _png(picture)
+
+    def grid(self) -> bytes:
+        """Return all of them with their labels, as one PNG; white where one was not made."""
+        return _png(_drawn(self.plan, self.pictures))
+
+    def _run(self) -> None:
+        try:
+            for at, prompt in enumerate(self.plan.prompts):
+                self._at = at
+                if self.cancelled:
+                    break
+                made = self._painter.paint(replace(self._request, prompt=prompt), lambda: self.cancelled)
+                if made is None:  # also where the user pressed the host's own button
+                    self.cancelled = True
+                self.pictures[at] = made
+        except Exception as error:  # whatever a host raises is shown where the pictures are awaited
+            logger.exception("remora: the comparison failed")
+            self.problem = str(error) or type(error).__name__
+        finally:
+            self.running = False
+
+
+def _drawn(made: Plan, pictures: Sequence[Image.Image | None]) -> Image.Image:
+    width, height = next((picture.size for picture in pictures if picture is not None), (_THUMB, _THUMB))
+    scale = min(1.0, _THUMB / max(width, height))
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    label = _LINE if any(made.rows) else 0
+    across = len(made.columns) * (size[0] + _GAP) + _GAP
+    down = _LINE + len(made.rows) * (size[1] + label + _GAP) + _GAP
+    paper = Image.new("RGB", (across, down), _PAPER)
+    pen, font = ImageDraw.Draw(paper), ImageFont.load_default()
+    for x, text in enumerate(made.columns):
+        pen.text((_GAP + x * (size[0] + _GAP), _GAP), _short(text, size[0]), _INK, font)
+    for y, text in enumerate(made.rows):
+        top = _LINE + _GAP + y * (size[1] + label + _GAP)
+        pen.text((_GAP, top + 2), text, _INK, font)
+        for x in range(len(made.columns)):
+            picture = pictures[y * len(made.columns) + x]
+            if picture is not None:
+                place = _GAP + x * (size[0] + _GAP), top + label
+                paper.paste(picture.convert("RGB").resize(size, Image.Resampling.LANCZOS), place)
+    return paper
+
+
+def _short(text: str, width: int) -> str:
+    most = max(4, width // 7)
+    return text if len(text) <= most else f"{text[: most - 1]}..."
+
+
+def _png(picture: Image.Image) -> bytes:
+    stream = io.BytesIO()
+    picture.save(stream, "PNG")
+    return stream.getvalue()

@@ -1,0 +1,48 @@
+"""Pictures that the embedded web UI makes for Remora, between those that its users ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .sampling import choices
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from ..generation import Txt2Img
+    from .jobs import Job, Runner
+
+_TICK = 0.1  # seconds between two looks at a job
+
+
+class RunnerPainter:
+    """`hosts.Painter` over a runner."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._job: Job | None = None
+
+    def paint(self, request: Txt2Img, cancelled: Callable[[], bool]) -> Image | None:
+        job = self._job = self._runner.submit(request)
+        try:
+            while not job.wait(_TICK):
+                if cancelled():
+                    job.cancel()
+            pictures = job.result().pictures
+            return pictures[0].image if pictures else None
+        finally:
+            self._job = None
+
+    def interrupt(self) -> None:
+        if (job := self._job) is not None:
+            job.cancel()
+
+    @property
+    def fraction(self) -> float:
+        job = self._job
+        return 0.0 if job is None else job.progress.fraction
+
+    @property
+    def samplers(self) -> list[str]:
+        return list(choices())

@@ -1,0 +1,457 @@
+// What the tab does: between the server, the prompt boxes and what is shown. No elements of its own.
+
+import {Api, ApiError, query} from "./api.js";
+import * as boxes from "./boxes.js";
+import {Catalog, NO_FILTERS} from "./catalog.js";
+import {History} from "./history.js";
+import {hasWords, makeTag, readTags, reordered, split, takenBack, withEntry, withMultipliers, withoutEntry} from "./prompt.js";
+import {Store} from "./store.js";
+
+const POLL = 2000; // milliseconds between two looks at the state, while the tab is seen
+const READ = 250; // the same at the prompts
+const SAVE_AFTER = 200; // milliseconds without a change
+const LONGEST = 500_000; // characters of a prompt that is read
+const KEPT = "remora"; // in the browser's storage
+
+export class Controller {
+    constructor(base) {
+        this.api = new Api(base);
+        this.catalog = new Catalog(this.api);
+        this.history = new History();
+        this.meanings = new Map(); // of names in prompts that are no file's own: what the server says
+        this.asked = new Set();
+        this.saving = Promise.resolve();
+        this.pending = null;
+        this.store = new Store({
+            version: 0, scan: this.catalog.scan, loaded: false, error: "", login: false, said: "", lost: false,
+            server: null, targets: [], target: "", prompt: "", negative: "", off: [],
+            always: {on: false, entries: []}, stackProblem: "",
+            query: "", filters: NO_FILTERS, sort: "name", view: "grid", pane: "library",
+            details: null, dialog: "", canUndo: false, canRedo: false, presets: null, presetProblem: "",
+            ...remembered(),
+        });
+    }
+
+    get state() {
+        return this.store.state;
+    }
+
+    set(changes) {
+        this.store.set(changes);
+        if (["sort", "view", "filters", "target"].some((name) => name in changes)) remember(this.state);
+    }
+
+    // --- the server ---
+
+    /** Run something that asks the server; what goes wrong is shown, and null comes back. */
+    async tell(work) {
+        try {
+            const result = await work();
+            this.set({error: "", login: false, lost: false});
+            return result;
+        } catch (error) {
+            if (!(error instanceof ApiError)) throw error;
+            const login = error.status === 401 && error.message.includes("password");
+            this.set({error: error.message, login: login || this.state.login});
+            return null;
+        }
+    }
+
+    start() {
+        return this.tell(async () => {
+            await this.refresh();
+            if (this.pending === null) this.takeStack(await this.api.get("stack"));
+            await this.look();
+        });
+    }
+
+    async refresh(method = "GET") {
+        await this.catalog.update(method);
+        this.meanings.clear();
+        this.asked.clear();
+        this.catalogChanged();
+    }
+
+    catalogChanged() {
+        this.set({version: this.catalog.version, scan: this.catalog.scan, loaded: true});
+        this.askMeanings();
+    }
+
+    async look() {
+        const server = await this.api.get("state");
+        if (JSON.stringify(server) !== JSON.stringify(this.state.server)) this.set({server});
+        const behind = server.catalog.revision !== this.catalog.revision || this.catalog.scan.running;
+        const other = server.model !== this.model;
+        this.model = server.model;
+        if (behind || other) {
+            await this.catalog.update();
+            if (other) this.catalog.version += 1; // what fits is another
+            this.catalogChanged();
+        }
+    }
+
+    /** Called again and again while somebody looks. */
+    async poll() {
+        if (this.state.login || this.pending !== null) return;
+        try {
+            await this.look();
+            if (this.state.lost) this.set({error: "", lost: false});
+        } catch (error) {
+            if (!(error instanceof ApiError)) throw error;
+            this.set({error: error.message, lost: true});
+        }
+    }
+
+    async askMeanings() {
+        const names = [...this.tags(), ...this.state.always.entries].map((one) => one.name)
+            .filter((name) => name && !this.catalog.named(name) && !this.asked.has(name));
+        if (!names.length || !this.state.loaded) return;
+        names.forEach((name) => this.asked.add(name));
+        const answer = await this.tell(() => this.api.ask("POST", "resolve", {names: [...new Set(names)].slice(0, 1000)}));
+        if (!answer) return;
+        for (const [name, meaning] of Object.entries(answer.names)) this.meanings.set(name, meaning);
+        this.catalog.version += 1;
+        this.set({version: this.catalog.version});
+    }
+
+    /** The file that a name in a tag means: {lora, problem}; neither while it is being asked for. */
+    meaning(name) {
+        const lora = this.catalog.named(name);
+        if (lora) return {lora, problem: lora.readable ? "" : lora.reason, candidates: []};
+        const said = this.meanings.get(name);
+        if (!said) return {lora: undefined, problem: "", candidates: []};
+        return {lora: said.id ? this.catalog.byId.get(said.id) : undefined, problem: said.problem, candidates: said.candidates};
+    }
+
+    // --- prompts ---
+
+    /** Look at the page's prompt boxes; what is new there is shown. */
+    readBoxes() {
+        const found = boxes.boxes();
+        const targets = found.map(({name}) => name);
+        if (targets.join() !== this.state.targets.join()) this.set({targets});
+        const seen = found.find(({box}) => box.getClientRects().length);
+        let {target} = this.state;
+        if (seen && seen.name !== target && seen.name !== this.seen) target = seen.name;
+        if (seen) this.seen = seen.name;
+        if (!targets.includes(target)) target = targets[0] ?? "";
+        const one = found.find(({name}) => name === target);
+        const prompt = one ? one.box.value : "";
+        const negative = one && one.negative ? one.negative.value : "";
+        if (target === this.state.target && prompt === this.state.prompt && negative === this.state.negative) return;
+        this.set({target, prompt, negative});
+        this.askMeanings();
+    }
+
+    choose(target) {
+        this.set({target});
+        this.seen = target;
+        this.readBoxes();
+    }
+
+    get standard() {
+        return this.state.server ? this.state.server.default_multiplier : 1;
+    }
+
+    get tooLong() {
+        return this.state.prompt.length > LONGEST;
+    }
+
+    tags() {
+        const {prompt} = this.state;
+        if (this.read?.prompt !== prompt || this.read.standard !== this.standard) {
+            this.read = {prompt, standard: this.standard, tags: this.tooLong ? [] : readTags(prompt, this.standard)};
+        }
+        return this.read.tags;
+    }
+
+    /** The rows of the stack: tags of the prompt, and between them those that are switched off. */
+    rows() {
+        const tags = this.tags();
+        const off = this.state.off.filter((one) => one.target === this.state.target);
+        const rows = [];
+        const seen = new Map();
+        const key = (name) => {
+            const count = (seen.get(name) ?? 0) + 1;
+            seen.set(name, count);
+            return `${name}#${count}`;
+        };
+        for (let at = 0; at <= tags.length; at += 1) {
+            for (const one of off) {
+                if (Math.min(one.before, tags.length) === at) rows.push({...one.tag, on: false, off: one, key: key(one.tag.name)});
+            }
+            if (at < tags.length) rows.push({...tags[at], on: true, index: at, key: key(tags[at].name)});
+        }
+        return rows;
+    }
+
+    /** Ids of the files in the prompt. */
+    used() {
+        return new Set(this.tags().map((tag) => this.meaning(tag.name).lora?.id).filter(Boolean));
+    }
+
+    wordsOf(name) {
+        return this.meaning(name).lora?.words ?? "";
+    }
+
+    snapshot() {
+        const {prompt, negative, always, off} = this.state;
+        return {prompt, negative, always, off};
+    }
+
+    /** Change prompt, negative prompt, what is off, or what is always on; it can be taken back. */
+    change(changes, key = "") {
+        this.readBoxes();
+        const before = this.snapshot();
+        const after = {...before, ...changes};
+        this.history.add({target: this.state.target, before, after, key});
+        this.apply(after);
+    }
+
+    apply({prompt, negative, always, off}) {
+        const one = boxes.find(this.state.target);
+        if (one) {
+            boxes.write(one.box, prompt);
+            boxes.write(one.negative, negative);
+        }
+        const saves = always !== this.state.always;
+        this.set({prompt: one ? prompt : "", negative: one && one.negative ? negative : "", always, off, said: "",
+            canUndo: this.history.past.length > 0, canRedo: this.history.future.length > 0});
+        if (saves) this.save();
+        this.askMeanings();
+    }
+
+    undo() {
+        this.travel(this.history.undo(), "before", "after");
+    }
+
+    redo() {
+        this.travel(this.history.redo(), "after", "before");
+    }
+
+    travel(change, to, from) {
+        if (!change) return;
+        if (change.target !== this.state.target) this.choose(change.target);
+        this.readBoxes();
+        const prompt = takenBack(change[to].prompt, change[from].prompt, this.state.prompt);
+        const negative = takenBack(change[to].negative, change[from].negative, this.state.negative);
+        this.apply({
+            prompt: prompt ?? this.state.prompt, negative: negative ?? this.state.negative,
+            always: same(change[to].always, change[from].always) ? this.state.always : change[to].always,
+            off: change[to].off,
+        });
+        if (prompt === null) this.set({said: "The prompt has changed too much since: it stays as it is."});
+    }
+
+    // --- entries of the prompt ---
+
+    /** Put a LoRA into the prompt with its words, or take both out where it is in it. */
+    toggle(lora) {
+        const index = this.tags().findIndex((tag) => this.meaning(tag.name).lora?.id === lora.id);
+        if (index >= 0) this.remove(this.rows().find((row) => row.index === index));
+        else this.insert(lora);
+    }
+
+    insert(lora) {
+        if (!this.state.target) {
+            this.addAlways(lora.name);
+            return;
+        }
+        this.readBoxes();
+        const strength = lora.strength ?? this.standard;
+        const words = hasWords(this.state.prompt, lora.words) ? "" : lora.words;
+        const prompt = withEntry(this.state.prompt, makeTag(lora.name, strength, strength), words);
+        const negative = withWords(this.state.negative, lora.negative);
+        this.change({prompt, negative});
+        this.set({said: `${lora.name} inserted.`});
+    }
+
+    remove(row) {
+        if (row.off) {
+            this.change({off: this.state.off.filter((one) => one !== row.off)});
+            return;
+        }
+        this.readBoxes();
+        const {lora} = this.meaning(row.name);
+        const negative = lora ? withoutWords(this.state.negative, lora.negative) : this.state.negative;
+        this.change({prompt: this.withoutRow(row), negative});
+        this.set({said: `${row.name} removed.`});
+    }
+
+    withoutRow(row) {
+        const others = this.tags().filter((_, at) => at !== row.index).flatMap((tag) => split(this.wordsOf(tag.name)));
+        return withoutEntry(this.state.prompt, row.index, this.wordsOf(row.name), others);
+    }
+
+    setStrength(row, te, unet) {
+        if (row.off) {
+            const tag = {...row.off.tag, te, unet};
+            this.change({off: this.state.off.map((one) => one === row.off ? {...one, tag} : one)}, `off ${row.key}`);
+            return;
+        }
+        this.readBoxes();
+        this.change({prompt: withMultipliers(this.state.prompt, row.index, te, unet)}, `strength ${row.key}`);
+    }
+
+    /** Switch an entry off, which takes it out of the prompt, or on again. */
+    setOn(row, on) {
+        this.readBoxes();
+        const {state} = this;
+        if (!on) {
+            const {name, te, unet, extra, problem, body} = row;
+            const one = {target: state.target, before: row.index, tag: {name, te, unet, extra, problem, body}};
+            const later = state.off.map((other) =>
+                other.target === state.target && other.before > row.index ? {...other, before: other.before - 1} : other);
+            this.change({prompt: this.withoutRow(row), off: [...later, one]});
+            return;
+        }
+        const {tag} = row.off;
+        const text = makeTag(tag.body ?? tag.name, tag.te, tag.unet);
+        const count = this.tags().length;
+        const words = this.wordsOf(tag.name);
+        let prompt = withEntry(state.prompt, text, hasWords(state.prompt, words) ? "" : words);
+        const before = Math.min(row.off.before, count);
+        const order = [...Array(count).keys()];
+        order.splice(before, 0, count);
+        prompt = reordered(prompt, order);
+        const off = state.off.filter((one) => one !== row.off).map((other) =>
+            other.target === state.target && other.before > before ? {...other, before: other.before + 1} : other);
+        this.change({prompt, off});
+    }
+
+    /** Put the row at one place to another. */
+    move(from, to) {
+        this.readBoxes();
+        const rows = this.rows();
+        if (to < 0 || to >= rows.length || from === to) return;
+        rows.splice(to, 0, ...rows.splice(from, 1));
+        const order = rows.filter((row) => row.on).map((row) => row.index);
+        let before = 0;
+        const places = new Map();
+        for (const row of rows) {
+            if (row.on) before += 1;
+            else places.set(row.off, before);
+        }
+        const own = rows.filter((row) => row.off).map(({off}) => ({...off, before: places.get(off)}));
+        const off = [...this.state.off.filter((one) => one.target !== this.state.target), ...own];
+        this.change({prompt: reordered(this.state.prompt, order), off});
+    }
+
+    clear() {
+        this.readBoxes();
+        let {prompt} = this.state;
+        for (let index = this.tags().length - 1; index >= 0; index -= 1) {
+            prompt = withoutEntry(prompt, index, this.wordsOf(readTags(prompt)[index].name));
+        }
+        this.change({prompt, off: this.state.off.filter((one) => one.target !== this.state.target)});
+    }
+
+    // --- what every picture gets ---
+
+    takeStack(stack) {
+        this.set({always: {on: stack.always_on, entries: stack.entries}, stackProblem: stack.problem});
+    }
+
+    changeAlways(always, key = "") {
+        this.change({always}, key);
+    }
+
+    addAlways(name) {
+        const {always} = this.state;
+        if (always.entries.some((one) => one.name === name)) return;
+        const strength = this.meaning(name).lora?.strength ?? this.standard;
+        const entry = {name, on: true, unet: strength, text_encoder: strength};
+        this.changeAlways({on: always.entries.length ? always.on : true, entries: [...always.entries, entry]});
+    }
+
+    /** Take an entry out of the prompt, and give it to every picture instead. */
+    pin(row) {
+        const {always} = this.state;
+        const name = this.meaning(row.name).lora?.name ?? row.name;
+        const entry = {name, on: row.on, unet: row.unet, text_encoder: row.te};
+        const entries = [...always.entries.filter((one) => one.name !== name), entry];
+        const changes = row.off
+            ? {off: this.state.off.filter((one) => one !== row.off)}
+            : {prompt: withoutEntry(this.state.prompt, row.index)};
+        this.change({...changes, always: {on: true, entries}});
+    }
+
+    /** The other way round. */
+    unpin(entry) {
+        const {always} = this.state;
+        const words = this.wordsOf(entry.name);
+        const tag = makeTag(entry.name, entry.text_encoder, entry.unet);
+        const prompt = withEntry(this.state.prompt, tag, hasWords(this.state.prompt, words) ? "" : words);
+        this.change({prompt, always: {...always, entries: always.entries.filter((one) => one !== entry)}});
+    }
+
+    save() {
+        clearTimeout(this.pending);
+        this.pending = setTimeout(() => {
+            this.pending = null;
+            // one after the other: the last change is the last that arrives
+            this.saving = this.saving.then(() => this.tell(() => this.put()));
+        }, SAVE_AFTER);
+    }
+
+    async put() {
+        const {on, entries} = this.state.always;
+        const stack = await this.api.ask("PUT", "stack", {always_on: on, entries});
+        this.set({stackProblem: stack.problem, said: "Saved."});
+    }
+
+    // --- notes ---
+
+    /** Change what is noted about a file; throws what the server refuses. */
+    async note(lora, changes) {
+        const told = await this.api.ask("PATCH", `lora?${query({id: lora.id})}`, changes);
+        this.catalog.put({...told});
+        this.catalogChanged();
+        return told;
+    }
+
+    async setPicture(lora, blob) {
+        const told = await this.api.ask("PUT", `picture?${query({id: lora.id})}`, blob);
+        this.catalog.put({...told});
+        this.catalogChanged();
+        return told;
+    }
+}
+
+export {POLL, READ};
+
+function same(one, other) {
+    return JSON.stringify(one) === JSON.stringify(other);
+}
+
+function withWords(prompt, words) {
+    if (!words || prompt.includes(words)) return prompt;
+    const before = prompt.trimEnd().replace(/,$/, "");
+    return before ? `${before}, ${words}` : words;
+}
+
+function withoutWords(prompt, words) {
+    if (!words) return prompt;
+    const at = prompt.indexOf(words);
+    if (at < 0) return prompt;
+    const before = prompt.slice(0, at).replace(/,?\s*$/, "");
+    const after = prompt.slice(at + words.length);
+    return before ? before + after : after.replace(/^[,\s]+/, "");
+}
+
+function remembered() {
+    try {
+        const kept = JSON.parse(localStorage.getItem(KEPT) ?? "{}");
+        return Object.fromEntries(Object.entries(kept).filter(([name]) => ["sort", "view"].includes(name)));
+    } catch {
+        return {}; // a browser that keeps nothing
+    }
+}
+
+function remember({sort, view}) {
+    try {
+        localStorage.setItem(KEPT, JSON.stringify({sort, view}));
+    } catch {
+        // a browser that keeps nothing
+    }
+}

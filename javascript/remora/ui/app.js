@@ -1,0 +1,97 @@
+// The whole tab.
+
+import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {useStore} from "../store.js";
+import {Compare} from "./compare.js";
+import {Details} from "./details.js";
+import {Library} from "./library.js";
+import {Presets} from "./presets.js";
+import {Stack} from "./stack.js";
+
+const WIDE = 720; // pixels from which both panes are side by side
+
+export function App({controller, root}) {
+    const state = useStore(controller.store);
+    const wide = useWide(root);
+    useKeys(controller, root);
+    const count = controller.rows().length + state.always.entries.length;
+    const shown = (pane) => wide || state.pane === pane;
+    return html`
+        <${Notices} controller=${controller} state=${state} />
+        ${state.login && html`<${Login} controller=${controller} />`}
+        ${!wide && html`<div class="rt-switch" role="group" aria-label="What is shown">
+            ${[["library", "Library"], ["stack", count ? `Stack (${count})` : "Stack"]].map(([pane, title]) => html`
+                <button type="button" key=${pane} aria-pressed=${String(state.pane === pane)}
+                    onClick=${() => controller.set({pane})}>${title}</button>`)}
+        </div>`}
+        <div class=${`rt-panes${wide ? " rt-wide" : ""}`}>
+            ${shown("library") && html`<${Library} controller=${controller} state=${state} />`}
+            ${shown("stack") && html`<${Stack} controller=${controller} state=${state} />`}
+        </div>
+        ${state.details && html`<${Details} key=${state.details} controller=${controller} id=${state.details} />`}
+        ${state.dialog === "presets" && html`<${Presets} controller=${controller} state=${state} />`}
+        ${state.dialog === "compare" && html`<${Compare} controller=${controller} state=${state} />`}`;
+}
+
+function useWide(root) {
+    const [wide, setWide] = useState(root.clientWidth >= WIDE);
+    useEffect(() => {
+        const observer = new ResizeObserver(() => {
+            if (root.clientWidth) setWide(root.clientWidth >= WIDE);
+        });
+        observer.observe(root);
+        return () => observer.disconnect();
+    }, [root]);
+    return wide;
+}
+
+/** Ctrl+Z and Ctrl+Y, where nothing is being typed; "/" goes to the search. */
+function useKeys(controller, root) {
+    useEffect(() => {
+        const pressed = (event) => {
+            const typing = event.target.matches("textarea, input:not([type=checkbox], [type=range], [type=radio])");
+            if (typing || event.altKey) return;
+            const key = event.key.toLowerCase();
+            if ((event.ctrlKey || event.metaKey) && (key === "z" || key === "y")) {
+                if (key === "y" || event.shiftKey) controller.redo();
+                else controller.undo();
+            } else if (key === "/" && !event.ctrlKey && !event.metaKey) {
+                root.querySelector("input[type=search]")?.focus();
+            } else {
+                return;
+            }
+            event.preventDefault();
+            event.stopPropagation();
+        };
+        root.addEventListener("keydown", pressed);
+        return () => root.removeEventListener("keydown", pressed);
+    }, [controller, root]);
+}
+
+function Notices({controller, state}) {
+    const {server} = state;
+    const texts = [state.stackProblem, controller.catalog.problem, state.presetProblem];
+    if (server && !server.enabled) {
+        texts.push("Remora is off in the settings: the web UI applies LoRA itself, and what is set here has no effect.");
+    }
+    if (server) texts.push(...server.conflicts, ...server.notes);
+    return html`
+        <div class="rt-notices" role="status">
+            ${[...new Set(texts.filter(Boolean))].map((text) => html`<p class="rt-notice" key=${text}>${text}</p>`)}
+        </div>
+        <div role="alert">${state.error && html`<p class="rt-error">${state.error}</p>`}</div>`;
+}
+
+function Login({controller}) {
+    const user = useRef(), password = useRef();
+    const enter = (event) => {
+        event.preventDefault();
+        controller.api.logIn(user.current.value, password.current.value);
+        controller.start();
+    };
+    return html`<form class="rt-login rt-line" onSubmit=${enter}>
+        <label>User <input type="text" autocomplete="username" required ref=${user} /></label>
+        <label>Password <input type="password" autocomplete="current-password" required ref=${password} /></label>
+        <button type="submit">Log in</button>
+    </form>`;
+}

@@ -1,0 +1,42 @@
+// One file in the library.
+
+import {html} from "../vendor/preact.js";
+import {query} from "../api.js";
+import {size} from "../catalog.js";
+import {Icon} from "./icons.js";
+import {Button, Picture} from "./parts.js";
+
+export function Card({lora, controller, view, used, against}) {
+    const {state} = controller;
+    const label = used ? `Remove ${lora.name} from the prompt` : state.target ? `Insert ${lora.name} into the prompt`
+        : `Add ${lora.name} to those that are always on`;
+    const dim = against ? " rt-against" : "";
+    const open = () => controller.set({details: lora.id});
+    const about = [rank(lora), size(lora.size)].filter(Boolean).join(" · ");
+    const path = lora.picture && `thumbnail?${query({id: lora.id, v: lora.picture})}`;
+    const alias = lora.alias === lora.name || lora.alias === lora.file.split("/").pop() ? "" : lora.alias;
+    return html`<div class=${`rt-card rt-card-${view}${used ? " rt-used" : ""}${dim}`}>
+        <button type="button" class="rt-pick" aria-pressed=${String(used)} aria-label=${label} disabled=${!lora.readable}
+            title=${[lora.file, alias, lora.words && `words: ${lora.words}`, against].filter(Boolean).join("\n")}
+            onClick=${() => controller.toggle(lora)}>
+            <span class="rt-thumb"><${Picture} api=${controller.api} path=${path} name=${lora.name} /></span>
+            <span class="rt-card-text">
+                <span class="rt-card-name">${lora.name}</span>
+                <span class="rt-hint">${against || [view === "list" && alias, view === "list" && lora.folder, view === "list" && lora.family,
+                    about, view === "list" && lora.words].filter(Boolean).join(" · ") || (lora.read ? "" : "not read yet")}</span>
+            </span>
+        </button>
+        <span class="rt-badges" aria-hidden="true">
+            ${lora.favourite && html`<span class="rt-badge"><${Icon} name="heart" filled /></span>`}
+            ${lora.rating > 0 && html`<span class="rt-badge">${lora.rating}★</span>`}
+            ${used && html`<span class="rt-badge rt-badge-on"><${Icon} name="check" /></span>`}
+        </span>
+        <${Button} label=${`About ${lora.name}`} class="rt-about" onClick=${open}><${Icon} name="info" /><//>
+    </div>`;
+}
+
+export function rank(lora) {
+    if (!lora.rank) return lora.kind;
+    const [low, high] = lora.rank;
+    return `${lora.kind} ${low === high ? high : `${low}–${high}`}`;
+}

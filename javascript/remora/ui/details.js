@@ -1,0 +1,137 @@
+// All about one file, and what the user notes about it.
+
+import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {query} from "../api.js";
+import {shownPicture} from "../boxes.js";
+import {size} from "../catalog.js";
+import {split} from "../prompt.js";
+import {rank} from "./card.js";
+import {Icon} from "./icons.js";
+import {Button, Dialog, isNumber, Picture, Stars, Trouble, useTrouble} from "./parts.js";
+
+export function Details({controller, id}) {
+    const [lora, setLora] = useState(null);
+    const [draft, setDraft] = useState(null);
+    const [trouble, attempt] = useTrouble();
+    const close = () => controller.set({details: null});
+    const take = (told) => {
+        setLora(told);
+        setDraft(draftOf(told));
+    };
+    useEffect(() => {
+        attempt(async () => take(await controller.api.get(`lora?${query({id})}`)));
+    }, [id]);
+    if (!lora) {
+        return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} text=${trouble} />
+            ${!trouble && html`<p class="rt-hint">Loading …</p>`}<//>`;
+    }
+    const edit = (changes) => setDraft({...draft, ...changes});
+    const note = (changes) => attempt(async () => setLora(await controller.note(lora, changes)));
+    const save = () => attempt(async () => {
+        const changes = changesOf(lora, draft);
+        if (Object.keys(changes).length) take(await controller.note(lora, changes));
+        close();
+    });
+    const picture = (blob) => blob && attempt(async () => setLora(await controller.setPicture(lora, blob)));
+    const used = controller.used().has(lora.id);
+    return html`<${Dialog} title=${lora.name} close=${close} class="rt-wide-dialog">
+        <div class="rt-details">
+            <div class="rt-details-side">
+                <div class="rt-thumb rt-large"><${Picture} api=${controller.api} name=${lora.name}
+                    path=${lora.picture && `thumbnail?${query({id: lora.id, v: lora.picture})}`} /></div>
+                <div class="rt-line">
+                    <${Stars} rating=${lora.rating} name=${lora.name} set=${(rating) => note({rating})} />
+                    <${Button} label="Favourite" class="rt-small rt-heart" aria-pressed=${String(lora.favourite)}
+                        onClick=${() => note({favourite: !lora.favourite})}><${Icon} name="heart" filled=${lora.favourite} /><//>
+                </div>
+                <${NewPicture} take=${picture} attempt=${attempt} />
+                <button type="button" disabled=${!lora.readable} onClick=${() => controller.toggle(controller.catalog.byId.get(lora.id) ?? lora)}>
+                    ${used ? "Remove from the prompt" : "Insert into the prompt"}</button>
+            </div>
+            <div class="rt-details-main">
+                ${!lora.readable && html`<p class="rt-error">${lora.reason}</p>`}
+                ${lora.problems.map((text) => html`<p class="rt-notice" key=${text}>${text}</p>`)}
+                <${Facts} lora=${lora} controller=${controller} />
+                <${Fields} draft=${draft} edit=${edit} lora=${lora} />
+                <${Trouble} text=${trouble} />
+                <div class="rt-line rt-end">
+                    <button type="button" onClick=${close}>Cancel</button>
+                    <button type="button" class="rt-primary" onClick=${save}>Save</button>
+                </div>
+                ${Object.keys(lora.training).length > 0 && html`<details><summary>Training</summary><dl class="rt-facts">
+                    ${Object.entries(lora.training).map(([name, value]) => html`<dt key=${name}>${name}</dt><dd>${value}</dd>`)}
+                </dl></details>`}
+            </div>
+        </div>
+    <//>`;
+}
+
+function Facts({lora, controller}) {
+    const family = controller.catalog.families[lora.family];
+    const facts = [
+        ["File", lora.path], ["Made for", family && (family.reason || family.title)], ["Made from", lora.base_model],
+        ["Kind", [rank(lora), lora.layers && `${lora.layers} layers`, lora.format].filter(Boolean).join(", ")],
+        ["Size", size(lora.size)], ["Name in training", lora.alias === lora.name ? "" : lora.alias], ["Hash", lora.hash],
+        ["Used", lora.uses ? `${lora.uses} times, last ${new Date(lora.used * 1000).toLocaleString()}` : "never"],
+    ];
+    return html`<dl class="rt-facts">${facts.filter(([, value]) => value).map(([name, value]) => html`
+        <dt key=${name}>${name}</dt><dd>${value}</dd>`)}</dl>`;
+}
+
+function Fields({draft, edit, lora}) {
+    const field = (name, title, rows = 0, hint = "") => html`<label class="rt-field"><span>${title}</span>
+        ${rows ? html`<textarea rows=${rows} value=${draft[name]} onInput=${(event) => edit({[name]: event.target.value})}></textarea>`
+            : html`<input type="text" value=${draft[name]} onInput=${(event) => edit({[name]: event.target.value})} />`}
+        ${hint && html`<span class="rt-hint">${hint}</span>`}</label>`;
+    const words = split(draft.words);
+    const flip = (tag) => edit({words: (words.includes(tag) ? words.filter((one) => one !== tag) : [...words, tag]).join(", ")});
+    return html`
+        ${field("words", "Trigger words", 0, "Come into the prompt together with the LoRA, and go with it")}
+        ${lora.training_tags.length > 0 && html`<div class="rt-tags" role="group" aria-label="Words of the training captions">
+            ${lora.training_tags.slice(0, 24).map(([tag, count]) => html`<button type="button" key=${tag} class="rt-chip"
+                aria-pressed=${String(words.includes(tag))} title=${`in ${count} captions`} onClick=${() => flip(tag)}>${tag} ${count}</button>`)}
+        </div>`}
+        ${field("negative", "Words for the negative prompt")}
+        ${field("strength", "Preferred strength", 0, "Empty is the web UI’s own")}
+        ${field("tags", "Tags", 0, "Between commas")}
+        ${field("notes", "Notes", 3)}
+        ${field("description", "Description", 3)}`;
+}
+
+function NewPicture({take, attempt}) {
+    const chosen = useRef();
+    const shown = () => attempt(async () => {
+        const blob = await shownPicture();
+        if (!blob) throw new Error("The page shows no picture yet; make one first.");
+        await take(blob);
+    });
+    return html`<div class="rt-line">
+        <input type="file" accept="image/*" hidden ref=${chosen} onChange=${(event) => take(event.target.files[0])} />
+        <${Button} label="Choose a picture file for this" class="rt-small" onClick=${() => chosen.current.click()}>Picture …<//>
+        <${Button} label="Take the picture that the page shows" class="rt-small" onClick=${shown}>From page<//>
+    </div>`;
+}
+
+function draftOf(lora) {
+    const {words, negative, notes, description} = lora;
+    return {words, negative, notes, description, tags: lora.tags.join(", "), strength: lora.strength === null ? "" : String(lora.strength)};
+}
+
+// Only what the user changed is sent: the rest may have been changed elsewhere meanwhile.
+function changesOf(lora, draft) {
+    const former = draftOf(lora);
+    const changes = {};
+    for (const name of Object.keys(draft).filter((one) => draft[one] !== former[one])) {
+        if (name === "tags") {
+            changes.tags = split(draft.tags);
+        } else if (name === "strength") {
+            if (draft.strength.trim() && !isNumber(draft.strength)) {
+                throw new Error(`The preferred strength must be a number, as 0.8, and not “${draft.strength}”.`);
+            }
+            changes.strength = Number(draft.strength) || null;
+        } else {
+            changes[name] = draft[name];
+        }
+    }
+    return changes;
+}

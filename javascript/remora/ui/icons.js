@@ -1,0 +1,24 @@
+// Signs on buttons, drawn: not every font has them.
+
+import {html} from "../vendor/preact.js";
+
+const PATHS = {
+    grip: "M6 4h.01M10 4h.01M6 8h.01M10 8h.01M6 12h.01M10 12h.01",
+    remove: "M4 4l8 8M12 4l-8 8",
+    undo: "M6.5 3.5L3 7l3.5 3.5M3 7h6.5a3.5 3.5 0 0 1 0 7H7",
+    redo: "M9.5 3.5L13 7l-3.5 3.5M13 7H6.5a3.5 3.5 0 0 0 0 7H9",
+    grid: "M2.5 2.5h4.5v4.5h-4.5zM9 2.5h4.5v4.5h-4.5zM2.5 9h4.5v4.5h-4.5zM9 9h4.5v4.5h-4.5z",
+    list: "M2.5 4h11M2.5 8h11M2.5 12h11",
+    refresh: "M13 8a5 5 0 1 1-1.6-3.7M13 2.5v3h-3",
+    info: "M8 7.2v4.3M8 4.5h.01M8 1.8a6.2 6.2 0 1 0 0 12.4a6.2 6.2 0 0 0 0-12.4z",
+    apart: "M8 14V9M8 9L4 5V2M8 9l4-4V2",
+    always: "M8 2.5v8M4.5 7.5L8 11l3.5-3.5M3 13.5h10",
+    prompt: "M8 13.5v-8M4.5 8.5L8 5l3.5 3.5M3 2.5h10",
+    check: "M3 8.5l3.2 3.2L13 4.8",
+    heart: "M8 13.2S2.5 9.8 2.5 6.2A2.9 2.9 0 0 1 8 5a2.9 2.9 0 0 1 5.5 1.2C13.5 9.8 8 13.2 8 13.2z",
+};
+
+export function Icon({name, filled = false}) {
+    return html`<svg class="rt-icon" viewBox="0 0 16 16" aria-hidden="true" fill=${filled ? "currentColor" : "none"}
+        stroke="currentColor" stroke-width="1.6" stroke-linecap="round" stroke-linejoin="round"><path d=${PATHS[name]} /></svg>`;
+}

@@ -1,0 +1,89 @@
+// The left pane: all files, found and shown.
+
+import {html, useMemo, useState} from "../vendor/preact.js";
+import {facets, NO_FILTERS, select, SORTS} from "../catalog.js";
+import {Icon} from "./icons.js";
+import {Button} from "./parts.js";
+import {Card} from "./card.js";
+import {Virtual} from "./virtual.js";
+
+const SIZES = {grid: {width: 132, height: 196}, list: {width: 0, height: 62}};
+
+export function Library({controller, state}) {
+    const {catalog} = controller;
+    const [more, setMore] = useState(false);
+    const found = useMemo(
+        () => select(catalog, state.query, state.filters, state.sort), [state.version, state.query, state.filters, state.sort]);
+    const used = controller.used();
+    const active = Object.keys(NO_FILTERS).filter((name) => state.filters[name] !== NO_FILTERS[name]).length;
+    const filter = (changes) => controller.set({filters: {...state.filters, ...changes}});
+    const clear = () => controller.set({query: "", filters: NO_FILTERS});
+    return html`<section class="rt-library" aria-label="LoRA files">
+        <div class="rt-line">
+            <input type="search" aria-label="Search LoRA" placeholder="Search LoRA" autocomplete="off" spellcheck=${false}
+                value=${state.query} onInput=${(event) => controller.set({query: event.target.value})} />
+            <${Button} label="Filters" class="rt-small" aria-expanded=${String(more)} onClick=${() => setMore(!more)}>
+                ${active ? `Filters (${active})` : "Filters"}<//>
+            <${Button} label=${state.view === "grid" ? "Show as a list" : "Show as a grid"} class="rt-small"
+                onClick=${() => controller.set({view: state.view === "grid" ? "list" : "grid"})}>
+                <${Icon} name=${state.view === "grid" ? "list" : "grid"} /><//>
+            <${Button} label="Look for LoRA files again" class="rt-small"
+                onClick=${() => controller.tell(() => controller.refresh("POST"))}><${Icon} name="refresh" /><//>
+        </div>
+        ${more && html`<${Filters} catalog=${catalog} state=${state} filter=${filter} controller=${controller} />`}
+        <p class="rt-hint rt-found" role="status">
+            <span>${countOf(state, found, catalog)}</span>
+            ${(active > 0 || state.query) && html` <button type="button" class="rt-link" onClick=${clear}>Show all</button>`}
+        </p>
+        <${Scan} scan=${state.scan} />
+        <${Virtual} items=${found} size=${SIZES[state.view]} label="LoRA found" draw=${(lora) => html`
+            <${Card} key=${lora.id} lora=${lora} controller=${controller} view=${state.view} used=${used.has(lora.id)}
+                against=${catalog.against(lora)} />`} />
+    </section>`;
+}
+
+function countOf(state, found, catalog) {
+    if (!state.loaded) return "Loading …";
+    if (!catalog.all.length) return state.scan.running ? "Looking for LoRA files …" : "No LoRA files were found.";
+    if (!found.length) return state.query.trim() ? `No LoRA matches “${state.query.trim()}”.` : "No LoRA passes the filters.";
+    return found.length === catalog.all.length ? `${found.length} LoRA` : `${found.length} of ${catalog.all.length} LoRA`;
+}
+
+function Scan({scan}) {
+    if (!scan.running || !scan.total) return null;
+    return html`<div class="rt-scan" role="status">
+        <progress max=${scan.total} value=${scan.done} aria-label="LoRA files read"></progress>
+        <span class="rt-hint">${scan.done} of ${scan.total} read</span>
+    </div>`;
+}
+
+function Filters({catalog, state, filter, controller}) {
+    const known = useMemo(() => facets(catalog), [state.version]);
+    const {filters} = state;
+    const chooser = (name, title, options, label = (value) => value) => html`
+        <label class="rt-field"><span>${title}</span>
+            <select value=${filters[name]} onChange=${(event) => filter({[name]: event.target.value})}>
+                <option value="">All</option>
+                ${options.map(([value, count]) => html`<option key=${value} value=${value}>${label(value)} (${count})</option>`)}
+            </select></label>`;
+    const indented = (folder) => `${"\u00a0\u00a0".repeat(folder.split("/").length - 1)}${folder.split("/").pop()}`;
+    return html`<div class="rt-filters">
+        ${chooser("folder", "Folder", known.folders, indented)}
+        ${chooser("family", "Made for", known.families)}
+        ${chooser("kind", "Kind", known.kinds)}
+        ${chooser("tag", "Tag", known.tags)}
+        <label class="rt-field"><span>Rating</span>
+            <select value=${filters.rating} onChange=${(event) => filter({rating: Number(event.target.value)})}>
+                <option value="0">All</option>
+                ${[1, 2, 3, 4, 5].map((stars) => html`<option key=${stars} value=${stars}>${"★".repeat(stars)} and better</option>`)}
+            </select></label>
+        <label class="rt-field"><span>Sort by</span>
+            <select value=${state.sort} onChange=${(event) => controller.set({sort: event.target.value})}>
+                ${Object.entries(SORTS).map(([name, [title]]) => html`<option key=${name} value=${name}>${title}</option>`)}
+            </select></label>
+        <label class="rt-check"><input type="checkbox" checked=${filters.favourite}
+            onChange=${(event) => filter({favourite: event.target.checked})} /> Favourites</label>
+        <label class="rt-check"><input type="checkbox" checked=${filters.fits}
+            onChange=${(event) => filter({fits: event.target.checked})} /> Fit the model</label>
+    </div>`;
+}

@@ -1,0 +1,106 @@
+// Small things that several panes are made of.
+
+import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {Icon} from "./icons.js";
+
+/** A button that says what it does. */
+export function Button({label, children, class: name = "", ...more}) {
+    return html`<button type="button" aria-label=${label} title=${label} class=${name} ...${more}>${children}</button>`;
+}
+
+/** A picture of the server's, or the beginning of a name where there is none. */
+export function Picture({api, path, name}) {
+    const [address, setAddress] = useState(path && !api.authorization ? api.base + path : "");
+    const [failed, setFailed] = useState(false);
+    useEffect(() => {
+        let here = true;
+        setFailed(false);
+        if (path) api.pictureAt(path).then((found) => here && setAddress(found), () => here && setFailed(true));
+        else setAddress("");
+        return () => {
+            here = false;
+        };
+    }, [path]);
+    if (!address || failed) return html`<span class="rt-initial" aria-hidden="true">${name.replace(/[^\p{L}\p{N}]/gu, "").slice(0, 2)}</span>`;
+    return html`<img src=${address} alt="" loading="lazy" decoding="async" draggable=${false} onError=${() => setFailed(true)} />`;
+}
+
+const SLIDER = {min: -1, max: 2, step: 0.05};
+
+/** A strength: a slider for the usual ones, a field for any. */
+export function Strength({title, what, value, set, disabled = false}) {
+    const field = useRef();
+    const [typed, setTyped] = useState(null); // what stands in the field while it is being typed
+    const good = typed === null || isNumber(typed);
+    const type = (event) => {
+        setTyped(event.target.value);
+        if (isNumber(event.target.value)) set(Number(event.target.value));
+    };
+    const step = (event) => {
+        const by = {ArrowUp: SLIDER.step, ArrowDown: -SLIDER.step}[event.key];
+        if (!by || !good) return;
+        event.preventDefault();
+        setTyped(null);
+        set(Number((value + by * (event.shiftKey ? 10 : 1)).toFixed(4)));
+    };
+    const shown = Number(value.toFixed(4));
+    return html`<div class="rt-strength">
+        <span aria-hidden="true">${title}</span>
+        <input type="range" ...${SLIDER} value=${shown} disabled=${disabled} aria-label=${`${what}, slider`}
+            onInput=${(event) => set(event.target.valueAsNumber)} />
+        <input type="text" inputmode="decimal" role="spinbutton" aria-valuenow=${shown} value=${typed ?? String(shown)} ref=${field}
+            disabled=${disabled} aria-label=${what} aria-invalid=${String(!good)} autocomplete="off" spellcheck=${false}
+            onInput=${type} onKeyDown=${step} onBlur=${() => setTyped(null)} />
+        <span class="rt-problem" role="alert">${good ? "" : typed.trim() ? `“${typed}” is no number: type one, as 0.8` : "Type a number, as 0.8"}</span>
+    </div>`;
+}
+
+export function isNumber(text) {
+    return /^\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?\s*$/i.test(text) && Math.abs(Number(text)) <= 1e6;
+}
+
+/** A dialog over the page; Escape closes it. */
+export function Dialog({title, close, children, class: name = ""}) {
+    const element = useRef();
+    useEffect(() => {
+        const former = document.activeElement;
+        element.current.showModal();
+        return () => former && former.isConnected && former.focus();
+    }, []);
+    const outside = (event) => event.target === element.current && close();
+    return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} onClose=${close} onClick=${outside}>
+        <div class="rt-dialog-body">
+            <div class="rt-dialog-head"><h3>${title}</h3><${Button} label="Close" class="rt-small" onClick=${close}><${Icon} name="remove" /><//></div>
+            ${children}
+        </div>
+    </dialog>`;
+}
+
+/** Five stars; a click on the one that is set takes it away. */
+export function Stars({rating, set, name}) {
+    return html`<span class="rt-stars" role="radiogroup" aria-label=${`Rating of ${name}`}>
+        ${[1, 2, 3, 4, 5].map((star) => html`<button type="button" role="radio" key=${star}
+            aria-checked=${String(rating === star)} aria-label=${`${star} of 5`} title=${`${star} of 5`}
+            class=${star <= rating ? "rt-lit" : ""} onClick=${() => set(star === rating ? 0 : star)}>★</button>`)}
+    </span>`;
+}
+
+/** What went wrong in a dialog, in place. */
+export function Trouble({text}) {
+    return html`<div role="alert">${text && html`<p class="rt-error">${text}</p>`}</div>`;
+}
+
+export function useTrouble() {
+    const [trouble, setTrouble] = useState("");
+    const attempt = async (work) => {
+        try {
+            const result = await work();
+            setTrouble("");
+            return result;
+        } catch (error) {
+            setTrouble(error.message);
+            return undefined;
+        }
+    };
+    return [trouble, attempt];
+}

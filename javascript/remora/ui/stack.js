@@ -1,0 +1,152 @@
+// The right pane: the LoRAs of the prompt, and those that every picture gets.
+
+import {html, useRef, useState} from "../vendor/preact.js";
+import * as boxes from "../boxes.js";
+import {makeTag} from "../prompt.js";
+import {Icon} from "./icons.js";
+import {Outcome} from "./outcome.js";
+import {Button} from "./parts.js";
+import {Row} from "./row.js";
+
+export function Stack({controller, state}) {
+    const rows = controller.rows();
+    const loras = state.server ? state.server.loras : [];
+    const outcome = (row) => loras.find((lora) => lora.asked === row.name || lora.name === row.name
+        || lora.name === controller.meaning(row.name).lora?.name);
+    const known = new Set([...rows, ...state.always.entries].map((row) => outcome(row)));
+    const others = loras.filter((lora) => !known.has(lora));
+    return html`<section class="rt-stack" aria-label="Stack of LoRA">
+        <${Targets} controller=${controller} state=${state} />
+        <${Tools} controller=${controller} state=${state} rows=${rows} />
+        ${controller.tooLong && html`<p class="rt-error" role="alert">The prompt has ${state.prompt.length.toLocaleString()}
+            characters; one as long is not read here. It is left as it is.</p>`}
+        ${state.target && html`<${Rows} rows=${rows} label="Stack" move=${(from, to) => controller.move(from, to)} draw=${(row, handle) => html`
+            <${Row} handle=${handle} controller=${controller} outcome=${outcome(row)} entry=${inPrompt(controller, row)} />`} />`}
+        ${state.target && !rows.length && html`<p class="rt-hint">The prompt has no LoRA. Choose one from the library, or write
+            <code>${"<lora:name:0.8>"}</code> into it.</p>`}
+        <p class="rt-hint rt-said" role="status">${state.said}</p>
+        <${Always} controller=${controller} state=${state} outcome=${outcome} />
+        ${others.length > 0 && html`<div><h4>Others in the latest picture</h4>
+            <ul class="rt-others" aria-label="Other LoRA of the latest picture">${others.map((lora) => html`
+                <li class="rt-row" key=${lora.name}><span class="rt-name">${lora.name}</span><${Outcome} lora=${lora} /></li>`)}
+            </ul></div>`}
+    </section>`;
+}
+
+function Targets({controller, state}) {
+    if (state.targets.length < 2) return null;
+    return html`<div class="rt-switch" role="group" aria-label="Prompt that is shown">
+        ${state.targets.map((name) => html`<button type="button" key=${name} aria-pressed=${String(name === state.target)}
+            onClick=${() => controller.choose(name)}>${name}</button>`)}
+    </div>`;
+}
+
+function Tools({controller, state, rows}) {
+    const [byHand, setByHand] = useState("");
+    const copy = async () => {
+        const on = [...state.always.entries.filter((one) => one.on && state.always.on && !rows.some((row) => row.name === one.name))
+            .map((one) => makeTag(one.name, one.text_encoder, one.unet)), ...rows.filter((row) => row.on).map((row) => row.text)];
+        const text = on.join(" ");
+        const done = text !== "" && await boxes.copy(text);
+        setByHand(done ? "" : text);
+        controller.set({said: !text ? "There is no LoRA to copy." : done ? `Copied: ${text}` : "The browser does not allow it; copy it from here:"});
+    };
+    return html`<div class="rt-line rt-tools">
+        <${Button} label="Undo" class="rt-small" disabled=${!state.canUndo} onClick=${() => controller.undo()}><${Icon} name="undo" /><//>
+        <${Button} label="Redo" class="rt-small" disabled=${!state.canRedo} onClick=${() => controller.redo()}><${Icon} name="redo" /><//>
+        <${Button} label="Presets" class="rt-small" onClick=${() => controller.set({dialog: "presets"})}>Presets<//>
+        <${Button} label="Compare" class="rt-small" disabled=${!state.target}
+            onClick=${() => controller.set({dialog: "compare"})}>Compare<//>
+        <${Button} label="Copy the LoRAs as a prompt" class="rt-small" onClick=${copy}>Copy<//>
+        <${Button} label="Take all LoRAs out of the prompt" class="rt-small" disabled=${!rows.length}
+            onClick=${() => controller.clear()}>Clear<//>
+    </div>
+    ${byHand && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;
+}
+
+/** Rows that are dragged, by pointer or by arrow keys, to another place. */
+function Rows({rows, label, move, draw}) {
+    const list = useRef();
+    const [drag, setDrag] = useState(null); // {from, to}
+    const placeAt = (y, from) => {
+        const middles = [...list.current.children].map((one) => one.getBoundingClientRect()).map((box) => box.top + box.height / 2);
+        return middles.filter((middle, at) => at !== from && middle < y).length;
+    };
+    const handle = (at, name) => ({
+        "aria-label": `Move ${name}; arrow keys move it up and down`,
+        onPointerDown: (event) => {
+            if (event.button !== 0) return;
+            event.preventDefault();
+            event.currentTarget.setPointerCapture(event.pointerId);
+            event.currentTarget.focus();
+            setDrag({from: at, to: at});
+        },
+        onPointerMove: (event) => drag && setDrag({...drag, to: placeAt(event.clientY, drag.from)}),
+        onPointerUp: () => {
+            if (drag && drag.from !== drag.to) move(drag.from, drag.to);
+            setDrag(null);
+        },
+        onPointerCancel: () => setDrag(null),
+        onKeyDown: (event) => {
+            const by = {ArrowUp: -1, ArrowDown: 1}[event.key];
+            if (!by) return;
+            event.preventDefault();
+            move(at, at + by);
+        },
+    });
+    return html`<ol class="rt-rows" aria-label=${label} ref=${list}>
+        ${rows.map((row, at) => html`<li key=${row.key} class=${classOf(row, at, drag)}>${draw(row, handle(at, row.name))}</li>`)}
+    </ol>`;
+}
+
+function classOf(row, at, drag) {
+    const names = ["rt-row"];
+    if (!row.on) names.push("rt-off");
+    if (drag && drag.from === at) names.push("rt-dragged");
+    if (drag && drag.from !== drag.to && drag.to === at) names.push(drag.to > drag.from ? "rt-drop-below" : "rt-drop-above");
+    return names.join(" ");
+}
+
+/** What a row is told of an entry of the prompt. */
+function inPrompt(controller, row) {
+    return {
+        ...row,
+        setOn: (on) => controller.setOn(row, on),
+        setStrength: (te, unet) => controller.setStrength(row, te, unet),
+        remove: () => controller.remove(row),
+        move: () => controller.pin(row),
+        moveLabel: `Give ${row.name} to every picture, always`,
+        moveIcon: "always",
+    };
+}
+
+function Always({controller, state, outcome}) {
+    const {always} = state;
+    if (!always.entries.length && state.target) return null;
+    const change = (entry, changes) => controller.changeAlways(
+        {...always, entries: always.entries.map((one) => one === entry ? {...entry, ...changes} : one)}, `always ${entry.name}`);
+    const rows = always.entries.map((entry) => ({...entry, te: entry.text_encoder, extra: [], problem: "", key: entry.name, entry}));
+    const move = (from, to) => {
+        if (to < 0 || to >= always.entries.length) return;
+        const entries = [...always.entries];
+        entries.splice(to, 0, ...entries.splice(from, 1));
+        controller.changeAlways({...always, entries});
+    };
+    const described = (row) => ({
+        ...row,
+        setOn: (on) => change(row.entry, {on}),
+        setStrength: (te, unet) => change(row.entry, {text_encoder: te, unet}),
+        remove: () => controller.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
+        move: state.target ? () => controller.unpin(row.entry) : null,
+        moveLabel: `Put ${row.name} into the prompt instead`,
+        moveIcon: "prompt",
+    });
+    return html`<div class="rt-always">
+        <label class="rt-check"><input type="checkbox" checked=${always.on}
+            onChange=${(event) => controller.changeAlways({...always, on: event.target.checked})} />
+            <h4>Always on</h4></label>
+        <p class="rt-hint">Every picture gets these besides its prompt’s; where a prompt names one of them, its prompt counts.</p>
+        <${Rows} rows=${rows} label="Always on" move=${move} draw=${(row, handle) => html`
+            <${Row} handle=${handle} controller=${controller} outcome=${outcome(row)} entry=${described(row)} />`} />
+    </div>`;
+}

@@ -1,0 +1,110 @@
+"""What headers tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from extension.collection.facts import Facts, FactsReader, read_training
+from extension.standalone.demo import Demo
+
+LAYER = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q"
+
+
+def lora(path: Path, rank: int = 4, **metadata: str) -> Path:
+    tensors = {
+        f"{LAYER}.lora_down.weight": torch.zeros(rank, 320),
+        f"{LAYER}.lora_up.weight": torch.zeros(320, rank),
+        f"{LAYER}.alpha": torch.tensor(float(rank)),
+    }
+    save_file(tensors, path, {name.replace("__", "."): value for name, value in metadata.items()})
+    return path
+
+
+def tags(counts: dict[str, int], pictures: int) -> dict[str, str]:
+    return {
+        "ss_tag_frequency": json.dumps({"10_x": counts}),
+        "ss_dataset_dirs": json.dumps({"10_x": {"n_repeats": 10, "img_count": pictures}}),
+    }
+
+
+def test_the_demos_files(demo: Demo) -> None:
+    facts = FactsReader().read(demo.loras / "zorp.safetensors")
+    assert (facts.problem, facts.alias, facts.words, facts.picture) == ("", "zorp", ("zorp",), True)
+    assert facts.structure.kinds == {"loha": 264}
+    assert facts.structure.ranks == (2, 2)
+    assert facts.structure.family is not None
+    assert facts.structure.family.name == "sd1"
+    assert facts.base_model == "remora-shapes (sd_v1)"
+    training = read_training(demo.loras / "zorp.safetensors")
+    assert training.settings["trained with"] == "lycoris.kohya"
+    assert training.settings["steps"] == "700"
+    assert training.tags[0][0] == "zorp"
+
+
+def test_a_file_of_known_structure_is_not_taken_apart_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = FactsReader()
+    one = reader.read(lora(tmp_path / "one.safetensors", ss_output_name="first"))
+    monkeypatch.setattr("extension.collection.facts.inspect_file", lambda file: pytest.fail("taken apart"))
+    other = reader.read(lora(tmp_path / "other.safetensors", ss_output_name="second"))
+    assert other.structure is one.structure
+    assert (one.alias, other.alias) == ("first", "second")
+
+
+def test_of_another_rank_it_is_another_structure(tmp_path: Path) -> None:
+    reader = FactsReader()
+    ranks = [reader.read(lora(tmp_path / f"{rank}.safetensors", rank)).structure.ranks for rank in (4, 8)]
+    assert ranks == [(4, 4), (8, 8)]
+
+
+@pytest.mark.parametrize(
+    ("counts", "pictures", "words"),
+    [
+        ({"sks": 20, "1girl": 19, "smile": 3}, 20, ("sks",)),
+        ({"sks": 20, "fox": 20, "smile": 3}, 20, ("sks", "fox")),
+        ({"smile": 3, "night": 4}, 20, ()),
+        ({f"tag {n}": 20 for n in range(9)}, 20, ()),  # all captions are alike: that says nothing
+        ({"sks": 20}, 0, ()),
+    ],
+)
+def test_words_that_all_captions_have_are_trigger_words(
+    tmp_path: Path, counts: dict[str, int], pictures: int, words: tuple[str, ...]
+) -> None:
+    assert FactsReader().read(lora(tmp_path / "a.safetensors", **tags(counts, pictures))).words == words
+
+
+def test_a_named_phrase_beats_counted_words(tmp_path: Path) -> None:
+    path = lora(tmp_path / "a.safetensors", modelspec__trigger_phrase="my style", **tags({"sks": 20}, 20))
+    assert FactsReader().read(path).words == ("my style",)
+
+
+def test_what_cannot_be_used_has_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "a.safetensors").write_bytes(b"x" * 100)
+    save_file({"x": torch.zeros(1)}, tmp_path / "b.safetensors")
+    reader = FactsReader()
+    assert reader.read(tmp_path / "a.safetensors").problem.startswith("a.safetensors: ")
+    assert "is no adapter known here" in reader.read(tmp_path / "b.safetensors").problem
+
+
+def test_facts_are_the_same_after_they_were_kept(demo: Demo) -> None:
+    reader = FactsReader()
+    for path in demo.loras.glob("*.safetensors"):
+        facts = reader.read(path)
+        assert Facts.from_json(json.loads(json.dumps(facts.to_json()))) == facts
+    assert Facts.from_json({**facts.to_json(), "version": 0}) is None
+
+
+@settings(deadline=None)
+@given(text=st.one_of(st.text(), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps)))
+def test_any_metadata_are_read(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("any") / "a.safetensors"
+    clean = text.encode("utf-8", "replace").decode()
+    lora(path, ss_tag_frequency=clean, ss_dataset_dirs=clean, ss_output_name=clean, modelspec__thumbnail=clean)
+    assert FactsReader().read(path).problem == ""
+    read_training(path)

@@ -1,0 +1,193 @@
+"""What is known of the files is kept, follows them, and never keeps anybody from working."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from extension.catalog import Catalog
+from extension.collection import Index, Row, walk
+from tests.extension.collection.test_facts import lora
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "loras").mkdir()
+    return tmp_path / "loras"
+
+
+@pytest.fixture
+def started(tmp_path: Path, folder: Path) -> Iterator[Callable[[], Catalog]]:
+    """Starts catalogs over the folder, as a web UI does at each of its starts."""
+    catalogs: list[Catalog] = []
+
+    def start() -> Catalog:
+        for former in catalogs:
+            former.close()
+        catalogs.append(Catalog(lambda: [folder], lambda: tmp_path / "data"))
+        catalogs[-1].start()
+        assert catalogs[-1].wait(30)
+        return catalogs[-1]
+
+    yield start
+    for catalog in catalogs:
+        catalog.close()
+
+
+def row(catalog: Catalog, name: str) -> Row:
+    return catalog.row(catalog.find(name))
+
+
+def test_a_later_start_reads_no_header_again(
+    started: Callable[[], Catalog], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora(folder / "a.safetensors", ss_output_name="alias")
+    (folder / "a.json").write_text('{"notes": "n"}')
+    (folder / "broken.safetensors").write_bytes(b"x")
+    first = started()
+    digest = first.shorthash(first.find("a"))
+    rows = {one.file.path: one for one in first.index.rows()}
+    monkeypatch.setattr("extension.collection.facts.AdapterFile.open", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr("extension.catalog._hash_from", lambda *_: pytest.fail("hashed again"))
+    later = started()
+    assert {one.file.path: replace(one, revision=0) for one in later.index.rows()} == {
+        path: replace(one, revision=0) for path, one in rows.items()
+    }
+    assert later.alias(later.find("a")) == "alias"
+    assert later.shorthash(later.find("a")) == digest
+
+
+def test_a_changed_file_is_read_again_and_keeps_its_history(started: Callable[[], Catalog], folder: Path) -> None:
+    path = lora(folder / "a.safetensors", ss_output_name="old")
+    catalog = started()
+    catalog.used([catalog.find("a")])
+    former = row(catalog, "a")
+    lora(path, rank=8, ss_output_name="new")
+    os.utime(path, ns=(1, 1))
+    later = started()
+    found = row(later, "a")
+    assert later.alias(later.find("a")) == "new"
+    assert (found.added, found.used, found.uses) == (former.added, former.used, 1)
+
+
+def test_a_moved_file_keeps_what_is_known_of_it(started: Callable[[], Catalog], folder: Path) -> None:
+    path = lora(folder / "a.safetensors")
+    catalog = started()
+    catalog.used([catalog.find("a")])
+    digest = catalog.shorthash(catalog.find("a"))
+    (folder / "sub").mkdir()
+    shutil.move(path, folder / "sub" / "a.safetensors")
+    catalog.refresh()
+    assert catalog.wait(30)
+    found = row(catalog, "a")
+    assert (found.file.relative, found.uses, found.shorthash) == ("sub/a", 1, digest)
+    assert len(catalog.index) == 1
+
+
+def test_changes_are_told_since_a_revision(started: Callable[[], Catalog], folder: Path) -> None:
+    lora(folder / "a.safetensors"), lora(folder / "b.safetensors")
+    catalog = started()
+    revision = catalog.index.revision
+    assert catalog.index.since(revision) == ([], [])
+    gone = catalog.find("b").id
+    (folder / "b.safetensors").unlink()
+    lora(folder / "c.safetensors")
+    catalog.refresh()
+    assert catalog.wait(30)
+    rows, ids = catalog.index.since(revision)
+    assert ([one.name for one in rows], ids) == (["c"], [gone])
+
+
+def test_a_name_that_becomes_shared_is_told(started: Callable[[], Catalog], folder: Path) -> None:
+    lora(folder / "x.safetensors")
+    catalog = started()
+    assert row(catalog, "x").name == "x"
+    (folder / "sub").mkdir()
+    lora(folder / "sub" / "x.safetensors")
+    catalog.refresh()
+    assert catalog.wait(30)
+    assert sorted(one.name for one in catalog.index.rows()) == ["sub/x", "x"]
+
+
+@pytest.mark.parametrize("damage", [b"no database", b"SQLite format 3\x00" + b"x" * 500, b""])
+def test_a_damaged_index_is_said_and_made_anew(
+    started: Callable[[], Catalog], folder: Path, tmp_path: Path, damage: bytes
+) -> None:
+    lora(folder / "a.safetensors")
+    started().close()
+    (tmp_path / "data" / "catalog.sqlite3").write_bytes(damage)
+    catalog = started()
+    assert [one.name for one in catalog.index.rows()] == ["a"]
+    catalog.close()
+    assert len(Index(tmp_path / "data")) == 1
+
+
+def test_an_index_of_another_version_is_made_anew(started: Callable[[], Catalog], folder: Path, tmp_path: Path) -> None:
+    lora(folder / "a.safetensors")
+    started().close()
+    with sqlite3.connect(tmp_path / "data" / "catalog.sqlite3") as database:
+        database.execute("PRAGMA user_version = 99")
+    database.close()
+    assert [one.name for one in started().index.rows()] == ["a"]
+
+
+def test_where_nothing_can_be_kept_everything_works_and_it_is_said(folder: Path, tmp_path: Path) -> None:
+    lora(folder / "a.safetensors")
+    (tmp_path / "data").write_bytes(b"a file where the folder would be")
+    catalog = Catalog(lambda: [folder], lambda: tmp_path / "data")
+    catalog.start()
+    assert catalog.wait(30)
+    catalog.close()
+    assert catalog.find("a").name == "a"
+    assert "cannot be kept" in catalog.index.problem
+
+
+def test_what_happens_in_the_folders_is_followed(started: Callable[[], Catalog], folder: Path) -> None:
+    catalog = started()
+    assert not catalog.index.rows()
+    lora(folder / "a.safetensors")
+    _until(lambda: [one.name for one in catalog.index.rows() if one.complete] == ["a"])
+    (folder / "a.json").write_text('{"remora": {"rating": 3}}')
+    _until(lambda: catalog.index.rows()[0].notes is not None and catalog.index.rows()[0].notes.rating == 3)
+    (folder / "a.safetensors").unlink()
+    _until(lambda: not catalog.index.rows())
+
+
+def test_without_a_watcher_the_folders_are_looked_through_again(
+    started: Callable[[], Catalog], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "watchdog.events", None)
+    monkeypatch.setattr("extension.collection.scan._LOOK_EVERY", 0.1)
+    catalog = started()
+    lora(folder / "a.safetensors")
+    catalog.somebody_looks()
+    _until(lambda: len(catalog.index) == 1)
+
+
+def test_the_folders_may_be_gone(tmp_path: Path) -> None:
+    catalog = Catalog(lambda: [tmp_path / "nowhere"])
+    catalog.start()
+    assert catalog.wait(30)
+    catalog.close()
+    assert not catalog.files
+
+
+def test_walking_and_the_index_agree_on_any_name(started: Callable[[], Catalog], folder: Path) -> None:
+    for name in ("a b", "ä", "日本", "x'y", "a.b.c", "<x>" if os.name != "nt" else "x"):
+        lora(folder / f"{name}.safetensors")
+    started().close()
+    assert {one.name for one in started().index.rows()} == {found.file.name for found in walk([folder])}
+
+
+def _until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.05)

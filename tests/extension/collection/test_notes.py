@@ -1,0 +1,169 @@
+"""What people noted, in the files that web UIs keep beside a LoRA."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from extension.collection import CatalogFile, Notes, NotesError, beside, read_notes, write_notes
+
+# As AUTOMATIC1111's editor of cards writes it.
+A1111 = {
+    "description": "a fur coat",
+    "sd version": "SDXL",
+    "activation text": "fur coat, fluffy",
+    "preferred weight": 0.7,
+    "negative text": "leather",
+    "notes": "from a friend",
+}
+# As Civitai's API answers, and SD.Next keeps it.
+CIVITAI = {
+    "id": 1,
+    "name": "Fur",
+    "description": "<p>A <b>fur</b> coat</p><p>use 0.7</p>",
+    "tags": ["clothing", "fur"],
+    "modelVersions": [{"id": 2, "baseModel": "SDXL 1.0", "trainedWords": ["fur coat", "fluffy"]}],
+}
+VERSION = {
+    "baseModel": "Pony",
+    "trainedWords": ["ink"],
+    "description": "of a version",
+    "model": {"name": "x", "tags": ["art"]},
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> CatalogFile:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(b"x")
+    return CatalogFile(path, "a", 1, path.stat().st_mtime_ns)
+
+
+def put(file: CatalogFile, end: str, content: Any) -> Path:
+    path = file.path.with_name(f"a{end}")
+    path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
+    return path
+
+
+def notes(file: CatalogFile) -> Notes:
+    return read_notes(beside(file).notes)
+
+
+def test_those_of_a1111(file: CatalogFile) -> None:
+    put(file, ".json", A1111)
+    wanted = Notes("a fur coat", "fur coat, fluffy", "leather", "from a friend", "SDXL", strength=0.7)
+    assert notes(file) == wanted
+
+
+def test_those_of_sdnext(file: CatalogFile) -> None:
+    put(file, ".json", CIVITAI)
+    found = notes(file)
+    assert (found.description, found.words, found.base_model) == ("A fur coat\nuse 0.7", "fur coat, fluffy", "SDXL 1.0")
+    assert found.tags == ("clothing", "fur")
+    put(file, ".txt", "my own words")  # which SD.Next reads first
+    assert notes(file).description == "my own words"
+
+
+def test_those_of_the_civitai_helper(file: CatalogFile) -> None:
+    put(file, ".civitai.info", VERSION)
+    assert notes(file) == Notes("of a version", "ink", base_model="Pony", tags=("art",))
+    put(file, ".json", {"activation text": "my own"})
+    assert notes(file).words == "my own"
+
+
+@pytest.mark.parametrize("before", [{}, A1111, CIVITAI, {"remora": 7, "extension x": {"y": [1]}}])
+def test_what_is_changed_is_read_again_and_the_rest_stays(file: CatalogFile, before: dict[str, Any]) -> None:
+    path = put(file, ".json", before)
+    changes: dict[str, Any] = {
+        "description": "d",
+        "words": "one, two",
+        "negative": "n",
+        "notes": "m",
+        "tags": ["x", "y"],
+        "strength": 0.5,
+        "rating": 4,
+        "favourite": True,
+    }
+    write_notes(file, changes)
+    found = notes(file)
+    assert {name: getattr(found, name) for name in changes} == {**changes, "tags": ("x", "y")}
+    kept = json.loads(path.read_text("utf-8"))
+    touched = {"description", "activation text", "negative text", "notes", "tags", "preferred weight", "remora"}
+    assert {name: value for name, value in kept.items() if name not in touched | {"modelVersions"}} == {
+        name: value for name, value in before.items() if name not in touched | {"modelVersions"}
+    }
+    # each web UI's own field
+    assert kept["activation text"] == "one, two"
+    assert kept["preferred weight"] == 0.5
+    if before is CIVITAI:
+        assert kept["modelVersions"][0] == {"id": 2, "baseModel": "SDXL 1.0", "trainedWords": ["one", "two"]}
+
+
+def test_a_strength_that_is_taken_back_is_a1111s_zero(file: CatalogFile) -> None:
+    path = put(file, ".json", A1111)
+    write_notes(file, {"strength": None})
+    assert json.loads(path.read_text("utf-8"))["preferred weight"] == 0
+    assert notes(file).strength is None
+
+
+def test_a_description_that_is_in_a_text_file_is_changed_there_too(file: CatalogFile) -> None:
+    text = put(file, ".txt", "old")
+    write_notes(file, {"description": "new"})
+    assert text.read_text("utf-8") == "new"
+    assert notes(file).description == "new"
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"nope": 1}, "notes have no field nope; the fields are"),
+        ({"rating": 6}, "rating must be a whole number from 0 to 5, not 6"),
+        ({"rating": True}, "rating must be"),
+        ({"favourite": 1}, "favourite must be true or false, not 1"),
+        ({"strength": "x"}, "strength must be a number"),
+        ({"tags": ["", "a"]}, "tags must be a list"),
+        ({"notes": "x" * 30_000}, "notes must be a text of no more than 20,000"),
+        ({"words": "fine", "rating": -1}, "rating must be"),
+    ],
+)
+def test_what_is_no_note_changes_nothing(file: CatalogFile, changes: dict[str, Any], told: str) -> None:
+    path = put(file, ".json", A1111)
+    with pytest.raises(NotesError, match=told):
+        write_notes(file, changes)
+    assert json.loads(path.read_text("utf-8")) == A1111
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", "\x00", '{"a": ' * 5000])
+def test_a_file_that_is_no_notes_is_told_and_never_overwritten(file: CatalogFile, content: str) -> None:
+    path = put(file, ".json", content)
+    assert [str(path) in problem for problem in notes(file).problems] == [True]
+    with pytest.raises(NotesError, match="mend it or move it away"):
+        write_notes(file, {"rating": 1})
+    assert path.read_text("utf-8") == content
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*A1111, *CIVITAI, "remora", "trainedWords", "model"]), inner, max_size=6)
+    ),
+    max_leaves=20,
+)
+
+
+@settings(deadline=None)
+@given(own=JSON, info=JSON)
+def test_any_json_beside_a_file_is_read(tmp_path_factory: pytest.TempPathFactory, own: Any, info: Any) -> None:
+    folder = tmp_path_factory.mktemp("any")
+    path = folder / "a.safetensors"
+    path.write_bytes(b"x")
+    file = CatalogFile(path, "a", 1, 1)
+    put(file, ".json", own), put(file, ".civitai.info", info)
+    found = notes(file)
+    assert Notes.from_json(json.loads(json.dumps(found.to_json()))) == found

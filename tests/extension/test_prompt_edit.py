@@ -1,0 +1,60 @@
+"""Changes of tags within a prompt. The same table holds the browser's code, see ui/test_prompt_js.py."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extension.prompt import PromptError, parse
+from extension.prompt_edit import names_in, renamed, set_multipliers, with_strength, without
+
+CASES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "prompt_edits.json").read_text("utf-8"))
+TEXT = st.text(st.characters(exclude_characters="<>", exclude_categories=["Cs"]), max_size=30)
+NUMBER = st.floats(-100, 100, allow_nan=False).map(lambda value: round(value, 4))
+
+
+@pytest.mark.parametrize(("arguments", "te", "unet", "wanted"), CASES["set_multipliers"])
+def test_multipliers_are_set_where_they_are_written(arguments: str, te: float, unet: float, wanted: str) -> None:
+    assert set_multipliers(arguments, te, unet) == wanted
+
+
+@pytest.mark.parametrize(("text", "name", "te", "unet"), CASES["read"])
+def test_what_is_written_is_read(text: str, name: str, te: float, unet: float) -> None:
+    (tag,) = parse(text).tags
+    assert (tag.name, tag.te, tag.unet) == (name, te, unet)
+
+
+@pytest.mark.parametrize("text", CASES["refused"])
+def test_what_cannot_be_read_is_refused_and_has_no_name(text: str) -> None:
+    with pytest.raises(PromptError):
+        parse(text)
+    assert names_in(text) == []
+
+
+@given(before=TEXT, after=TEXT, te=NUMBER, unet=NUMBER, former=NUMBER)
+def test_nothing_else_is_touched(before: str, after: str, te: float, unet: float, former: float) -> None:
+    prompt = f"{before}<lora:a b:{former}>{after}"
+    changed = with_strength(prompt, "a b", te, unet)
+    (tag,) = parse(changed).tags
+    assert (tag.te, tag.unet) == (te, unet)
+    assert parse(changed).text == before + after
+    assert parse(with_strength(changed, "a b", former, former)) == parse(prompt)
+
+
+def test_a_tag_is_put_at_the_end_where_there_is_none() -> None:
+    assert with_strength("a fox ", "b", 1, 1) == "a fox <lora:b:1>"
+    assert with_strength("", "b", 0.5, 1) == "<lora:b:0.5:1>"
+
+
+def test_a_tag_goes_with_the_blank_before_it() -> None:
+    assert without("a fox <lora:b:1>, night <lora:c:1>", "b") == "a fox, night <lora:c:1>"
+    assert without("<lora:b:1> a fox", "b") == " a fox"
+
+
+def test_a_name_is_changed_and_nothing_else() -> None:
+    assert renamed("x <lora: b :te=1:high> <lyco:b> <lora:c:1>", "b", "d") == "x <lora:d:te=1:high> <lyco:d> <lora:c:1>"

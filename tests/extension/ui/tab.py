@@ -1,0 +1,72 @@
+"""The tab as a user works with it, in whatever page it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+LONG = 60_000  # milliseconds
+
+
+@dataclass(frozen=True)
+class Tab:
+    """A page with the tab, which has come up."""
+
+    page: Any
+    prompt_selector: str = "#prompt textarea"
+
+    @property
+    def root(self) -> Any:
+        return self.page.locator("#remora-tab")
+
+    @property
+    def prompt(self) -> str:
+        return str(self.page.input_value(self.prompt_selector))
+
+    def write(self, prompt: str) -> None:
+        """Write into the prompt box, as it is in the page, and wait until the tab knows."""
+        box = self.page.locator(self.prompt_selector)
+        typed = "box.value = text; box.dispatchEvent(new Event('input', {bubbles: true}))"
+        box.evaluate(f"(box, text) => {{ {typed} }}", prompt)
+        self.page.wait_for_function("text => window.remoraTab.state.prompt === text", arg=prompt, timeout=LONG)
+
+    def ready(self) -> Tab:
+        """Wait until the library is there."""
+        there = "() => window.remoraTab?.state.loaded && window.remoraTab.state.server"
+        self.page.wait_for_function(there, timeout=LONG)
+        return self
+
+    def pane(self, name: str) -> None:
+        """Show a pane where only one fits."""
+        button = self.root.get_by_role("group", name="What is shown").get_by_role("button", name=name)
+        if button.count():
+            button.click()
+
+    def insert(self, *names: str) -> None:
+        self.pane("Library")
+        for name in names:
+            self.root.get_by_role("button", name=f"Insert {name} into the prompt").click()
+
+    def row(self, name: str, within: str = "Stack") -> Any:
+        self.pane("Stack")
+        return self.root.get_by_role("list", name=within, exact=True).locator("> li").filter(has_text=name)
+
+    def strength(self, name: str, half: str = "Strength") -> Any:
+        self.pane("Stack")
+        what = f"{half} of {name}" if half == "Strength" else f"{half} strength of {name}"
+        return self.root.get_by_role("spinbutton", name=what, exact=True)
+
+    def button(self, name: str) -> Any:
+        return self.root.get_by_role("button", name=name)
+
+    def saved(self) -> None:
+        """Wait until the server has what the page shows."""
+        self.page.wait_for_timeout(300)  # in which the page waits for further changes
+        self.root.get_by_text("Saved.").wait_for(timeout=LONG)
+
+    def prompt_is(self, text: str) -> None:
+        self.page.wait_for_function(
+            "([selector, text]) => document.querySelector(selector).value === text",
+            arg=[self.prompt_selector, text],
+            timeout=5000,
+        )
