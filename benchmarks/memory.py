@@ -13,7 +13,7 @@ from itertools import islice, permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 import torch
 from _common import DTYPES, Record, parse, parser, report, table
 from _models import build_unet, conv_layers, linear_layers, make_step

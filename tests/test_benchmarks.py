@@ -17,6 +17,7 @@ PROGRAMS = {
     "idle": {"patches", "seconds"},
     "kinds": {"kind", "layer", "way", "base_s", "ours", "peer_name", "peer", "peer_by_ours", "differ_by", "seconds"},
     "memory": {"stack"},
+    "library": {"what", "value", "unit", "goal", "goal_met"},
     "load": {"way", "bytes", "keys", "median_s", "of_reading", "of_minima", "goal_met", "seconds"},
 }
 TINY = ("--tiny", "--rounds", "1", "--latent", "8", "--rank", "4")

@@ -39,7 +39,7 @@ class Tab:
     def pane(self, name: str) -> None:
         """Show a pane where only one fits."""
         button = self.root.get_by_role("group", name="What is shown").get_by_role("button", name=name)
-        if button.count():
+        if button.count() and button.get_attribute("aria-pressed") != "true":
             button.click()
 
     def insert(self, *names: str) -> None:

@@ -26,7 +26,7 @@ def test_a_picture_with_a_lora(page: Any, served: Served) -> None:
     page.click("#generate")
     after = infotext_with(page, "Lora hashes")
     assert parse_infotext(before).prompt == "a red fox"
-    assert parse_infotext(after).prompt == "a red fox <lora:zorp:1>"
+    assert parse_infotext(after).prompt == "a red fox, <lora:zorp:1> zorp"
     assert parse_infotext(after).settings["Size"] == "64x64"
     assert "zorp: 264 of 264 layers" in page.inner_text("#outcome")
     first, second = sorted(served.pictures.glob("*.png"))[-2:]
@@ -40,11 +40,11 @@ def test_an_error_is_shown_and_the_page_goes_on(page: Any) -> None:
     for prompt, message in (("<lora:x:1.1.>", "'1.1.' is not a number"), ("<lora:zorpp:1>", "did you mean")):
         page.fill("#prompt textarea", prompt)
         page.click("#generate")
-        page.get_by_role("alert").get_by_text(message).wait_for(timeout=LONG)
+        page.locator("#outcome").get_by_role("alert").get_by_text(message).wait_for(timeout=LONG)
     page.fill("#prompt textarea", "a house")
     page.click("#generate")
     assert parse_infotext(infotext_with(page, "a house")).settings["Seed"] == "7"
-    assert page.get_by_role("alert").count() == 0
+    assert page.locator("#outcome").get_by_role("alert").count() == 0
 
 
 def test_a_job_shows_its_progress_and_can_be_cancelled(page: Any) -> None:

@@ -80,7 +80,12 @@ def make(tab: Tab, served: Served, prompt: str) -> Made:
 
 def test_what_is_found_is_searched_by_several_words_over_all_that_is_known(tab: Tab) -> None:
     search = tab.root.get_by_role("searchbox", name="Search LoRA")
-    for words, found in (("PES stri", "1 of 6 LoRA"), ("loha", "1 of 6 LoRA"), ("stable diffusion", "6 LoRA"), ("", "6 LoRA")):
+    for words, found in (
+        ("PES stri", "1 of 6 LoRA"),
+        ("loha", "1 of 6 LoRA"),
+        ("stable diffusion", "6 LoRA"),
+        ("", "6 LoRA"),
+    ):
         search.fill(words)
         tab.root.get_by_text(found, exact=True).wait_for()
     search.fill("none <b>like</b> it")

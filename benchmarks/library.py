@@ -1,0 +1,298 @@
+"""The list of ten thousand LoRA files: the first scan, a later start, memory, and search and scrolling in a browser.
+
+There is no peer: the goals are times that a user does not notice. Files have headers as kohya's trainer writes them for
+Stable Diffusion 1.5, XL and FLUX.1, and holes in place of weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import psutil
+from _common import ROOT, Record, parse, parser, report, table
+from _models import SD15, TINY
+from diffusers import UNet2DConditionModel
+from load import layers as flux_layers
+from PIL import Image
+from torch import device, nn
+
+SDXL = {
+    "sample_size": 128,
+    "cross_attention_dim": 2048,
+    "attention_head_dim": (5, 10, 20),
+    "transformer_layers_per_block": (1, 2, 10),
+    "use_linear_projection": True,
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
+    "block_out_channels": (320, 640, 1280),
+}
+RANKS = (4, 8, 16, 32, 64, 128)
+FILES = 10_000
+WORDS = (
+    *("fur", "coat", "ink", "light", "film", "neon", "rain", "stone"),
+    *("paper", "smoke", "glass", "moss", "copper", "velvet", "fog", "ember"),
+)
+GOALS = {
+    "first scan": (60.0, "s"),
+    "list while scanning": (1.0, "s"),
+    "later start to a full list": (1.0, "s"),
+    "memory of the server": (200.0, "MB"),
+    "a keystroke of the search": (0.050, "s"),
+    "blank frames while scrolling": (0.0, ""),
+}
+HEADERS = ("what", "measured", "goal", "")
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns the exit status."""
+    made = parser(__doc__, rounds=1)
+    made.add_argument("--files", type=int, default=FILES, help="how many")
+    made.add_argument("--no-browser", action="store_true", help="leave out search and scrolling")
+    options = parse(made, arguments)
+    files = 20 if options.tiny else options.files
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        generate(folder / "loras", files, options.tiny)
+        measured: dict[str, float] = {}
+        for part in (first_scan, later_start):  # each in a process of its own, whose memory is nobody else's
+            measured |= in_child(part, folder)
+        browser = next((found for one in CHROMIUM if (found := shutil.which(one))), None)
+        if browser is not None and not options.no_browser and not options.tiny:
+            measured |= in_browser(folder, browser)
+    rows: list[Record] = [row(what, value) for what, value in measured.items()]
+    report("library", options, table(HEADERS, [cells(one, options) for one in rows]), rows)
+    return 0
+
+
+def row(what: str, value: float) -> Record:
+    """One figure and whether it is as good as wished."""
+    goal, unit = GOALS[what]
+    return {"what": what, "value": value, "unit": unit, "goal": goal, "goal_met": value <= goal}
+
+
+def cells(one: Record, options: argparse.Namespace) -> list[str]:
+    """One line of the table."""
+    said = "-" if options.tiny else "met" if one["goal_met"] else "missed"
+    return [one["what"], f"{one['value']:.3g} {one['unit']}".strip(), f"{one['goal']:g} {one['unit']}".strip(), said]
+
+
+# --- the files ---
+
+
+def generate(folder: Path, count: int, tiny: bool) -> None:
+    """Write files in folders of up to fifty, a third with notes, a fifth with a picture."""
+    chance = random.Random(0)
+    families = {"sd15": unet_layers(TINY if tiny else SD15)}
+    if not tiny:
+        families |= {"sdxl": unet_layers(SDXL), "flux": flux_layers(19, 38)}
+    picture = Image.effect_noise((512, 512), 80).convert("RGB")
+    for number in range(count):
+        family = chance.choice([*families])
+        words = chance.sample(WORDS, 3)
+        path = folder / family / f"{number // 50:03d}" / f"{'_'.join(words)}_{number}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, families[family], chance.choice(RANKS), metadata(words, family, chance))
+        if number % 3 == 0:
+            notes = {"activation text": words[0], "notes": f"number {number}", "remora": {"rating": number % 6}}
+            path.with_suffix(".json").write_text(json.dumps(notes))
+        if number % 5 == 0:
+            picture.resize((256, 256)).save(path.with_suffix(".jpg"))
+
+
+def unet_layers(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
+    """The linear layers of a UNet's attention: kohya's name -> (out, in)."""
+    with device("meta"):
+        unet = UNet2DConditionModel(**config)
+    return {
+        name.replace(".", "_"): (module.out_features, module.in_features)
+        for name, module in unet.named_modules()
+        if isinstance(module, nn.Linear) and "attentions" in name
+    }
+
+
+def metadata(words: Sequence[str], family: str, chance: random.Random) -> dict[str, str]:
+    """What kohya's trainer says of a training, ten kilobytes of it."""
+    tags = {words[0]: 40} | {f"{chance.choice(WORDS)} {n}": chance.randint(1, 39) for n in range(250)}
+    return {
+        "ss_output_name": "-".join(words),
+        "ss_base_model_version": {"sd15": "sd_v1", "sdxl": "sdxl_base_v1-0", "flux": "flux1"}[family],
+        "ss_sd_model_name": "base.safetensors",
+        "ss_tag_frequency": json.dumps({f"10_{words[0]}": tags}),
+        "ss_dataset_dirs": json.dumps({f"10_{words[0]}": {"n_repeats": 10, "img_count": 40}}),
+        "ss_network_module": "networks.lora",
+        "ss_learning_rate": "0.0001",
+    }
+
+
+def write(path: Path, sizes: Mapping[str, tuple[int, int]], rank: int, said: Mapping[str, str]) -> None:
+    """Write a header, and a hole where the weights would be."""
+    header: dict[str, Any] = {"__metadata__": dict(said)}
+    place = 0
+    for name, (out, inside) in sizes.items():
+        for end, shape in ((".lora_down.weight", [rank, inside]), (".lora_up.weight", [out, rank]), (".alpha", [])):
+            size = 2 * (shape[0] * shape[1] if shape else 1)
+            header[f"lora_unet_{name}{end}"] = {"dtype": "F16", "shape": shape, "data_offsets": [place, place + size]}
+            place += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + place)
+
+
+# --- the server's part ---
+
+
+def in_child(part: Any, folder: Path) -> dict[str, float]:
+    """What a function measures in a new process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found: dict[str, float] = pool.apply(part, (folder,))
+        return found
+
+
+def first_scan(folder: Path) -> dict[str, float]:
+    """Read all files, with a list asked for meanwhile."""
+    from extension.catalog import Catalog
+
+    memory = psutil.Process().memory_info().rss
+    catalog = Catalog(lambda: [folder / "loras"], lambda: folder / "data")
+    began = time.perf_counter()
+    catalog.start()
+    while not len(catalog.index):
+        time.sleep(0.01)
+    time.sleep(0.5)
+    asked = time.perf_counter()
+    full_list(catalog)
+    listed = time.perf_counter() - asked
+    catalog.wait(3600)
+    scanned = time.perf_counter() - began
+    grown = psutil.Process().memory_info().rss - memory
+    catalog.close()
+    return {"first scan": scanned, "list while scanning": listed, "memory of the server": grown / 2**20}
+
+
+def later_start(folder: Path) -> dict[str, float]:
+    """Start again, and answer with the whole list."""
+    from extension.catalog import Catalog
+
+    began = time.perf_counter()
+    catalog = Catalog(lambda: [folder / "loras"], lambda: folder / "data")
+    catalog.start()
+    full_list(catalog)
+    listed = time.perf_counter() - began
+    catalog.wait(3600)
+    catalog.close()
+    return {"later start to a full list": listed}
+
+
+def full_list(catalog: Any) -> None:
+    """What a page is sent when it opens."""
+    from extension.api.library import listed
+
+    rows, _ = catalog.index.since(0)
+    json.dumps([listed(one) for one in rows])
+
+
+# --- the browser's part ---
+
+
+def in_browser(folder: Path, chromium: str) -> dict[str, float]:
+    """Search and scroll in the embedded web UI's page."""
+    from playwright.sync_api import sync_playwright
+
+    with serving(folder) as address, sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1400, "height": 1000})
+        page.goto(address)
+        page.wait_for_function(
+            "window.remoraTab?.state.loaded && !window.remoraTab.catalog.scan.running", timeout=120_000
+        )
+        page.wait_for_timeout(3000)
+        keys = sorted(page.evaluate(_SEARCH))
+        blank = page.evaluate(_SCROLL)
+        browser.close()
+    return {"a keystroke of the search": keys[len(keys) // 2] / 1000, "blank frames while scrolling": float(blank)}
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[str]:
+    """Run the embedded web UI on the files."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "extension.standalone", "--no-browser", f"--port={port}", "--device=cpu"]
+    command += [f"--output-dir={folder / 'out'}", f"--data-dir={folder / 'data'}", f"--lora-dir={folder / 'loras'}"]
+    command += [f"--model={ROOT / 'demo' / 'remora-shapes'}"]
+    with (folder / "log.txt").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        )
+    try:
+        for _ in range(600):
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.2)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+# From a key to the frame that shows what it found, in milliseconds: medians of 15 searches.
+_SEARCH = """async () => {
+    const box = document.querySelector('#remora-tab input[type=search]');
+    const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)));
+    const times = [];
+    for (const word of ['fur', 'ink neon', 'stone paper 99']) {
+        for (let length = 1; length <= Math.min(5, word.length); length += 1) {
+            await frame();
+            const began = performance.now();
+            box.value = word.slice(0, length);
+            box.dispatchEvent(new Event('input', {bubbles: true}));
+            await new Promise(done => queueMicrotask(done));
+            await frame();
+            times.push(performance.now() - began);
+        }
+    }
+    box.value = '';
+    box.dispatchEvent(new Event('input', {bubbles: true}));
+    await frame();
+    return times;
+}"""
+# Frames in which some part of the list's box has no item, over 120 jumps and 120 small steps.
+_SCROLL = """async () => {
+    const box = document.querySelector('#remora-tab .rt-scroll');
+    const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)));
+    let blank = 0;
+    for (let step = 0; step < 240; step += 1) {
+        box.scrollTop = step % 2 ? box.scrollTop + 400 : Math.random() * (box.scrollHeight - box.clientHeight);
+        await frame();
+        const seen = box.getBoundingClientRect();
+        for (const part of [0.02, 0.25, 0.5, 0.75, 0.98]) {
+            const y = seen.top + part * seen.height;
+            const items = [...box.querySelectorAll('li')].map(item => item.getBoundingClientRect());
+            if (!items.some(item => item.top - 8 <= y && y <= item.bottom + 8)) { blank += 1; break; }
+        }
+    }
+    return blank;
+}"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())
