@@ -99,7 +99,8 @@ def generate(folder: Path, count: int, tiny: bool) -> None:
     chance = random.Random(0)
     families = {"sd15": unet_layers(TINY if tiny else SD15)}
     if not tiny:
-        families |= {"sdxl": unet_layers(SDXL), "flux": flux_layers(19, 38)}
+        flux = {name.replace(".", "_"): size for name, size in flux_layers(19, 38).items()}
+        families |= {"sdxl": unet_layers(SDXL), "flux": flux}
     picture = Image.effect_noise((512, 512), 80).convert("RGB")
     for number in range(count):
         family = chance.choice([*families])
@@ -203,6 +204,7 @@ def full_list(catalog: Any) -> None:
     """What a page is sent when it opens."""
     from extension.api.library import listed
 
+    catalog.read_for(0.3)
     rows, _ = catalog.index.since(0)
     json.dumps([listed(one) for one in rows])
 

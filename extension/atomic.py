@@ -16,8 +16,13 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, *, lasting: bool = True) -> None:
     """Replace a file, and make its folder where there is none.
+
+    Args:
+        path: of the file.
+        content: all of it.
+        lasting: wait until it would outlive a power cut, too.
 
     Raises:
         OSError: it cannot be written; what was there stays.
@@ -27,8 +32,9 @@ def write_bytes(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
+            if lasting:
+                stream.flush()
+                os.fsync(stream.fileno())
         _take_mode(path, Path(name))
         Path(name).replace(path)
     except BaseException:

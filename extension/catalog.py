@@ -106,6 +106,8 @@ class Catalog:
     def read_for(self, seconds: float) -> None:
         """Read what is not known yet, but for no longer than this."""
         until = time.monotonic() + seconds
+        if self._scanner.found is None and len(self.index):
+            return  # what is known from before is listed at once
         for found in self._found().values():
             if time.monotonic() > until:
                 return
@@ -146,10 +148,11 @@ class Catalog:
         Raises:
             CatalogError: there is none, or none any more.
         """
-        file = next((file for file in self.every if file.id == wanted), None)
-        if file is None:
+        self._found()
+        row = self.index.with_id(wanted)
+        if row is None:
             raise CatalogError(wanted, "is no file in the LoRA folders (any more); look at the list again")
-        return file
+        return row.file
 
     def find(self, name: str) -> CatalogFile:
         """Return the file meant by a name: by file name, then `sub/name`, then alias, then hash.

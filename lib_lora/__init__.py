@@ -14,7 +14,7 @@ from .errors import (
     UnknownAdapterError,
     UnknownFormatError,
 )
-from .file import AdapterFile
+from .file import AdapterFile, Glance, glance
 from .network import Network, inspect_file, load_network, model_family
 from .patch import install, uninstall
 from .provenance import base_model
@@ -32,6 +32,7 @@ __all__ = [
     "Entry",
     "Family",
     "FileError",
+    "Glance",
     "LoraError",
     "MemoryReport",
     "Multiplier",
@@ -49,6 +50,7 @@ __all__ = [
     "UnknownFormatError",
     "Unused",
     "base_model",
+    "glance",
     "inspect_file",
     "install",
     "load_network",

@@ -8,6 +8,7 @@ silently keeps the last of two equal keys.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import mmap
@@ -18,12 +19,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .errors import FileError, PickleError
 
+_METADATA_FIRST = b'{"__metadata__":'
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -54,8 +57,11 @@ _CONVERT = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+_SIZES = {code: (dtype, torch.empty((), dtype=dtype).element_size()) for code, dtype in _DTYPES.items()}
+_MOST = 1 << 48  # bytes, and entries of a tensor
+
+
+class TensorInfo(NamedTuple):
     """Where one tensor lies in the file."""
 
     dtype: torch.dtype
@@ -90,15 +96,8 @@ class AdapterFile:
             FileError: it does not exist, is empty, truncated, damaged, or no safetensors file at all.
         """
         path = Path(path)
-        try:
-            with path.open("rb") as stream:
-                stamp = Stamp.of(os.fstat(stream.fileno()))
-                head = stream.read(8)
-                length = _header_length(path, head, stamp.size)
-                raw = stream.read(length)
-        except OSError as error:
-            raise FileError(path, f"cannot be read: {error.strerror or error}") from error
-        tensors, metadata = _parse_header(path, raw, 8 + length, stamp.size)
+        raw, stamp = _read_header(path)
+        tensors, metadata = _parse_header(path, raw, 8 + len(raw), stamp.size)
         return cls(path, tensors, metadata, stamp)
 
     @property
@@ -172,6 +171,45 @@ class AdapterFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Glance:
+    """What can be told of a file without taking its header apart."""
+
+    metadata: Mapping[str, str]
+    tensors: bytes
+    """A digest: files that have the same have the same keys, dtypes, shapes and offsets."""
+
+
+def glance(path: str | Path) -> Glance | None:
+    """Read a header and parse its metadata alone; None where they do not come first, as all programs put them.
+
+    Nothing else is checked. Where a file with the same tensors was opened, this one can be, too.
+
+    Raises:
+        FileError: as `AdapterFile.open`, where the beginning shows it.
+    """
+    path = Path(path)
+    raw, stamp = _read_header(path)
+    size = stamp.size - len(raw)
+    if not raw.startswith(_METADATA_FIRST):
+        return None if b'"__metadata__"' in raw else Glance({}, _digest(raw, size))
+    try:
+        text = raw.decode("utf-8")
+        start = len(_METADATA_FIRST)
+        while text[start : start + 1].isspace():
+            start += 1
+        metadata, end = json.JSONDecoder().raw_decode(text, start)
+    except (UnicodeDecodeError, ValueError, RecursionError):
+        return None
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        return None
+    return Glance(metadata, _digest(text[end:].encode(), size))
+
+
+def _digest(tensors: bytes, size: int) -> bytes:
+    return hashlib.blake2b(tensors + size.to_bytes(8, "little"), digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
 class Stamp:
     """What tells two states of a file apart without reading it."""
 
@@ -206,6 +244,16 @@ def _view(buffer: mmap.mmap, info: TensorInfo) -> Tensor:
     if info.start % info.dtype.itemsize:  # allowed by the format where small dtypes come first; torch wants alignment
         return torch.frombuffer(bytearray(buffer[info.start : info.end]), dtype=info.dtype).view(info.shape)
     return torch.frombuffer(buffer, dtype=info.dtype, count=count, offset=info.start).view(info.shape)
+
+
+def _read_header(path: Path) -> tuple[bytes, Stamp]:
+    try:
+        with path.open("rb") as stream:
+            stamp = Stamp.of(os.fstat(stream.fileno()))
+            length = _header_length(path, stream.read(8), stamp.size)
+            return stream.read(length), stamp
+    except OSError as error:
+        raise FileError(path, f"cannot be read: {error.strerror or error}") from error
 
 
 def _header_length(path: Path, head: bytes, size: int) -> int:
@@ -263,21 +311,24 @@ def _unique(path: Path, pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _tensor_info(path: Path, key: str, value: object, base: int) -> TensorInfo:
-    match value:
-        case {"dtype": str(code), "shape": [*shape], "data_offsets": [start, end]}:
-            pass
-        case _:
-            raise FileError(path, f"header entry {key!r} lacks dtype, shape or data_offsets")
-    if code not in _DTYPES:
+    # plain steps, as a list of ten thousand files has ten million of these
+    try:
+        code, shape, (start, end) = value["dtype"], value["shape"], value["data_offsets"]  # type: ignore[index]
+        known = _SIZES.get(code)
+    except (TypeError, KeyError, ValueError):
+        code = shape = None
+    if type(code) is not str or type(shape) is not list:
+        raise FileError(path, f"header entry {key!r} lacks dtype, shape or data_offsets")
+    if known is None:
         raise FileError(path, f"tensor {key!r} has the unknown dtype {code!r}")
-    numbers = [*shape, start, end]
-    if not all(type(number) is int and 0 <= number < 1 << 48 for number in numbers):
-        raise FileError(path, f"header entry {key!r} has a shape or an offset that is no natural number")
-    count = 1
+    size = 1
+    for number in (*shape, start, end):
+        if type(number) is not int or not 0 <= number < _MOST:
+            raise FileError(path, f"header entry {key!r} has a shape or an offset that is no natural number")
     for length in shape:
-        count *= length
-    dtype = _DTYPES[code]
-    if end - start != count * dtype.itemsize:
+        size *= length
+    dtype, width = known
+    if end - start != size * width:
         raise FileError(path, f"tensor {key!r} of shape {shape} and dtype {code} cannot have {end - start} bytes")
     return TensorInfo(dtype, tuple(shape), base + start, base + end)
 
@@ -285,6 +336,14 @@ def _tensor_info(path: Path, key: str, value: object, base: int) -> TensorInfo:
 def _check_layout(path: Path, tensors: Mapping[str, TensorInfo], base: int, size: int) -> None:
     """Every byte belongs to exactly one tensor, as the format demands: no overlap, no gap, nothing behind."""
     position, previous = base, "the header"
+    for info in tensors.values():
+        if info.start != position:
+            break
+        position = info.end
+    else:
+        if position == size:
+            return  # written one after the other, as by nearly every program
+    position = base
     for key, info in _by_offset(tensors):
         if info.end > size:
             raise FileError(path, f"tensor {key!r} ends at byte {info.end} but the file has {size}: truncated")

@@ -304,13 +304,13 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
     return Network(ParsedFile(AdapterFile.open(path)), indexes, reading)
 
 
-def inspect_file(file: str | Path | AdapterFile) -> NetworkReport:
+def inspect_file(path: str | Path) -> NetworkReport:
     """Report on a file by itself, without a model.
 
     Raises:
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
     """
-    return ParsedFile(file if isinstance(file, AdapterFile) else AdapterFile.open(file)).report()
+    return ParsedFile(AdapterFile.open(path)).report()
 
 
 def model_family(components: Mapping[str, nn.Module]) -> Family | None:

@@ -22,6 +22,8 @@ from .schema import COMPONENTS, Route, routes
 from .stack import StackApi
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fastapi import FastAPI
 
     from ..session import Session
@@ -49,7 +51,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
         # without a router between: recent versions keep those to themselves, and then nobody sees what is taken
         app.add_api_route(_OWN + route.path, route.endpoint, dependencies=guarded, **_said(route))
     app.add_api_route(
-        f"{_OWN}/openapi.json", _Schema(app), methods=["GET"], dependencies=guarded, include_in_schema=False
+        f"{_OWN}/openapi.json", _schema(app), methods=["GET"], dependencies=guarded, include_in_schema=False
     )
     app.add_api_route(_APP, front_end, methods=["GET"], include_in_schema=False)
 
@@ -68,18 +70,17 @@ def list_loras(session: Session) -> list[dict[str, Any]]:
     ]
 
 
-class _Schema:
-    """Answers with the OpenAPI description of Remora's own routes."""
+def _schema(app: FastAPI) -> Callable[[Request], Response]:
+    """Return the route that answers with the OpenAPI description of Remora's own routes."""
 
-    def __init__(self, app: FastAPI) -> None:
-        self._app = app
-
-    def __call__(self, request: Request) -> Response:
-        own = [route for route in self._app.routes if getattr(route, "path", "").startswith(f"{_OWN}/")]
+    def schema(request: Request) -> Response:
+        own = [route for route in app.routes if getattr(route, "path", "").startswith(f"{_OWN}/")]
         text = "LoRA in a Stable Diffusion web UI: files, stack, presets, comparisons, and what became of them."
         made = get_openapi(title="Remora", version=VERSION, description=text, routes=own)
         made.setdefault("components", {}).setdefault("schemas", {}).update(COMPONENTS)
         return answer(request, made)
+
+    return schema
 
 
 def _said(route: Route) -> dict[str, Any]:

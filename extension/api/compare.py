@@ -39,6 +39,7 @@ class CompareApi:
             raise HTTPException(UNPROCESSABLE, f"{self._session.host.name} makes no pictures for others")
         try:
             asked = _request(data)
+            painter.check(asked)
             made = plan(data.get("mode", "strengths"), asked.prompt, _names(data), _values(data))
         except RequestError as error:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
@@ -84,7 +85,6 @@ def _request(data: dict[str, Any]) -> Txt2Img:
         raise RequestError("the prompt is empty; write what the pictures should show")
     assert set(values) <= {field.name for field in fields(Txt2Img)}
     request = Txt2Img(**values)
-    request.check()
     # pictures can be compared only with one seed
     return replace(request, seed=secrets.randbelow(2**32)) if request.seed == -1 else request
 

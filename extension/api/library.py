@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class Library:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._thumbnails: Thumbnails | None = None
+        self._few = asyncio.Semaphore(2)
 
     def list(self, request: Request, since: str = "0") -> Response:
         """List the files, those that cannot be used with the reason.
@@ -85,8 +87,12 @@ class Library:
         changes = await object_of(request, _MAX_NOTES, "notes", *_NOTED)
         return await run_in_threadpool(self._change, request, file, changes)
 
-    def thumbnail(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
+    async def thumbnail(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
         """Return the picture of one file, small, as WebP."""
+        async with self._few:  # a page asks for dozens at once, and the host needs its threads
+            return await run_in_threadpool(self._thumbnail, id, name)
+
+    def _thumbnail(self, id: str, name: str) -> Response:  # noqa: A002
         file = self._file(id, name)
         row = self._session.catalog.row(file)
         embedded = row.facts is not None and row.facts.picture

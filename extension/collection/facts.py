@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from lib_lora import AdapterFile, Family, LoraError, base_model, inspect_file
+from lib_lora import AdapterFile, Family, Glance, LoraError, base_model, glance, inspect_file
 
 VERSION = 1
 """Of what is read: facts that were read by another one are read again."""
@@ -123,20 +123,18 @@ class FactsReader:
     """Reads headers. Thousands of files have only some dozens of kinds of keys and shapes; those are kept."""
 
     def __init__(self) -> None:
-        self._structures: dict[bytes, Structure] = {}
+        self._structures: dict[tuple[bytes, tuple[str, ...]], Structure] = {}
 
     def read(self, path: Path) -> Facts:
         """Read one; a file that cannot be used has the reason as its `problem`."""
+        said: Mapping[str, str] = {}
+        structure, problem = Structure(), ""
         try:
-            file = AdapterFile.open(path)
+            glanced = glance(path)
+            said = glanced.metadata if glanced is not None else AdapterFile.open(path).metadata
+            structure = self._structure(path, glanced)
         except LoraError as error:
-            return Facts(problem=str(error))
-        said = file.metadata
-        problem = ""
-        try:
-            structure = self._structure(file)
-        except LoraError as error:
-            structure, problem = Structure(), str(error)
+            problem = str(error)
         tags = _frequencies(said.get("ss_tag_frequency", "")).most_common()
         alias = said.get("ss_output_name", "")
         return Facts(
@@ -150,19 +148,17 @@ class FactsReader:
             picture=any(said.get(key, "").strip("[] ") for key in PICTURES),
         )
 
-    def _structure(self, file: AdapterFile) -> Structure:
-        if (file.path.parent / "adapter_config.json").is_file():
-            return _inspect(file)  # PEFT's file says what the keys do not
-        told = tuple(file.metadata.get(key, "") for key in _FAMILY_KEYS)
-        shapes = tuple((key, info.shape) for key, info in file.infos.items())
-        alike = hashlib.sha256(repr((told, shapes)).encode("utf-8", "surrogatepass")).digest()
+    def _structure(self, path: Path, glanced: Glance | None) -> Structure:
+        if glanced is None or (path.parent / "adapter_config.json").is_file():
+            return _inspect(path)  # PEFT's file says what the keys do not
+        alike = glanced.tensors, tuple(glanced.metadata.get(key, "") for key in _FAMILY_KEYS)
         if (known := self._structures.get(alike)) is None:
-            known = self._structures[alike] = _inspect(file)
+            known = self._structures[alike] = _inspect(path)
         return known
 
 
-def _inspect(file: AdapterFile) -> Structure:
-    report = inspect_file(file)
+def _inspect(path: Path) -> Structure:
+    report = inspect_file(path)
     return Structure(report.format, dict(report.kinds), report.ranks, report.layers, report.family)
 
 

@@ -78,6 +78,7 @@ class Index:
         self._path = None if folder is None else folder / _NAME
         self._lock = threading.RLock()
         self._rows: dict[Path, Row] = {}
+        self._by_id: dict[str, Path] = {}
         self._gone: dict[str, int] = {}
         """Ids of files that went, and the revision at which they did."""
         self._unsaved: set[Path] = set()
@@ -99,6 +100,11 @@ class Index:
         """Return the row of a file as it is on disk now; None where it is another than was read."""
         row = self._rows.get(file.path)
         return row if row is not None and _same(row.file, file) else None
+
+    def with_id(self, wanted: str) -> Row | None:
+        """Return the row of the file with an id; None where there is none."""
+        path = self._by_id.get(wanted)
+        return None if path is None else self._rows.get(path)
 
     def since(self, revision: int) -> tuple[list[Row], list[str]]:
         """Return the rows that were changed after a revision, and the ids of the files that went."""
@@ -130,6 +136,7 @@ class Index:
             self.revision += bool(gone)
             for path, row in gone.items():
                 del self._rows[path]
+                self._by_id.pop(row.file.id, None)
                 self._unsaved.add(path)
                 self._gone[row.file.id] = self.revision
 
@@ -153,6 +160,7 @@ class Index:
         self.revision += 1
         row = replace(row, revision=self.revision)
         self._rows[row.file.path] = row
+        self._by_id[row.file.id] = row.file.path
         self._gone.pop(row.file.id, None)
         self._unsaved.add(row.file.path)
         return row
@@ -167,6 +175,7 @@ class Index:
                     self._rows[row.file.path] = row
             self.revision = 1
             self._rows = {path: replace(row, revision=1) for path, row in self._rows.items()}
+            self._by_id = {row.file.id: path for path, row in self._rows.items()}
         except (sqlite3.Error, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             self._rows = {}
             self._complain(f"{self._path} cannot be read ({error}), so all LoRA files are read again")

@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,6 @@ class Thumbnails:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
-        self._lock = threading.Lock()  # one at a time: a page asks for dozens, and the host has other work
 
     def of(self, found: Found, embedded: bool) -> bytes | None:
         """Return the thumbnail of a file as WebP; None where it has no picture, or none that can be read."""
@@ -53,13 +51,12 @@ class Thumbnails:
         mark = f"{found.file.path}|{found.file.mtime_ns}|{source}|{found.stamp}|{_SIDE}"
         name = hashlib.sha256(mark.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         kept = None if self._folder is None else self._folder / name[:2] / f"{name}.webp"
-        with self._lock:
-            if kept is not None and kept.is_file():
-                return kept.read_bytes()
-            made = self._made(found, source)
-            if made is not None and kept is not None:
-                _keep(kept, made)
-            return made
+        if kept is not None and kept.is_file():
+            return kept.read_bytes()
+        made = self._made(found, source)
+        if made is not None and kept is not None:
+            _keep(kept, made)
+        return made
 
     def _made(self, found: Found, source: Path | None) -> bytes | None:
         try:
@@ -137,6 +134,6 @@ def _embedded(path: Path) -> bytes | None:
 
 def _keep(path: Path, content: bytes) -> None:
     try:
-        write_bytes(path, content)
+        write_bytes(path, content, lasting=False)
     except OSError as error:
         logger.warning("remora: a thumbnail cannot be kept in %s: %s", path.parent, error.strerror or error)

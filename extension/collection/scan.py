@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import threading
 import time
@@ -22,6 +24,7 @@ _SAVE_EVERY = 500  # files
 _LOOK_EVERY = 20.0  # seconds, while somebody looks and nothing tells of changes
 _TOLD_ENOUGH = 300.0  # seconds, the same where changes are told: events get lost on network drives
 _SETTLE = 1.0  # seconds without further events: a file that is being copied changes all the time
+_LATER = 2.0  # seconds after a start, in which a page is answered with what is known from before
 _WATCHED = 60.0  # seconds that somebody who asked counts as looking
 
 
@@ -44,6 +47,7 @@ class Scanner:
         self._asked = threading.Event()
         self._idle = threading.Event()
         """Set while nothing is waiting to be read."""
+        self._hurry = threading.Event()
         self._walking = threading.Lock()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -65,6 +69,7 @@ class Scanner:
     def stop(self) -> None:
         """End, and wait until it has."""
         self._stopped = True
+        self._hurry.set()
         self._asked.set()
         if self._thread is not None:
             self._thread.join()
@@ -79,6 +84,7 @@ class Scanner:
 
     def look(self) -> Mapping[Path, Found]:
         """Look at the folders now, by names and stamps alone; what is new is read by the thread."""
+        self._hurry.set()
         with self._walking:
             found = {one.file.path: one for one in walk(self._folders())}
             self.index.keep_only(one.file for one in found.values())
@@ -113,6 +119,8 @@ class Scanner:
             self.index.change(found.file, name=name)
 
     def _run(self) -> None:
+        if len(self.index):
+            self._hurry.wait(_LATER)  # what is known from before is shown first
         while not self._stopped:
             if self._asked.is_set() or self._is_time():
                 self._asked.clear()
@@ -145,6 +153,8 @@ class Scanner:
             if done % _SAVE_EVERY == _SAVE_EVERY - 1:
                 self.index.save()
         self.index.save()
+        if len(waiting) >= _SAVE_EVERY:
+            _give_memory_back()
         self.progress = Progress(False, len(waiting), len(waiting))
         self._scanned = time.monotonic()
         if not self._asked.is_set():
@@ -166,6 +176,16 @@ def names_of(files: Sequence[CatalogFile]) -> Mapping[CatalogFile, str]:
     """Return the shortest name of each file that is its own; those that cannot be read have their whole one."""
     shared = Counter(file.name for file in files if file.readable)
     return {file: file.name if file.readable and shared[file.name] == 1 else file.relative for file in files}
+
+
+def _give_memory_back() -> None:
+    """Have the allocator return what large headers took for a moment, where it can; glibc keeps it otherwise."""
+    gc.collect()
+    try:
+        trim = ctypes.CDLL("libc.so.6").malloc_trim
+    except (OSError, AttributeError):  # no glibc
+        return
+    trim(0)
 
 
 class _Watcher:

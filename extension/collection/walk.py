@@ -118,7 +118,8 @@ def _in(root: Path, folder: Path, names: frozenset[str]) -> Iterator[Found]:
             continue
         relative = path.relative_to(folder).with_suffix("").as_posix()
         file = CatalogFile(path, relative, stat.st_size, stat.st_mtime_ns)
-        present = {other for end in (*_NOTES, *_PICTURES) if (other := path.stem + end) in names}
+        stem = path.stem
+        present = [other for end in (*_NOTES, *_PICTURES) if (other := stem + end) in names]
         stamps = {other: stamp for other in present if (stamp := _stamp(root / other)) is not None}
         yield _found(file, stamps)
 

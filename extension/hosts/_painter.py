@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from ..generation import RequestError
+from ..generation import SIDE_STEP, RequestError
 from ._webui_modules import module
 
 if TYPE_CHECKING:
@@ -17,11 +17,21 @@ if TYPE_CHECKING:
     from ..generation import Txt2Img
 
 
+_MAX_SIDE, _MAX_STEPS = 8192, 1000  # more is a slip of the finger
+
+
 class WebUIPainter:
     """Makes one picture at a time, `base.Painter`; they are neither saved nor shown in the page."""
 
     def __init__(self) -> None:
         self._running = False  # and not only waiting for what the user makes
+
+    def check(self, request: Txt2Img) -> None:
+        for name, side in (("width", request.width), ("height", request.height)):
+            if side % SIDE_STEP or not 64 <= side <= _MAX_SIDE:
+                raise RequestError(f"{name} is {side}; it must be a multiple of {SIDE_STEP} from 64 to {_MAX_SIDE}")
+        if not 1 <= request.steps <= _MAX_STEPS:
+            raise RequestError(f"steps is {request.steps}; it must be from 1 to {_MAX_STEPS}")
 
     def paint(self, request: Txt2Img, cancelled: Callable[[], bool]) -> Image | None:
         shared = importlib.import_module("modules.shared")

@@ -168,6 +168,13 @@ class Access:
 class Painter(Protocol):
     """Makes pictures for Remora the host's own way, in turn with those the user asks for."""
 
+    def check(self, request: Txt2Img) -> None:
+        """Check what can be told of a request before its turn.
+
+        Raises:
+            RequestError: the host cannot make this one.
+        """
+
     def paint(self, request: Txt2Img, cancelled: Callable[[], bool]) -> Image | None:
         """Make one picture, and wait for it; None where it was cancelled or interrupted.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from .render import check
 from .sampling import choices
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ class RunnerPainter:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._job: Job | None = None
+
+    def check(self, request: Txt2Img) -> None:
+        check(request)
 
     def paint(self, request: Txt2Img, cancelled: Callable[[], bool]) -> Image | None:
         job = self._job = self._runner.submit(request)

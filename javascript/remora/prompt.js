@@ -132,7 +132,8 @@ export function withoutEntry(prompt, index, words = "", kept = []) {
 /** Whether a prompt has words already, outside of its tags. */
 export function hasWords(prompt, words) {
     const text = prompt.replace(/<[^<>]*>/g, " ").toLowerCase();
-    const sought = words.toLowerCase();
+    const sought = words.trim().toLowerCase();
+    if (!sought) return true;
     for (let at = text.indexOf(sought); at >= 0; at = text.indexOf(sought, at + 1)) {
         const around = [text[at - 1], text[at + sought.length]];
         if (around.every((letter) => !letter || !/[\p{L}\p{N}_]/u.test(letter))) return true;

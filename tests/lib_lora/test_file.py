@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from lib_lora.errors import FileError, PickleError
-from lib_lora.file import AdapterFile, adapter_config
+from lib_lora.file import AdapterFile, adapter_config, glance
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 DTYPES += [name for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
@@ -214,3 +214,50 @@ def test_a_damaged_file_is_read_as_it_says_or_refused(tmp_path, place, byte, cut
         return
     for key in file.keys:
         assert tuple(file.tensor(key).shape) == file.infos[key].shape
+
+
+def test_a_glance_tells_the_metadata_and_which_files_are_alike(tmp_path):
+    def saved(name: str, rank: int, **said: str) -> Path:
+        path = tmp_path / f"{name}.safetensors"
+        safetensors.torch.save_file({"a": torch.zeros(rank, 2), "b": torch.zeros(3)}, path, metadata=said or None)
+        return path
+
+    one, other = saved("one", 4, x="1 \u00e9 \\"), saved("other", 4, y='"data_offsets"')
+    wider, plain = saved("wider", 5, x="1"), saved("plain", 4)
+    found = {path.stem: glance(path) for path in (one, other, wider, plain)}
+    assert {name: dict(value.metadata) for name, value in found.items()} == {
+        path.stem: dict(AdapterFile.open(path).metadata) for path in (one, other, wider, plain)
+    }
+    assert found["one"].tensors == found["other"].tensors
+    assert len({found[name].tensors for name in ("one", "wider")}) == 2
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}, "__metadata__": {"a": "b"}}',  # not first
+        '{"__metadata__":{"a":1},"x":{}}',
+        '{"__metadata__":[],"x":{}}',
+        '{"__metadata__":{"a":"b"',
+        "\u00ff",
+    ],
+)
+def test_a_glance_that_tells_nothing_is_none(tmp_path, header):
+    text = header.encode("latin-1")
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(8))
+    assert glance(path) is None or b"__metadata__" not in text
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, len(GOOD) - 1), byte=st.integers(0, 255))
+def test_a_file_that_is_alike_a_good_one_can_be_opened(tmp_path, place, byte):
+    good, damaged = tmp_path / "good.safetensors", tmp_path / "damaged.safetensors"
+    good.write_bytes(GOOD)
+    damaged.write_bytes(GOOD[:place] + bytes([byte]) + GOOD[place + 1 :])
+    alike = None
+    with contextlib.suppress(FileError):
+        alike = glance(damaged)
+    if alike is not None and alike.tensors == glance(good).tensors:
+        assert AdapterFile.open(damaged).infos == AdapterFile.open(good).infos
+        assert AdapterFile.open(damaged).metadata == alike.metadata

@@ -22,7 +22,7 @@ export function Stack({controller, state}) {
             characters; one as long is not read here. It is left as it is.</p>`}
         ${state.target && html`<${Rows} rows=${rows} label="Stack" move=${(from, to) => controller.move(from, to)} draw=${(row, handle) => html`
             <${Row} handle=${handle} controller=${controller} outcome=${outcome(row)} entry=${inPrompt(controller, row)} />`} />`}
-        ${state.target && !rows.length && html`<p class="rt-hint">The prompt has no LoRA. Choose one from the library, or write
+        ${state.target && !rows.length && html`<p class="rt-hint">The prompt has no LoRA. Choose one from the library, or write${" "}
             <code>${"<lora:name:0.8>"}</code> into it.</p>`}
         <p class="rt-hint rt-said" role="status">${state.said}</p>
         <${Always} controller=${controller} state=${state} outcome=${outcome} />

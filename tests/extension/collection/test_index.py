@@ -54,7 +54,7 @@ def test_a_later_start_reads_no_header_again(
     first = started()
     digest = first.shorthash(first.find("a"))
     rows = {one.file.path: one for one in first.index.rows()}
-    monkeypatch.setattr("extension.collection.facts.AdapterFile.open", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr("extension.collection.facts.glance", lambda path: pytest.fail("read again"))
     monkeypatch.setattr("extension.catalog._hash_from", lambda *_: pytest.fail("hashed again"))
     later = started()
     assert {one.file.path: replace(one, revision=0) for one in later.index.rows()} == {

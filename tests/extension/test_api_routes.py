@@ -1,0 +1,225 @@
+"""Every route of `/remora/v1`: what it answers is what the schema says, and what is wrong is one sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from extension.standalone.jobs import Runner
+from extension.standalone.server import make_api
+
+V1 = "/remora/v1"
+SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64, "seed": 7, "sampler": "Euler a"}
+
+
+class Checked:
+    """A client that holds each answer to the schema."""
+
+    def __init__(self, client: TestClient) -> None:
+        self._client = client
+        self._schema = client.get(f"{V1}/openapi.json").json()
+        self.seen: set[tuple[str, str]] = set()
+
+    def __call__(self, method: str, path: str, status: int = 200, **more: Any) -> Any:
+        answer = self._client.request(method, V1 + path, **more)
+        assert answer.status_code == status, answer.text
+        told = self._schema["paths"][V1 + path][method.lower()]
+        self.seen.add((method, path))
+        if status != 200:
+            self._check(answer.json(), {"$ref": "#/components/schemas/Error"})
+            assert "\n" not in answer.json()["detail"].strip()
+            return answer.json()["detail"]
+        (kind,) = told["responses"]["200"]["content"]
+        assert answer.headers["content-type"].partition(";")[0] == kind
+        if kind != "application/json":
+            return answer.content
+        self._check(answer.json(), told["responses"]["200"]["content"][kind]["schema"])
+        return answer.json()
+
+    def _check(self, data: Any, schema: Any) -> None:
+        whole = {**schema, "components": self._schema["components"]}
+        jsonschema.Draft202012Validator(whole).validate(data)
+
+    @property
+    def routes(self) -> set[tuple[str, str]]:
+        return {
+            (method.upper(), path.removeprefix(V1))
+            for path, methods in self._schema["paths"].items()
+            for method in methods
+        }
+
+
+@pytest.fixture(scope="module")
+def ask(runner: Runner) -> Iterator[Checked]:
+    with TestClient(make_api(runner)) as client:
+        runner.studio.session.catalog.wait(60)
+        yield Checked(client)
+
+
+@pytest.fixture
+def copy(runner: Runner) -> Iterator[Path]:
+    """A LoRA file that the test may do anything with."""
+    folder = Path(runner.studio.host.adapter_dirs()[0])
+    path = folder / "copied.safetensors"
+    path.write_bytes((folder / "zorp.safetensors").read_bytes())
+    runner.studio.session.catalog.refresh()
+    yield path
+    for other in folder.glob("copied.*"):
+        other.unlink()
+    runner.studio.session.catalog.refresh()
+
+
+def png(side: int = 40) -> bytes:
+    stream = io.BytesIO()
+    Image.new("RGB", (side, side), "red").save(stream, "PNG")
+    return stream.getvalue()
+
+
+def test_the_list_and_what_changed_since(ask: Checked, copy: Path) -> None:
+    whole = ask("GET", "/loras")
+    assert whole["whole"]
+    (one,) = [lora for lora in whole["loras"] if lora["name"] == "copied"]
+    assert (one["kind"], one["rank"], one["words"], one["read"]) == ("loha", [2, 2], "zorp", True)
+    assert whole["families"][one["family"]] == {
+        "name": "sd1",
+        "title": "Stable Diffusion 1.x",
+        "fits": True,
+        "reason": "",
+    }
+    ask("PATCH", "/lora", params={"id": one["id"]}, json={"rating": 3})
+    since = ask("GET", "/loras", params={"since": whole["revision"]})
+    assert not since["whole"]
+    assert [(lora["name"], lora["rating"]) for lora in since["loras"]] == [("copied", 3)]
+    copy.unlink()
+    gone = ask("POST", "/refresh")
+    assert gone["whole"]
+    assert one["id"] in ask("GET", "/loras", params={"since": since["revision"]})["gone"]
+    assert ask("GET", "/loras", params={"since": 10**9})["whole"]  # of a server that ran before
+
+
+def test_all_about_one_file_and_its_notes(ask: Checked, copy: Path) -> None:
+    told = ask("GET", "/lora", params={"name": "copied"})
+    assert told["path"] == str(copy)
+    assert told["training"]["trained with"] == "lycoris.kohya"
+    assert told["training_tags"][0][0] == "zorp"
+    changed = ask("PATCH", "/lora", params={"id": told["id"]}, json={"notes": "n", "tags": ["a"], "strength": 0.5})
+    assert (changed["notes"], changed["tags"], changed["strength"]) == ("n", ["a"], 0.5)
+    assert json.loads(copy.with_suffix(".json").read_text())["preferred weight"] == 0.5
+    assert changed["sidecars"] == ["copied.json"]
+
+
+def test_pictures(ask: Checked, copy: Path) -> None:
+    inside = Image.open(io.BytesIO(ask("GET", "/thumbnail", params={"name": "copied"})))
+    assert (inside.format, inside.size) == ("WEBP", (96, 96))
+    changed = ask("PUT", "/picture", params={"name": "copied"}, content=png())
+    assert copy.with_suffix(".png").is_file()
+    beside = Image.open(io.BytesIO(ask("GET", "/thumbnail", params={"id": changed["id"], "v": changed["picture"]})))
+    assert beside.size == (40, 40)
+    assert "no picture that can be read" in ask(
+        "PUT", "/picture", 422, params={"name": "copied"}, content=b"no picture"
+    )
+
+
+def test_names_are_resolved(ask: Checked, copy: Path) -> None:
+    meant = ask("POST", "/resolve", json={"names": ["copied.safetensors", "zorpp", "../x"]})["names"]
+    assert meant["copied.safetensors"]["name"] == "copied"
+    assert meant["zorpp"]["candidates"] == ["zorp"]
+    assert "would leave the LoRA folders" in meant["../x"]["problem"]
+
+
+def test_state_stack_and_inspection(ask: Checked) -> None:
+    assert ask("GET", "/state")["model"] == "Stable Diffusion 1.x"
+    ask("PUT", "/stack", json={"always_on": False, "entries": [{"name": "zorp"}]})
+    assert [entry["name"] for entry in ask("GET", "/stack")["entries"]] == ["zorp"]
+    ask("PUT", "/stack", json={})
+    assert ask("GET", "/inspect", params={"name": "zorp", "model": "loaded"})["hit"] == 264
+
+
+def test_presets(ask: Checked) -> None:
+    made = ask("PUT", "/preset", params={"name": "Mine"}, json={"text": "<lora:zorp:0.5> zorp\n<lora:stripes:1>"})
+    assert made["presets"] == [{"name": "Mine", "text": "<lora:zorp:0.5> zorp\n<lora:stripes:1>", "thumbnail": ""}]
+    assert ask("PUT", "/preset/thumbnail", params={"name": "Mine"}, content=png())["presets"][0]["thumbnail"]
+    assert Image.open(io.BytesIO(ask("GET", "/preset/thumbnail", params={"name": "Mine"}))).size == (40, 40)
+    ask("PUT", "/preset", params={"name": "Ours"}, json={"text": made["presets"][0]["text"], "former": "Mine"})
+    text = ask("GET", "/preset", params={"name": "Ours"}).decode()
+    assert text == "# Remora preset 1: Ours\n<lora:zorp:0.5> zorp\n<lora:stripes:1>\n"
+    assert [one["name"] for one in ask("POST", "/presets", json={"text": text})["presets"]] == ["Ours", "Ours 2"]
+    assert [one["name"] for one in ask("DELETE", "/preset", params={"name": "Ours"})["presets"]] == ["Ours 2"]
+    ask("DELETE", "/preset", params={"name": "Ours 2"})
+    assert ask("GET", "/presets")["presets"] == []
+
+
+def test_a_comparison(ask: Checked) -> None:
+    wanted = {**SMALL, "prompt": "a fox <lora:zorp:1>", "names": ["zorp"], "values": [0, 1]}
+    begun = ask("POST", "/compare", json=wanted)
+    assert begun["comparison"]["columns"] == ["0", "1"]
+    deadline = time.monotonic() + 60
+    while (told := ask("GET", "/compare"))["comparison"]["running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert told["comparison"]["done"] == [True, True]
+    pictures = [Image.open(io.BytesIO(ask("GET", "/compare/picture", params={"cell": cell}))) for cell in (0, 1)]
+    assert [picture.size for picture in pictures] == [(64, 64)] * 2
+    assert pictures[0].tobytes() != pictures[1].tobytes()
+    assert Image.open(io.BytesIO(ask("GET", "/compare/picture"))).width > 128
+    ask("DELETE", "/compare")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "more", "told"),
+    [
+        ("GET", "/loras", 422, {"params": {"since": "x"}}, "since must be a whole number"),
+        ("GET", "/lora", 404, {"params": {"name": "../x"}}, "would leave the LoRA folders"),
+        ("GET", "/lora", 404, {"params": {"id": "nope"}}, "is no file in the LoRA folders"),
+        ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "json": {"nope": 1}}, "notes has no field nope"),
+        ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "json": {"rating": 9}}, "rating must be"),
+        ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "content": b"{"}, "notes is not JSON"),
+        ("PATCH", "/lora", 413, {"params": {"name": "zorp"}, "content": b" " * 2_000_000}, "no more than 1 MB"),
+        ("GET", "/thumbnail", 404, {"params": {"name": "nowhere"}}, "is not in the LoRA folders"),
+        ("POST", "/resolve", 422, {"json": {"names": [1]}}, "names must be a list"),
+        ("PUT", "/preset", 422, {"params": {"name": " "}, "json": {"text": "<lora:a:1>"}}, "the name of a preset"),
+        ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": "no lora"}}, "is no LoRA; write one tag"),
+        ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": "<lora:a:x>"}}, "'x' is not a number"),
+        ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": 1}}, "must be text"),
+        ("GET", "/preset", 404, {"params": {"name": "x"}}, "there is no preset 'x'"),
+        ("DELETE", "/preset", 404, {"params": {"name": "x"}}, "there is no preset 'x'"),
+        ("POST", "/presets", 422, {"json": {"text": "# Remora preset 2: x\n<lora:a:1>"}}, "is of version 2"),
+        ("POST", "/presets", 422, {"json": {"text": ""}}, "there is no LoRA in this text"),
+        ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["zorp"]}}, "is not in the prompt"),
+        ("POST", "/compare", 422, {"json": {"prompt": "", "names": []}}, "the prompt is empty"),
+        ("POST", "/compare", 422, {"json": {"prompt": "<lora:zorp:1>", "names": ["zorp"]}}, "give 1 to 150 strengths"),
+        ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "steps": "9"}}, "steps must be a whole"),
+        ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "width": 63}}, "width is 63"),
+        ("POST", "/compare", 413, {"content": b" " * 10_000_000}, "a comparison has no more than 1 MB"),
+        ("GET", "/compare/picture", 404, {"params": {"cell": "9999"}}, "there is no such picture"),
+        ("PUT", "/stack", 413, {"content": b" " * 10_000_000}, "the stack has no more than 1 MB"),
+    ],
+)
+def test_wrong_input_is_one_sentence(
+    ask: Checked, method: str, path: str, status: int, more: dict[str, Any], told: str
+) -> None:
+    assert told in ask(method, path, status, **more)
+
+
+def test_every_route_was_asked(ask: Checked) -> None:
+    """Runs last: what the tests above asked is all there is."""
+    assert ask.seen == ask.routes
+
+
+def test_the_tabs_own_files_are_served_and_nothing_else(runner: Runner) -> None:
+    with TestClient(make_api(runner)) as client:
+        main = client.get("/remora/app/main.js")
+        assert main.headers["content-type"] == "text/javascript; charset=utf-8"
+        assert client.get("/remora/app/main.js", headers={"If-None-Match": main.headers["etag"]}).status_code == 304
+        assert client.get("/remora/app/vendor/preact.js").status_code == 200
+        for name in ("nope.js", "../remora.js", "%2e%2e/remora.js", "..%2fremora.js", "/etc/passwd", "main.js/../../x"):
+            assert client.get(f"/remora/app/{name}").status_code == 404, name

@@ -1,0 +1,135 @@
+"""What is compared, and how the pictures come."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Sequence
+
+import pytest
+from PIL import Image
+
+from extension.compare import Comparison, Plan, plan
+from extension.generation import RequestError, Txt2Img
+
+PROMPT = "a fox <lora:a:0.8> x, <lora:b:1>"
+
+
+class Painter:
+    """Makes pictures of one colour; waits where it is told to."""
+
+    fraction = 0.5
+    samplers: Sequence[str] = ("Euler a",)
+
+    def __init__(self) -> None:
+        self.asked: list[Txt2Img] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.interrupted = False
+
+    def check(self, request: Txt2Img) -> None:
+        """Anything will do."""
+
+    def paint(self, request: Txt2Img, cancelled: Callable[[], bool]) -> Image.Image | None:
+        self.asked.append(request)
+        self.gate.wait(30)
+        if "<lora:broken" in request.prompt:
+            raise RequestError("LoRA 'broken' cannot be used")
+        return None if cancelled() else Image.new("RGB", (64, 32), (len(self.asked) * 20, 0, 0))
+
+    def interrupt(self) -> None:
+        self.interrupted = True
+        self.gate.set()
+
+
+def test_strengths_of_each() -> None:
+    made = plan("strengths", PROMPT, ["a", "b"], [0, 0.5])
+    assert (made.columns, made.rows) == (("0", "0.5"), ("a", "b"))
+    assert made.prompts == (
+        "a fox <lora:a:0> x, <lora:b:1>",
+        "a fox <lora:a:0.5> x, <lora:b:1>",
+        "a fox <lora:a:0.8> x, <lora:b:0>",
+        "a fox <lora:a:0.8> x, <lora:b:0.5>",
+    )
+
+
+def test_two_against_each_other() -> None:
+    made = plan("against", PROMPT, ["a", "b"], [0, 1])
+    assert (made.columns, made.rows) == (("a 0", "a 1"), ("b 0", "b 1"))
+    assert made.prompts[1] == "a fox <lora:a:1> x, <lora:b:0>"
+    assert made.prompts[2] == "a fox <lora:a:0> x, <lora:b:1>"
+
+
+def test_with_and_without() -> None:
+    made = plan("without", PROMPT, ["a", "b"], [])
+    assert made.columns == ("with all", "without a", "without b", "without any")
+    assert made.prompts == (PROMPT, "a fox x, <lora:b:1>", "a fox <lora:a:0.8> x,", "a fox x,")
+    assert plan("without", PROMPT, ["b"], []).columns == ("without b", "with b")
+
+
+def test_every_combination() -> None:
+    made = plan("combinations", PROMPT, ["a", "b"], [])
+    assert (made.columns, made.rows) == (("none", "a"), ("none", "b"))
+    assert made.prompts == ("a fox x,", "a fox <lora:a:0.8> x,", "a fox x, <lora:b:1>", PROMPT)
+    assert len(set(plan("combinations", PROMPT + "<lora:c:1>", ["a", "b", "c"], []).prompts)) == 8
+
+
+@pytest.mark.parametrize(
+    ("mode", "names", "values", "told"),
+    [
+        ("nope", ["a"], [1], "mode must be one of"),
+        ("strengths", [], [1], "choose 1 to 8 different LoRA"),
+        ("strengths", ["a", "a"], [1], "choose 1 to 8 different LoRA"),
+        ("strengths", ["x"], [1], "'x' is not in the prompt"),
+        ("strengths", ["a"], [], "give 1 to 150 strengths"),
+        ("strengths", ["a"], [float("nan")], "strengths are numbers"),
+        ("strengths", ["a", "b"], list(range(100)), "this would be 200 pictures"),
+        ("against", ["a"], [1], "two LoRA are needed"),
+    ],
+)
+def test_what_cannot_be_compared(mode: str, names: list[str], values: list[float], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        plan(mode, PROMPT, names, values)
+
+
+def run(painter: Painter, made: Plan) -> Comparison:
+    comparison = Comparison(painter, Txt2Img("", seed=5), made)
+    comparison.start()
+    return comparison
+
+
+def test_pictures_come_one_after_the_other_with_one_seed() -> None:
+    painter = Painter()
+    comparison = run(painter, plan("strengths", PROMPT, ["a", "b"], [0, 1]))
+    comparison.join(30)
+    told = comparison.to_json()
+    assert (told["done"], told["running"], told["cancelled"], told["problem"]) == ([True] * 4, False, False, "")
+    assert [request.prompt for request in painter.asked] == list(comparison.plan.prompts)
+    assert {request.seed for request in painter.asked} == {5}
+    content = comparison.picture(2)
+    assert content is not None
+    assert Image.open(io.BytesIO(content)).getpixel((0, 0)) == (60, 0, 0)
+    grid = Image.open(io.BytesIO(comparison.grid())).convert("RGB")
+    assert {(20, 0, 0), (40, 0, 0), (60, 0, 0), (80, 0, 0)} <= {colour for _, colour in grid.getcolors(1 << 20) or []}
+    assert comparison.picture(4) is None
+    assert comparison.picture(-2) is None
+
+
+def test_a_cancelled_one_keeps_what_was_made() -> None:
+    painter = Painter()
+    painter.gate.clear()
+    comparison = run(painter, plan("strengths", PROMPT, ["a"], [0, 0.5, 1]))
+    comparison.cancel()
+    comparison.join(30)
+    assert painter.interrupted
+    told = comparison.to_json()
+    assert (told["running"], told["cancelled"], sum(told["done"])) == (False, True, 0)
+    assert len(painter.asked) <= 1
+    Image.open(io.BytesIO(comparison.grid()))  # white
+
+
+def test_one_that_fails_says_why_and_keeps_what_was_made(caplog: pytest.LogCaptureFixture) -> None:
+    comparison = run(Painter(), Plan(("x", "y"), ("",), (PROMPT, "<lora:broken:1>")))
+    comparison.join(30)
+    told = comparison.to_json()
+    assert (told["done"], told["problem"]) == ([True, False], "LoRA 'broken' cannot be used")

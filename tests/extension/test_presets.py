@@ -1,0 +1,119 @@
+"""Stacks kept under a name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extension.presets import Preset, PresetError, Presets, read_text
+
+TEXT = "<lora:a:0.5> fur coat\n<lora:b c:1:0.5>"
+
+
+def kept(folder: Path) -> Presets:
+    return Presets(lambda: folder)
+
+
+def test_they_outlive_the_program(tmp_path: Path) -> None:
+    kept(tmp_path / "new").put("Mine", TEXT)
+    assert list(kept(tmp_path / "new").all) == [Preset("Mine", TEXT)]
+    assert not Presets(lambda: None).all
+
+
+def test_text_is_read_back(tmp_path: Path) -> None:
+    presets = kept(tmp_path)
+    presets.put("Mine", TEXT), presets.put("Other", "<lora:x>")
+    text = "\n".join(preset.to_text() for preset in presets.all)
+    assert read_text(text) == [Preset("Mine", TEXT), Preset("Other", "<lora:x>")]
+    assert read_text("<lora:x:1>  words ") == [Preset("imported", "<lora:x:1> words")]
+
+
+def test_an_import_replaces_nothing(tmp_path: Path) -> None:
+    presets = kept(tmp_path)
+    presets.put("Mine", TEXT)
+    added = presets.add_text("# Remora preset 1: Mine\n<lora:x:1>\n# Remora preset 1: Mine\n<lora:y:1>")
+    assert [preset.name for preset in added] == ["Mine 2", "Mine 3"]
+    assert presets.get("Mine").text == TEXT
+
+
+def test_a_bad_import_adds_nothing_and_names_the_line(tmp_path: Path) -> None:
+    presets = kept(tmp_path)
+    with pytest.raises(PresetError, match=r"line 3: .*'x' is not a number"):
+        presets.add_text("# Remora preset 1: Mine\n<lora:a:1>\n<lora:b:x>")
+    assert not presets.all
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("# Remora preset 2: new\n<lora:a:1>", "line 1: this preset is of version 2, and this Remora knows version 1"),
+        ("hello", "line 1: 'hello' is no LoRA"),
+        ("<lora:a:1> <lora:b:1>", "line 1: .* is no LoRA; write one tag"),
+        ("words <lora:a:1>", "line 1: .* is no LoRA; write one tag"),
+        ("# Remora preset 1: empty", "there is no LoRA in this text"),
+        ("x" * 200_000, "the text has 200,000 characters"),
+        (f"# Remora preset 1: {'n' * 200}\n<lora:a:1>", "has 1 to 100 characters"),
+    ],
+)
+def test_what_is_no_preset(text: str, told: str) -> None:
+    with pytest.raises(PresetError, match=told):
+        read_text(text)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"version": 2, "presets": []}', '{"version": 1, "presets": [{}]}'])
+def test_a_file_that_cannot_be_read_is_kept_aside_and_said(tmp_path: Path, content: str) -> None:
+    (tmp_path / "presets.json").write_text(content)
+    presets = kept(tmp_path)
+    assert not presets.all
+    assert "a copy is kept as presets.json.unread" in presets.problem
+    presets.put("Mine", TEXT)
+    assert (tmp_path / "presets.json.unread").read_text() == content
+
+
+def test_a_write_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    presets = kept(tmp_path)
+    presets.put("Mine", TEXT)
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    for change in (
+        lambda: presets.put("Other", TEXT),
+        lambda: presets.remove("Mine"),
+        lambda: presets.add_text("<lora:x:1>"),
+    ):
+        with pytest.raises(OSError, match="No space"):
+            change()
+    monkeypatch.undo()
+    assert list(presets.all) == list(kept(tmp_path).all) == [Preset("Mine", TEXT)]
+
+
+def test_a_renamed_one_keeps_its_thumbnail(tmp_path: Path) -> None:
+    presets = kept(tmp_path)
+    presets.put("Mine", TEXT)
+    data = json.loads((tmp_path / "presets.json").read_text())
+    data["presets"][0]["thumbnail"] = "QUJD"
+    (tmp_path / "presets.json").write_text(json.dumps(data))
+    again = kept(tmp_path)
+    assert again.put("Ours", TEXT, former="Mine").thumbnail == b"ABC"
+    assert [preset.name for preset in again.all] == ["Ours"]
+    with pytest.raises(PresetError, match="no preset 'Mine'"):
+        again.put("x", TEXT, former="Mine")
+
+
+LINES = st.lists(st.sampled_from([*TEXT.splitlines(), "#", "# Remora preset 1: x", "<lora:"])).map("\n".join)
+
+
+@given(text=st.text(max_size=200) | LINES)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        presets = read_text(text)
+    except PresetError:
+        return
+    for preset in presets:
+        assert read_text(preset.to_text())[0].text == preset.text

@@ -1,0 +1,36 @@
+"""What the documentation shows works as it stands there."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import httpx
+
+from tests.extension.ui.serving import ROOT, Served
+
+
+def test_the_client_of_the_documentation(served: Served) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "api.md").read_text("utf-8"), re.DOTALL)
+    noted = served.loras / "zorp.json"
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(code.replace("http://127.0.0.1:7860", served.url), {})
+        assert '"activation text": "fur coat"' in noted.read_text("utf-8")
+        assert "zorp loha [2, 2] zorp" in printed.getvalue()
+        assert httpx.get(f"{served.url}/remora/v1/stack").json()["entries"][0]["unet"] == 0.8
+        assert httpx.get(f"{served.url}/remora/v1/compare").json()["comparison"]["columns"][1] == "0.25"
+    finally:
+        httpx.delete(f"{served.url}/remora/v1/compare")
+        httpx.put(f"{served.url}/remora/v1/stack", json={})
+        noted.unlink(missing_ok=True)
+        httpx.post(f"{served.url}/remora/v1/refresh")
+
+
+def test_every_route_is_in_the_documentation(served: Served) -> None:
+    text = Path(ROOT / "docs" / "api.md").read_text("utf-8")
+    for path in httpx.get(f"{served.url}/remora/v1/openapi.json").json()["paths"]:
+        assert path.removeprefix("/remora/v1/") in text, path
