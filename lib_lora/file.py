@@ -191,7 +191,7 @@ def glance(path: str | Path) -> Glance | None:
     raw, stamp = _read_header(path)
     size = stamp.size - len(raw)
     if not raw.startswith(_METADATA_FIRST):
-        return None if b'"__metadata__"' in raw else Glance({}, _digest(raw, size))
+        return None if b'"__metadata__"' in raw else Glance({}, _digest(raw.rstrip(b" "), size))
     try:
         text = raw.decode("utf-8")
         start = len(_METADATA_FIRST)
@@ -202,7 +202,7 @@ def glance(path: str | Path) -> Glance | None:
         return None
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         return None
-    return Glance(metadata, _digest(text[end:].encode(), size))
+    return Glance(metadata, _digest(text[end:].rstrip(" ").encode(), size))  # filled up to whole words of 8 bytes
 
 
 def _digest(tensors: bytes, size: int) -> bytes:

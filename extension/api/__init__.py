@@ -92,4 +92,5 @@ def _said(route: Route) -> dict[str, Any]:
         "tags": ["Remora"],
         "operation_id": f"remora_{route.method.lower()}{route.path.replace('/', '_')}",
         "openapi_extra": route.described(),
+        "response_class": Response,  # what it is says `described`
     }

@@ -14,6 +14,7 @@ from lib_lora import Family, LoraError, inspect_file, load_network
 from ..catalog import CatalogError
 from ..collection import (
     Facts,
+    Found,
     Notes,
     NotesError,
     PictureError,
@@ -96,7 +97,7 @@ class Library:
         file = self._file(id, name)
         row = self._session.catalog.row(file)
         embedded = row.facts is not None and row.facts.picture
-        made = self._made().of(self._session.catalog.found(file), embedded)
+        made = self._made().of(Found(file, picture=row.picture, stamp=row.beside), embedded)
         if made is None:
             raise HTTPException(NOT_FOUND, f"{file.path.name} has no picture that can be shown")
         return Response(made, media_type="image/webp", headers={"Cache-Control": _WEEK})
