@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -167,6 +167,7 @@ def in_child(part: Any, folder: Path) -> dict[str, float]:
 
 def first_scan(folder: Path) -> dict[str, float]:
     """Read all files, with a list asked for meanwhile."""
+    from extension.api.library import listed
     from extension.catalog import Catalog
 
     memory = psutil.Process().memory_info().rss
@@ -177,33 +178,32 @@ def first_scan(folder: Path) -> dict[str, float]:
         time.sleep(0.01)
     time.sleep(0.5)
     asked = time.perf_counter()
-    full_list(catalog)
-    listed = time.perf_counter() - asked
+    full_list(catalog, listed)
+    took = time.perf_counter() - asked
     catalog.wait(3600)
     scanned = time.perf_counter() - began
     grown = psutil.Process().memory_info().rss - memory
     catalog.close()
-    return {"first scan": scanned, "list while scanning": listed, "memory of the server": grown / 2**20}
+    return {"first scan": scanned, "list while scanning": took, "memory of the server": grown / 2**20}
 
 
 def later_start(folder: Path) -> dict[str, float]:
     """Start again, and answer with the whole list."""
+    from extension.api.library import listed
     from extension.catalog import Catalog
 
     began = time.perf_counter()
     catalog = Catalog(lambda: [folder / "loras"], lambda: folder / "data")
     catalog.start()
-    full_list(catalog)
-    listed = time.perf_counter() - began
+    full_list(catalog, listed)
+    took = time.perf_counter() - began
     catalog.wait(3600)
     catalog.close()
-    return {"later start to a full list": listed}
+    return {"later start to a full list": took}
 
 
-def full_list(catalog: Any) -> None:
+def full_list(catalog: Any, listed: Callable[[Any], Any]) -> None:
     """What a page is sent when it opens."""
-    from extension.api.library import listed
-
     catalog.read_for(0.3)
     rows, _ = catalog.index.since(0)
     json.dumps([listed(one) for one in rows])

@@ -106,8 +106,8 @@ class Catalog:
     def read_for(self, seconds: float) -> None:
         """Read what is not known yet, but for no longer than this."""
         until = time.monotonic() + seconds
-        if self._scanner.found is None and len(self.index):
-            return  # what is known from before is listed at once
+        if self._scanner.found is None and (len(self.index) or self._scanner.comes(seconds) is None):
+            return  # what is known from before is listed at once, and what the thread finds later
         for found in self._found().values():
             if time.monotonic() > until:
                 return

@@ -48,6 +48,7 @@ class Scanner:
         self._idle = threading.Event()
         """Set while nothing is waiting to be read."""
         self._hurry = threading.Event()
+        self._walked = threading.Event()
         self._walking = threading.Lock()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -82,6 +83,14 @@ class Scanner:
         """Wait until what there is was read, but no longer than this; tell whether it was."""
         return self._idle.wait(seconds)
 
+    def comes(self, seconds: float) -> Mapping[Path, Found] | None:
+        """Wait for what the thread finds, but no longer than this; without one, look now."""
+        if self._thread is None:
+            return self.look()
+        self._hurry.set()
+        self._walked.wait(seconds)
+        return self.found
+
     def look(self) -> Mapping[Path, Found]:
         """Look at the folders now, by names and stamps alone; what is new is read by the thread."""
         self._hurry.set()
@@ -92,6 +101,7 @@ class Scanner:
             for one in found.values():
                 self._note(one, names[one.file])
             self.found = found
+        self._walked.set()
         self._ask()
         return found
 
