@@ -9,6 +9,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from lib_lora import AdapterFile, LoraError
@@ -58,6 +59,7 @@ class Catalog:
         self._data_dir = data_dir
         self._made = threading.Lock()
         self._opened: Scanner | None = None
+        self._hasher: ThreadPoolExecutor | None = None
         self._metadata: dict[CatalogFile, Mapping[str, str]] = {}
         self._metadata_size = 0
 
@@ -91,6 +93,10 @@ class Catalog:
 
     def close(self) -> None:
         """Stop that; what was read is kept."""
+        with self._made:
+            hasher, self._hasher = self._hasher, None
+        if hasher is not None:
+            hasher.shutdown(wait=True, cancel_futures=True)
         if self._opened is not None:
             self._opened.stop()
             self._opened.index.save()
@@ -272,6 +278,13 @@ class Catalog:
             OSError: the file cannot be read.
         """
         return self._facts(file).stored_hash or self.shorthash(file)
+
+    def hash_later(self, file: CatalogFile) -> None:
+        """Have the hash of a file made beside other work, one file at a time, and kept."""
+        with self._made:
+            if self._hasher is None:
+                self._hasher = ThreadPoolExecutor(1, "remora-hash")
+            self._hasher.submit(self._short, file)
 
     def sha256(self, file: CatalogFile) -> str:
         """Return the SHA-256 of the whole file, in hex digits.

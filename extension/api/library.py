@@ -150,6 +150,9 @@ class Library:
             training = read_training(file.path)
         except LoraError:  # why is in `reason`
             training = Training()
+        digest = row.shorthash or (row.facts.stored_hash if row.facts is not None else "")
+        if not digest and file.readable:
+            catalog.hash_later(file)
         return {
             **listed(row),
             "path": str(file.path),
@@ -159,7 +162,7 @@ class Library:
             "training": dict(training.settings),
             "training_tags": [list(tag) for tag in training.tags],
             "sidecars": [path.name for path in (*found.notes, *filter(None, [found.picture]))],
-            "hash": row.shorthash or (row.facts.stored_hash if row.facts is not None else ""),
+            "hash": digest,
         }
 
     def _change(self, request: Request, file: CatalogFile, changes: dict[str, Any]) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import time
@@ -115,6 +116,18 @@ def test_all_about_one_file_and_its_notes(ask: Checked, copy: Path) -> None:
     assert (changed["notes"], changed["tags"], changed["strength"]) == ("n", ["a"], 0.5)
     assert json.loads(copy.with_suffix(".json").read_text())["preferred weight"] == 0.5
     assert changed["sidecars"] == ["copied.json"]
+
+
+def test_a_hash_is_made_beside_other_work_and_kept(ask: Checked, copy: Path) -> None:
+    told = ask("GET", "/lora", params={"name": "copied"})
+    deadline = time.monotonic() + 30
+    while not told["hash"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        told = ask("GET", "/lora", params={"name": "copied"})
+    content = copy.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    assert told["hash"] == hashlib.sha256(content[start:]).hexdigest()[:12]
 
 
 def test_pictures(ask: Checked, copy: Path) -> None:

@@ -9,6 +9,8 @@ import {rank} from "./card.js";
 import {Icon} from "./icons.js";
 import {Button, Dialog, isNumber, Picture, Stars, Trouble, useTrouble} from "./parts.js";
 
+const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
+
 export function Details({controller, id}) {
     const [lora, setLora] = useState(null);
     const [draft, setDraft] = useState(null);
@@ -21,6 +23,12 @@ export function Details({controller, id}) {
     useEffect(() => {
         attempt(async () => take(await controller.api.get(`lora?${query({id})}`)));
     }, [id]);
+    useEffect(() => {
+        if (!lora || lora.hash || !lora.readable) return undefined;
+        // the server makes it now
+        const timer = setTimeout(() => attempt(async () => setLora(await controller.api.get(`lora?${query({id})}`))), HASHED);
+        return () => clearTimeout(timer);
+    }, [lora]);
     if (!lora) {
         return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} text=${trouble} />
             ${!trouble && html`<p class="rt-hint">Loading …</p>`}<//>`;

@@ -25,7 +25,7 @@ def python_of(version: str) -> Path:
     """Return the Python of the environment with this gradio; it is made where it is not there."""
     folder = _FOLDER / version
     python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    pins = ROOT / "requirements" / f"gradio-{version}.txt"
+    pins = Path(__file__).with_name("gradio") / f"{version}.txt"
     done = folder / "installed.txt"
     if not done.is_file() or done.read_text("utf-8") != pins.read_text("utf-8"):
         venv.create(folder, clear=True, with_pip=True)
