@@ -29,6 +29,8 @@ from ..collection import (
 from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, body_of, object_of, whole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..collection import CatalogFile, Row
     from ..session import Session
 
@@ -166,23 +168,11 @@ class Library:
         }
 
     def _change(self, request: Request, file: CatalogFile, changes: dict[str, Any]) -> Response:
-        try:
-            write_notes(file, changes)
-        except NotesError as error:
-            raise HTTPException(UNPROCESSABLE, str(error)) from error
-        except OSError as error:
-            detail = f"the notes cannot be kept beside {file.path}, so they are as before: {error.strerror or error}"
-            raise HTTPException(BROKEN, detail) from error
+        _kept(file, "notes", lambda: write_notes(file, changes))
         return answer(request, self._told(file))
 
     def _set_picture(self, request: Request, file: CatalogFile, content: bytes) -> Response:
-        try:
-            set_picture(file, beside(file), content)
-        except PictureError as error:
-            raise HTTPException(UNPROCESSABLE, str(error)) from error
-        except OSError as error:
-            detail = f"the picture cannot be kept beside {file.path}, so it is as before: {error.strerror or error}"
-            raise HTTPException(BROKEN, detail) from error
+        _kept(file, "picture", lambda: set_picture(file, beside(file), content))
         return answer(request, self._told(file))
 
     def _made(self) -> Thumbnails:
@@ -203,6 +193,17 @@ class Library:
 
 
 _NOTED = ("description", "words", "negative", "notes", "tags", "strength", "rating", "favourite")
+
+
+def _kept(file: CatalogFile, what: str, write: Callable[[], object]) -> None:
+    """Write something beside a file; what is refused or fails has changed nothing."""
+    try:
+        write()
+    except (NotesError, PictureError) as error:
+        raise HTTPException(UNPROCESSABLE, str(error)) from error
+    except OSError as error:
+        detail = f"the {what} cannot be kept beside {file.path}; nothing was changed: {error.strerror or error}"
+        raise HTTPException(BROKEN, detail) from error
 
 
 def family_key(family: Family) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import venv
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.extension.ui.serving import ROOT, Served, wait_until_up
+from tests.extension.ui.serving import ROOT, Served, free_port, wait_until_up
 
 VERSIONS = ("3.41.2", "3.43.2", "4.40.0")
 """Of A1111, of SD.Next, of Forge. The embedded web UI has today's."""
@@ -37,9 +36,7 @@ def python_of(version: str) -> Path:
 @contextmanager
 def page_of(version: str, behind: Served, folder: Path) -> Iterator[Served]:
     """Serve a page made with this gradio; what it shows comes from the web UI behind it."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     log = folder / "log.txt"
     environment = {**os.environ, "GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": str(folder), "NO_PROXY": "*"}
     with log.open("wb") as output:

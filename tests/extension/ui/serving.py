@@ -31,11 +31,16 @@ class Served:
     loras: Path
 
 
-@contextmanager
-def serving(pictures: Path, loras: Path, arguments: list[str]) -> Iterator[Served]:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def serving(pictures: Path, loras: Path, arguments: list[str]) -> Iterator[Served]:
+    port = free_port()
     served = Served(f"http://127.0.0.1:{port}", pictures, loras)
     log = pictures / "log.txt"
     command = [sys.executable, "-m", "extension.standalone", "--no-browser", f"--port={port}", "--device=cpu"]
