@@ -1,11 +1,13 @@
 """LoRA adapters applied live in the forward of any torch model; base weights are never written."""
 
+from .blocks import BlockNames, BlockWeights, Element
 from .engine import Engine
 from .errors import (
     ActivationError,
     ComponentError,
     FileError,
     LoraError,
+    MomentError,
     NoMatchError,
     PickleError,
     RowsError,
@@ -15,19 +17,27 @@ from .errors import (
     UnknownFormatError,
 )
 from .file import AdapterFile, Glance, glance
-from .network import Network, inspect_file, load_network, model_family
+from .multiplier import Amount, Multiplier, PerImage, Strength, is_off
+from .network import Network, inspect_file, load_network, model_blocks, model_family
 from .patch import install, uninstall
 from .provenance import base_model
 from .reading import Reading
 from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Unused
-from .stack import Entry, Multiplier, PerImage, Stack
+from .schedule import Clock, Curve, Moment, Shape, Unit, Window
+from .stack import Entry, Stack
 
 __all__ = [
     "ActivationError",
     "ActivationReport",
     "AdapterFile",
+    "Amount",
+    "BlockNames",
+    "BlockWeights",
     "Cause",
+    "Clock",
     "ComponentError",
+    "Curve",
+    "Element",
     "Engine",
     "Entry",
     "Family",
@@ -35,6 +45,8 @@ __all__ = [
     "Glance",
     "LoraError",
     "MemoryReport",
+    "Moment",
+    "MomentError",
     "Multiplier",
     "Network",
     "NetworkReport",
@@ -43,17 +55,23 @@ __all__ = [
     "PickleError",
     "Reading",
     "RowsError",
+    "Shape",
     "Stack",
     "StackError",
     "StorageError",
+    "Strength",
+    "Unit",
     "UnknownAdapterError",
     "UnknownFormatError",
     "Unused",
+    "Window",
     "base_model",
     "glance",
     "inspect_file",
     "install",
+    "is_off",
     "load_network",
+    "model_blocks",
     "model_family",
     "uninstall",
 ]

@@ -18,8 +18,9 @@ from .budget import Budget
 from .cache import NetworkCache
 from .calls import Call, listen
 from .errors import ActivationError, ComponentError, LoraError, NoMatchError, RowsError, StackError
-from .families import alias_table
+from .families import alias_table, is_flow
 from .layer import LayerIndex
+from .multiplier import Multiplier, PerImage, components_of
 from .network import Network
 from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
@@ -27,11 +28,13 @@ from .reading import Reading
 from .report import ActivationReport, MemoryReport
 from .resident import Keeping
 from .rows import RowMap
+from .schedule import Clock, Moment
 from .slot import Slot, Way
-from .stack import Entry, Multiplier, PerImage, Stack
+from .stack import Entry, Stack
 from .storage import Storage, check_storage
 from .strength import Strengths
 from .tensors import plain_mode
+from .timing import Timing
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +87,7 @@ class Engine:
         self._cache = NetworkCache(cache_size, cache_bytes)
         self._deaf: list[Callable[[], None]] = []  # ends what was begun with `listen`
         self._rows = RowMap()
+        self._timing = Timing()
         self._carriers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._components: dict[str, weakref.ref[nn.Module]] = {}
         self._indexed: dict[str, LayerIndex] = {}
@@ -174,14 +178,31 @@ class Engine:
             self._write(stack)
             self._stack = stack
 
-    def set_timestep(self, timestep: float | None) -> None:
-        """Say which timestep the next model call is for, between 0 and 1000; None is any.
+    def set_moment(self, moment: Moment) -> None:
+        """Say when the next model calls are, for strengths that depend on it; None in it is what nobody knows.
 
-        Only T-LoRA asks. Calls of a component named `unet` or `transformer` say it by themselves.
+        Calls of a component named `unet`, `transformer` or `prior` say their timestep by themselves, and ask the clock
+        for the rest where there is one.
+
+        Raises:
+            MomentError: the stack in force depends on what the moment does not tell.
         """
         with self._lock, plain_mode(_CPU):
             if self._plan is not None:
-                self._plan.strengths.set_timestep(timestep)
+                self._plan.strengths.set_moment(moment)
+            self._timing.told = moment
+
+    def set_clock(self, clock: Clock | None) -> None:
+        """Have each call of a component named `unet`, `transformer` or `prior` ask when it is.
+
+        Args:
+            clock: called with a function that reads the timestep off the call, which waits for the device, or gives
+                None. None is what `set_moment` said last.
+
+        A call that does not tell what a strength depends on raises MomentError before the model computes anything.
+        """
+        with self._lock:
+            self._timing.clock = clock
 
     def set_rows(self, rows: Callable[[int], Sequence[int]] | None) -> None:
         """Say how the rows of a model call belong to the images of the batch.
@@ -257,7 +278,7 @@ class Engine:
     def _check_names(self, stack: Stack) -> None:
         for i, entry in enumerate(stack):
             known = {*self._components, *_KNOWN_COMPONENTS}
-            for name in dict.fromkeys(name for one in entry.multipliers if isinstance(one, Mapping) for name in one):
+            for name in dict.fromkeys(name for one in entry.multipliers for name in components_of(one)):
                 if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._components)}", i)
 
@@ -321,10 +342,11 @@ class Engine:
     def _write(self, stack: Stack) -> None:
         """Give the plan in force the strengths of a stack that it serves."""
         assert self._plan is not None
-        before = self._plan.strengths.images
+        before = self._plan.strengths.images, self._plan.strengths.varying
         self._plan.write(stack)
-        if stack.images != before:
+        if stack.images != before[0]:
             self._rows.chosen = 0
+        if before != (stack.images, self._plan.strengths.varying):
             self._listen()
 
     def _listen(self) -> None:
@@ -333,10 +355,10 @@ class Engine:
         if self._plan is None:
             return
         strengths = self._plan.strengths
-        if strengths.scheduled or strengths.images > 1:
-            begin, end = _hearing(strengths, self._rows)
+        if strengths.varying or strengths.images > 1:
             for name, component in self.components.items():
                 if name.startswith(("unet", "transformer", "prior")):
+                    begin, end = _hearing(strengths, self._rows, self._timing, flow=is_flow(self._indexes(), name))
                     self._deaf.append(listen(component, begin, end))
 
     def _resting(self) -> set[nn.Module]:
@@ -393,14 +415,15 @@ def _clear(layers: Iterable[nn.Module], listeners: list[Callable[[], None]]) -> 
     _detach_all(layers)
 
 
-def _hearing(strengths: Strengths, rows: RowMap) -> tuple[Callable[[Call], None], Callable[[], None]]:
+def _hearing(
+    strengths: Strengths, rows: RowMap, timing: Timing, *, flow: bool
+) -> tuple[Callable[[Call], None], Callable[[], None]]:
     """What to do when a model call begins and ends. Nothing here holds the engine, which the model would keep alive."""
 
     def begin(call: Call) -> None:
         with plain_mode(_CPU):
-            timestep = call.timestep if strengths.scheduled else None
-            if timestep is not None:
-                strengths.set_timestep(timestep)
+            if strengths.varying:
+                strengths.set_moment(timing.at(call, noise=strengths.by_noise, flow=flow))
             if strengths.images > 1:
                 told = rows.of(call.rows, strengths.images)
                 if call.repeats_rows and len(set(told)) > 1:

@@ -90,6 +90,10 @@ class RowsError(LoraError, ValueError):
     """The rows of a call cannot be told to belong to the images of the stack."""
 
 
+class MomentError(LoraError, ValueError):
+    """A strength depends on the step or the noise, and nothing tells them of a model call."""
+
+
 class StorageError(LoraError, ValueError):
     """Adapters cannot be stored on the device the way that was asked for."""
 

@@ -47,6 +47,13 @@ def family_of(facts: Iterable[str]) -> Family | None:
     return Family(found.name, found.title, most >= _CLEAR and not also, also, found.is_named(lines))
 
 
+def is_flow(indexes: Iterable[LayerIndex], component: str) -> bool:
+    """Whether the timesteps of a component are shares of noise."""
+    family = family_of_model(indexes)
+    known = next((one for one in known_architectures() if family is not None and one.name == family.name), None)
+    return component.startswith("transformer") and (known is None or known.flow)
+
+
 def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:
     """The family of a model, by the names and widths of its own layers."""
     return _family_of_layers(tuple((index.component, index.targets) for index in indexes))

@@ -7,7 +7,7 @@ Layers that declare none (Forge's 4-bit and GGUF ones) are asked for them throug
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Protocol, TypeGuard
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from . import base_weights
 from .base_weights.base import WeightReader
+from .blocks import BlockNames, names_of
 from .errors import ComponentError
 from .places import AliasTable, Place, Target
 from .projections import PARTS, are_fused, fused
@@ -151,6 +152,7 @@ class LayerIndex:
             targets.extend(own)
         self.targets = tuple(targets)
         self._dotted, self._flat = _name_tables(component, self.targets, aliases)
+        self._names: dict[str, list[str]] | None = None  # by path, made when asked for
 
     def holds(self, module: nn.Module) -> bool:
         """Whether `module` is built as it was when it was indexed, layer by layer the same objects."""
@@ -172,6 +174,15 @@ class LayerIndex:
             raise ComponentError(f"{self.component}.{path} is gone; the model was unloaded")
         return module
 
+    def names_of(self, target: Target) -> Sequence[str]:
+        """Everything that a layer, or the whole it is a part of, is called, in any spelling."""
+        if self._names is None:
+            self._names = {}
+            for name, place in self._dotted.items():
+                for path in dict.fromkeys(segment.target.path for segment in place.segments):
+                    self._names.setdefault(path, []).append(name)
+        return self._names.get(target.path, [target.path])
+
     def names(self) -> Iterable[str]:
         """Every dotted name that a layer is found by."""
         return self._dotted
@@ -179,6 +190,16 @@ class LayerIndex:
     def find(self, name: str, *, flattened: bool = False) -> Place | None:
         """What `name` means, in any spelling the architectures know: a weight, or rows of some."""
         return (self._flat if flattened else self._dotted).get(name)
+
+
+def blocks_of(indexes: Iterable[LayerIndex]) -> BlockNames:
+    """The blocks of the model that these components are."""
+    return _blocks_of(tuple((index.component, index.targets) for index in indexes))
+
+
+@lru_cache(maxsize=32)
+def _blocks_of(components: tuple[tuple[str, tuple[Target, ...]], ...]) -> BlockNames:
+    return names_of((component, [target.path for target in targets]) for component, targets in components)
 
 
 def _structure(module: nn.Module) -> list[int]:

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from .adapters._narrow import Narrow
 from .adapters._part import part_of
 from .adapters.base import Adapter, At
+from .blocks import BlockNames
 from .components import EXACT, candidates, noise_of
 from .errors import ComponentError
 from .families import alias_table, family_of_model, input_layers
 from .file import AdapterFile
-from .layer import LayerIndex, read_base_weight
+from .layer import LayerIndex, blocks_of, read_base_weight
 from .numbered import Numbered, numbered
 from .parsed import SHAPE_DIFFERS, Group, Miss, Outcome, ParsedFile, key_formats
 from .places import Place, Target
@@ -320,3 +321,12 @@ def model_family(components: Mapping[str, nn.Module]) -> Family | None:
         components: diffusers' component name -> module.
     """
     return family_of_model(LayerIndex(name, module, alias_table()) for name, module in components.items())
+
+
+def model_blocks(components: Mapping[str, nn.Module]) -> BlockNames:
+    """Tell the blocks of the model of these components, which strengths may have weights for.
+
+    Args:
+        components: diffusers' component name -> module.
+    """
+    return blocks_of([LayerIndex(name, module, alias_table()) for name, module in components.items()])

@@ -11,10 +11,14 @@ from torch import nn
 
 from . import residency, trace
 from .binding import Binding
+from .blocks import BlockNames, Element
 from .by_tokens import ByTokens
+from .cells import Cells
+from .evaluation import Cell, Evaluation, patterns
 from .factored import Factored
-from .layer import LayerIndex, has_plain_weight
+from .layer import LayerIndex, blocks_of, has_plain_weight
 from .merged import Merged, why_not_merged
+from .multiplier import varies
 from .network import Network
 from .places import Place
 from .pristine import Checkpoint
@@ -41,6 +45,8 @@ class How:
     """Whether nothing is merged all the same, as one weight cannot be that of several images."""
     in_order: bool
     """Whether entries act in order."""
+    varying: frozenset[int] = frozenset()
+    """Where something is merged, the entries that are not, as their strength differs from step to step."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,10 @@ class Plan:
     how: How
     layers: weakref.WeakKeyDictionary[nn.Module, Way]
     """Weakly, so that what lies beside a layer goes when the model does."""
-    cells: tuple[tuple[int, str], ...]  # (entry, component) of each strength
+    cells: tuple[Cell, ...]  # whose number each strength is
+    patterns: tuple[tuple[Element, ...], ...]
+    """Of each entry, the rules that its cells were made for."""
+    model: BlockNames
     strengths: Strengths
     report: ActivationReport
 
@@ -60,16 +69,23 @@ class Plan:
         """Whether it is the plan that the stack needs, but for the strengths."""
         if self.how != how(stack, components) or self.ranks != tuple(entry.rank for entry in stack):
             return False
+        if self.patterns != tuple(map(patterns, stack)):
+            return False
         return len(self.networks) == len(networks) and all(a is b for a, b in zip(self.networks, networks, strict=True))
 
     def write(self, stack: Stack) -> None:
-        """Set the strengths, and merge anew where they are in the weights; on failure all is as before."""
-        before = self.strengths.values
-        self.strengths.write(_values(stack, self.cells))
+        """Set the strengths, and merge anew where they are in the weights; on failure all is as before.
+
+        Raises:
+            StackError: the model takes no list of block weights as long as an entry's.
+        """
+        before = self.strengths.values, self.strengths.source
+        evaluation = Evaluation(stack, self.cells, self.model)
+        self.strengths.write(evaluation.values(None), evaluation.source)
         try:
             self._merge()
         except BaseException:
-            self.strengths.write(before)
+            self.strengths.write(*before)
             self._merge()
             raise
 
@@ -84,19 +100,13 @@ class Plan:
         return sum(way.backup_bytes for way in self.layers.values() if isinstance(way, Merged))
 
 
-def _values(stack: Stack, cells: Iterable[tuple[int, str]]) -> list[list[float]]:
-    """Of each image, the stack's strengths in the order of the cells."""
-    return [
-        [stack.entries[entry].strength(component, image) for entry, component in cells] for image in range(stack.images)
-    ]
-
-
 def how(stack: Stack, components: Iterable[str]) -> How:
     """What the stack wants of the components."""
     merged = stack.mode == "merged" or (stack.mode == "auto" and (stack.calls or 0) >= _PAYS)
     wanted = [name for name in components if stack.mode == "merged" or not name.startswith("text_encoder")]
     merging = frozenset(wanted if merged else ())
-    return How(merging, bool(merging) and stack.images > 1, stack.in_order)
+    varying = (i for i, entry in enumerate(stack) if any(map(varies, entry.multipliers)))
+    return How(merging, bool(merging) and stack.images > 1, stack.in_order, frozenset(varying if merging else ()))
 
 
 def make_plan(
@@ -117,11 +127,14 @@ def make_plan(
         checkpoints: where a component's pristine weights can be read again, as far as known.
         keeping: how the layers keep what they place.
     """
-    cells = tuple((i, index.component) for i in range(len(stack)) for index in indexes)
-    strengths = Strengths(_values(stack, cells))
+    model = blocks_of(indexes)
+    cells = Cells(stack, indexes, model)
     bindings = list(_bindings(stack, networks, indexes, cells))
+    evaluation = Evaluation(stack, cells.all, model)
+    strengths = Strengths(evaluation.values(None), evaluation.source)
     read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
-    chooser = _Chooser(stack, strengths, components, checkpoints, keeping, read)
+    varying = cells.numbers(lambda cell: cell.entry in evaluation.varying and cell.denoises)
+    chooser = _Chooser(stack, strengths, components, checkpoints, keeping, read, varying)
     layers: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
     layers.update((layer, chooser.way(component, layer, bound)) for component, layer, bound in bindings)
     strengths.seal()
@@ -130,17 +143,18 @@ def make_plan(
         ranks=tuple(entry.rank for entry in stack),
         how=how(stack, components),
         layers=layers,
-        cells=cells,
+        cells=cells.all,
+        patterns=tuple(map(patterns, stack)),
+        model=model,
         strengths=strengths,
         report=ActivationReport(tuple(network.report for network in networks), chooser.merged, dict(chooser.live)),
     )
 
 
 def _bindings(
-    stack: Stack, networks: Sequence[Network], indexes: Sequence[LayerIndex], cells: Sequence[tuple[int, str]]
+    stack: Stack, networks: Sequence[Network], indexes: Sequence[LayerIndex], cells: Cells
 ) -> Iterable[tuple[str, nn.Module, list[Binding]]]:
     by_component = {index.component: index for index in indexes}
-    cell_of = {cell: number for number, cell in enumerate(cells)}
     found: dict[nn.Module, tuple[str, list[Binding]]] = {}  # by module: one that has two names still is one layer
     wholes: dict[tuple[str, Place], Whole] = {}
     numbered = list(zip(range(len(stack)), stack, networks, strict=True))
@@ -153,7 +167,8 @@ def _bindings(
             if one.adapter.reads_whole:
                 key = one.component, one.place
                 whole = wholes[key] = wholes.get(key) or Whole(one.place, by_component[one.component])
-            binding = Binding(one.adapter, one.target, network.file, cell_of[i, one.component], entry.rank, whole)
+            cell = cells.number(i, one.component, one.target)
+            binding = Binding(one.adapter, one.target, network.file, cell, entry.rank, whole)
             found.setdefault(layer, (one.component, []))[1].append(binding)
     return [(component, layer, bound) for layer, (component, bound) in found.items()]
 
@@ -169,7 +184,9 @@ class _Chooser:
         checkpoints: Mapping[str, Checkpoint],
         keeping: Keeping,
         read: Collection[nn.Module],
+        varying: Collection[int],
     ) -> None:
+        self._varying = varying
         self._keeping = keeping
         self._read = read
         self._strengths = strengths
@@ -203,6 +220,8 @@ class _Chooser:
             return "its weights are swapped in and out"
         if layer in self._read:
             return "a file has it as one with other layers, and its adapter depends on the weights of all of them"
+        if any(binding.cell in self._varying for binding in bindings):
+            return "the strength differs from step to step"
         return why_not_merged(layer, bindings, self._shared)
 
 

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal, get_args
 
 from .errors import StackError
+from .multiplier import Multiplier, PerImage, checked, strength
 from .reading import USUAL, Reading
-
-Multiplier = float | Mapping[str, float]
-"""One strength for everything, or one per component; a component that is not named is left alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class PerImage:
-    """A multiplier for each image of a batch; 0 for an image that does not have the entry.
-
-    Raises:
-        StackError: there is none.
-    """
-
-    multipliers: tuple[Multiplier, ...]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "multipliers", tuple(self.multipliers))
-        if not self.multipliers:
-            raise StackError("a multiplier per image of no image at all")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +45,14 @@ class Entry:
         """One for each image of the batch, or a single one that is that of all."""
         return self.multiplier.multipliers if isinstance(self.multiplier, PerImage) else (self.multiplier,)
 
-    def strength(self, component: str, image: int = 0) -> float:
-        """The multiplier for one component, of one image of the batch."""
+    def of_image(self, image: int) -> Multiplier:
+        """The multiplier of one image of the batch."""
         own = self.multipliers
-        return strength(own[image] if len(own) > 1 else own[0], component)
+        return own[image] if len(own) > 1 else own[0]
+
+    def strength(self, component: str, image: int = 0) -> float:
+        """The multiplier for one component of one image of the batch, at the beginning, but for weights of blocks."""
+        return strength(self.of_image(image), component)
 
 
 Mode = Literal["live", "merged", "auto"]
@@ -138,37 +121,3 @@ def _check_images(entries: Iterable[Entry]) -> None:
         if images > 1 and own not in (1, images):
             raise StackError(f"{entry.name}: multipliers for {own} images, and an entry before has {images}", i)
         images = max(images, own)
-
-
-def checked(multiplier: Multiplier | PerImage, name: str) -> Multiplier | PerImage:
-    """The multiplier, frozen, with every number finite; a plain one if it is the same for all images.
-
-    Raises:
-        StackError: some number is not.
-    """
-    if isinstance(multiplier, PerImage):
-        frozen = tuple(_checked(one, f"{name}, image {i}") for i, one in enumerate(multiplier.multipliers))
-        return PerImage(frozen) if any(one != frozen[0] for one in frozen) else frozen[0]
-    return _checked(multiplier, name)
-
-
-def _checked(multiplier: Multiplier, name: str) -> Multiplier:
-    if isinstance(multiplier, Mapping):
-        return MappingProxyType(
-            {part: _number(value, f"{name}: multiplier of {part}") for part, value in multiplier.items()}
-        )
-    return _number(multiplier, f"{name}: multiplier")
-
-
-def strength(multiplier: Multiplier, component: str) -> float:
-    """What a multiplier means for one component."""
-    if not isinstance(multiplier, Mapping):
-        return multiplier
-    family = re.sub(r"_\d+$", "", component)
-    return multiplier.get(component, multiplier.get(family, 0.0))
-
-
-def _number(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise StackError(f"{what} must be a finite number, not {value!r}")
-    return float(value)

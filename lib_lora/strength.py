@@ -12,14 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .adapters.base import RankSchedule
+from .schedule import Moment
 
-Values = Sequence[Sequence[float]]
+Values: TypeAlias = Sequence[Sequence[float]]
 """Of each image, the strength of every cell."""
+
+
+class Source(Protocol):
+    """What the strengths are at a moment."""
+
+    @property
+    def by_noise(self) -> bool:
+        """Whether the timestep or the noise makes a difference."""
+        ...
+
+    def values(self, moment: Moment) -> Values:
+        """Of each image, the strength of every cell."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +84,17 @@ class Window:
 class Strengths:
     """The strengths of one plan.
 
-    A cell is one number that may differ from others: here, one per (entry, component), for each image of the batch.
+    A cell is one number that may differ from others: one per entry, component and block, for each image of the batch.
 
     Args:
         values: of each image, the strength of every cell.
+        source: what they are at a moment, where that makes a difference; `values` are those of the beginning then.
     """
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Values, source: Source | None = None) -> None:
         self._set(values)
+        self.source = source
+        """Gives the values at a moment, where that makes a difference."""
         self._offsets: dict[Layout, int] = {}
         self._length = 0
         self._owner = torch.empty(0, dtype=torch.int64, device="cpu")
@@ -113,8 +131,18 @@ class Strengths:
 
     @property
     def scheduled(self) -> bool:
-        """Whether anything depends on the timestep."""
+        """Whether ranks depend on the timestep."""
         return bool(self._scheduled)
+
+    @property
+    def varying(self) -> bool:
+        """Whether anything depends on the moment."""
+        return self.scheduled or self.source is not None
+
+    @property
+    def by_noise(self) -> bool:
+        """Whether anything depends on the timestep or the noise."""
+        return self.scheduled or (self.source is not None and self.source.by_noise)
 
     def window(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> Window:
         """The live factors of one layer."""
@@ -140,9 +168,10 @@ class Strengths:
         """The image of each row of the present call. Only while it is `mixed`."""
         return self._rows
 
-    def write(self, values: Values) -> None:
+    def write(self, values: Values, source: Source | None = None) -> None:
         """Set every cell; shows at once in every view. For another number of images, the first of them is shown."""
         other = len(values) != self.images
+        self.source = source
         self._set(values)
         if other:
             self._image, self.mixed = 0, False
@@ -165,15 +194,23 @@ class Strengths:
             self._refresh_rows()
         self.mixed = True
 
-    def set_timestep(self, timestep: float | None) -> None:
-        """Say which timestep the next model call is for; shows at once in every view."""
-        if timestep != self.timestep:
-            self.timestep = timestep
-            if self._scheduled:
-                self._refresh()
+    def set_moment(self, moment: Moment) -> None:
+        """Say when the next model call is; shows at once in every view.
+
+        Raises:
+            MomentError: a strength depends on what the moment does not tell; all is as before then.
+        """
+        values = None if self.source is None else tuple(map(tuple, self.source.values(moment)))
+        stale = bool(self._scheduled) and moment.timestep != self.timestep
+        self.timestep = moment.timestep
+        if values is not None and values != self.values:
+            self._set(values)
+            stale = True
+        if stale:
+            self._refresh()
 
     def _set(self, values: Values) -> None:
-        self.values = tuple(map(tuple, values))
+        self.values: tuple[tuple[float, ...], ...] = tuple(map(tuple, values))
         """Of each image, the strength of every cell."""
         self._values = torch.tensor(self.values, dtype=torch.float64, device="cpu")  # (images, cells)
 

@@ -16,19 +16,22 @@ ROOT = Path(__file__).resolve().parents[1]
 # "slot?" is for type checking only, "*" is anything.
 BASICS = "errors registry tensors"
 LIB_LORA = {
-    "__init__": "engine file network patch provenance reading report stack",
+    "__init__": "blocks engine file multiplier network patch provenance reading report schedule stack",
     "__main__": "*",
     "engine": (
-        "budget cache calls families layer network patch plan pristine reading report residency resident rows scratch"
-        " slot stack storage strength trace"
+        "budget cache calls families layer multiplier network patch plan pristine reading report residency resident"
+        " rows schedule scratch slot stack storage strength timing trace"
     ),
     "plan": (
-        "binding by_tokens factored layer merged network places pristine report residency resident slot stack"
-        " strength trace transient whole"
+        "binding blocks by_tokens cells evaluation factored layer merged multiplier network places pristine report"
+        " residency resident slot stack strength trace transient whole"
     ),
+    "cells": "blocks evaluation layer places stack",
+    "evaluation": "blocks components multiplier schedule stack strength",
+    "timing": "calls schedule",
     "network": (
-        "adapters._narrow adapters._part adapters.base components families file layer numbered parsed places reading"
-        " recipe report whole"
+        "adapters._narrow adapters._part adapters.base blocks components families file layer numbered parsed places"
+        " reading recipe report whole"
     ),
     "parsed": (
         "adapters.base architectures.base components families file formats peft_config provenance reading recipe report"
@@ -68,13 +71,16 @@ LIB_LORA = {
     "patch": "forwards slot",
     "forwards": "residency slot?",
     "slot": "forwards? patch?",
-    "layer": "base_weights places projections",
+    "layer": "base_weights blocks places projections",
     "projections": "",
     "file": "",
     "reading": "",
     "report": "",
-    "stack": "reading",
-    "strength": "adapters.base",
+    "stack": "multiplier reading",
+    "strength": "adapters.base schedule",
+    "multiplier": "blocks schedule",
+    "schedule": "",
+    "blocks": "components",
     # plug-in folders and basics: each by itself
     "adapters": "operation reading",
     "architectures": "components",
@@ -89,10 +95,10 @@ LIB_LORA = {
 # The same for extension, which has no BASICS.
 EXTENSION = {
     "__init__": "guest hosts options session",
-    "guest": "always_on api hosts options paste prompt session ui xyz",
+    "guest": "always_on api hosts options paste prompt session tag ui xyz",
     "standalone": "*",
     "ui": "catalog generation hosts infotext options prompt session",
-    "api": "always_on catalog collection compare generation hosts options presets prompt session state version",
+    "api": "always_on block_weights catalog collection compare generation hosts options presets prompt session state version",
     "compare": "generation hosts prompt_edit",
     "presets": "atomic collection prompt",
     "prompt_edit": "prompt",
@@ -101,15 +107,18 @@ EXTENSION = {
     "options": "hosts session",
     "infotext": "prompt",
     "paste": "always_on catalog infotext",
-    "session": "always_on batch catalog hosts presets",
-    "always_on": "atomic prompt",
-    "batch": "catalog",
+    "session": "always_on batch block_presets catalog hosts presets prompt tag",
+    "always_on": "atomic block_weights prompt tag",
+    "block_presets": "atomic block_weights",
+    "block_weights": "",
+    "tag": "block_weights",
+    "batch": "catalog tag",
     "catalog": "collection",
     "collection": "atomic",
     "atomic": "",
     "generation": "",
-    "hosts": "generation",
-    "prompt": "",
+    "hosts": "generation tag",
+    "prompt": "block_weights tag",
     "version": "",
 }
 

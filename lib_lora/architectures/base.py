@@ -104,6 +104,8 @@ class Architecture:
     there, behind those of the latents.
     """
     before: tuple[str, ...] = ()
+    flow: bool = True
+    """Whether the timesteps of its transformer are shares of noise; those of UNets never are."""
 
     def score(self, facts: Iterable[str]) -> int:
         """Weigh the facts; 0 means nothing speaks for this family."""

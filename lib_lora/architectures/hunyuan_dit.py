@@ -25,6 +25,7 @@ _OWN = "blocks.{}."
 HUNYUAN_DIT = Architecture(
     name="hunyuan_dit",
     title="HunyuanDiT",
+    flow=False,
     signs=(
         Sign(r"^(denoiser|\?):blocks_\d+_attn[12]_(Wqkv|q_proj|out_proj|to_q|to_out_0):1408$"),
         Sign(r"^(denoiser|\?):blocks_\d+_(mlp_fc1|ff_net_0_proj|default_modulation_1|norm1_linear):1408$"),

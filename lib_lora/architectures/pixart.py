@@ -25,6 +25,7 @@ _OWN = "transformer_blocks.{}."
 PIXART = Architecture(
     name="pixart",
     title="PixArt",
+    flow=False,
     signs=(
         # Sana has attention of this width, too, but no such feed-forward
         Sign(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack
+from lib_lora import Engine, Entry, Moment, Stack
 from lib_lora.adapters.base import RankSchedule
 from lib_lora.calls import Call
 from tests.fakes.files import pair, save
@@ -70,9 +70,9 @@ def test_without_a_timestep_all_ranks_act(tmp_path, tensors):
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors, METADATA))]))
     assert (model(x) - cut(model, tensors, x, 4)).abs().max() < 1e-5
-    engine.set_timestep(1000)
+    engine.set_moment(Moment(timestep=1000))
     assert (model(x) - cut(model, tensors, x, 1)).abs().max() < 1e-5
-    engine.set_timestep(None)
+    engine.set_moment(Moment())
     assert (model(x) - cut(model, tensors, x, 4)).abs().max() < 1e-5
 
 

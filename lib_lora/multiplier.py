@@ -1,0 +1,177 @@
+"""The user's factor of one entry: a number, one for each component, or a function of block and moment."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeAlias
+
+from .blocks import BlockWeights, Side
+from .errors import StackError
+from .schedule import ALWAYS, Curve, Moment, Window
+
+Amount: TypeAlias = float | Curve
+"""One number, or one that depends on the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """A multiplier as a function: amount of the component, at the moment, inside the window, times the block's weight.
+
+    Text encoders run before the first step: they have the amount of the beginning, and no window keeps them off.
+
+    Raises:
+        StackError: a number is not finite.
+    """
+
+    of: Amount | Mapping[str, Amount] = 1.0
+    """For everything, or for each component as in a mapping of numbers."""
+    sides: Mapping[Side, Amount] = field(default_factory=dict)
+    """In place of that, for the blocks of the denoiser on one side of its middle, or for the middle."""
+    during: Window = ALWAYS
+    blocks: BlockWeights | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.of, Mapping):
+            object.__setattr__(self, "of", MappingProxyType(dict(self.of)))
+        object.__setattr__(self, "sides", MappingProxyType(dict(self.sides)))
+        for amount in self.amounts:
+            if not isinstance(amount, Curve):
+                _finite(amount, "a multiplier")
+
+    @property
+    def amounts(self) -> tuple[Amount, ...]:
+        """All of them."""
+        own = tuple(self.of.values()) if isinstance(self.of, Mapping) else (self.of,)
+        return (*own, *self.sides.values())
+
+    def amount(self, component: str, side: Side | None = None) -> Amount:
+        """That of a component, or of a side of the denoiser."""
+        own = self.sides.get(side) if side is not None else None
+        return _named(self.of, component) if own is None else own
+
+    def at(self, component: str, side: Side | None, moment: Moment | None) -> float:
+        """The factor but for the block's weight; at the beginning, without a moment.
+
+        Raises:
+            MomentError: it depends on what nothing tells.
+        """
+        amount = self.amount(component, side)
+        if moment is None or component.startswith("text_encoder"):
+            return amount.at_start if isinstance(amount, Curve) else amount
+        if not self.during.holds(moment):
+            return 0.0
+        return amount.at(moment) if isinstance(amount, Curve) else amount
+
+    @property
+    def varies(self) -> bool:
+        """Whether it differs from moment to moment."""
+        return not self.during.always or any(isinstance(amount, Curve) for amount in self.amounts)
+
+
+Multiplier: TypeAlias = float | Mapping[str, float] | Strength
+"""One strength for everything; one per component, where one that is not named is left alone; or a function."""
+
+
+@dataclass(frozen=True, slots=True)
+class PerImage:
+    """A multiplier for each image of a batch; 0 for an image that does not have the entry.
+
+    Raises:
+        StackError: there is none.
+    """
+
+    multipliers: tuple[Multiplier, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "multipliers", tuple(self.multipliers))
+        if not self.multipliers:
+            raise StackError("a multiplier per image of no image at all")
+
+
+def is_off(multiplier: Multiplier) -> bool:
+    """Whether it is 0 for everything and at any moment, which equals no entry."""
+    if isinstance(multiplier, Strength):
+        return all(amount.is_zero if isinstance(amount, Curve) else amount == 0 for amount in multiplier.amounts)
+    return not any(multiplier.values()) if isinstance(multiplier, Mapping) else multiplier == 0
+
+
+def strength(multiplier: Multiplier, component: str) -> float:
+    """What a multiplier means for one component, at the beginning, where no block has a weight of its own."""
+    return at(multiplier, component, None, None)
+
+
+def at(multiplier: Multiplier, component: str, side: Side | None, moment: Moment | None) -> float:
+    """What a multiplier means at a moment, but for the weights of blocks.
+
+    Raises:
+        MomentError: it depends on what nothing tells.
+    """
+    if isinstance(multiplier, Strength):
+        return multiplier.at(component, side, moment)
+    found = _named(multiplier, component)
+    assert not isinstance(found, Curve)
+    return found
+
+
+def blocks_of(multiplier: Multiplier) -> BlockWeights | None:
+    """The weights of blocks, where it has some."""
+    return multiplier.blocks if isinstance(multiplier, Strength) else None
+
+
+def varies(multiplier: Multiplier) -> bool:
+    """Whether it differs from moment to moment."""
+    return isinstance(multiplier, Strength) and multiplier.varies
+
+
+def by_noise(multiplier: Multiplier) -> bool:
+    """Whether the timestep or the noise makes a difference."""
+    if not isinstance(multiplier, Strength):
+        return False
+    window = multiplier.during
+    curves = [amount for amount in multiplier.amounts if isinstance(amount, Curve)]
+    return (window.high, window.low) != (None, None) or any(curve.unit != "step" for curve in curves)
+
+
+def components_of(multiplier: Multiplier) -> tuple[str, ...]:
+    """The components it names."""
+    of = multiplier.of if isinstance(multiplier, Strength) else multiplier
+    return tuple(of) if isinstance(of, Mapping) else ()
+
+
+def checked(multiplier: Multiplier | PerImage, name: str) -> Multiplier | PerImage:
+    """The multiplier, frozen, with every number finite; a plain one if it is the same for all images.
+
+    Raises:
+        StackError: some number is not.
+    """
+    if isinstance(multiplier, PerImage):
+        frozen = tuple(_checked(one, f"{name}, image {i}") for i, one in enumerate(multiplier.multipliers))
+        return PerImage(frozen) if any(one != frozen[0] for one in frozen) else frozen[0]
+    return _checked(multiplier, name)
+
+
+def _checked(multiplier: Multiplier, name: str) -> Multiplier:
+    if isinstance(multiplier, Strength):
+        return multiplier
+    if isinstance(multiplier, Mapping):
+        return MappingProxyType(
+            {part: _finite(value, f"{name}: multiplier of {part}") for part, value in multiplier.items()}
+        )
+    return _finite(multiplier, f"{name}: multiplier")
+
+
+def _named(of: Amount | Mapping[str, Amount], component: str) -> Amount:
+    if not isinstance(of, Mapping):
+        return of
+    family = re.sub(r"_\d+$", "", component)
+    return of.get(component, of.get(family, 0.0))
+
+
+def _finite(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise StackError(f"{what} must be a finite number, not {value!r}")
+    return float(value)
