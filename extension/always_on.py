@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .atomic import write_text
-from .prompt import Tag, format_tag
+from .prompt import format_tag, number
+from .tag import Tag
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ VERSION = 1  # of the file
 _FILE = "stack.json"
 _MAX_NAME = 1000  # characters
 _MAX_ENTRIES = 200
+_MAX_MORE = 10_000  # characters
 _NUMBERS = {"unet": "the UNet", "text_encoder": "the text encoder"}
 _UNWRITABLE = frozenset("<>:")  # in a tag, and the parameters text tells of the stack in tags
 
@@ -38,11 +40,19 @@ class AlwaysOnEntry:
     on: bool = True
     unet: float = 1.0
     text_encoder: float = 1.0
+    more: str = ""
+    """Further fields of a tag, as `lbw=OUTALL:stop=10`; what they say of a strength counts."""
 
     @property
-    def tag(self) -> Tag:
-        """The same as in a prompt."""
-        return Tag(self.name, self.text_encoder, self.unet)
+    def written(self) -> str:
+        """What stands between `<lora:` and `>` for the same in a prompt."""
+        own = f"{self.name}:{number(self.text_encoder)}:{number(self.unet)}"
+        return f"{own}:{self.more}" if self.more else own
+
+    @property
+    def is_off(self) -> bool:
+        """Whether it does nothing."""
+        return not self.on or (not self.more and self.unet == self.text_encoder == 0)
 
 
 @dataclass(frozen=True)
@@ -53,9 +63,9 @@ class AlwaysOn:
     """Every picture gets it; otherwise it only waits in the tab to be copied into a prompt."""
     entries: tuple[AlwaysOnEntry, ...] = ()
 
-    def tags(self) -> tuple[Tag, ...]:
+    def wanted(self) -> tuple[AlwaysOnEntry, ...]:
         """What every picture gets, in order."""
-        return tuple(entry.tag for entry in self.entries if entry.on and not entry.tag.is_off) if self.enabled else ()
+        return tuple(entry for entry in self.entries if self.enabled and not entry.is_off)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `read` takes."""
@@ -141,8 +151,8 @@ def _entry(data: object, number: int) -> AlwaysOnEntry:
     what = f"entry {number}"
     if not isinstance(data, Mapping):
         raise StackRefusedError(f"{what} must be an object with a name, not {data!r:.60}")
-    _refuse_others(data, ("name", "on", *_NUMBERS), what)
-    name, on = data.get("name"), data.get("on", True)
+    _refuse_others(data, ("name", "on", *_NUMBERS, "more"), what)
+    name, on, more = data.get("name"), data.get("on", True), data.get("more", "")
     if not isinstance(name, str) or not name.strip() or len(name) > _MAX_NAME:
         raise StackRefusedError(f"the name of {what} must be a text of 1 to {_MAX_NAME} characters")
     what = f"{what} ({name:.60})"
@@ -153,7 +163,9 @@ def _entry(data: object, number: int) -> AlwaysOnEntry:
     numbers = {
         field: _strength(data.get(field, 1.0), f"{what}: the strength for {of}") for field, of in _NUMBERS.items()
     }
-    return AlwaysOnEntry(name.strip(), on, **numbers)
+    if not isinstance(more, str) or len(more) > _MAX_MORE or set("<>") & set(more):
+        raise StackRefusedError(f"{what}: more must be fields of a tag, as lbw=OUTALL:stop=10, not {more!r:.60}")
+    return AlwaysOnEntry(name.strip(), on, **numbers, more=more.strip().strip(":"))
 
 
 def _strength(value: object, what: str) -> float:

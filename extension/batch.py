@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from lib_lora import Entry, Multiplier, PerImage, Stack
+from lib_lora import Entry, Multiplier, PerImage, Stack, Strength
+from lib_lora import is_off as is_zero
 
 from .catalog import CatalogFile
+from .tag import Wished
 
 
-class Wish(Protocol):
-    """One LoRA asked for by name; a prompt's tag is one."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def multiplier(self) -> float | Mapping[str, float]: ...
-
-    @property
-    def rank(self) -> int | None: ...
-
-
-def is_off(wish: Wish) -> bool:
+def is_off(wish: Wished) -> bool:
     """Tell whether every multiplier is 0, which equals no LoRA."""
-    multiplier = wish.multiplier
-    return not any(multiplier.values()) if isinstance(multiplier, Mapping) else multiplier == 0
+    return is_zero(wish.multiplier)
 
 
 @dataclass
@@ -49,7 +36,7 @@ class Wanted:
         return Entry(self.file.path, every, self.rank)
 
 
-def wanted(images: Sequence[Sequence[tuple[Wish, CatalogFile]]], *, in_order: bool) -> list[Wanted]:
+def wanted(images: Sequence[Sequence[tuple[Wished, CatalogFile]]], *, in_order: bool) -> list[Wanted]:
     """Gather what the images of a batch ask for; a LoRA that several ask for alike is there once.
 
     Args:
@@ -86,12 +73,14 @@ def text_keys(
             changed = [name for name in components if hit is None or name in hit[i]]
             strengths = tuple((name, entry.strength(name, image)) for name in changed)
             if any(strength for _, strength in strengths):
-                own.append((file, entry.rank, strengths))
+                multiplier = entry.of_image(image)
+                blocks = multiplier.blocks if isinstance(multiplier, Strength) else None
+                own.append((file, entry.rank, strengths, *([] if blocks is None else [blocks])))
         keys.append(tuple(own))
     return tuple(keys)
 
 
-def _keys(image: Sequence[tuple[Wish, CatalogFile]]) -> list[tuple[Path, int | None, int]]:
+def _keys(image: Sequence[tuple[Wished, CatalogFile]]) -> list[tuple[Path, int | None, int]]:
     """What makes a LoRA the same one in two images; where one has it twice, the first is not the second."""
     seen: Counter[tuple[Path, int | None]] = Counter()
     keys = []

@@ -14,11 +14,14 @@ from .always_on import parameters
 from .hosts import Outcome, Used
 from .options import Overridden, enabled, from_parameters, hashes_wanted, settings, to_parameters
 from .paste import with_own_names
-from .prompt import Tag, parse_arguments
+from .prompt import parse_arguments
 from .session import Activation, Skipped
+from .tag import Pass, Tag
 from .xyz import axes
 
 if TYPE_CHECKING:
+    from lib_lora import Clock
+
     from .hosts import Axis, Batch, Host, Rows
     from .session import Session
 
@@ -46,12 +49,11 @@ class Guest:
         """
         values = Overridden(self._host, batch.settings)
         wanted = settings(values)
-        unread: list[Skipped] = []
-        always = self._session.always_on.stack.tags()
         try:
+            always, unread = self._session.always_tags(wanted.skip_bad)
             images = [self._read(arguments, batch, unread, skip_bad=wanted.skip_bad) for arguments in batch.images]
             besides = [tag.without(batch.without) for tag in always]
-            activation = self._session.begin_batch(images, wanted, batch.calls, besides)
+            activation = self._session.begin_batch(images, wanted, batch.calls, besides, batch.seeds, batch.at)
             activation = replace(activation, left_out=(*unread, *activation.left_out))
             self._session.last = activation
         except BaseException:
@@ -80,13 +82,17 @@ class Guest:
         """Say which image each row of a call of the UNet or transformer belongs to; None for whole batches in a row."""
         self._session.set_rows(rows)
 
+    def clock(self, clock: Clock | None) -> None:
+        """Say what tells when a call of the UNet or transformer is."""
+        self._session.set_clock(clock)
+
     def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
         """Return the prompt of a parameters text that was read, with the names its LoRA have here, and its settings."""
         return with_own_names(parameters, self._session.catalog), from_parameters(parameters)
 
-    def follow_model(self) -> bool:
+    def follow_model(self, at: Pass | None = None) -> bool:
         """Be in force on the model the host has now, also where it said nothing of a change."""
-        return self._session.follow_model()
+        return self._session.follow_model(at)
 
     def model_changed(self) -> None:
         """The host has loaded a model: what was in force is in force on it, as soon as a batch runs."""
@@ -129,7 +135,8 @@ class Guest:
         tags = []
         for written in arguments:
             try:
-                tags.append(parse_arguments(written, batch.default).without(batch.without))
+                tag = parse_arguments(written, batch.default, self._session.block_presets.all)
+                tags.append(tag.without(batch.without))
             except LoraError as error:
                 skipped = Skipped(written, str(error))
                 if not skip_bad:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .catalog import Catalog, CatalogFile
 
 _WHOLE_TAG = re.compile(r"<lora:[^<>:]+[^<>]*>", re.IGNORECASE)
-_TAG = re.compile(r"(<(?:lora|lyco):)([^<>:]+)(?=[:>])", re.IGNORECASE)
+_TAG = re.compile(r"(<(?:lora|lyco|loractl):)([^<>:]+)(?=[:>])", re.IGNORECASE)
 
 
 def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .atomic import write_text
+from .block_weights import ANY
 from .collection import PictureError, shrunk_picture
 from .prompt import PromptError, parse
 
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 VERSION = 1  # of the file, and of the text
 _FILE = "presets.json"
 _HEAD = re.compile(r"#\s*Remora preset\s+(\d+)\s*:\s*(.*)", re.IGNORECASE)
-_LINE = re.compile(r"<(?:lora|lyco):[^<>]*>", re.IGNORECASE)
+_LINE = re.compile(r"<(?:lora|lyco|loractl):[^<>]*>", re.IGNORECASE)
 _MAX_NAME = 100  # characters
 _MAX_TEXT = 100_000
 _MAX_PRESETS = 2000
@@ -230,7 +231,7 @@ def _checked_name(name: str) -> str:
 def _checked_line(line: str, where: str) -> str:
     line = " ".join(line.split())
     try:
-        tags = parse(line).tags
+        tags = parse(line, ANY).tags
     except PromptError as error:
         raise PresetError(f"{where}: {error}") from error
     if len(tags) != 1 or not _LINE.match(line):

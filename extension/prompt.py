@@ -1,27 +1,46 @@
-"""LoRA tags in a prompt, as in AUTOMATIC1111's web UI; pure text.
+"""LoRA tags in a prompt; pure text. The grammar is the union of what web UIs and their extensions have.
 
     <lora:name>   <lora:name:0.8>   <lora:name:0.5:1.0>   <lora:name:te=0.4:unet=0.9:dyn=16>   <lyco:name:0.8>
-    <lora:name:1:high>   <lora:name:1:low>
+    <lora:name:1:high>   <lora:name:1:in=0.2:mid=1:out=0.8>   <lora:name:1:module=transformer_2>
+    <lora:name:0@0,1@0.3,0@1:hr=0.6>   <lora:name:1@14,0@1:by=sigma:curve=cosine>
+    <lora:name:1:lbw=OUTALL:lbwe=ATTNDEEPON:step=2-12>   <lora:name:1:0,0,0,1,…>   <lora:name:1:ROUT:0.7>
+    <lora:name:1:sigma=14-1:pass=base,hires>
 
-The first number is the multiplier of the text encoders, the second that of the unet (as the first, where missing),
-the third the rank to cut to. `high` and `low`, which are SD.Next's, choose one of the two experts of Wan 2.2, that for
-high noise or that for low. Other `<kind:...>` tags stay in the text.
+The first number is the multiplier of the text encoders, the second that of the unet (as the first, where missing), the
+third the rank to cut to. In place of a number there may be points, value@place, see `lib_lora.Curve`. What stands where
+the second number would and is none are block weights. Other `<kind:...>` tags stay in the text.
+
+Sources: AUTOMATIC1111/stable-diffusion-webui extensions-builtin/Lora/extra_networks_lora.py; vladmandic/sdnext
+modules/lora/extra_networks_lora.py; cheald/sd-webui-loractl loractl/lib/utils.py; hako-mikan/sd-webui-lora-block-weight
+scripts/lora_block_weight.py. `by`, `curve`, `sigma` and `pass` are Remora's own.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, NoReturn, TypeVar, get_args
 
-from lib_lora import LoraError
+from lib_lora import Amount, Curve, LoraError, Shape, Unit, Window
 
-_TAG = re.compile(r"<(lora|lyco):([^<>]*)(>?)", re.IGNORECASE)
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+from .block_weights import BUILT_IN, NUMBER, BlockPresets, Blocks, BlockWeightsError, is_list, known, read_list
+from .tag import EXPERTS, PASSES, SIDES, Tag
+
+KINDS = ("lora", "lyco", "loractl")
+"""LyCORIS files had a tag of their own once, and so had schedules."""
+
+_TAG = re.compile(rf"<({'|'.join(KINDS)}):([^<>]*)(>?)", re.IGNORECASE)
+_NUMBER = re.compile(NUMBER)
+_RANGE = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)?\s*-\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)?\s*")
 _FORM = "<lora:name:text-encoder multiplier:unet multiplier:rank>, as in <lora:name:0.8>"
-_FIELDS = ("te", "unet", "dyn")
-_EXPERTS = {"high": "transformer", "low": "transformer_2"}
+_MOST_POINTS = 1000
+_SETTINGS = (
+    *("te", "unet", "dyn", "hr", "hrte", "hrunet", *SIDES, "module"),
+    *("lbw", "w", "lbwe", "x", "start", "stop", "step", "sigma", "by", "curve", "pass"),
+)
+_T = TypeVar("_T")
 
 
 class PromptError(LoraError, ValueError):
@@ -41,38 +60,6 @@ class PromptError(LoraError, ValueError):
 
 
 @dataclass(frozen=True)
-class Tag:
-    """One LoRA wish as written in a prompt."""
-
-    name: str
-    te: float = 1.0
-    unet: float = 1.0
-    rank: int | None = None
-    noise: frozenset[str] = frozenset()
-    """Of `high` and `low`, those whose expert alone it is for."""
-
-    @property
-    def multiplier(self) -> float | Mapping[str, float]:
-        """The factor per component, one number where all are equal."""
-        if self.te == self.unet and not self.noise:
-            return self.unet
-        model = dict.fromkeys(("unet", "transformer", "prior", "llm_adapter"), self.unet)
-        if self.noise:
-            model |= {expert: self.unet if noise in self.noise else 0.0 for noise, expert in _EXPERTS.items()}
-        return {"text_encoder": self.te, **model}
-
-    def without(self, components: Collection[str]) -> Tag:
-        """The same, leaving some components alone: text encoders, or the unet and transformer."""
-        te = 0.0 if any(name.startswith("text_encoder") for name in components) else self.te
-        return replace(self, te=te, unet=0.0 if {"unet", "transformer"} & set(components) else self.unet)
-
-    @property
-    def is_off(self) -> bool:
-        """Whether every multiplier is 0, which equals no tag."""
-        return self.te == 0 and self.unet == 0
-
-
-@dataclass(frozen=True)
 class Parsed:
     """A prompt taken apart."""
 
@@ -81,8 +68,12 @@ class Parsed:
     tags: tuple[Tag, ...]
 
 
-def parse(prompt: str) -> Parsed:
+def parse(prompt: str, presets: BlockPresets = BUILT_IN) -> Parsed:
     """Split a prompt into its text and its LoRA tags, in order; a name may occur twice.
+
+    Args:
+        prompt: the text.
+        presets: what stands for block weights by name.
 
     Raises:
         PromptError: a tag is not closed, has no name, or a field that cannot be read.
@@ -91,94 +82,272 @@ def parse(prompt: str) -> Parsed:
     for match in _TAG.finditer(prompt):
         if not match[3]:
             raise PromptError(_shown(match[0]), match.start(), "the tag is not closed, '>' is missing")
-        tags.append(_tag(match[0], match[2], match.start(2)))
+        tags.append(_Reader(match[0], match[2], match.start(2), 1.0, presets).tag())
     return Parsed(_TAG.sub("", prompt), tuple(tags))
 
 
-def parse_arguments(arguments: str, default: float = 1.0) -> Tag:
+def parse_arguments(arguments: str, default: float = 1.0, presets: BlockPresets = BUILT_IN) -> Tag:
     """Read what stands between `<lora:` and `>`; for hosts that split the prompt themselves.
 
     Args:
         arguments: the text.
         default: the multiplier of a tag without one.
+        presets: what stands for block weights by name.
 
     Raises:
         PromptError: as `parse`; positions count from the tag's `<`.
     """
-    return _tag(f"<lora:{arguments}>", arguments, len("<lora:"), default)
+    return _Reader(f"<lora:{arguments}>", arguments, len("<lora:"), default, presets).tag()
 
 
 def format_tag(tag: Tag) -> str:
     """Write a tag so that `parse` reads it back; the name must hold none of `<`, `>` and `:`."""
-    fields = [number(tag.te)]
+    fields = [_amount(tag.te)]
     if tag.unet != tag.te or tag.rank is not None:
-        fields.append(number(tag.unet))
+        fields.append(_amount(tag.unet))
     if tag.rank is not None:
         fields.append(str(tag.rank))
     fields += sorted(tag.noise)
+    fields += [f"{name}={value}" for name, value in _named(tag)]
     return f"<lora:{':'.join([tag.name, *fields])}>"
-
-
-@dataclass(frozen=True)
-class _Field:
-    """A value between two colons, and where it stands in the prompt."""
-
-    value: str
-    place: int
-
-
-def _tag(text: str, arguments: str, start: int, default: float = 1.0) -> Tag:
-    name, *rest = arguments.split(":")
-    if not name.strip():
-        raise PromptError(text, start, "the name is missing")
-    fields, noise = _fields(text, rest, start + len(name) + 1)
-    te = _multiplier(text, fields.get("te"), default)
-    return Tag(name.strip(), te, _multiplier(text, fields.get("unet"), te), _rank(text, fields.get("dyn")), noise)
-
-
-def _fields(text: str, rest: list[str], place: int) -> tuple[dict[str, _Field], frozenset[str]]:
-    """Sort fields by what they set, and the experts chosen; a named field beats one by position."""
-    positional: list[_Field] = []
-    named: dict[str, _Field] = {}
-    noise: set[str] = set()
-    for written in rest:
-        key, equals, value = written.partition("=")
-        if not equals and key.strip().lower() in _EXPERTS:
-            noise.add(key.strip().lower())
-        elif not equals:
-            positional.append(_Field(written, place))
-        elif key.strip() not in _FIELDS:
-            raise PromptError(text, place, f"{key.strip()!r} is no setting, the settings are {', '.join(_FIELDS)}")
-        elif key.strip() in named:
-            raise PromptError(text, place, f"{key.strip()!r} is set twice")
-        else:
-            named[key.strip()] = _Field(value, place + len(key) + 1)
-        place += len(written) + 1
-    if len(positional) > len(_FIELDS):
-        raise PromptError(text, positional[len(_FIELDS)].place, f"a fourth number, {positional[len(_FIELDS)].value!r}")
-    return {**dict(zip(_FIELDS, positional, strict=False)), **named}, frozenset(noise)
-
-
-def _multiplier(text: str, field: _Field | None, default: float) -> float:
-    if field is None:
-        return default
-    if not _NUMBER.fullmatch(field.value.strip()) or not math.isfinite(float(field.value)):
-        raise PromptError(text, field.place, f"{field.value!r} is not a number")
-    return float(field.value)
-
-
-def _rank(text: str, field: _Field | None) -> int | None:
-    if field is None:
-        return None
-    written = field.value.strip()
-    if not (written.isascii() and written.isdigit() and len(written) <= 6 and int(written) > 0):
-        raise PromptError(text, field.place, f"{field.value!r} is not a rank (a whole number from 1)")
-    return int(written)
 
 
 def number(value: float) -> str:
     """Write a multiplier as short as it reads back the same."""
     return repr(int(value)) if value == int(value) and abs(value) < 1e6 else repr(value)
+
+
+def _named(tag: Tag) -> Iterator[tuple[str, str]]:
+    amounts = {"hrte": tag.hires_te, "hrunet": tag.hires_unet, **tag.sides}
+    yield from ((name, _amount(value)) for name, value in amounts.items() if value is not None)
+    texts = {"module": tag.module, "lbw": tag.blocks.written, "lbwe": tag.blocks.rules}
+    yield from ((name, text) for name, text in texts.items() if text)
+    if tag.blocks.x != 1.0:
+        yield "x", number(tag.blocks.x)
+    window = tag.during
+    yield from ((n, number(v)) for n, v in (("start", window.start), ("stop", window.stop)) if v is not None)
+    if window.high is not None or window.low is not None:
+        yield "sigma", "-".join("" if one is None else number(one) for one in (window.high, window.low))
+    if tag.curve is not None and tag.curve.unit != "step":
+        yield "by", tag.curve.unit
+    if tag.curve is not None and tag.curve.shape != "linear":
+        yield "curve", tag.curve.shape
+    if tag.passes:
+        yield "pass", ",".join(one for one in PASSES if one in tag.passes)
+
+
+def _amount(amount: Amount) -> str:
+    if not isinstance(amount, Curve):
+        return number(amount)
+    return ",".join(f"{number(value)}@{number(place)}" for place, value in amount.points)
+
+
+@dataclass(frozen=True)
+class _Field:
+    """What is written somewhere in a tag."""
+
+    value: str
+    place: int
+    """Of its first character, in the prompt."""
+
+    @property
+    def text(self) -> str:
+        """It without blanks around."""
+        return self.value.strip()
+
+    def split(self, marks: str) -> list[_Field]:
+        """Its parts between any of these characters."""
+        parts, place = [], self.place
+        for part in re.split(f"[{re.escape(marks)}]", self.value):
+            parts.append(_Field(part, place))
+            place += len(part) + 1
+        return parts
+
+
+class _Reader:
+    """Reads one tag."""
+
+    def __init__(self, text: str, arguments: str, start: int, default: float, presets: BlockPresets) -> None:
+        self._text = text
+        self._default = default
+        self._presets = presets
+        self._name, *rest = _Field(arguments, start).split(":")
+        if not self._name.text:
+            raise PromptError(text, start, "the name is missing")
+        self._fields: dict[str, _Field] = {}
+        self._noise: set[str] = set()
+        self._sort(rest)
+        self._by, self._shape = self._one_of("by", get_args(Unit)), self._one_of("curve", get_args(Shape))
+
+    def tag(self) -> Tag:
+        """The tag.
+
+        Raises:
+            PromptError: a field cannot be read.
+        """
+        te = self._read("te", self._to_amount, self._default)
+        both = self._read("hr", self._to_amount, None)
+        sides = {side: self._to_amount(self._fields[side]) for side in SIDES if side in self._fields}
+        tag = Tag(
+            self._name.text,
+            te,
+            self._read("unet", self._to_amount, te),
+            self._read("dyn", self._to_rank, None),
+            frozenset(self._noise),
+            self._read("hrte", self._to_amount, both),
+            self._read("hrunet", self._to_amount, both),
+            sides,
+            self._read("module", self._to_module, ""),
+            self._blocks(),
+            self._window(),
+            self._read("pass", self._to_passes, frozenset()),
+        )
+        for name, value in (("by", self._by), ("curve", self._shape)):
+            if value and tag.curve is None:
+                self._fail(self._fields[name], f"'{name}' says how points are meant, and there are none, as 0@0,1@0.5")
+        return tag
+
+    # --- which field is which ---
+
+    def _sort(self, rest: list[_Field]) -> None:
+        positional = []
+        for field in rest:
+            key, equals, value = field.value.partition("=")
+            name = key.strip()
+            if equals:
+                if name not in _SETTINGS:
+                    self._fail(field, f"{name!r} is no setting, the settings are {', '.join(_SETTINGS)}")
+                self._take("lbw" if name == "w" else name, _Field(value, field.place + len(key) + 1), field)
+            elif name.lower() in EXPERTS:
+                self._noise.add(name.lower())
+            else:
+                positional.append(field)
+        for name, field in self._by_place(positional):
+            self._fields.setdefault(name, field)  # a named one beats it
+
+    def _take(self, name: str, value: _Field, field: _Field) -> None:
+        if name in self._fields:
+            self._fail(field, f"{name!r} is set twice")
+        self._fields[name] = value
+
+    def _by_place(self, fields: list[_Field]) -> Iterator[tuple[str, _Field]]:
+        """What fields without a name are: multipliers and the rank, or one multiplier and block weights."""
+        names = ["te", "unet", "dyn"]
+        if len(fields) > 1 and not self._is_amount(fields[1]):
+            names = ["te", "lbw", *(["x"] if len(fields) > 2 and self._is_amount(fields[2]) else ["lbwe"])]
+        if len(fields) > len(names):
+            self._fail(fields[len(names)], f"a fourth number, {fields[len(names)].value!r}")
+        yield from zip(names, fields, strict=False)
+
+    @staticmethod
+    def _is_amount(field: _Field) -> bool:
+        return "@" in field.value or "~" in field.value or (_NUMBER.fullmatch(field.text) is not None)
+
+    # --- values ---
+
+    def _read(self, name: str, to: Callable[[_Field], _T], default: Any) -> _T:
+        found: _T = to(self._fields[name]) if name in self._fields else default
+        return found
+
+    def _fail(self, field: _Field, reason: str) -> NoReturn:
+        raise PromptError(self._text, field.place, reason)
+
+    def _to_number(self, field: _Field) -> float:
+        if not _NUMBER.fullmatch(field.text) or not math.isfinite(float(field.text)):
+            self._fail(field, f"{field.value!r} is not a number")
+        return float(field.text)
+
+    def _to_amount(self, field: _Field) -> Amount:
+        """A number, or points: `0@0,1@0.5`; a point without a place is at 1, as in the original."""
+        if "@" not in field.value and "~" not in field.value:
+            return self._to_number(field)
+        parts = field.split(",;")
+        if len(parts) > _MOST_POINTS:
+            self._fail(field, f"a schedule of {len(parts)} points; {_MOST_POINTS} are enough")
+        points = []
+        for part in parts:
+            value, *place = part.split("@~")
+            if len(place) > 1:
+                self._fail(part, f"{part.value!r} is no point; one is written as 0.8@0.5")
+            points.append((self._to_number(place[0]) if place else 1.0, self._to_number(value)))
+        unit: Unit = self._by or "step"  # type: ignore[assignment]  # one of them, see __init__
+        shape: Shape = self._shape or "linear"  # type: ignore[assignment]
+        return Curve(tuple(points), unit, shape)
+
+    def _to_rank(self, field: _Field) -> int:
+        written = field.text
+        if not (written.isascii() and written.isdigit() and len(written) <= 6 and int(written) > 0):
+            self._fail(field, f"{field.value!r} is not a rank (a whole number from 1)")
+        return int(written)
+
+    def _to_module(self, field: _Field) -> str:
+        if not re.fullmatch(r"\w+", field.text):
+            self._fail(field, f"{field.value!r} is no part of a model, as unet, transformer_2 or text_encoder")
+        return field.text.lower()
+
+    def _to_passes(self, field: _Field) -> frozenset[str]:
+        found = set()
+        for part in field.split(",+"):
+            if part.text.lower() not in PASSES:
+                self._fail(part, f"{part.value!r} is no pass; there are {', '.join(PASSES)}")
+            found.add(part.text.lower())
+        return frozenset(found) if len(found) < len(PASSES) else frozenset()
+
+    def _one_of(self, name: str, choices: tuple[str, ...]) -> str:
+        field = self._fields.get(name)
+        if field is None:
+            return ""
+        if field.text.lower() not in choices:
+            self._fail(field, f"{field.value!r} is none of {', '.join(choices)}")
+        return field.text.lower()
+
+    # --- fields that belong together ---
+
+    def _blocks(self) -> Blocks:
+        x = self._read("x", self._to_number, 1.0)
+        blocks = Blocks(x=x)
+        if "lbw" in self._fields:
+            blocks = replace(blocks, written=self._fields["lbw"].text, values=self._values(self._fields["lbw"]))
+        if "lbwe" in self._fields:
+            field = self._fields["lbwe"]
+            elements = self._preset(field, self._presets.elements, "presets of rules")
+            blocks = replace(blocks, rules=field.text, elements=elements)
+        return blocks
+
+    def _values(self, field: _Field) -> tuple[float | str, ...]:
+        if field.text in self._presets.lists or not is_list(field.text):
+            return self._preset(field, self._presets.lists, "presets of block weights")
+        try:
+            return read_list(field.text)
+        except BlockWeightsError as error:
+            self._fail(field, str(error))
+
+    def _preset(self, field: _Field, presets: Mapping[str, _T], what: str) -> _T:
+        if field.text not in presets:
+            self._fail(field, f"{field.text[:60]!r} is neither a number nor block weights; {known(what, presets)}")
+        return presets[field.text]
+
+    def _window(self) -> Window:
+        start, stop = (self._read(name, self._to_number, None) for name in ("start", "stop"))
+        if "step" in self._fields:
+            first, last = self._range(self._fields["step"], "2-12")
+            start, stop = (start if first is None else first), (stop if last is None else last)
+        high = low = None
+        if "sigma" in self._fields:
+            high, low = self._range(self._fields["sigma"], "14-1")
+        for name, value in (("start", start), ("stop", stop)):
+            if value is not None and value < 0:
+                self._fail(self._fields[name], f"{value:g} is below 0")
+        return Window(start, stop, high, low)
+
+    def _range(self, field: _Field, example: str) -> tuple[float | None, float | None]:
+        match = _RANGE.fullmatch(field.value)
+        if match is None or not (match[1] or match[2]):
+            self._fail(field, f"{field.value!r} is no range, as {example}")
+        found = [None if one is None else float(one) for one in (match[1], match[2])]
+        if any(one is not None and not math.isfinite(one) for one in found):
+            self._fail(field, f"{field.value!r} is no range, as {example}")
+        return found[0], found[1]
 
 
 def _shown(text: str) -> str:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from lib_lora import ActivationReport, Engine, LoraError, Reading, Stack, model_family
+from lib_lora import ActivationReport, Engine, LoraError, Reading, Stack, model_blocks, model_family
 
 from .always_on import AlwaysOnFile
-from .batch import Wanted, Wish, is_off, text_keys, wanted
+from .batch import Wanted, is_off, text_keys, wanted
+from .block_presets import BlockPresetsFile
 from .catalog import Catalog, CatalogError, CatalogFile
 from .presets import Presets
+from .prompt import parse_arguments
+from .tag import Tag, Wished
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from lib_lora import Family, NetworkReport
+    from lib_lora import BlockNames, Clock, Family, NetworkReport
 
     from .hosts import Host, Rows
 
@@ -123,10 +126,23 @@ class Settings:
 class _Batch:
     """What the host asked for last."""
 
-    images: tuple[tuple[Wish, ...], ...]
+    images: tuple[tuple[Tag, ...], ...]
     settings: Settings
     calls: int | None
-    always: tuple[Wish, ...] = ()
+    always: tuple[Tag, ...] = ()
+    seeds: tuple[int, ...] = ()
+    at: str = "base"
+
+    def of_image(self, image: int) -> list[Wished]:
+        """What one image wishes for in this pass."""
+        return [tag.wished(self.at, self._seed(image)) for tag in self.images[image]]
+
+    def of_all(self) -> list[Wished]:
+        """What every image has besides."""
+        return [tag.wished(self.at, self._seed(0)) for tag in self.always]
+
+    def _seed(self, image: int) -> int | None:
+        return self.seeds[image] if image < len(self.seeds) else None
 
 
 class Session:
@@ -137,6 +153,7 @@ class Session:
         self.catalog = Catalog(host.adapter_dirs, host.data_dir)
         self.always_on = AlwaysOnFile(host.data_dir)
         self.presets = Presets(host.data_dir)
+        self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
         self.last = Activation()
         """What the latest generation ran with."""
         self.failed: Skipped | None = None
@@ -145,26 +162,31 @@ class Session:
         self._engine: Engine | None = None
         self._memory = Memory()  # of the engine
         self._rows: Rows | None = None
+        self._clock: Clock | None = None
         self._family: Family | None = None
+        self._blocks: BlockNames | None = None
         self._family_of: Mapping[str, weakref.ref[nn.Module]] = {}
         self._said: set[tuple[CatalogFile | None, str]] = set()
 
     def begin(
         self,
-        wishes: Sequence[Wish],
+        tags: Sequence[Tag],
         settings: Settings = Settings(),
         calls: int | None = None,
-        always: Sequence[Wish] = (),
+        always: Sequence[Tag] = (),
+        seeds: Sequence[int] = (),
     ) -> Activation:
         """Put these LoRAs in force in place of all others, for all images alike; see `begin_batch`."""
-        return self.begin_batch([wishes], settings, calls, always)
+        return self.begin_batch([tags], settings, calls, always, seeds)
 
     def begin_batch(
         self,
-        images: Sequence[Sequence[Wish]],
+        images: Sequence[Sequence[Tag]],
         settings: Settings = Settings(),
         calls: int | None = None,
-        always: Sequence[Wish] = (),
+        always: Sequence[Tag] = (),
+        seeds: Sequence[int] = (),
+        at: str = "base",
     ) -> Activation:
         """Put these LoRAs in force in place of all others; none switches all off.
 
@@ -174,11 +196,13 @@ class Session:
             settings: how they act, and what becomes of one that fails.
             calls: how often the generation will call the model; None where nobody knows.
             always: the LoRAs that each image has besides, in front of its own, but for those that are among its own.
+            seeds: of the images, as far as known.
+            at: the pass, see `tag.Pass`.
 
         Raises:
             LoraError: a name or a file failed, and is not to be skipped; what was in force before stays so.
         """
-        batch = _Batch(tuple(map(tuple, images)), settings, calls, tuple(always))
+        batch = _Batch(tuple(map(tuple, images)), settings, calls, tuple(always), tuple(seeds), at)
         self.failed = None
         try:
             self.last = self._put_in_force(batch)
@@ -189,13 +213,34 @@ class Session:
         self.catalog.used({one.file for one in self.last.active})
         return self.last
 
+    def always_tags(self, skip_bad: bool) -> tuple[list[Tag], list[Skipped]]:
+        """Read the always-on stack; what cannot be read, as a preset that it names is gone, is left out or fails.
+
+        Raises:
+            LoraError: an entry cannot be read, and is not to be skipped.
+        """
+        tags: list[Tag] = []
+        left_out: list[Skipped] = []
+        presets = self.block_presets.all
+        for entry in self.always_on.stack.wanted():
+            try:
+                tags.append(parse_arguments(entry.written, presets=presets))
+            except LoraError as error:
+                self._skip_or_raise(entry.name, error, skip_bad, left_out, always_on=True)
+        return [tag for tag in tags if not tag.is_off], left_out
+
     def model_family(self) -> Family | None:
         """Return the family of the model the host has now; None where nothing tells."""
+        self._look_at_model()
+        return self._family
+
+    def _look_at_model(self) -> None:
+        """Know the family of the host's model; its blocks are found out when they are asked for."""
         parts = self.host.components()
         known = {name: weakref.ref(part) for name, part in parts.items()}
         if known != self._family_of:
             self._family, self._family_of = model_family(parts) if parts else None, known
-        return self._family
+            self._blocks = None
 
     def use_image(self, index: int) -> None:
         """Let the text encoders work for one image of the batch."""
@@ -208,14 +253,35 @@ class Session:
         if self._engine is not None:
             self._engine.set_rows(rows)
 
-    def follow_model(self) -> bool:
+    def set_clock(self, clock: Clock | None) -> None:
+        """Say what tells when a model call is, as `lib_lora.Engine.set_clock`; also for later batches."""
+        self._clock = clock
+        if self._engine is not None:
+            self._engine.set_clock(clock)
+
+    def model_blocks(self) -> BlockNames:
+        """Return the blocks of the model the host has now; none without one."""
+        self._look_at_model()
+        if self._blocks is None:
+            self._blocks = model_blocks(self.host.components())
+        return self._blocks
+
+    def follow_model(self, at: str | None = None) -> bool:
         """Have in force on the host's present model what the latest batch asked for; tell whether it was another.
+
+        Args:
+            at: the pass that runs now; None where it is the same.
 
         Raises:
             LoraError: that failed on this model, and is not to be skipped.
         """
+        former = self._batch
+        if former is not None and at is not None:
+            self._batch = replace(former, at=at)
         if self._engine is not None and self._serves():
             self._engine.reattach()
+            if self._batch is not None and self._batch != former:
+                self.last = self._put_in_force(self._batch)
             return False
         self._drop_engine()
         if self._batch is not None:
@@ -259,8 +325,9 @@ class Session:
     def _put_in_force(self, batch: _Batch) -> Activation:
         left_out: list[Skipped] = []
         skip_bad = batch.settings.skip_bad
-        always = self._always(batch.always, skip_bad, left_out)
-        own = [self._found(wishes, skip_bad, left_out, off_too=bool(always)) for wishes in batch.images] or [[]]
+        always = self._always(batch.of_all(), skip_bad, left_out)
+        wishes = map(batch.of_image, range(len(batch.images)))
+        own = [self._found(one, skip_bad, left_out, off_too=bool(always)) for one in wishes] or [[]]
         besides = [_besides(always, image) for image in own]
         images = [
             [*(always[position] for position in sorted(front)), *(one for one in image if not is_off(one[0]))]
@@ -306,8 +373,8 @@ class Session:
                 del entries[culprit]
 
     def _found(
-        self, wishes: Sequence[Wish], skip_bad: bool, left_out: list[Skipped], *, off_too: bool
-    ) -> list[tuple[Wish, CatalogFile]]:
+        self, wishes: Sequence[Wished], skip_bad: bool, left_out: list[Skipped], *, off_too: bool
+    ) -> list[tuple[Wished, CatalogFile]]:
         """The files of one image's LoRAs. Those that are off are looked up only where it matters, and never fail."""
         named = []
         for wish in wishes:
@@ -321,8 +388,8 @@ class Session:
         return named
 
     def _always(
-        self, wishes: Sequence[Wish], skip_bad: bool, left_out: list[Skipped]
-    ) -> dict[int, tuple[Wish, CatalogFile]]:
+        self, wishes: Sequence[Wished], skip_bad: bool, left_out: list[Skipped]
+    ) -> dict[int, tuple[Wished, CatalogFile]]:
         """The files of the always-on LoRAs, by position."""
         found = {}
         for position, wish in enumerate(wishes):
@@ -378,6 +445,7 @@ class Session:
         if self._engine is None:
             self._engine = make_engine(self.host, memory)
             self._engine.set_rows(self._rows)
+            self._engine.set_clock(self._clock)
             self._memory = memory
         return self._engine
 
@@ -418,7 +486,7 @@ def make_engine(host: Host, memory: Memory) -> Engine:
     )
 
 
-def _besides(always: Mapping[int, tuple[Wish, CatalogFile]], image: Sequence[tuple[Wish, CatalogFile]]) -> set[int]:
+def _besides(always: Mapping[int, tuple[Wished, CatalogFile]], image: Sequence[tuple[Wished, CatalogFile]]) -> set[int]:
     """Which always-on LoRAs one image has: where its prompt names one, what the prompt says is what counts."""
     own = {file for _, file in image}
     return {position for position, (_, file) in always.items() if file not in own}

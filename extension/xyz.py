@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .hosts import Axis
 from .options import default_multiplier
 from .prompt import parse_arguments
-from .prompt_edit import names_in, renamed, with_strength, without
+from .prompt_edit import names_in, renamed, with_field, with_strength, without
 
 if TYPE_CHECKING:
     from .session import Session
@@ -31,6 +31,8 @@ def axes(session: Session) -> Sequence[Axis]:
         Axis("LoRA strength", float, lambda prompt, value: _strength(prompt, 0, float(value))),
         Axis("Second LoRA's strength", float, lambda prompt, value: _strength(prompt, 1, float(value))),
         Axis("Strength of all LoRA", float, lambda prompt, value: _all(prompt, float(value))),
+        Axis("LoRA block weights", str, _blocks, _block_presets(session), _known_blocks(session)),
+        Axis("LoRA schedule", str, _schedule, None, _points),
         Axis("LoRA preset", str, preset, _presets(session), _kept(session)),
     )
 
@@ -51,6 +53,45 @@ def _strength(prompt: str, place: int, value: float) -> str:
     if place >= len(present):
         raise RuntimeError(f"the prompt has {len(present)} LoRA, so there is no strength of number {place + 1} to vary")
     return with_strength(prompt, present[place], value, value)
+
+
+def _blocks(prompt: str, value: object) -> str:
+    return with_field(prompt, _first(prompt), "lbw", "" if value == NONE else str(value))
+
+
+def _schedule(prompt: str, value: object) -> str:
+    """The prompt with other points, or with other steps, in its first LoRA: `0@0;1@0.5` or `stop=10`."""
+    name, text = _first(prompt), str(value)
+    if text == NONE:
+        for key in ("start", "stop", "step"):
+            prompt = with_field(prompt, name, key, "")
+        return with_field(prompt, name, "unet", "")
+    key, equals, steps = text.partition("=")
+    return with_field(prompt, name, key.strip() if equals else "unet", steps.strip() if equals else text)
+
+
+def _first(prompt: str) -> str:
+    present = names_in(prompt)
+    if not present:
+        raise RuntimeError("the prompt has no LoRA whose strength could be varied")
+    return present[0]
+
+
+def _points(value: str) -> None:
+    if value != NONE:
+        parse_arguments(_schedule("<lora:x:1>", value).strip("<>").removeprefix("lora:"))
+
+
+def _block_presets(session: Session) -> Callable[[], list[str]]:
+    return lambda: [NONE, *session.block_presets.all.lists]
+
+
+def _known_blocks(session: Session) -> Callable[[str], None]:
+    def check(value: str) -> None:
+        if value != NONE:
+            parse_arguments(f"x:lbw={value}", presets=session.block_presets.all)
+
+    return check
 
 
 def _all(prompt: str, value: float) -> str:

@@ -100,7 +100,7 @@ EXTENSION = {
     "ui": "catalog generation hosts infotext options prompt session",
     "api": "always_on block_weights catalog collection compare generation hosts options presets prompt session state version",
     "compare": "generation hosts prompt_edit",
-    "presets": "atomic collection prompt",
+    "presets": "atomic block_weights collection prompt",
     "prompt_edit": "prompt",
     "state": "catalog hosts options session version",
     "xyz": "hosts options presets prompt prompt_edit session",

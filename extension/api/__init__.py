@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from ..version import VERSION
 from .answers import answer
 from .app import front_end
+from .blocks import BlocksApi
 from .compare import CompareApi
 from .guard import guard
 from .library import Library
@@ -46,7 +47,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
         )
     if f"{_OWN}/state" in taken:
         return
-    own = routes(Library(session), StackApi(session), PresetsApi(session), CompareApi(session))
+    own = routes(Library(session), StackApi(session), PresetsApi(session), CompareApi(session), BlocksApi(session))
     for route in own:
         # without a router between: recent versions keep those to themselves, and then nobody sees what is taken
         app.add_api_route(_OWN + route.path, route.endpoint, dependencies=guarded, **_said(route))

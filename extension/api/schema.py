@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from .blocks import BlocksApi
     from .compare import CompareApi
     from .library import Library
     from .presets import PresetsApi
@@ -78,7 +79,13 @@ _LISTED: Mapping[str, Schema] = {
     "uses": _WHOLE,
     "picture": {**_TEXT, "description": "changes with the picture; empty where there is none"},
 }
-_ENTRY: Mapping[str, Schema] = {"name": _TEXT, "on": _TRUTH, "unet": _NUMBER, "text_encoder": _NUMBER}
+_ENTRY: Mapping[str, Schema] = {
+    "name": _TEXT,
+    "on": _TRUTH,
+    "unet": _NUMBER,
+    "text_encoder": _NUMBER,
+    "more": {**_TEXT, "description": "further fields of a tag, as lbw=OUTALL:stop=10"},
+}
 _FAMILY = _object({"name": _TEXT, "title": _TEXT, "sure": _TRUTH})
 
 COMPONENTS: Mapping[str, Schema] = {
@@ -122,7 +129,11 @@ COMPONENTS: Mapping[str, Schema] = {
         {"version": _WHOLE, "always_on": _TRUTH, "entries": _list(_object(_ENTRY)), "problem": _TEXT},
     ),
     "StackWanted": _all_optional(
-        {"version": _WHOLE, "always_on": _TRUTH, "entries": _list(_object(_ENTRY, "on", "unet", "text_encoder"))}
+        {
+            "version": _WHOLE,
+            "always_on": _TRUTH,
+            "entries": _list(_object(_ENTRY, "on", "unet", "text_encoder", "more")),
+        }
     ),
     "State": _object(
         {
@@ -179,6 +190,29 @@ COMPONENTS: Mapping[str, Schema] = {
             "problem": _TEXT,
         }
     ),
+    "Blocks": _object(
+        {
+            "blocks": {
+                **_list(_object({"id": _TEXT, "title": _TEXT})),
+                "description": "of the loaded model, in the order of its first layout; none without a model",
+            },
+            "layouts": {
+                **_list(_object({"length": _WHOLE, "ids": _list(_TEXT)})),
+                "description": "the lists of weights the model takes, by their lengths",
+            },
+            "presets": _list(
+                _object(
+                    {
+                        "name": _TEXT,
+                        "values": {**_TEXT, "description": "numbers, R, U or X, by commas"},
+                        "own": {**_TRUTH, "description": "saved by the user"},
+                    }
+                )
+            ),
+            "rules": {**_list(_TEXT), "description": "names that lbwe takes"},
+        }
+    ),
+    "BlockPresetWanted": _object({"name": _TEXT, "values": _TEXT}),
     "PresetWanted": _object({"text": _TEXT, "former": _TEXT}, "former"),
     "Text": _object({"text": _TEXT}),
     "CompareWanted": _object(
@@ -252,7 +286,9 @@ class Route:
         return told
 
 
-def routes(library: Library, stack: StackApi, presets: PresetsApi, compare: CompareApi) -> tuple[Route, ...]:
+def routes(
+    library: Library, stack: StackApi, presets: PresetsApi, compare: CompareApi, blocks: BlocksApi
+) -> tuple[Route, ...]:
     """Return all of Remora's own, below `/remora/v1`."""
     return (
         Route("GET", "/loras", library.list, "Loras"),
@@ -273,6 +309,9 @@ def routes(library: Library, stack: StackApi, presets: PresetsApi, compare: Comp
         Route("DELETE", "/preset", presets.remove, "Presets"),
         Route("GET", "/preset/thumbnail", presets.thumbnail, "image/webp"),
         Route("PUT", "/preset/thumbnail", presets.set_thumbnail, "Presets", "image/*"),
+        Route("GET", "/blocks", blocks.list, "Blocks"),
+        Route("PUT", "/blocks/presets", blocks.put, "Blocks", "BlockPresetWanted"),
+        Route("DELETE", "/blocks/presets", blocks.remove, "Blocks"),
         Route("GET", "/compare", compare.state, "Compare"),
         Route("POST", "/compare", compare.start, "Compare", "CompareWanted"),
         Route("DELETE", "/compare", compare.cancel, "Compare"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fastapi import HTTPException, Request, Response
@@ -11,6 +12,7 @@ from lib_lora import LoraError
 
 from ..always_on import AlwaysOn, StackRefusedError, read
 from ..catalog import CatalogError
+from ..prompt import parse_arguments
 from ..state import state_of
 from .answers import BROKEN, UNPROCESSABLE, answer, json_of
 
@@ -54,10 +56,12 @@ class StackApi:
         """The stack with names as tags spell them; a name that was there before may be that of a file that has gone.
 
         Raises:
-            LoraError: a name that finds no file, or one that cannot be used.
+            LoraError: a name that finds no file, or one that cannot be used; fields of a tag that cannot be read.
             StackRefusedError: a file that is there twice.
         """
         before = {entry.name for entry in self._session.always_on.stack.entries}
+        for entry in stack.entries:
+            parse_arguments(entry.written, presets=self._session.block_presets.all)
         entries = tuple(self._named(entry, entry.name in before) for entry in stack.entries)
         names = [entry.name for entry in entries]
         if twice := next((name for name in names if names.count(name) > 1), None):
@@ -75,4 +79,4 @@ class StackApi:
             if known_before:
                 return entry
             raise StackRefusedError(f"LoRA {entry.name!r} cannot be used: {problem}")
-        return type(entry)(self._session.catalog.name_of(file), entry.on, entry.unet, entry.text_encoder)
+        return replace(entry, name=self._session.catalog.name_of(file))

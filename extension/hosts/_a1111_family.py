@@ -7,9 +7,12 @@ from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequenc
 from types import ModuleType
 from typing import Any
 
+from ..tag import Pass
+from ._clocks import DenoiserClock
 from ._conditionings import Conditionings
 from ._extra_networks import Images
 from ._parameters import note
+from ._passes import pass_of
 from ._webui import WebUIHost
 from ._wraps import Wraps
 from .base import Batch, Option, Outcome, Remora
@@ -26,7 +29,8 @@ class A1111FamilyHost(WebUIHost):
         """Put on while the host is ours."""
         self.batch: Batch | None = None
         """In force, of the generation that runs now."""
-        self._conditionings = Conditionings(self._serving, self.prompts_depend)
+        self._conditionings = Conditionings(self._serving, self.prompts_depend, self.pass_of)
+        self._clock = DenoiserClock()
 
     def prompts_depend(self) -> Hashable:
         """Say what an encoded prompt depends on beside the strengths of text encoders."""
@@ -43,12 +47,30 @@ class A1111FamilyHost(WebUIHost):
     def add_callbacks(self, callbacks: ModuleType) -> None:
         super().add_callbacks(callbacks)
         callbacks.on_infotext_pasted(self._pasted)
+        callbacks.on_cfg_denoiser(self.denoising)
 
     def take_over(self) -> None:
         super().take_over()
+        self.remora.clock(self._clock)
         processing = importlib.import_module("modules.processing")
         self._conditionings.wrap(self.wraps, processing)
         self.wraps.put(processing, "process_images_inner", self._generation)
+
+    def pass_of(self, p: Any) -> Pass:
+        model = importlib.import_module("modules.sd_models").model_data.sd_model  # asking for it otherwise loads one
+        return pass_of(p, getattr(model, "sd_checkpoint_info", None))
+
+    def denoising(self, params: Any) -> None:
+        """The host is about to call the UNet, maybe another one than before."""
+        if not self.is_ours():
+            return
+        self._clock.look(params)
+        p = getattr(getattr(params, "denoiser", None), "p", None)
+        self.remora.follow_model(None if p is None else self.pass_of(p))
+
+    def is_ours(self) -> bool:
+        """Whether what is in force now was put there by us."""
+        return self._remora is not None and self.batch is not None and self._remora.enabled
 
     def unload(self) -> None:
         self.wraps.give_back()

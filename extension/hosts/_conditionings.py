@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from types import ModuleType
 from typing import Any
 
+from ..tag import Pass
 from ._extra_networks import of_others
 from ._wraps import Wraps
 from .base import Remora
@@ -21,11 +22,15 @@ class Conditionings:
     Args:
         remora: who serves now; None while the host serves the tags itself.
         depends: what a conditioning depends on besides.
+        pass_of: what the host does now, by its processing object.
     """
 
-    def __init__(self, remora: Callable[[], Remora | None], depends: Callable[[], Hashable]) -> None:
+    def __init__(
+        self, remora: Callable[[], Remora | None], depends: Callable[[], Hashable], pass_of: Callable[[Any], Pass]
+    ) -> None:
         self._remora = remora
         self._depends = depends
+        self._pass_of = pass_of
 
     def wrap(self, wraps: Wraps, processing: ModuleType) -> None:
         """Be asked from now on."""
@@ -52,7 +57,7 @@ class Conditionings:
     ) -> Any:
         remora = self._remora()
         if remora is not None:
-            remora.follow_model()  # a refiner has its prompts encoded before it is called
+            remora.follow_model(self._pass_of(p))  # a refiner has its prompts encoded before it is called
             keys = remora.text_keys()
             if len(set(keys)) > 1 and len(keys) == len(prompts):
                 function = _by_stack(function, keys, remora)

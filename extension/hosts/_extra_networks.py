@@ -15,8 +15,8 @@ from functools import wraps
 from types import ModuleType
 from typing import Any, ClassVar
 
-KINDS = ("lora", "lyco")
-"""Tags that name adapter files; LyCORIS files had one of their own once."""
+KINDS = ("lora", "lyco", "loractl")
+"""Tags that name adapter files; LyCORIS files had one of their own once, and so had schedules."""
 
 _OWN_TAGS = ("extra_network_data", "hr_extra_network_data", "network_data")
 """Where a processing object keeps the tags of its prompts: of the first pass, of the second, and SD.Next's."""

@@ -20,10 +20,13 @@ from ._access import access_of
 from ._axes import add_axes
 from ._extra_networks import ExtraNetworks, Images
 from ._painter import WebUIPainter
+from ._webui_modules import module
 from .base import Access, Batch, Host, Option, Outcome, Painter, Remora
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from ..tag import Pass
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +66,11 @@ class WebUIHost(Host):
         """Make the batch that a processing object runs next."""
         steps, count = getattr(p, "steps", None), getattr(p, "n_iter", 1)
         calls = steps * count if isinstance(steps, int) and isinstance(count, int) else None
-        return Batch(images, calls=calls, without=frozenset(exclude))
+        return Batch(images, calls=calls, without=frozenset(exclude), seeds=_seeds(p), at=self.pass_of(p))
+
+    def pass_of(self, p: Any) -> Pass:
+        """Tell what the host does now for a picture."""
+        return "base"
 
     # --- Host ---
 
@@ -87,6 +94,13 @@ class WebUIHost(Host):
 
     def painter(self) -> Painter:
         return self._painter
+
+    def block_preset_files(self) -> Sequence[Path]:
+        data = getattr(self._shared().cmd_opts, "data_dir", None) or getattr(module("modules.paths"), "data_path", None)
+        if not data:
+            return ()
+        names = ("lbwpresets.txt", "elempresets.txt")  # sorted, as a folder's order is nobody's choice
+        return tuple(file for name in names for file in sorted(Path(data).glob(f"extensions/*/scripts/{name}")))
 
     def data_dir(self) -> Path | None:
         return Path(self._shared().config_filename).absolute().parent / "remora"
@@ -201,6 +215,12 @@ class WebUIHost(Host):
     @staticmethod
     def _shared() -> Any:
         return importlib.import_module("modules.shared")
+
+
+def _seeds(p: Any) -> tuple[int, ...]:
+    """Of the images of the present batch, as far as the host has drawn them."""
+    seeds = getattr(p, "seeds", None) or getattr(p, "all_seeds", None) or ()
+    return tuple(seed for seed in seeds if isinstance(seed, int))
 
 
 def _component(option: Option) -> tuple[Any, Mapping[str, Any]]:

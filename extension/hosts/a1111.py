@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ._a1111_family import A1111FamilyHost
@@ -70,10 +69,6 @@ class A1111Host(A1111FamilyHost):
 
     # --- coming and going ---
 
-    def add_callbacks(self, callbacks: ModuleType) -> None:
-        super().add_callbacks(callbacks)
-        callbacks.on_cfg_denoiser(self._denoising)
-
     def take_over(self) -> None:
         super().take_over()
         self.wraps.put(importlib.import_module("modules.sd_models"), "load_model_weights", self._loading)
@@ -107,12 +102,9 @@ class A1111Host(A1111FamilyHost):
         super().nothing_in_force()
         self.remora.rows(None)
 
-    def _denoising(self, params: Any) -> None:
-        """The host is about to call the UNet, maybe another one than before."""
-        if self.batch is None or not self.remora.enabled:
-            return
-        self.remora.follow_model()
-        if self._images > 1:
+    def denoising(self, params: Any) -> None:
+        super().denoising(params)
+        if self.is_ours() and self._images > 1:
             prompts = params.denoiser.sampler.sampler_extra_args["cond"].batch
             self._rows.begin([len(parts) for parts in prompts], params.x.shape[0])
 

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor, nn
 
+    from lib_lora import Clock
+
     from ..generation import Txt2Img
+    from ..tag import Pass
 
 Embeddings: TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
 """{name to prompt with: {part: vectors (tokens, width)}}; parts as in `lib_lora.Network.embeddings`."""
@@ -51,6 +54,10 @@ class Batch:
     """Components that LoRA leave alone this time."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Settings of Remora that are others this time, by their keys."""
+    seeds: tuple[int, ...] = ()
+    """Of the images, as far as known."""
+    at: Pass = "base"
+    """What the host does now."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +118,17 @@ class Remora(Protocol):
     def rows(self, rows: Rows | None) -> None:
         """Say which image each row of a call of the UNet or transformer belongs to; None for whole batches in a row."""
 
+    def clock(self, clock: Clock | None) -> None:
+        """Say what tells when a call of the UNet or transformer is, as `lib_lora.Engine.set_clock`."""
+
     def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
         """Return the prompt of a parameters text that was read, with the names its LoRA have here, and its settings."""
 
-    def follow_model(self) -> bool:
+    def follow_model(self, at: Pass | None = None) -> bool:
         """Be in force on the model the host has now, also where it said nothing of a change.
+
+        Args:
+            at: what the host does now; None where it is the same as before.
 
         Returns:
             Whether it was another one.
@@ -234,6 +247,10 @@ class Host(ABC):
     def painter(self) -> Painter | None:
         """Return what makes pictures for Remora; None where the host makes none but its user's."""
         return None
+
+    def block_preset_files(self) -> Sequence[Path]:
+        """Return the files in which an extension of block weights keeps its presets: of lists, and of rules."""
+        return ()
 
     def data_dir(self) -> Path | None:
         """Return the folder for what Remora keeps, which need not be there; None where nothing outlives the process."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ._clocks import SchedulerClock
 from ._extra_networks import Images
 from ._sdnext_builtin import take_off
 from ._sdnext_infotext import HASHES, Infotexts
@@ -21,6 +22,8 @@ from .base import Batch, Outcome, Remora
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from ..tag import Pass
 
 _ADAPTABLE = (
     "unet",
@@ -85,6 +88,7 @@ class SDNextHost(WebUIHost):
             self._log.take()
 
     def take_over(self) -> None:
+        self.remora.clock(SchedulerClock(lambda: getattr(self._pipe(), "scheduler", None)))
         self._prompts.wrap(self._wraps)
         self._infotexts.wrap(self._wraps)
         detailer = getattr(self._shared(), "detailer", None)
@@ -114,7 +118,10 @@ class SDNextHost(WebUIHost):
         batch = super().batch_of(p, images, include, exclude)
         default = self._shared().opts.data.get("extra_networks_default_multiplier", 1.0)
         without = frozenset(exclude) | (frozenset(_ADAPTABLE) - frozenset(include) if include else frozenset())
-        return Batch(images, calls=batch.calls, default=float(default), without=without)
+        return replace(batch, default=float(default), without=without)
+
+    def pass_of(self, p: Any) -> Pass:
+        return "hires" if p.is_hr_pass else "base"
 
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         outcome = self._apply(p, images, include, exclude)
@@ -135,7 +142,7 @@ class SDNextHost(WebUIHost):
             images = ((),)
         batch, image = getattr(p, _PLACE, (p.iteration, p.batch_index))
         image = image if image < len(images) else 0
-        outcome = self._apply(p, (own or images[image],), include, exclude)
+        outcome = self._apply(p, (own or images[image],), include, exclude, "detailer")
         if own:
             alone = tuple(outcome.images[0] if i == image else () for i in range(len(images)))
             self._infotexts.note(p, replace(outcome, images=alone), batch, further_pass=True)
@@ -145,10 +152,13 @@ class SDNextHost(WebUIHost):
             setattr(p, _PLACE, (p.iteration, p.batch_index))
         return original(detailer, image, p)
 
-    def _apply(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Outcome:
+    def _apply(
+        self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str], at: Pass | None = None
+    ) -> Outcome:
         self._serving = True
         try:
-            outcome = self.remora.batch(self.batch_of(p, images, include, exclude))
+            batch = self.batch_of(p, images, include, exclude)
+            outcome = self.remora.batch(batch if at is None else replace(batch, at=at))
         except BaseException:
             self._shared().state.end()  # the host would count the job as running for ever
             raise

@@ -86,7 +86,7 @@ class Runner:
             RequestError: a value out of bounds or an unknown sampler.
             PromptError: a LoRA tag that cannot be read.
         """
-        check(request)
+        check(self.studio, request)
         job = Job(request, self._worker.submit, partial(_work, self.studio, save))
         self._jobs.append(job)
         return job

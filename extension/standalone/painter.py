@@ -25,7 +25,7 @@ class RunnerPainter:
         self._job: Job | None = None
 
     def check(self, request: Txt2Img) -> None:
-        check(request)
+        check(self._runner.studio, request)
 
     def paint(self, request: Txt2Img, cancelled: Callable[[], bool]) -> Image | None:
         job = self._job = self._runner.submit(request)

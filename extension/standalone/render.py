@@ -50,14 +50,14 @@ class _Plan:
     seed: int
 
 
-def check(request: Txt2Img) -> None:
+def check(studio: Studio, request: Txt2Img) -> None:
     """Check what can be checked before a job waits its turn.
 
     Raises:
         RequestError: a value out of bounds, or an unknown sampler.
         PromptError: a LoRA tag that cannot be read.
     """
-    _plan(request)
+    _plan(studio, request)
 
 
 def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
@@ -69,15 +69,16 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
         RequestError: as `check`.
         LoraError: a LoRA tag, name or file failed, and the setting says to fail.
     """
-    plan = _plan(request)
+    plan = _plan(studio, request)
     pictures: list[Picture] = []
     cancelled = False
     pipeline = studio.model.pipeline
     values = Overridden(studio.host, request.settings)
-    always = studio.session.always_on.stack.tags()
+    wanted = settings(values)
+    always, unread = studio.session.always_tags(wanted.skip_bad)
     try:
-        activation = studio.session.begin(plan.prompt.tags, settings(values), request.calls, always)
-        notes = (*activation.skipped, *activation.notes, *_notes(studio, plan))
+        activation = studio.session.begin(plan.prompt.tags, wanted, request.calls, always, [plan.seed])
+        notes = (*(one.reason for one in unread), *activation.skipped, *activation.notes, *_notes(studio, plan))
         parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
         for batch in range(request.n_iter):
             pictures += _batch(studio, plan, batch, parameters, watch)
@@ -89,10 +90,11 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     return Result(tuple(pictures), plan.seed, cancelled, activation.lines(), notes, activation.warnings)
 
 
-def _plan(request: Txt2Img) -> _Plan:
+def _plan(studio: Studio, request: Txt2Img) -> _Plan:
     request.check()
     seed = secrets.randbelow(2**32) if request.seed == -1 else request.seed
-    return _Plan(request, parse(request.prompt), find_sampling(request.sampler, request.schedule), seed)
+    prompt = parse(request.prompt, studio.session.block_presets.all)
+    return _Plan(request, prompt, find_sampling(request.sampler, request.schedule), seed)
 
 
 def _batch(studio: Studio, plan: _Plan, batch: int, parameters: Mapping[str, str], watch: Watch) -> list[Picture]:

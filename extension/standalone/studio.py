@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import register
+from ..hosts._clocks import SchedulerClock
 from ..hosts.standalone import STANDALONE, StandaloneHost
 from ..options import FAIL, ON_BAD_LORA
 from . import offload
@@ -71,6 +72,7 @@ def open_studio(
     session = register()
     if session is None:
         raise RuntimeError("Remora could not be set up; the log has the reason")
+    session.set_clock(SchedulerClock(lambda: model.pipeline.scheduler))
     inversions = TextualInversions(model.pipeline)
     STANDALONE.set_components(model.pipeline.components, model.checkpoints, inversions.use)
     offload.set_mode(model.pipeline, offload_mode, device)

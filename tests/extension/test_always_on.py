@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extension.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile, StackRefusedError, parameters, read
-from extension.prompt import Tag
+from extension.tag import Tag
 
 STACK = AlwaysOn(True, (AlwaysOnEntry("a", True, 0.8, 0.5), AlwaysOnEntry("b", False)))
 NUMBERS = st.floats(-1e6, 1e6)
@@ -69,8 +69,8 @@ def test_what_is_no_stack_is_refused_with_the_place(data: Any, told: str) -> Non
 
 def test_every_picture_gets_what_is_on_and_nothing_where_the_stack_is_off() -> None:
     zero = AlwaysOnEntry("c", True, 0.0, 0.0)
-    assert AlwaysOn(True, (*STACK.entries, zero)).tags() == (Tag("a", te=0.5, unet=0.8),)
-    assert AlwaysOn(False, STACK.entries).tags() == ()
+    assert [one.written for one in AlwaysOn(True, (*STACK.entries, zero)).wanted()] == ["a:0.5:0.8"]
+    assert AlwaysOn(False, STACK.entries).wanted() == ()
 
 
 def test_the_parameters_text_has_the_tags_that_were_in_force() -> None:

@@ -60,7 +60,7 @@ def parameters(answer: dict[str, Any]) -> dict[str, str]:
 
 
 def entry(name: str, **fields: object) -> dict[str, object]:
-    return {"name": name, "on": True, "unet": 1.0, "text_encoder": 1.0, **fields}
+    return {"name": name, "on": True, "unet": 1.0, "text_encoder": 1.0, **fields, "more": ""}
 
 
 def put(client: TestClient, *entries: dict[str, object], always_on: bool = True) -> Any:

@@ -157,6 +157,35 @@ def test_state_stack_and_inspection(ask: Checked) -> None:
     assert ask("GET", "/inspect", params={"name": "zorp", "model": "loaded"})["hit"] == 264
 
 
+def test_blocks_and_presets_of_weights_for_them(ask: Checked) -> None:
+    blocks = ask("GET", "/blocks")
+    lengths = [one["length"] for one in blocks["layouts"]]
+    assert sorted(lengths) == [12, 17, 20, 26]  # a UNet's
+    assert [one["id"] for one in blocks["blocks"]] == blocks["layouts"][0]["ids"]
+    assert {"id": "BASE", "title": "Text encoders"} in blocks["blocks"]
+    assert all(one["title"] for one in blocks["blocks"])
+    assert {"name": "ALL0.5", "values": ",".join(["0.5"] * 17), "own": False} in blocks["presets"]
+    made = ask("PUT", "/blocks/presets", json={"name": "Mine", "values": "1,R,-0.5"})
+    assert {"name": "Mine", "values": "1,R,-0.5", "own": True} in made["presets"]
+    gone = ask("DELETE", "/blocks/presets", params={"name": "Mine"})
+    assert gone == blocks
+
+
+def test_an_always_on_entry_may_have_further_fields(ask: Checked) -> None:
+    entry = {"name": "zorp", "on": True, "unet": 0.5, "text_encoder": 1.0, "more": "lbw=OUTALL:stop=10"}
+    assert ask("PUT", "/stack", json={"always_on": True, "entries": [entry]})["entries"] == [entry]
+    for more, why in (
+        ("lbw=NO", "no preset"),
+        ("<", "fields of a tag"),
+        (7, "fields of a tag"),
+        ("stop=x", "not a number"),
+    ):
+        detail = ask("PUT", "/stack", 422, json={"always_on": True, "entries": [{**entry, "more": more}]})
+        assert why in detail or "neither a number nor block weights" in detail
+    assert ask("GET", "/stack")["entries"] == [entry]
+    ask("PUT", "/stack", json={"always_on": False, "entries": []})
+
+
 def test_presets(ask: Checked) -> None:
     made = ask("PUT", "/preset", params={"name": "Mine"}, json={"text": "<lora:zorp:0.5> zorp\n<lora:stripes:1>"})
     assert made["presets"] == [{"name": "Mine", "text": "<lora:zorp:0.5> zorp\n<lora:stripes:1>", "thumbnail": ""}]
@@ -207,6 +236,10 @@ def test_a_comparison(ask: Checked) -> None:
         ("DELETE", "/preset", 404, {"params": {"name": "x"}}, "there is no preset 'x'"),
         ("POST", "/presets", 422, {"json": {"text": "# Remora preset 2: x\n<lora:a:1>"}}, "is of version 2"),
         ("POST", "/presets", 422, {"json": {"text": ""}}, "there is no LoRA in this text"),
+        ("PUT", "/blocks/presets", 422, {"json": {"name": "a", "values": "1,x"}}, "value 2 of the list, 'x'"),
+        ("PUT", "/blocks/presets", 422, {"json": {"name": "a:b", "values": "1,0"}}, "a preset's name is"),
+        ("PUT", "/blocks/presets", 422, {"json": {"name": 1, "values": "1,0"}}, "must be text"),
+        ("DELETE", "/blocks/presets", 422, {"params": {"name": "no"}}, "there is no preset of block weights 'no'"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["zorp"]}}, "is not in the prompt"),
         ("POST", "/compare", 422, {"json": {"prompt": "", "names": []}}, "the prompt is empty"),
         ("POST", "/compare", 422, {"json": {"prompt": "<lora:zorp:1>", "names": ["zorp"]}}, "give 1 to 150 strengths"),

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from extension.batch import Wish, text_keys, wanted
+from extension.batch import text_keys, wanted
 from extension.catalog import CatalogFile
-from extension.prompt import Tag, parse
+from extension.prompt import parse
+from extension.tag import Tag, Wished
 from lib_lora import PerImage, Stack
 
 TEXTS = ("text_encoder",)
 
 
-def image(prompt: str) -> list[tuple[Wish, CatalogFile]]:
+def image(prompt: str) -> list[tuple[Wished, CatalogFile]]:
     tags = parse(prompt).tags
-    return [(tag, CatalogFile(Path(f"{tag.name}.safetensors"), tag.name, 1, 1)) for tag in tags]
+    return [(tag.wished(), CatalogFile(Path(f"{tag.name}.safetensors"), tag.name, 1, 1)) for tag in tags]
 
 
 def stack(*prompts: str, in_order: bool = False) -> tuple[Stack, list[CatalogFile]]:

@@ -1,19 +1,57 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extension.prompt import PromptError, Tag, format_tag, parse, parse_arguments
-from lib_lora import Entry, LoraError
+from extension.block_weights import BUILT_IN, BlockPresets, Blocks, read_list
+from extension.prompt import PromptError, format_tag, parse, parse_arguments
+from extension.tag import PASSES, Tag
+from lib_lora import Curve, Element, Entry, LoraError, Shape, Strength, Unit, Window
 
 NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=["Cs", "Cc"]), min_size=1).filter(
     lambda name: name == name.strip()
 )
 NUMBERS = st.floats(-10, 10, allow_nan=False)
-TAGS = st.builds(
-    Tag, NAMES, NUMBERS, NUMBERS, st.none() | st.integers(1, 512), st.frozensets(st.sampled_from(["high", "low"]))
-)
+PLACES = st.floats(0, 60, allow_nan=False)
+
+
+@st.composite
+def tags(draw: st.DrawFn) -> Tag:
+    """Any tag that can be written; all its schedules go by the same unit and have the same shape."""
+    unit, shape = draw(st.sampled_from(get_args(Unit))), draw(st.sampled_from(get_args(Shape)))
+    points = st.lists(st.tuples(PLACES, NUMBERS), min_size=1, max_size=4)
+    amounts = NUMBERS | points.map(lambda found: Curve(tuple(found), unit, shape))
+    window = st.builds(Window, *[st.none() | st.floats(0, 60) for _ in range(4)])
+    return Tag(
+        draw(NAMES),
+        draw(amounts),
+        draw(amounts),
+        draw(st.none() | st.integers(1, 512)),
+        draw(st.frozensets(st.sampled_from(["high", "low"]))),
+        draw(st.none() | amounts),
+        draw(st.none() | amounts),
+        draw(st.dictionaries(st.sampled_from(["in", "mid", "out"]), amounts)),
+        draw(st.sampled_from(["", "unet", "transformer_2"])),
+        draw(blocks()),
+        draw(window),
+        draw(st.frozensets(st.sampled_from(PASSES), max_size=3)),
+    )
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Blocks:
+    x, rules = draw(st.just(1.0) | NUMBERS), draw(st.sampled_from(["", *BUILT_IN.elements]))
+    name = draw(st.sampled_from(["", *BUILT_IN.lists]))
+    cells = st.lists(NUMBERS | st.sampled_from(["R", "U", "X", "X+0.5", "X-.25"]), min_size=2, max_size=30)
+    written = name or draw(st.just("") | cells.map(lambda values: ",".join(map(str, values))))
+    values = BUILT_IN.lists[name] if name else read_list(written) if written else ()
+    return Blocks(written, values, rules, BUILT_IN.elements.get(rules, ()), x)
+
+
+TAGS = tags()
 
 
 @pytest.mark.parametrize(
@@ -40,6 +78,131 @@ def test_every_written_form(written: str, tag: Tag) -> None:
     assert parse(f"a {written} b").tags == (tag,)
 
 
+def curve(*points: float, **more: str) -> Curve:
+    """Of value, place, value, place …, as they are written."""
+    return Curve(tuple(zip(points[1::2], points[::2], strict=True)), **more)  # type: ignore[arg-type]
+
+
+def rules_of(name: str) -> tuple[str, tuple[Element, ...]]:
+    return name, BUILT_IN.elements[name]
+
+
+OUTALL = Blocks("OUTALL", BUILT_IN.lists["OUTALL"])
+SEVENTEEN = "0,0,1,0,0,0,0,0,0,0,0,0,0,0,0,0,0"
+
+
+@pytest.mark.parametrize(
+    ("written", "want"),
+    [
+        # cheald/sd-webui-loractl, README.md
+        ("network:0.5:hr=1.0", {"te": 0.5, "unet": 0.5, "hires_te": 1.0, "hires_unet": 1.0}),
+        ("network:0@0,1@1:hr=1@0,0@1", {"te": curve(0, 0, 1, 1), "hires_unet": curve(1, 0, 0, 1)}),
+        ("st4rw4ar5at4t:0@0,1@0.4", {"unet": curve(0, 0, 1, 0.4)}),
+        ("pixel:1:0@5,1@6", {"te": 1.0, "unet": curve(0, 5, 1, 6)}),
+        ("foo:te=0.5:unet=1@0,0@1:hr=0.6", {"te": 0.5, "unet": curve(1, 0, 0, 1), "hires_te": 0.6}),
+        ("foo:0.25~0.5;1", {"unet": curve(0.25, 0.5, 1, 1)}),  # `~` and `;` for those whose prompts use @ and ,
+        ("foo:hrte=0.2:hrunet=0.3", {"te": 1.0, "hires_te": 0.2, "hires_unet": 0.3}),
+        # hako-mikan/sd-webui-lora-block-weight, README.md
+        (f"foo:1:{SEVENTEEN}", {"te": 1.0, "unet": 1.0, "blocks": Blocks(SEVENTEEN, read_list(SEVENTEEN))}),
+        (f"foo:1:1:lbw={SEVENTEEN}", {"blocks": Blocks(SEVENTEEN, read_list(SEVENTEEN))}),
+        ("foo:1:OUTALL", {"te": 1.0, "unet": 1.0, "blocks": OUTALL}),
+        ("foo:0.5:OUTALL:0.7", {"te": 0.5, "unet": 0.5, "blocks": Blocks("OUTALL", OUTALL.values, x=0.7)}),
+        ("foo:0.5:1:lbw=OUTALL:x=0.7", {"te": 0.5, "blocks": Blocks("OUTALL", OUTALL.values, x=0.7)}),
+        ("foo:1:w=OUTALL", {"blocks": OUTALL}),
+        ("foo:1:lbw=OUTALL:stop=10", {"blocks": OUTALL, "during": Window(stop=10)}),
+        ("foo:1:OUTALL:start=10", {"blocks": OUTALL, "during": Window(start=10)}),
+        (
+            "foo:1:1:lbw=OUTALL:lbwe=ATTNDEEPON:step=2-12",
+            {
+                "blocks": Blocks("OUTALL", OUTALL.values, "ATTNDEEPON", (Element(("IN05-OUT05",), ("attn",), 1.0),)),
+                "during": Window(2, 12),
+            },
+        ),
+        ("foo:1:OUTALL:ATTNDEEPOFF", {"blocks": Blocks("OUTALL", OUTALL.values, *rules_of("ATTNDEEPOFF"))}),
+        # vladmandic/sdnext modules/lora/extra_networks_lora.py
+        ("foo:1.0:te=0.5:in=0.2:mid=1:out=0.8", {"te": 0.5, "sides": {"in": 0.2, "mid": 1.0, "out": 0.8}}),
+        ("foo:1:module=Transformer_2", {"module": "transformer_2"}),
+        # our own
+        ("foo:1@14,0@1:by=sigma:curve=cosine", {"unet": curve(1, 14, 0, 1, unit="sigma", shape="cosine")}),
+        ("foo:1:sigma=14-1.5", {"during": Window(high=14, low=1.5)}),
+        ("foo:1:sigma=1e-1-", {"during": Window(high=0.1)}),
+        ("foo:1:step=-4", {"during": Window(stop=4)}),
+        ("foo:1:step=0.25-.5", {"during": Window(0.25, 0.5)}),
+        ("foo:1:pass=hires+refiner", {"passes": frozenset({"hires", "refiner"})}),
+        ("foo:1:pass=base,hires,refiner,detailer", {"passes": frozenset()}),
+    ],
+)
+def test_what_each_source_writes(written: str, want: dict[str, object]) -> None:
+    (tag,) = parse(f"<lora:{written}>").tags
+    assert tag.name == written.partition(":")[0]
+    assert {name: getattr(tag, name) for name in want} == want
+    assert parse(format_tag(tag)).tags == (tag,)
+    assert parse(f"<loractl:{written}>").tags == (tag,)
+
+
+def test_presets_are_those_that_are_given() -> None:
+    presets = BlockPresets({"MINE": (0.5, "R"), "0,1": (1.0,)})
+    assert parse("<lora:a:1:MINE>", presets).tags[0].blocks.values == (0.5, "R")
+    with pytest.raises(PromptError, match="'OUTALL' is neither a number nor block weights; presets of block weights"):
+        parse("<lora:a:1:OUTALL>", presets)
+    with pytest.raises(PromptError, match="there are no presets of rules"):
+        parse("<lora:a:1:lbwe=ATTNDEEPON>", presets)
+
+
+def test_what_a_tag_means_in_a_pass() -> None:
+    (tag,) = parse("<lora:a:0.5:1:hr=0.2:pass=base,hires>").tags
+    model = dict.fromkeys(("unet", "transformer", "prior", "llm_adapter"), 1.0)
+    assert tag.wished("base").multiplier == {"text_encoder": 0.5, **model}
+    assert tag.wished("hires").multiplier == 0.2
+    assert tag.wished("refiner").multiplier == 0.0
+    assert not tag.is_off
+    assert parse("<lora:a:0:hr=0:pass=detailer>").tags[0].is_off
+    assert not parse("<lora:a:0:hr=1>").tags[0].is_off
+    assert parse("<lora:a:0@0,0@1>").tags[0].is_off
+
+
+def test_a_function_of_a_tag() -> None:
+    (tag,) = parse("<lora:a:0.5:0@0,1@1:lbw=OUTALL:stop=4:in=0.3>").tags
+    found = tag.multiplier
+    assert isinstance(found, Strength)
+    assert isinstance(found.of, dict | type(found.of))
+    assert found.amount("unet") == curve(0, 0, 1, 1)
+    assert found.amount("unet", "in") == 0.3
+    assert found.amount("text_encoder_2") == 0.5
+    assert found.during == Window(stop=4)
+    assert found.blocks is not None
+    assert found.blocks.values == (1.0, *[0.0] * 7, *[1.0] * 9)
+    (alone,) = parse("<lora:a:0.7:module=transformer_2>").tags
+    names = ("transformer", "transformer_2", "text_encoder", "unet")
+    assert [Entry("a", alone.multiplier).strength(name) for name in names] == [0.0, 0.7, 0.0, 0.0]
+
+
+def test_drawn_weights_are_those_of_the_seed() -> None:
+    (tag,) = parse("<lora:a:1:lbw=R,U,X,X+0.5,X-.25:x=2>").tags
+    (other,) = parse("<lora:a:1:lbw=R,U,X,X+0.5,X-.25,R:x=2>").tags
+
+    def drawn(of: Tag, seed: int | None) -> tuple[float, ...]:
+        found = of.wished(seed=seed).multiplier
+        assert isinstance(found, Strength)
+        assert found.blocks is not None
+        assert found.blocks.values is not None
+        return found.blocks.values
+
+    assert drawn(tag, 1) == drawn(tag, 1)
+    assert drawn(tag, 1)[2:] == (2.0, 2.5, 1.75)
+    assert len({drawn(tag, seed)[:2] for seed in range(40)} | {drawn(other, 1)[:2]}) == 41
+    assert all(0 <= drawn(tag, seed)[0] <= 1 and -0.5 <= drawn(tag, seed)[1] <= 1.5 for seed in range(200))
+    assert drawn(tag, None) != drawn(tag, None)
+
+
+def test_what_is_left_alone_is_left_alone_in_every_pass() -> None:
+    (tag,) = parse("<lora:a:0.5:0@0,1@1:hr=0.7:in=0.2>").tags
+    texts = tag.without(["text_encoder", "text_encoder_2"])
+    assert (texts.te, texts.hires_te, texts.unet, texts.hires_unet) == (0.0, 0.0, curve(0, 0, 1, 1), 0.7)
+    model = tag.without(["unet"])
+    assert (model.te, model.hires_te, model.unet, model.hires_unet, model.sides) == (0.5, 0.7, 0.0, 0.0, {})
+
+
 def test_a_tag_may_be_for_one_expert_alone() -> None:
     (tag,) = parse("<lora:foo:0.7:high>").tags
     found = Entry("foo.safetensors", tag.multiplier)
@@ -62,13 +225,30 @@ def test_tags_are_cut_out_and_everything_else_stays() -> None:
     [
         ("a <lora:x:1.1.>", "1.1.", "'1.1.' is not a number"),
         ("a <lora:x:>", ">", "'' is not a number"),
-        ("a <lora:x:1:nan>", "nan", "'nan' is not a number"),
+        ("a <lora:x:unet=nan>", "nan", "'nan' is not a number"),
+        ("a <lora:x:1:nan>", "nan", "'nan' is neither a number nor block weights; presets of block weights there are"),
         ("a <lora:x:1e999>", "1e999", "is not a number"),
         ("a <lora:x:1:1:0>", "0>", "is not a rank"),
         ("a <lora:x:dyn=4.5>", "4.5", "is not a rank"),
         ("a <lora:x:1:1:8:9>", "9>", "a fourth number"),
-        ("a <lora:x:lbw=1>", "lbw", "'lbw' is no setting"),
+        ("a <lora:x:lbv=1>", "lbv", "'lbv' is no setting"),
         ("a <lora:x:te=1:te=2>", "te=2", "set twice"),
+        ("a <lora:x:1:lbw=OUTALL:w=OUTALL>", "w=OUT", "set twice"),
+        ("a <lora:x:0@0,1@no>", "no", "'no' is not a number"),
+        ("a <lora:x:0@0,1@0.5@1>", "1@0.5@1", "is no point"),
+        ("a <lora:x:0@0,@1>", "@1", "'' is not a number"),
+        ("a <lora:x:1:lbw=1,2,B>", "1,2,B", "value 3 of the list, 'B', is neither a number nor R, U or X"),
+        ("a <lora:x:1:lbw=OUTAL>", "OUTAL", "'OUTAL' is neither a number nor block weights"),
+        ("a <lora:x:1:lbw=>", ">", "'' is neither a number nor block weights"),
+        ("a <lora:x:1:lbwe=OUTALL>", "OUTALL", "presets of rules there are: ATTNDEEPOFF"),
+        ("a <lora:x:1:step=4>", "4>", "'4' is no range, as 2-12"),
+        ("a <lora:x:1:sigma=->", "->", "'-' is no range, as 14-1"),
+        ("a <lora:x:1:start=-2>", "-2", "-2 is below 0"),
+        ("a <lora:x:1:pass=hire>", "hire", "'hire' is no pass; there are base, hires, refiner, detailer"),
+        ("a <lora:x:0@0,1@1:by=minute>", "minute", "'minute' is none of step, sigma, timestep"),
+        ("a <lora:x:1:curve=cosine>", "cosine", "says how points are meant, and there are none"),
+        ("a <lora:x:1:module=a b>", "a b", "is no part of a model"),
+        ("a <lora:x:1:in=much>", "much", "'much' is not a number"),
         ("a <lora::1>", ":1>", "name is missing"),
         ("a <lora:x:1 and more", "<lora", "not closed"),
         ("a <lora:x:1 <lora:y:1>", "<lora:x", "not closed"),
@@ -105,6 +285,17 @@ def test_arguments_alone_are_read_as_in_a_tag() -> None:
     assert "<lora:x:what>"[caught.value.position :].startswith("what")
 
 
+@given(st.text(st.sampled_from("0123456789.@~,;:=-+RUXOUTALLbwesteprcugmahindoy "), max_size=60))
+def test_any_fields_are_read_or_refused_and_what_is_read_is_written_again(fields: str) -> None:
+    tag = place = None
+    try:
+        tag = parse_arguments(f"x:{fields}")
+    except PromptError as error:
+        place = error.position
+    assert tag is not None or 0 <= (place or 0) <= len(f"<lora:x:{fields}>")
+    assert tag is None or parse(format_tag(tag)).tags == (tag,)
+
+
 @given(st.lists(TAGS, max_size=4), st.text(st.characters(exclude_characters="<>")))
 def test_what_is_written_is_read_back(tags: list[Tag], text: str) -> None:
     parsed = parse(text.join(["", *map(format_tag, tags), ""]))
@@ -112,7 +303,7 @@ def test_what_is_written_is_read_back(tags: list[Tag], text: str) -> None:
     assert parsed.text == text * (len(tags) + 1)
 
 
-@given(st.text(st.sampled_from("<>:lora lyco te=unet=dyn=0.1-x"), max_size=60))
+@given(st.text(st.sampled_from("<>:lora lyco te=unet=dyn=0.1-x@,lbwOUTALRX+stop"), max_size=60))
 def test_any_text_is_read_or_refused_at_a_place_inside_it(prompt: str) -> None:
     error, text = None, prompt
     try:

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from extension.catalog import CatalogError
 from extension.hosts.standalone import StandaloneHost
-from extension.prompt import Tag
 from extension.session import Memory, Session, Settings
 from extension.standalone.demo import Demo
+from extension.tag import Tag
 from lib_lora import ActivationError, Engine, LoraError, PickleError, Reading
 from lib_lora.skeleton import skeleton
 from tests.fakes import accelerator

@@ -13,6 +13,7 @@ from extension.catalog import CatalogError
 from extension.hosts import Axis
 from extension.hosts._axes import add_axes
 from extension.presets import PresetError
+from extension.prompt import PromptError
 from extension.standalone.studio import Studio
 from extension.xyz import NONE, axes
 
@@ -34,6 +35,12 @@ def by_label(studio: Studio) -> Iterator[dict[str, Axis]]:
         ("LoRA strength", 0.25, "a fox <lora:zorp:0.25> x <lora:stripes:1:0.8>"),
         ("Second LoRA's strength", 0.0, "a fox <lora:zorp:0.5> x <lora:stripes:0>"),
         ("Strength of all LoRA", 0.3, "a fox <lora:zorp:0.3> x <lora:stripes:0.3>"),
+        ("LoRA block weights", "OUTALL", "a fox <lora:zorp:0.5:lbw=OUTALL> x <lora:stripes:1:0.8>"),
+        ("LoRA block weights", "1,0,R", "a fox <lora:zorp:0.5:lbw=1,0,R> x <lora:stripes:1:0.8>"),
+        ("LoRA block weights", NONE, PROMPT),
+        ("LoRA schedule", "0@0;1@0.5", "a fox <lora:zorp:0.5:unet=0@0;1@0.5> x <lora:stripes:1:0.8>"),
+        ("LoRA schedule", "stop=10", "a fox <lora:zorp:0.5:stop=10> x <lora:stripes:1:0.8>"),
+        ("LoRA schedule", NONE, PROMPT),
         ("LoRA preset", "Mine", "a fox x <lora:night:0.4> moon <lora:neon:1>"),
         ("LoRA preset", NONE, "a fox x"),
     ],
@@ -45,6 +52,8 @@ def test_what_they_make_of_a_prompt(by_label: dict[str, Axis], label: str, value
 def test_of_a_prompt_without_lora(by_label: dict[str, Axis]) -> None:
     assert by_label["LoRA"].apply("a fox", "night") == "a fox <lora:night:1>"
     assert by_label["LoRA"].apply("a fox", NONE) == "a fox"
+    with pytest.raises(RuntimeError, match="the prompt has no LoRA whose strength"):
+        by_label["LoRA block weights"].apply("a fox", "OUTALL")
     with pytest.raises(RuntimeError, match="the prompt has 0 LoRA"):
         by_label["LoRA strength"].apply("a fox", 1.0)
 
@@ -56,6 +65,18 @@ def test_values_are_offered_and_checked(by_label: dict[str, Axis]) -> None:
     assert {NONE, "zorp", "night"} <= set(lora.choices())
     assert preset.choices() == [NONE, "Mine"]
     lora.check("zorp"), lora.check(NONE), preset.check("Mine")
+    blocks, schedule = by_label["LoRA block weights"], by_label["LoRA schedule"]
+    assert blocks.choices is not None
+    assert {NONE, "OUTALL"} <= set(blocks.choices())
+    for good in (NONE, "OUTALL", "1,0,1"):
+        blocks.check(good)
+    for good in (NONE, "0@0;1@0.5", "step=2-8"):
+        schedule.check(good)
+    with pytest.raises(PromptError, match="neither a number nor block weights"):
+        blocks.check("OUTAL")
+    for bad in ("0@0;x@1", "stop=x", "much", "stap=2"):
+        with pytest.raises(PromptError):
+            schedule.check(bad)
     with pytest.raises(CatalogError, match="did you mean zorp"):
         lora.check("zorpp")
     with pytest.raises(PresetError, match="no preset 'Yours'"):
@@ -86,7 +107,7 @@ def test_a_plot_gets_them_once_and_loses_them_again(plot: SimpleNamespace, studi
     assert plot.axis_options is options  # others hold the list itself
     labels = [option.label for option in options]
     assert labels[:2] == ["Seed", "[Remora] LoRA"]
-    assert len(labels) == len(set(labels)) == 6
+    assert len(labels) == len(set(labels)) == 8
     p = SimpleNamespace(prompt=PROMPT)
     options[2].apply(p, 0.75, [0.75])
     assert p.prompt == "a fox <lora:zorp:0.75> x <lora:stripes:1:0.8>"
@@ -100,4 +121,4 @@ def test_sdnexts_plot_is_found_by_its_module(monkeypatch: pytest.MonkeyPatch, st
     found = SimpleNamespace(AxisOption=AxisOption, axis_options=[])
     monkeypatch.setitem(__import__("sys").modules, "scripts.xyz.xyz_grid_classes", found)
     add_axes(axes(studio.session))
-    assert len(found.axis_options) == 5
+    assert len(found.axis_options) == 7

@@ -328,7 +328,7 @@ class FakeForge:
                 f"on_{name}": self.callbacks[name].append
                 for name in ("ui_settings", "ui_tabs", "before_ui", "app_started", "model_loaded", "script_unloaded")
             }
-            | {"on_infotext_pasted": self.callbacks["infotext_pasted"].append},
+            | {f"on_{name}": self.callbacks[name].append for name in ("infotext_pasted", "cfg_denoiser")},
             "modules.shared": self._shared(),
             "modules.extra_networks": {},
             "modules.sd_models": {"model_data": SimpleNamespace(sd_model=NoModel(), forge_loading_parameters={})},
@@ -617,6 +617,9 @@ def _processing(host: FakeForge) -> type:
                     self.setup_conds()
                     host.load(host.model.forge_objects.unet)
                 host.on_step(step)
+                denoiser = SimpleNamespace(p=self, step=step)
+                for callback in host.callbacks["cfg_denoiser"]:
+                    callback(SimpleNamespace(denoiser=denoiser, sampling_step=step, total_sampling_steps=self.steps))
                 x = x + 0.5 * self.denoised(x)
             return x
 

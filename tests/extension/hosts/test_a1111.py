@@ -353,6 +353,57 @@ def test_t11_the_hires_pass_of_a_batch(host: A1111Fake) -> None:
         assert (found.images[i] - alone).abs().max() <= 1e-5 * alone.abs().max()
 
 
+@pytest.mark.parametrize("order", [1, 2])
+def test_the_first_steps_alone_have_it_and_the_others_go_on_as_without(host: A1111Fake, order: int) -> None:
+    """`stop=2` of 4 steps, against a LoRA that is taken off by hand after two; second-order samplers call twice."""
+    # the stand-in's steps are calls
+    more = {"steps": 4 * order, "sampler_options": {"second_order": order == 2}}
+
+    def off_by_hand(call: int) -> None:
+        if call == 2 * order:
+            A1111.remora._session._engine.set_multiplier(0, 0.0)  # type: ignore[attr-defined]
+
+    want = one(host.generate("x<lora:unet:1>", during=off_by_hand, **more))
+    assert torch.equal(one(host.generate("x<lora:unet:1:stop=2>", **more)), want)
+    assert not torch.equal(one(host.generate("x<lora:unet:1>", **more)), want)
+    assert not torch.equal(one(host.generate("x", **more)), want)
+
+
+def test_a_schedule_in_a1111_is_its_value_at_each_step(host: A1111Fake) -> None:
+    def by_hand(step: int) -> None:
+        value = max(step - 1, 0) / 4  # of six steps, by loractl's formula
+        A1111.remora._session._engine.set_multiplier(0, {"unet": value, "text_encoder": 1.0})  # type: ignore[attr-defined]
+
+    want = one(host.generate("x<lora:a:1:0.5>", during=by_hand, steps=6))
+    assert torch.equal(one(host.generate("x<lora:a:1:0@0,1@1>", steps=6)), want)
+    both = one(host.generate("x<lora:a:1:0@0,1@1>", steps=6, enable_hr=True))
+    assert torch.equal(one(host.generate("x<lora:a:1:0@0,1@1:hrunet=0@0,1@1>", steps=6, enable_hr=True)), both)
+
+
+def test_hires_has_strengths_of_its_own(host: A1111Fake) -> None:
+    want = one(host.generate("x<lora:a:0.5>", enable_hr=True, hr_prompt="x<lora:a:1>"))
+    assert torch.equal(one(host.generate("x<lora:a:0.5:hr=1>", enable_hr=True)), want)
+    base = one(host.generate("x<lora:a:1>", enable_hr=True, hr_prompt="x"))
+    assert torch.equal(one(host.generate("x<lora:a:1:pass=base>", enable_hr=True)), base)
+
+
+@pytest.mark.parametrize("refiner", ["B", "other"])
+def test_a_refiner_is_a_pass(host: A1111Fake, refiner: str) -> None:
+    host.shared.opts.data["sd_checkpoints_limit"] = 2
+    job = {"refiner": refiner, "checkpoint": "A"}
+
+    def off_for_the_refiner(step: int) -> None:
+        if step == 1:
+            A1111.remora._session.end()  # type: ignore[attr-defined]
+
+    want = one(host.generate("a<lora:unet:1>", during=off_for_the_refiner, **job))
+    assert torch.equal(one(host.generate("a<lora:unet:1:pass=base>", **job)), want)
+    assert not torch.equal(one(host.generate("a<lora:unet:1>", **job)), want)
+    alone = one(host.generate("a<lora:unet:1:pass=refiner>", **job))
+    assert not torch.equal(alone, want)
+    assert not torch.equal(alone, one(host.generate("a", **job)))
+
+
 @pytest.mark.parametrize("refiner", ["B", "other"])
 @pytest.mark.parametrize("kept", [1, 2])
 def test_t11_a_refiner_has_the_loras_too(host: A1111Fake, refiner: str, kept: int) -> None:

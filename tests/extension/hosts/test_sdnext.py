@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import DPMSolverMultistepScheduler
 from torch import Tensor
 
 from extension.guest import Guest
@@ -203,6 +204,46 @@ def test_t11_the_hires_pass_has_what_its_own_prompt_says(setup: Setup) -> None:
     result = setup.web.generate(f"x{A}", refiner_prompt=f"y{B}")
     assert torch.equal(result.images[0], base[0] + hires[0])
     assert of_lora(result.infotexts[0])[0] == "LoRA networks: zorp, stripes"
+
+
+def test_a_schedule_counts_the_steps_of_the_scheduler(setup: Setup) -> None:
+    setup.web.steps = 6
+    setup.web.data.sd_model.scheduler = DPMSolverMultistepScheduler()
+
+    def each_step(prompt: str) -> list[Tensor]:
+        setup.picture(prompt)
+        return setup.web.each_step
+
+    strong, plain = each_step("x<lora:stripes:0.5>"), each_step("x")
+    first_two = each_step("x<lora:stripes:0.5:stop=2>")
+    assert [torch.equal(*pair) for pair in zip(first_two, strong, strict=True)] == [True, True, *[False] * 4]
+    assert [torch.equal(*pair) for pair in zip(first_two, plain, strict=True)] == [False, False, *[True] * 4]
+    growing = each_step("x<lora:stripes:0@0,0.5@1>")
+    assert [torch.equal(*pair) for pair in zip(growing, plain, strict=True)] == [True, True, *[False] * 4]
+    assert [torch.equal(*pair) for pair in zip(growing, strong, strict=True)] == [*[False] * 5, True]
+
+
+def test_a_lora_of_one_pass_is_in_no_other(setup: Setup) -> None:
+    plain, with_lora = setup.picture("x"), setup.picture("x<lora:stripes:0.5>")
+    twice = setup.web.generate("x<lora:stripes:0.5:pass=hires>", refiner_prompt="x<lora:stripes:0.5:pass=hires>").images
+    assert torch.equal(torch.stack(twice), plain + with_lora)
+    twice = setup.web.generate("x<lora:stripes:0.5:hr=0>", refiner_prompt="x<lora:stripes:0.5:hr=0>").images
+    assert torch.equal(torch.stack(twice), with_lora + plain)
+    assert torch.equal(setup.picture("x<lora:stripes:0.5:pass=detailer>", detailer_enabled=True), plain + with_lora)
+    assert torch.equal(setup.picture("x<lora:stripes:0.5:pass=base>", detailer_enabled=True), with_lora + plain)
+
+
+def test_presets_of_the_block_weight_extension_are_read(setup: Setup) -> None:
+    folder = setup.loras / "extensions" / "sd-webui-lora-block-weight" / "scripts"
+    folder.mkdir(parents=True)
+    (folder / "lbwpresets.txt").write_text("# mine\nHALF:" + ",".join(["0.5"] * 26), encoding="utf-8")
+    (folder / "elempresets.txt").write_text("NOATTN::attn:0", encoding="utf-8")
+    setup.web.shared.cmd_opts.data_dir = str(setup.loras)
+    presets = setup.session.block_presets.all
+    assert presets.lists["HALF"] == (0.5,) * 26
+    assert "OUTALL" in presets.lists
+    assert "NOATTN" in presets.elements
+    assert not torch.equal(setup.picture("x<lora:stripes:1:HALF>"), setup.picture("x<lora:stripes:1>"))
 
 
 def test_t2_t11_the_detailer_keeps_the_loras_of_its_image(setup: Setup) -> None:

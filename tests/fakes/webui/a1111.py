@@ -61,6 +61,7 @@ class Processing:
         self.extra_generation_params: dict[str, Any] = {}
         self.comments: dict[str, int] = {}
         self.disable_extra_networks = False
+        self.sampler_options: dict[str, Any] = {}
         self.prompts: Any = None
         self.scripts: Any = None
         self.all_prompts: list[str] = []
@@ -123,14 +124,18 @@ class Denoiser:
 
     def __init__(self, host: A1111Fake, p: Processing) -> None:
         self.host, self.p, self.step = host, p, 0
-        self.sampler = SimpleNamespace(sampler_extra_args={"cond": p.c, "uncond": p.uc})
+        self.sampler = SimpleNamespace(
+            sampler_extra_args={"cond": p.c, "uncond": p.uc}, config=SimpleNamespace(options=p.sampler_options)
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.host.interrupted:
             raise InterruptedError
         self.p.during(self.step)
         if self.p.refiner is not None and self.step == 1:
+            self.p.extra_generation_params["Refiner"] = self.p.refiner
             self.host.reload_model_weights(self.p.refiner)
+            self.p.refiner_checkpoint_info = self.host.models.model_data.sd_model.sd_checkpoint_info
             self.p.setup_conds()
             self.sampler.sampler_extra_args.update(cond=self.p.c, uncond=self.p.uc)
         conds, uncond = self.sampler.sampler_extra_args["cond"].batch, self.sampler.sampler_extra_args["uncond"]
@@ -138,7 +143,10 @@ class Denoiser:
         contexts = [part.schedules[0].cond for parts in conds for part in parts]
         negative = [schedule[0].cond for schedule in uncond]
         x_in = torch.cat([x[owners], x])
-        self.host.callbacks.run("cfg_denoiser", SimpleNamespace(x=x_in, denoiser=self))
+        params = SimpleNamespace(
+            x=x_in, denoiser=self, sampling_step=max(self.step - 1, 0), total_sampling_steps=self.p.steps
+        )
+        self.host.callbacks.run("cfg_denoiser", params)
         out = self._call(x_in, contexts, negative)
         guided = out[len(owners) :].clone() if len(out) > len(owners) else out[[owners.index(i) for i in range(len(x))]]
         base = guided.clone()

@@ -144,6 +144,8 @@ class SDNext:
         self.asked_for_model = 0
         self.encoded: list[str] = []
         self.interrupt_at_step = False
+        self.steps = 1
+        self.each_step: list[Tensor] = []
         self.builtin = extra_networks.BuiltinOfSdNext()
         self.modules = self._modules()
 
@@ -227,8 +229,16 @@ class SDNext:
         embedder = self.modules["modules.prompt_parser_diffusers"].PromptEmbedder(prompts, p)
         texts = torch.cat([*embedder.negatives, *embedder.positives])
         noise = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1)).repeat(len(texts), 1, 1, 1)
+        pipe = self.data.sd_model
+        pipe.scheduler.set_timesteps(self.steps)
+        self.each_step = []
         with torch.no_grad():
-            found = self.data.sd_model.unet(noise, 500, encoder_hidden_states=texts).sample
+            for (
+                timestep
+            ) in pipe.scheduler.timesteps:  # always of one timestep: only what is in force makes a difference
+                found = pipe.unet(noise, timestep, encoder_hidden_states=texts).sample
+                self.each_step.append(found[len(prompts) :])
+                pipe.scheduler.step(found, timestep, noise)
         if self.interrupt_at_step:
             self.state.interrupted, self.interrupt_at_step = True, False
             raise StoppedError

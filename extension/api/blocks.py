@@ -1,0 +1,83 @@
+"""`/remora/v1/blocks`: the blocks of the loaded model, and presets of weights for them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from ..block_weights import BlockWeightsError, format_list
+from .answers import BROKEN, UNPROCESSABLE, answer, object_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..session import Session
+
+_MAX_BODY = 1 << 16  # bytes
+_TITLES = {
+    "BASE": "Text encoders",
+    "CLIP": "CLIP text encoder",
+    "T5": "T5 text encoder",
+    "IN": "What comes before the blocks",
+    "OUT": "What comes behind the blocks",
+    "M00": "Middle block",
+}
+_KINDS = {"IN": "Down block", "OUT": "Up block", "D": "Double block", "S": "Single block", "B": "Block"}
+
+
+class BlocksApi:
+    """The blocks over one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def list(self, request: Request) -> Response:
+        """Tell the blocks of the loaded model, the lists of weights it takes, and presets of them."""
+        lists = self._session.model_blocks().lists()
+        presets, own = self._session.block_presets.all, self._session.block_presets.own
+        return answer(
+            request,
+            {
+                "blocks": [{"id": one, "title": title(one)} for one in (lists[0] if lists else ())],
+                "layouts": [{"length": len(one), "ids": list(one)} for one in lists],
+                "presets": [
+                    {"name": name, "values": format_list(values), "own": name in own}
+                    for name, values in presets.lists.items()
+                ],
+                "rules": list(presets.elements),
+            },
+        )
+
+    async def put(self, request: Request) -> Response:
+        """Keep a list of block weights under a name, in place of the one of that name."""
+        data = await object_of(request, _MAX_BODY, "a preset of block weights", "name", "values")
+        name, values = data.get("name"), data.get("values")
+        if not isinstance(name, str) or not isinstance(values, str):
+            raise HTTPException(UNPROCESSABLE, "name and values of a preset of block weights must be text")
+        await run_in_threadpool(_tried, lambda: self._session.block_presets.put(name, values))
+        return self.list(request)
+
+    def remove(self, request: Request, name: str) -> Response:
+        """Forget one of the user's own presets of block weights."""
+        _tried(lambda: self._session.block_presets.delete(name))
+        return self.list(request)
+
+
+def title(block: str) -> str:
+    """Return a block's name for people."""
+    letters = block.rstrip("0123456789")
+    if block in _TITLES:
+        return _TITLES[block]
+    return f"{_KINDS.get(letters, letters)} {int(block[len(letters) :])}" if block != letters else block
+
+
+def _tried(work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except BlockWeightsError as error:
+        raise HTTPException(UNPROCESSABLE, str(error)) from error
+    except OSError as error:
+        detail = f"the presets of block weights cannot be kept, so they are as before: {error.strerror or error}"
+        raise HTTPException(BROKEN, detail) from error

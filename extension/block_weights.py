@@ -1,0 +1,229 @@
+"""Block weights as prompts and preset files write them: lists, presets by name, rules for some layers; pure.
+
+    lbw=1,0,0,0,1,1,1,1,1,1,1,1,0,0,0,0,0     lbw=OUTALL     lbwe=ATTNDEEPON
+
+A value of a list is a number, `R` (drawn from 0 to 1), `U` (drawn from -0.5 to 1.5), or `X` (that of `x=`, with
+`X+0.2` and `X-0.2`). The files, the values and the presets that come along are those of
+hako-mikan/sd-webui-lora-block-weight scripts/lora_block_weight.py.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias, TypeVar
+
+from lib_lora import BlockWeights, Element
+
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = re.compile(NUMBER)
+_INHERITED = re.compile(r"X(?:([+-])(\d+\.?\d*|\.\d+))?")
+_T = TypeVar("_T")
+_MOST = 400
+"""Values of a list; no model has as many blocks."""
+_NAME = re.compile(r"[^:<>=,#\s](?:[^:<>=,#]*[^:<>=,#\s])?")
+_MAX_NAME = 100  # characters
+_DIGITS = 3  # of a value that is drawn
+
+Value: TypeAlias = float | str
+"""A number, or a letter for one."""
+
+DEFAULT = """\
+NONE:0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0
+ALL:1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1
+INS:1,1,1,1,0,0,0,0,0,0,0,0,0,0,0,0,0
+IND:1,0,0,0,1,1,1,0,0,0,0,0,0,0,0,0,0
+INALL:1,1,1,1,1,1,1,0,0,0,0,0,0,0,0,0,0
+MIDD:1,0,0,0,1,1,1,1,1,1,1,1,0,0,0,0,0
+OUTD:1,0,0,0,0,0,0,0,1,1,1,1,0,0,0,0,0
+OUTS:1,0,0,0,0,0,0,0,0,0,0,0,1,1,1,1,1
+OUTALL:1,0,0,0,0,0,0,0,1,1,1,1,1,1,1,1,1
+ALL0.5:0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5,0.5
+"""
+DEFAULT_ELEMENTS = """\
+ATTNDEEPON:IN05-OUT05:attn:1
+
+ATTNDEEPOFF:IN05-OUT05:attn:0
+
+PROJDEEPOFF:IN05-OUT05:proj:0
+"""
+
+
+class BlockWeightsError(ValueError):
+    """What is written is no list and no preset; the text says what of it is wrong, or which presets there are."""
+
+
+@dataclass(frozen=True)
+class BlockPresets:
+    """What stands for a list, or for rules, by name; names are case-sensitive."""
+
+    lists: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
+    elements: Mapping[str, tuple[Element, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The block weights of a tag."""
+
+    written: str = ""
+    """A list or a preset's name."""
+    values: tuple[Value, ...] = ()
+    rules: str = ""
+    """Name of a preset of rules."""
+    elements: tuple[Element, ...] = ()
+    x: float = 1.0
+    """What `X` stands for."""
+
+    def weights(self, seed: int | None = None) -> BlockWeights | None:
+        """Return what they mean, None where nothing was written.
+
+        Args:
+            seed: of the picture; the same values are drawn for it again, and others without one.
+        """
+        if not self.values and not self.elements:
+            return None
+        # of the list as well, so that two LoRA of one picture have values of their own
+        draw = random.Random() if seed is None else random.Random(f"{seed}:{self.written}")  # no secret
+        values = tuple(_drawn(value, self.x, draw) for value in self.values)
+        return BlockWeights(values or None, self.elements)
+
+    @property
+    def random(self) -> bool:
+        """Whether a value is drawn."""
+        return any(value in ("R", "U") for value in self.values)
+
+
+def read_list(text: str) -> tuple[Value, ...]:
+    """Read a list.
+
+    Raises:
+        BlockWeightsError: a value is none.
+    """
+    written = [one.strip() for one in text.split(",")]
+    if len(written) > _MOST:
+        raise BlockWeightsError(f"a list of {len(written)} block weights; no model has as many")
+    return tuple(_value(one, place) for place, one in enumerate(written, 1))
+
+
+def is_list(text: str) -> bool:
+    """Tell whether a text is meant as a list, and not as a name."""
+    return "," in text
+
+
+def read_presets(text: str) -> dict[str, tuple[Value, ...]]:
+    """Read a file of lists, a line each: `NAME:1,0,…`; as in the original, any other line is a comment."""
+    found = {}
+    for line in text.splitlines():
+        name, colon, values = line.partition(":")
+        if colon and "#" not in line and "," in values:
+            try:
+                found[name.strip()] = read_list(values)
+            except BlockWeightsError:
+                continue
+    return found
+
+
+def read_rules(text: str) -> dict[str, tuple[Element, ...]]:
+    """Read a file of rules, set apart by blank lines: `NAME:blocks:words:weight`, more of them by commas or lines."""
+    found = {}
+    for part in re.split(r"\n\s*\n", text):
+        name, colon, written = part.strip().partition(":")
+        if colon:
+            rules = [_element(one.strip()) for one in re.split(r"[,\n]", written)]
+            if any(rules):
+                found[name.strip()] = tuple(rule for rule in rules if rule is not None)
+    return found
+
+
+def format_presets(presets: Mapping[str, Sequence[Value]]) -> str:
+    """Write lists so that `read_presets` reads them back."""
+    return "".join(f"{name}:{format_list(values)}\n" for name, values in presets.items())
+
+
+def format_list(values: Iterable[Value]) -> str:
+    """Write a list."""
+    return ",".join(value if isinstance(value, str) else f"{value:.12g}" for value in values)
+
+
+def checked_name(name: str) -> str:
+    """Return a name for a preset.
+
+    Raises:
+        BlockWeightsError: a tag could not name it, or a file could not hold it.
+    """
+    name = name.strip()
+    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+        raise BlockWeightsError(
+            f"a preset's name is 1 to {_MAX_NAME} characters without any of : < > = , and #, not {name[:60]!r}"
+        )
+    if _NUMBER.fullmatch(name):
+        raise BlockWeightsError(f"{name!r} is a number, and so no name: a tag could not tell them apart")
+    return name
+
+
+def known(what: str, names: Iterable[str]) -> str:
+    """Return a part of a sentence that tells the names there are."""
+    found = sorted(names)
+    shown = ", ".join(found[:20]) + (", …" if len(found) > 20 else "")
+    return f"{what} there are: {shown}" if found else f"there are no {what}"
+
+
+def _value(text: str, place: int) -> Value:
+    if text in ("R", "U") or _INHERITED.fullmatch(text):
+        return text
+    if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+        raise BlockWeightsError(f"value {place} of the list, {text[:20]!r}, is neither a number nor R, U or X")
+    return float(text)
+
+
+def _drawn(value: Value, x: float, draw: random.Random) -> float:
+    if isinstance(value, float | int):
+        return float(value)
+    if value == "R":
+        return round(draw.random(), _DIGITS)
+    if value == "U":
+        return round(draw.uniform(-0.5, 1.5), _DIGITS)
+    match = _INHERITED.fullmatch(value)
+    assert match is not None  # as it was read
+    offset = float(match[2] or 0)
+    return x - offset if match[1] == "-" else x + offset
+
+
+def _element(text: str) -> Element | None:
+    """One rule; None for what is none."""
+    parts = text.split(":")
+    if len(parts) != 3 or not _NUMBER.fullmatch(parts[2].strip()):
+        return None
+    (not_blocks, blocks), (not_words, words) = (_negated(part) for part in parts[:2])
+    return Element(blocks, words, float(parts[2]), not_blocks, not_words)
+
+
+def _negated(text: str) -> tuple[bool, tuple[str, ...]]:
+    words = text.split()
+    return (True, tuple(words[1:])) if words[:1] == ["NOT"] else (False, tuple(words))
+
+
+class _AnyName(Mapping[str, tuple[_T, ...]]):
+    """Has an empty value for every name."""
+
+    def __getitem__(self, name: str) -> tuple[_T, ...]:
+        return ()
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+NO_BLOCKS = Blocks()
+BUILT_IN = BlockPresets(read_presets(DEFAULT), read_rules(DEFAULT_ELEMENTS))
+"""Those that come along."""
+ANY = BlockPresets(_AnyName[Value](), _AnyName[Element]())
+"""For tags that are only kept: which presets there are when they are used is not known."""

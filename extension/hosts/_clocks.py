@@ -1,0 +1,86 @@
+"""Which step a call of the model is of: by A1111's denoiser, or by the scheduler of a diffusers pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lib_lora import Moment
+
+
+class DenoiserClock:
+    """By what A1111's family tells before each call of the model.
+
+    Its counter of steps lags behind and is ahead in the second call of a second-order sampler, so calls are counted.
+    Source: AUTOMATIC1111/stable-diffusion-webui modules/sd_samplers_cfg_denoiser.py and sd_samplers_kdiffusion.py.
+    """
+
+    def __init__(self) -> None:
+        self._now = Moment()
+
+    def look(self, params: Any) -> None:
+        """Take the host's `CFGDenoiserParams`."""
+        steps = params.total_sampling_steps
+        calls = getattr(getattr(params, "denoiser", None), "step", None)
+        step = params.sampling_step if calls is None else calls // _order(params.denoiser)
+        self._now = Moment(min(step, max(steps - 1, 0)), steps)
+
+    def __call__(self, timestep: Callable[[], float | None]) -> Moment:
+        return self._now
+
+
+def _order(denoiser: Any) -> int:
+    """How often its sampler calls the model for one step."""
+    options = getattr(getattr(getattr(denoiser, "sampler", None), "config", None), "options", None) or {}
+    return 2 if options.get("second_order", False) else 1
+
+
+class SchedulerClock:
+    """By the scheduler that a diffusers pipeline samples with.
+
+    Args:
+        scheduler: the present one; None where there is none.
+    """
+
+    def __init__(self, scheduler: Callable[[], Any]) -> None:
+        self._scheduler = scheduler
+        self._timesteps: Any = None  # as it last was, an object of its own for each pass
+        self._values: Sequence[float] = ()
+        self._first = 0
+
+    def __call__(self, timestep: Callable[[], float | None]) -> Moment:
+        scheduler = self._scheduler()
+        timesteps = getattr(scheduler, "timesteps", None)
+        if timesteps is None or len(timesteps) == 0:
+            return Moment()
+        index = getattr(scheduler, "step_index", None)
+        if timesteps is not self._timesteps:
+            self._timesteps, self._values = timesteps, [float(one) for one in timesteps.tolist()]
+            self._first = self._beginning(scheduler, index, timestep)
+        if index is None:
+            index = self._first if hasattr(scheduler, "step_index") else self._place(timestep)
+        order = max(int(getattr(scheduler, "order", 1)), 1)
+        steps = -(-(len(self._values) - self._first) // order)
+        return Moment((index - self._first) // order, steps, _sigma(scheduler, index))
+
+    def _beginning(self, scheduler: Any, index: int | None, timestep: Callable[[], float | None]) -> int:
+        """Where the pass begins: img2img leaves out the first timesteps."""
+        begin = getattr(scheduler, "begin_index", None)
+        if isinstance(begin, int):
+            return begin
+        return self._place(timestep) if index is None else index
+
+    def _place(self, timestep: Callable[[], float | None]) -> int:
+        """Of the call's timestep; of the first one where it is told by none."""
+        now = timestep()
+        if now is None:
+            return self._first
+        return min(range(len(self._values)), key=lambda i: abs(self._values[i] - now))
+
+
+def _sigma(scheduler: Any, index: int) -> float | None:
+    """The noise, where the scheduler counts by it and it lies where reading it waits for nothing."""
+    sigmas = getattr(scheduler, "sigmas", None)
+    if sigmas is None or not 0 <= index < len(sigmas) or getattr(sigmas, "is_cuda", False):
+        return None
+    return float(sigmas[index])

@@ -1,0 +1,124 @@
+"""One LoRA wish as written in a prompt, and what it means for a pass of a picture; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+from lib_lora import Amount, Curve, Multiplier, Strength, Window, is_off
+
+from .block_weights import NO_BLOCKS, Blocks
+
+Pass: TypeAlias = Literal["base", "hires", "refiner", "detailer"]
+"""What a web UI does for a picture, one after the other, each with steps of its own."""
+PASSES: tuple[Pass, ...] = ("base", "hires", "refiner", "detailer")
+SIDES = ("in", "mid", "out")
+EXPERTS = {"high": "transformer", "low": "transformer_2"}
+_DENOISERS = ("unet", "transformer", "prior", "llm_adapter")
+ALWAYS = Window()
+_EVERYTHING = ("text_encoder", *_DENOISERS)
+
+
+@dataclass(frozen=True)
+class Wished:
+    """A LoRA, and how strong it is wished for one pass."""
+
+    name: str
+    multiplier: Multiplier
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Tag:
+    """One LoRA wish as written in a prompt."""
+
+    name: str
+    te: Amount = 1.0
+    unet: Amount = 1.0
+    rank: int | None = None
+    noise: frozenset[str] = frozenset()
+    """Of `high` and `low`, those whose expert alone it is for."""
+    hires_te: Amount | None = None
+    """In the second pass; None is as in the first."""
+    hires_unet: Amount | None = None
+    sides: Mapping[str, Amount] = field(default_factory=dict)
+    """In place of `unet`, for the blocks of a UNet in front of its middle, in it, or behind it."""
+    module: str = ""
+    """The component that alone it is for."""
+    blocks: Blocks = NO_BLOCKS
+    during: Window = ALWAYS
+    passes: frozenset[str] = frozenset()
+    """Those that alone it is for; none is all."""
+
+    @property
+    def multiplier(self) -> Multiplier:
+        """What it means in the first pass, without drawn block weights of a picture."""
+        return self.wished().multiplier
+
+    def wished(self, at: str = "base", seed: int | None = None) -> Wished:
+        """What it means in a pass.
+
+        Args:
+            at: the pass.
+            seed: of the picture, for block weights that are drawn.
+        """
+        return Wished(self.name, self._multiplier(at, seed), self.rank)
+
+    def _multiplier(self, at: str, seed: int | None) -> Multiplier:
+        if self.passes and at not in self.passes:
+            return 0.0
+        te, unet = self.te, self.unet
+        if at == "hires":
+            te = te if self.hires_te is None else self.hires_te
+            unet = unet if self.hires_unet is None else self.hires_unet
+        of = self._of(te, unet)
+        blocks, sides = self.blocks.weights(seed), self.sides
+        if blocks is None and not sides and self.during.always:
+            plain = _numbers(of)
+            if plain is not None:
+                return plain
+        return Strength(of, dict(sides) if not self.module else {}, self.during, blocks)  # type: ignore[arg-type]
+
+    def _of(self, te: Amount, unet: Amount) -> Amount | Mapping[str, Amount]:
+        """The amount of each component; one where all have the same."""
+        if self.module:
+            own = te if self.module.startswith("text_encoder") else unet
+            return {**dict.fromkeys(_EVERYTHING, 0.0), self.module: own}
+        if te == unet and not self.noise:
+            return unet
+        model = dict.fromkeys(_DENOISERS, unet)
+        if self.noise:
+            model |= {expert: unet if noise in self.noise else 0.0 for noise, expert in EXPERTS.items()}
+        return {"text_encoder": te, **model}
+
+    def without(self, components: Collection[str]) -> Tag:
+        """The same, leaving some components alone: text encoders, or the unet and transformer."""
+        if any(name.startswith("text_encoder") for name in components):
+            hires = None if self.hires_te is None else 0.0
+            # of one amount for both parts, the unet's stays
+            return replace(self, te=0.0, hires_te=hires).without([one for one in components if one in _DENOISERS])
+        if {"unet", "transformer"} & set(components):
+            return replace(self, unet=0.0, hires_unet=None if self.hires_unet is None else 0.0, sides={})
+        return self
+
+    @property
+    def is_off(self) -> bool:
+        """Whether every multiplier is 0 in every pass, which equals no tag."""
+        return all(is_off(self.wished(one).multiplier) for one in PASSES)
+
+    @property
+    def curve(self) -> Curve | None:
+        """One of its schedules; all go by the same unit and have the same shape."""
+        amounts = (self.te, self.unet, self.hires_te, self.hires_unet, *self.sides.values())
+        return next((amount for amount in amounts if isinstance(amount, Curve)), None)
+
+
+def _numbers(of: Amount | Mapping[str, Amount]) -> float | Mapping[str, float] | None:
+    """A multiplier that is no function; None where it is one."""
+    if isinstance(of, Curve):
+        return None
+    if isinstance(of, Mapping):
+        numbers = {name: amount for name, amount in of.items() if not isinstance(amount, Curve)}
+        return numbers if len(numbers) == len(of) else None
+    return of
