@@ -147,6 +147,8 @@ class Catalog:
         for file in files:
             row = self.index.get(file)
             self.index.change(file, used=now, uses=1 if row is None else row.uses + 1)
+        if files:
+            self._scanner.ask()  # which saves it
 
     def with_id(self, wanted: str) -> CatalogFile:
         """Return the file with an id.

@@ -45,6 +45,9 @@ class Scanner:
         self.index = index
         self._reader = FactsReader()
         self._asked = threading.Event()
+        """What was found is to be read, and what is known to be saved."""
+        self._due = True
+        """The folders are to be looked through before that."""
         self._idle = threading.Event()
         """Set while nothing is waiting to be read."""
         self._hurry = threading.Event()
@@ -63,7 +66,8 @@ class Scanner:
         """Begin; does nothing where it has begun."""
         if self._thread is None:
             self._stopped = False
-            self._ask()
+            self._due = True
+            self.ask()
             self._thread = threading.Thread(target=self._run, name="remora-scan", daemon=True)
             self._thread.start()
 
@@ -93,6 +97,16 @@ class Scanner:
 
     def look(self) -> Mapping[Path, Found]:
         """Look at the folders now, by names and stamps alone; what is new is read by the thread."""
+        found = self._walk()
+        self.ask()
+        return found
+
+    def ask(self) -> None:
+        """Have the thread read what is not known yet, and save what is."""
+        self._idle.clear()
+        self._asked.set()
+
+    def _walk(self) -> Mapping[Path, Found]:
         self._hurry.set()
         with self._walking:
             found = {one.file.path: one for one in walk(self._folders())}
@@ -102,7 +116,6 @@ class Scanner:
                 self._note(one, names[one.file])
             self.found = found
         self._walked.set()
-        self._ask()
         return found
 
     def somebody_looks(self) -> None:
@@ -132,17 +145,13 @@ class Scanner:
         if len(self.index):
             self._hurry.wait(_LATER)  # what is known from before is shown first
         while not self._stopped:
-            if self._asked.is_set() or self._is_time():
-                self._asked.clear()
+            self._due = self._due or self._is_time()
+            if self._asked.is_set() or self._due:
                 try:
                     self._scan()
                 except Exception:  # whatever a folder or a file does, the next look may go well
                     logger.exception("remora: the LoRA folders could not be looked through")
             self._asked.wait(1.0)
-
-    def _ask(self) -> None:
-        self._idle.clear()
-        self._asked.set()
 
     def _is_time(self) -> bool:
         now = time.monotonic()
@@ -153,8 +162,10 @@ class Scanner:
 
     def _scan(self) -> None:
         self._watch()
-        waiting = [one for one in self.look().values() if self._is_new(one)]
-        self._asked.clear()  # `look` asks for what is done now
+        self._asked.clear()  # whoever asks from now on is served by the next round
+        due, self._due = self._due, False
+        found = self._walk() if due or self.found is None else self.found
+        waiting = [one for one in found.values() if self._is_new(one)]
         for done, one in enumerate(waiting):
             if self._stopped:
                 break
@@ -166,7 +177,7 @@ class Scanner:
         if len(waiting) >= _SAVE_EVERY:
             _give_memory_back()
         self.progress = Progress(False, len(waiting), len(waiting))
-        self._scanned = time.monotonic()
+        self._scanned = time.monotonic() if due else self._scanned
         if not self._asked.is_set():
             self._idle.set()
 

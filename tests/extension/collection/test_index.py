@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import pytest
 
 from extension.catalog import Catalog
 from extension.collection import Index, Row, walk
+from lib_lora import glance
 from tests.extension.collection.test_facts import lora
 
 
@@ -169,6 +171,41 @@ def test_without_a_watcher_the_folders_are_looked_through_again(
     lora(folder / "a.safetensors")
     catalog.somebody_looks()
     _until(lambda: len(catalog.index) == 1)
+
+
+def test_a_refresh_walks_once_and_what_comes_meanwhile_is_not_forgotten(
+    started: Callable[[], Catalog], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "watchdog.events", None)  # nothing tells of changes
+    catalog = started()
+    walks: list[int] = []
+    monkeypatch.setattr("extension.collection.scan.walk", lambda folders: walks.append(1) or walk(folders))
+    lora(folder / "a.safetensors")
+    reading, go_on = threading.Event(), threading.Event()
+
+    def slow(path: Path) -> object:
+        reading.set()
+        assert go_on.wait(30)
+        return glance(path)
+
+    monkeypatch.setattr("extension.collection.facts.glance", slow)
+    catalog.refresh()
+    assert reading.wait(30)
+    lora(folder / "b.safetensors")
+    catalog.refresh()  # while the first is being read
+    go_on.set()
+    assert catalog.wait(30)
+    assert [one.file.name for one in catalog.index.rows() if one.complete] == ["a", "b"]
+    assert len(walks) == 2
+
+
+def test_when_a_file_was_used_is_saved_soon(started: Callable[[], Catalog], folder: Path, tmp_path: Path) -> None:
+    lora(folder / "a.safetensors")
+    catalog = started()
+    catalog.used([catalog.find("a")])
+    assert catalog.wait(30)
+    kept = Index(tmp_path / "data")  # as after the process was killed
+    assert [one.uses for one in kept.rows()] == [1]
 
 
 def test_the_folders_may_be_gone(tmp_path: Path) -> None:
