@@ -4,7 +4,8 @@ import {Api, ApiError, query} from "./api.js";
 import * as boxes from "./boxes.js";
 import {Catalog, NO_FILTERS} from "./catalog.js";
 import {History} from "./history.js";
-import {hasWords, makeTag, readTags, reordered, split, takenBack, withEntry, withMultipliers, withoutEntry} from "./prompt.js";
+import {bodyOf, entryOf, hasWords, makeTag, readBody, readTags, reordered, setMultipliers, split, tagOf, takenBack, withBody, withEntry,
+    withoutEntry} from "./prompt.js";
 import {Store} from "./store.js";
 
 const POLL = 2000; // milliseconds between two looks at the state, while the tab is seen
@@ -27,7 +28,7 @@ export class Controller {
             server: null, targets: [], target: "", prompt: "", negative: "", off: [],
             always: {on: false, entries: []}, stackProblem: "",
             query: "", filters: NO_FILTERS, sort: "name", view: "grid", pane: "library",
-            details: null, dialog: "", canUndo: false, canRedo: false, presets: null, presetProblem: "",
+            details: null, dialog: "", canUndo: false, canRedo: false, presets: null, presetProblem: "", blocks: null,
             ...remembered(),
         });
     }
@@ -283,14 +284,27 @@ export class Controller {
         return withoutEntry(this.state.prompt, row.index, this.wordsOf(row.name), others);
     }
 
-    setStrength(row, te, unet) {
+    /** Change what stands in an entry's tag; `change` is given it. Changes of one `what` in a row are taken back together. */
+    edit(row, change, what = "") {
+        const key = what && `${row.off ? "off " : ""}${what} ${row.key}`;
         if (row.off) {
-            const tag = {...row.off.tag, te, unet};
-            this.change({off: this.state.off.map((one) => one === row.off ? {...one, tag} : one)}, `off ${row.key}`);
+            const tag = this.tagWith(row.off.tag.kind, change(row.off.tag.body));
+            this.change({off: this.state.off.map((one) => one === row.off ? {...one, tag} : one)}, key);
             return;
         }
         this.readBoxes();
-        this.change({prompt: withMultipliers(this.state.prompt, row.index, te, unet)}, `strength ${row.key}`);
+        const tag = this.tags()[row.index];
+        if (tag?.name !== row.name) return; // typed over meanwhile
+        this.change({prompt: withBody(this.state.prompt, row.index, change(tag.body))}, key);
+    }
+
+    tagWith(kind, body) {
+        return {...readBody(body, this.standard), kind, body};
+    }
+
+    /** Set the multipliers, numbers or points as text. */
+    setStrength(row, te, unet) {
+        this.edit(row, (body) => setMultipliers(body, te, unet), "strength");
     }
 
     /** Switch an entry off, which takes it out of the prompt, or on again. */
@@ -298,15 +312,14 @@ export class Controller {
         this.readBoxes();
         const {state} = this;
         if (!on) {
-            const {name, te, unet, extra, problem, body} = row;
-            const one = {target: state.target, before: row.index, tag: {name, te, unet, extra, problem, body}};
+            const one = {target: state.target, before: row.index, tag: this.tagWith(row.kind, row.body)};
             const later = state.off.map((other) =>
                 other.target === state.target && other.before > row.index ? {...other, before: other.before - 1} : other);
             this.change({prompt: this.withoutRow(row), off: [...later, one]});
             return;
         }
         const {tag} = row.off;
-        const text = makeTag(tag.body ?? tag.name, tag.te, tag.unet);
+        const text = `<${tag.kind}:${tag.body}>`;
         const count = this.tags().length;
         const words = this.wordsOf(tag.name);
         let prompt = withEntry(state.prompt, text, hasWords(state.prompt, words) ? "" : words);
@@ -360,15 +373,22 @@ export class Controller {
         const {always} = this.state;
         if (always.entries.some((one) => one.name === name)) return;
         const strength = this.meaning(name).lora?.strength ?? this.standard;
-        const entry = {name, on: true, unet: strength, text_encoder: strength};
+        const entry = {name, on: true, unet: strength, text_encoder: strength, more: ""};
         this.changeAlways({on: always.entries.length ? always.on : true, entries: [...always.entries, entry]});
+    }
+
+    /** Change what the tag of such an entry would say. */
+    editAlways(entry, change, what = "") {
+        const {always} = this.state;
+        const entries = always.entries.map((one) => one === entry ? {...one, ...entryOf(change(bodyOf(one)))} : one);
+        this.changeAlways({...always, entries}, what && `always ${what} ${entry.name}`);
     }
 
     /** Take an entry out of the prompt, and give it to every picture instead. */
     pin(row) {
         const {always} = this.state;
         const name = this.meaning(row.name).lora?.name ?? row.name;
-        const entry = {name, on: row.on, unet: row.unet, text_encoder: row.te};
+        const entry = {name, on: row.on, ...entryOf(row.body, this.standard)};
         const entries = [...always.entries.filter((one) => one.name !== name), entry];
         const changes = row.off
             ? {off: this.state.off.filter((one) => one !== row.off)}
@@ -380,8 +400,7 @@ export class Controller {
     unpin(entry) {
         const {always} = this.state;
         const words = this.wordsOf(entry.name);
-        const tag = makeTag(entry.name, entry.text_encoder, entry.unet);
-        const prompt = withEntry(this.state.prompt, tag, hasWords(this.state.prompt, words) ? "" : words);
+        const prompt = withEntry(this.state.prompt, tagOf(entry), hasWords(this.state.prompt, words) ? "" : words);
         this.change({prompt, always: {...always, entries: always.entries.filter((one) => one !== entry)}});
     }
 
@@ -398,6 +417,28 @@ export class Controller {
         const {on, entries} = this.state.always;
         const stack = await this.api.ask("PUT", "stack", {always_on: on, entries});
         this.set({stackProblem: stack.problem, said: "Saved."});
+    }
+
+    // --- blocks of the model ---
+
+    /** Ask which blocks the model has, where it is not known; throws what the server refuses. */
+    async askBlocks() {
+        const model = this.state.server?.model ?? null;
+        if (this.state.blocks && this.state.blocks.model === model) return;
+        this.takeBlocks(await this.api.get("blocks"), model);
+    }
+
+    /** Keep block weights under a name; throws what the server refuses. */
+    async saveBlocks(name, values) {
+        this.takeBlocks(await this.api.ask("PUT", "blocks/presets", {name, values}));
+    }
+
+    async deleteBlocks(name) {
+        this.takeBlocks(await this.api.ask("DELETE", `blocks/presets?${query({name})}`));
+    }
+
+    takeBlocks(told, model = this.state.blocks?.model ?? null) {
+        this.set({blocks: {...told, model}});
     }
 
     // --- notes ---

@@ -1,18 +1,14 @@
 // LoRA tags within a prompt: read, and changed so that nothing else in it is touched. Pure; the server's
-// extension/prompt_edit.py does the same, and one table of cases holds both.
+// extension/prompt_edit.py does the same, and one table of cases holds both. What a tag says is read in tag.js.
 
-const TAG = /<(lora|lyco):([^<>]*)(>?)/gi;
-const NUMBER = /^[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$/i;
-const FIELDS = ["te", "unet", "dyn"];
-const FLAGS = ["high", "low"];
+import {readBody} from "./tag.js";
 
-/** A number as it is written into a tag. */
-export function written(value) {
-    return String(Number(value.toFixed(6)));
-}
+export {bodyOf, entryOf, makeTag, readBody, setField, setMultipliers, tagOf} from "./tag.js";
+
+const TAG = /<(lora|lyco|loractl):([^<>]*)(>?)/gi;
 
 /**
- * The tags of a prompt in order, each with its place: {name, te, unet, extra, problem, start, end, text, kind, body}.
+ * The tags of a prompt in order, each with its place and what `readBody` says of it: {start, end, text, kind, body, ...}.
  * What cannot be read has a `problem`.
  */
 export function readTags(prompt, standard = 1) {
@@ -24,82 +20,14 @@ export function readTags(prompt, standard = 1) {
     });
 }
 
-function readBody(body, standard) {
-    const [name, ...fields] = body.split(":");
-    const read = {name: name.trim(), te: standard, unet: standard, extra: [], problem: ""};
-    const values = {};
-    const placed = [];
-    for (const field of fields) {
-        const at = field.indexOf("=");
-        const key = at < 0 ? "" : field.slice(0, at).trim();
-        if (at < 0 && FLAGS.includes(field.trim().toLowerCase())) {
-            read.extra.push(field.trim().toLowerCase());
-        } else if (at < 0) {
-            placed.push(field);
-        } else if (!FIELDS.includes(key)) {
-            read.problem = `“${key}” is no setting of a LoRA tag; the settings are ${FIELDS.join(", ")}`;
-        } else {
-            values[key] = field.slice(at + 1);
-        }
-    }
-    placed.slice(0, FIELDS.length).forEach((value, at) => {
-        if (!(FIELDS[at] in values)) values[FIELDS[at]] = value;
-    });
-    if (placed.length > FIELDS.length) read.problem = `a fourth number, “${placed[FIELDS.length]}”`;
-    if (!read.name) read.problem = "the name is missing";
-    for (const key of ["te", "unet"]) {
-        if (!(key in values)) continue;
-        if (NUMBER.test(values[key].trim())) read[key] = Number(values[key]);
-        else read.problem = `“${values[key]}” is not a number`;
-    }
-    if (!("unet" in values)) read.unet = read.te;
-    if ("dyn" in values) read.extra.push(`rank ${values.dyn.trim()}`);
-    return read;
-}
-
-/** What stands between `<lora:` and `>` with other multipliers, each where one is written already. */
-export function setMultipliers(body, te, unet) {
-    const [name, ...fields] = body.split(":");
-    const named = {};
-    fields.forEach((field, at) => {
-        if (field.includes("=")) named[field.split("=")[0].trim()] = at;
-    });
-    let placed = fields.map((_, at) => at)
-        .filter((at) => !fields[at].includes("=") && !FLAGS.includes(fields[at].trim().toLowerCase()));
-    if ("te" in named) {
-        fields[named.te] = `te=${written(te)}`;
-    } else if (placed.length) {
-        fields[placed[0]] = written(te);
-    } else {
-        fields.unshift(written(te));
-        placed = [0];
-        for (const key of Object.keys(named)) named[key] += 1;
-    }
-    if ("unet" in named) {
-        fields[named.unet] = `unet=${written(unet)}`;
-    } else if (placed.length > 1) {
-        fields[placed[1]] = written(unet);
-        if (te === unet && placed.length === 2 && !("te" in named)) fields.splice(placed[1], 1);
-    } else if (te !== unet) {
-        if (placed.length) fields.splice(placed[0] + 1, 0, written(unet));
-        else fields.push(`unet=${written(unet)}`);
-    }
-    return [name, ...fields].join(":");
-}
-
-/** A new tag. */
-export function makeTag(name, te, unet) {
-    return `<lora:${setMultipliers(name, te, unet)}>`;
-}
-
 function replaced(prompt, start, end, text) {
     return prompt.slice(0, start) + text + prompt.slice(end);
 }
 
-/** The prompt with other multipliers in one of its tags. */
-export function withMultipliers(prompt, index, te, unet) {
+/** The prompt with something else between `<lora:` and `>` of one of its tags. */
+export function withBody(prompt, index, body) {
     const tag = readTags(prompt)[index];
-    return replaced(prompt, tag.start, tag.end, `<${tag.kind}:${setMultipliers(tag.body, te, unet)}>`);
+    return replaced(prompt, tag.start, tag.end, `<${tag.kind}:${body}>`);
 }
 
 /** The prompt with one more tag at its end, and the words that belong to it. */

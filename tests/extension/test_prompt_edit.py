@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extension.prompt import PromptError, parse
-from extension.prompt_edit import names_in, renamed, set_multipliers, with_strength, without
+from extension.prompt_edit import names_in, renamed, set_field, set_multipliers, with_field, with_strength, without
 
 CASES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "prompt_edits.json").read_text("utf-8"))
 TEXT = st.text(st.characters(exclude_characters="<>", exclude_categories=["Cs"]), max_size=30)
@@ -21,6 +21,11 @@ NUMBER = st.floats(-100, 100, allow_nan=False).map(lambda value: round(value, 4)
 @pytest.mark.parametrize(("arguments", "te", "unet", "wanted"), CASES["set_multipliers"])
 def test_multipliers_are_set_where_they_are_written(arguments: str, te: float, unet: float, wanted: str) -> None:
     assert set_multipliers(arguments, te, unet) == wanted
+
+
+@pytest.mark.parametrize(("arguments", "key", "value", "wanted"), CASES["set_field"])
+def test_fields_are_set_where_they_are_written(arguments: str, key: str, value: str, wanted: str) -> None:
+    assert set_field(arguments, key, value) == wanted
 
 
 @pytest.mark.parametrize(("text", "name", "te", "unet"), CASES["read"])
@@ -58,3 +63,23 @@ def test_a_tag_goes_with_the_blank_before_it() -> None:
 
 def test_a_name_is_changed_and_nothing_else() -> None:
     assert renamed("x <lora: b :te=1:high> <lyco:b> <lora:c:1>", "b", "d") == "x <lora:d:te=1:high> <lyco:d> <lora:c:1>"
+
+
+def test_a_field_is_set_in_every_tag_of_a_name_and_nothing_else() -> None:
+    prompt = "x <lora: b :te=1:high> (y:1.2) <lyco:b:1:IN02> <lora:c:1>"
+    changed = with_field(prompt, "b", "lbw", "OUTALL")
+    assert changed == "x <lora: b :te=1:high:lbw=OUTALL> (y:1.2) <lyco:b:1:OUTALL> <lora:c:1>"
+    assert with_field(changed, "b", "lbw", "") == "x <lora: b :te=1:high> (y:1.2) <lyco:b:1> <lora:c:1>"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("<lora:b:1:0@0,1@1>", "<lora:b:0.5:0@0,0.5@1>"),
+        ("<lora:b:0@0;2~10;1>", "<lora:b:0@0,0.5~10,0.25>"),
+        ("<lora:b:1:0@0,0@1:stop=5>", "<lora:b:0.5:0.5@0,0.5@1:stop=5>"),
+        ("<lora:b:1:IN02>", "<lora:b:0.5:IN02>"),
+    ],
+)
+def test_a_strength_keeps_the_form_of_a_schedule(before: str, after: str) -> None:
+    assert with_strength(before, "b", 0.5, 0.5) == after

@@ -1,39 +1,66 @@
 // One entry of the stack.
 
 import {html, useState} from "../vendor/preact.js";
+import {Blocks} from "./blocks.js";
+import {Sketch} from "./curve.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
 import {Button, Strength} from "./parts.js";
+import {Passes} from "./passes.js";
+import {Schedule} from "./schedule.js";
+import {summary} from "./summary.js";
 
 export function Row({controller, entry, outcome, handle}) {
-    const {name, te, unet} = entry;
+    const {name, unet} = entry;
     const {lora, problem, candidates} = controller.meaning(name);
-    const [apart, setApart] = useState(te !== unet);
-    const split = apart || te !== unet;
+    const [apart, setApart] = useState(entry.teText !== entry.unetText);
+    const [more, setMore] = useState(false);
+    const split = apart || entry.teText !== entry.unetText;
+    const curved = Boolean(entry.teCurve || entry.unetCurve);
+    const chips = summary(entry);
     const tie = () => {
         if (split) entry.setStrength(unet, unet);
         setApart(!split);
     };
     const said = entry.problem || problem;
     const doubt = !said && lora ? controller.catalog.against(lora) : "";
+    // chips stand last: where they came above the editors, those would move away under the pointer that draws in them
     return html`
         <div class="rt-row-head">
             <button type="button" class="rt-handle" title="Drag to another place" ...${handle}><${Icon} name="grip" /></button>
             <input type="checkbox" checked=${entry.on} aria-label=${`${name} on`} onChange=${(event) => entry.setOn(event.target.checked)} />
             ${lora ? html`<button type="button" class="rt-name rt-link" title=${lora.file}
                 onClick=${() => controller.set({details: lora.id})}>${name}</button>` : html`<span class="rt-name">${name || entry.text}</span>`}
-            ${entry.extra.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}
-            <${Button} label=${`Strengths of ${name} apart for UNet and text encoder`} class="rt-small rt-tie"
-                aria-pressed=${String(split)} onClick=${tie}><${Icon} name="apart" /><//>
-            ${entry.move && html`<${Button} label=${entry.moveLabel} class="rt-small" onClick=${entry.move}><${Icon} name=${entry.moveIcon} /><//>`}
-            <${Button} label=${`Remove ${name}`} class="rt-small" onClick=${entry.remove}><${Icon} name="remove" /><//>
+            <span class="rt-row-tools">
+                <${Button} label=${`More: blocks, schedule, passes of ${name}`} class="rt-small" aria-expanded=${String(more)}
+                    onClick=${() => setMore(!more)}><${Icon} name="more" /><//>
+                <${Button} label=${`Strengths of ${name} apart for UNet and text encoder`} class="rt-small rt-tie" disabled=${curved}
+                    aria-pressed=${String(split)} onClick=${tie}><${Icon} name="apart" /><//>
+                ${entry.move && html`<${Button} label=${entry.moveLabel} class="rt-small" onClick=${entry.move}><${Icon} name=${entry.moveIcon} /><//>`}
+                <${Button} label=${`Remove ${name}`} class="rt-small" onClick=${entry.remove}><${Icon} name="remove" /><//>
+            </span>
         </div>
-        ${split ? html`
-            <${Strength} title="UNet" what=${`UNet strength of ${name}`} value=${unet} set=${(value) => entry.setStrength(te, value)} />
-            <${Strength} title="Text" what=${`Text strength of ${name}`} value=${te} set=${(value) => entry.setStrength(value, unet)} />`
-            : html`<${Strength} title="" what=${`Strength of ${name}`} value=${unet} set=${(value) => entry.setStrength(value, value)} />`}
+        <${Strengths} entry=${entry} split=${split} open=${() => setMore(true)} />
+        ${more && html`<div class="rt-more">
+            <${Blocks} controller=${controller} entry=${entry} />
+            <${Schedule} entry=${entry} />
+            <${Passes} entry=${entry} />
+        </div>`}
+        ${chips.length > 0 && html`<div class="rt-chips">${chips.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`}
         ${said && html`<p class="rt-problem" role="alert">✕ ${said}</p>`}
         ${candidates.length > 0 && html`<p class="rt-hint">Write one of these: ${candidates.join(", ")}</p>`}
         ${doubt && html`<p class="rt-warning">⚠ ${doubt}</p>`}
         ${!said && entry.on && html`<${Outcome} lora=${outcome} />`}`;
+}
+
+/** The sliders, one where both halves are alike; a schedule is never overwritten by one. */
+function Strengths({entry, split, open}) {
+    const {name, te, unet, teText, unetText, teCurve, unetCurve, values} = entry;
+    const half = (title, what, value, curve, set) => curve
+        ? html`<${Sketch} title=${title} what=${what} points=${curve} shape=${values.curve} by=${values.by} open=${open} />`
+        : html`<${Strength} title=${title} what=${what} value=${value} set=${set} />`;
+    if (!split) return half("", `Strength of ${name}`, unet, unetCurve, (value) => entry.setStrength(value, value));
+    return html`
+        ${half("UNet", `UNet strength of ${name}`, unet, unetCurve, (value) => entry.setStrength(teText, value))}
+        ${half("Text", `Text strength of ${name}`, te, teCurve, (value) => entry.setStrength(value, unetText))}`;
 }

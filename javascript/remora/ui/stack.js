@@ -2,7 +2,7 @@
 
 import {html, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
-import {makeTag} from "../prompt.js";
+import {bodyOf, readBody, setMultipliers, tagOf} from "../prompt.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
 import {Button} from "./parts.js";
@@ -45,7 +45,7 @@ function Tools({controller, state, rows}) {
     const [byHand, setByHand] = useState("");
     const copy = async () => {
         const on = [...state.always.entries.filter((one) => one.on && state.always.on && !rows.some((row) => row.name === one.name))
-            .map((one) => makeTag(one.name, one.text_encoder, one.unet)), ...rows.filter((row) => row.on).map((row) => row.text)];
+            .map(tagOf), ...rows.filter((row) => row.on).map((row) => row.text)];
         const text = on.join(" ");
         const done = text !== "" && await boxes.copy(text);
         setByHand(done ? "" : text);
@@ -112,6 +112,7 @@ function inPrompt(controller, row) {
     return {
         ...row,
         setOn: (on) => controller.setOn(row, on),
+        edit: (change, what) => controller.edit(row, change, what),
         setStrength: (te, unet) => controller.setStrength(row, te, unet),
         remove: () => controller.remove(row),
         move: () => controller.pin(row),
@@ -125,7 +126,7 @@ function Always({controller, state, outcome}) {
     if (!always.entries.length && state.target) return null;
     const change = (entry, changes) => controller.changeAlways(
         {...always, entries: always.entries.map((one) => one === entry ? {...entry, ...changes} : one)}, `always ${entry.name}`);
-    const rows = always.entries.map((entry) => ({...entry, te: entry.text_encoder, extra: [], problem: "", key: entry.name, entry}));
+    const rows = always.entries.map((entry) => ({...readBody(bodyOf(entry)), name: entry.name, on: entry.on, key: entry.name, entry}));
     const move = (from, to) => {
         if (to < 0 || to >= always.entries.length) return;
         const entries = [...always.entries];
@@ -135,7 +136,8 @@ function Always({controller, state, outcome}) {
     const described = (row) => ({
         ...row,
         setOn: (on) => change(row.entry, {on}),
-        setStrength: (te, unet) => change(row.entry, {text_encoder: te, unet}),
+        edit: (what, kind) => controller.editAlways(row.entry, what, kind),
+        setStrength: (te, unet) => controller.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
         remove: () => controller.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
         move: state.target ? () => controller.unpin(row.entry) : null,
         moveLabel: `Put ${row.name} into the prompt instead`,

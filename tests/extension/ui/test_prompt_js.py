@@ -33,6 +33,14 @@ BACK = [
     ["a <lora:b:1> c", "a <lora:b:0.5> c", "x a <lora:b:0.5> c y", "x a <lora:b:1> c y"],
     ["a fox", "a fox <lora:b:1>", "something else", None],
 ]
+# body of a tag -> strengths for text encoders and UNet, the rest of an entry, and the body it becomes in a prompt again
+ENTRIES = [
+    ["a", 1, 1, "", "a:1"],
+    ["a:0.5:0.7:8", 0.5, 0.7, "dyn=8", "a:0.5:0.7:dyn=8"],
+    ["a:0.5:IN02:0.3:high", 0.5, 0.5, "lbw=IN02:x=0.3:high", "a:0.5:lbw=IN02:x=0.3:high"],
+    ["a:0.8:0@0,1@1:stop=10", 0.8, 1, "unet=0@0,1@1:stop=10", "a:0.8:0@0,1@1:stop=10"],
+    ["a:te=0@0;1@1:pass=hires", 1, 1, "te=0@0;1@1:unet=0@0;1@1:pass=hires", "a:0@0;1@1:pass=hires"],
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,6 +52,27 @@ def run(served: Served, browser: Any) -> Any:
 def test_multipliers_are_set_as_on_the_server(run: Any) -> None:
     got = run("given.map(([body, te, unet]) => m.setMultipliers(body, te, unet))", *CASES["set_multipliers"])
     assert got == [wanted for *_, wanted in CASES["set_multipliers"]]
+
+
+def test_fields_are_set_as_on_the_server(run: Any) -> None:
+    got = run("given.map(([body, key, value]) => m.setField(body, key, value))", *CASES["set_field"])
+    assert got == [wanted for *_, wanted in CASES["set_field"]]
+
+
+def test_schedules_are_read_as_points_in_order(run: Any) -> None:
+    points = "tag => [tag.teCurve, tag.unetCurve].map(c => c && c.map(p => [p.value, p.at]))"
+    got = run(f"given.map(([text]) => m.readTags(text)[0]).map({points})", *CASES["curves"])
+    assert got == [[te, unet] for _, te, unet in CASES["curves"]]
+    assert not any(run("given.map(([text]) => m.readTags(text)[0].problem)", *CASES["curves"], *CASES["read"]))
+
+
+def test_an_entry_that_is_always_on_keeps_all_that_its_tag_says(run: Any) -> None:
+    got = run("given.map(([body]) => m.entryOf(body)).map(e => [e.text_encoder, e.unet, e.more])", *ENTRIES)
+    assert got == [[te, unet, more] for _, te, unet, more, _ in ENTRIES]
+    back = run("given.map(([body]) => m.tagOf({name: 'a', ...m.entryOf(body)}))", *ENTRIES)
+    assert back == [f"<lora:{body}>" for *_, body in ENTRIES]
+    again = run("given.map(([body]) => m.entryOf(m.bodyOf({name: 'a', ...m.entryOf(body)})).more)", *ENTRIES)
+    assert again == [more for _, _, _, more, _ in ENTRIES]
 
 
 def test_tags_are_read_as_on_the_server(run: Any) -> None:

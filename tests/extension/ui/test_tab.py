@@ -408,7 +408,7 @@ def test_what_is_always_on_changes_every_picture_and_its_parameters_say_so(tab: 
     tab.strength("zorp").fill("0.8")
     tab.button("Give zorp to every picture").click()
     tab.saved()
-    assert kept(served)["entries"] == [{"name": "zorp", "on": True, "unet": 0.8, "text_encoder": 0.8}]
+    assert kept(served)["entries"] == [{"name": "zorp", "on": True, "unet": 0.8, "text_encoder": 0.8, "more": ""}]
     always = make(tab, served, "a fox")
     assert always.parameters.settings["Remora stack"] == "<lora:zorp:0.8>"
     assert always.pixels != plain.pixels

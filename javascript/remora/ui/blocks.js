@@ -1,0 +1,184 @@
+// The strip of block weights: a thin slider for each block of the model, and presets.
+
+import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {written} from "../curve.js";
+import {setField} from "../tag.js";
+import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
+import {Button, isNumber, Trouble, useTrouble} from "./parts.js";
+
+const LOWEST = -1, HIGHEST = 2; // by keys; any number can be typed
+const STEPS = {ArrowUp: 0.05, ArrowDown: -0.05, PageUp: 0.25, PageDown: -0.25};
+const OWN = "*"; // stands for weights of no preset; no preset has this name
+const UNKNOWN = {blocks: [], layouts: [], presets: []};
+
+export function Blocks({controller, entry}) {
+    const [trouble, attempt] = useTrouble();
+    const {blocks, server} = controller.state;
+    useEffect(() => {
+        attempt(() => controller.askBlocks());
+    }, [server?.model]);
+    const told = blocks ?? UNKNOWN;
+    const text = entry.values.lbw ?? "";
+    const {cells, preset, problem} = readWeights(text, told);
+    const write = (value, what = "") => entry.edit((body) => setField(body, "lbw", value), what);
+    const said = blocks && (problem || (!told.layouts.length ? "No model is loaded, so its blocks are not known yet." : ""));
+    return html`<div class="rt-part" role="group" aria-label=${`Blocks of ${entry.name}`}>
+        <strong>Blocks</strong>
+        ${!blocks && !trouble && html`<p class="rt-hint">Loading …</p>`}
+        <${Trouble} text=${trouble} />
+        ${said && html`<p class="rt-notice" role="status">${said}</p>`}
+        ${cells?.length > 0 && html`<${Strip} name=${entry.name} shown=${shownBlocks(told)} cells=${cells}
+            write=${(changed) => write(writeWeights(changed), "blocks")} />`}
+        ${blocks && html`<${Presets} controller=${controller} entry=${entry} text=${text} told=${told} cells=${cells} preset=${preset}
+            write=${write} attempt=${attempt} />`}
+    </div>`;
+}
+
+function Strip({name, shown, cells, write}) {
+    const [last, setAt] = useState(0);
+    const at = Math.min(last, cells.length - 1); // another model may have fewer
+    const brush = useRef(null); // {at, value, view} while a pointer is down: what is seen stays as it is
+    const view = brush.current?.view ?? viewOf(cells);
+    const paint = (event, from) => {
+        const to = placeOf(event, view);
+        brush.current = {...to, view};
+        setAt(to.at);
+        write(painted(cells, from ?? to, to));
+    };
+    const down = (event) => {
+        if (event.button !== 0) return;
+        event.preventDefault();
+        event.currentTarget.setPointerCapture(event.pointerId);
+        event.currentTarget.children[placeOf(event, view).at].focus();
+        paint(event);
+    };
+    const up = () => {
+        brush.current = null;
+    };
+    const put = (value) => write(cells.map((cell, place) => place === at ? written(value) : cell));
+    const pressed = (event) => {
+        const by = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+        const value = keyed(event.key, cells[at]);
+        if (by) event.currentTarget.children[at + by]?.focus();
+        else if (value !== null) put(value);
+        else return;
+        event.preventDefault();
+    };
+    const names = ["rt-strip", shown.length > 40 && "rt-many", view.high - view.low > 1 && "rt-scaled"];
+    const lines = {"--rt-zero": -view.low / (view.high - view.low), "--rt-one": (1 - view.low) / (view.high - view.low)};
+    return html`
+        <div class=${names.filter(Boolean).join(" ")} style=${lines} role="group" aria-label=${`Block weights of ${name}`} onKeyDown=${pressed}
+            onPointerDown=${down} onPointerMove=${(event) => brush.current && paint(event, brush.current)} onPointerUp=${up} onPointerCancel=${up}>
+            ${shown.map(({id, title}, place) => html`<${Block} key=${id} id=${id} title=${title} name=${name} cell=${cells[place]}
+                view=${view} first=${place > 0 && letters(id) !== letters(shown[place - 1].id)}
+                chosen=${place === at} choose=${() => setAt(place)} />`)}
+        </div>
+        <${Readout} key=${at} block=${shown[at]} name=${name} cell=${cells[at]} put=${put} />`;
+}
+
+function viewOf(cells) {
+    const numbers = cells.filter((cell) => !isLetter(cell)).map(Number);
+    return {low: Math.min(0, Math.floor(Math.min(0, ...numbers))), high: Math.max(1, Math.ceil(Math.max(1, ...numbers)))};
+}
+
+// Which block a pointer is at, and the value of its height.
+function placeOf(event, {low, high}) {
+    const boxes = [...event.currentTarget.children].map((one) => one.getBoundingClientRect());
+    const found = boxes.findIndex((box) => event.clientX < box.right);
+    const {top, bottom} = boxes[0];
+    const share = Math.min(1, Math.max(0, (bottom - event.clientY) / (bottom - top)));
+    return {at: found < 0 ? boxes.length - 1 : found, value: snapped(low + share * (high - low))};
+}
+
+const letters = (id) => id.replace(/\d+$/, "");
+
+// The value that a key leads to; null where it is no key of a slider.
+function keyed(key, cell) {
+    if (key === "Home" || key === "End") return key === "Home" ? 0 : 1;
+    if (!(key in STEPS)) return null;
+    const value = isLetter(cell) ? 0.5 : Number(cell);
+    return snapped(Math.min(Math.max(HIGHEST, value), Math.max(Math.min(LOWEST, value), value + STEPS[key])));
+}
+
+function Block({id, title, name, cell, view: {low, high}, first, chosen, choose}) {
+    const letter = isLetter(cell);
+    const value = letter ? 0 : Number(cell);
+    const percent = (number) => `${(Math.min(1, Math.max(0, number / (high - low))) * 100).toFixed(2)}%`;
+    const bar = {bottom: percent(Math.min(value, 0) - low), height: percent(Math.abs(value))};
+    return html`<div class=${`rt-block${first ? " rt-first" : ""}${chosen ? " rt-chosen" : ""}`} role="slider" tabindex=${chosen ? 0 : -1}
+        aria-orientation="vertical" aria-label=${`${id} of ${name}`} aria-valuemin=${Math.min(LOWEST, value)}
+        aria-valuemax=${Math.max(HIGHEST, value)} aria-valuenow=${value} aria-valuetext=${letter ? meaning(cell) : undefined}
+        title=${[id, title, cell].filter(Boolean).join(" · ")} onFocus=${choose}>
+        ${letter ? html`<span class="rt-letter">${cell[0]}</span>` : html`<span class="rt-bar" style=${bar}></span>`}
+    </div>`;
+}
+
+function meaning(letter) {
+    if (letter.startsWith("X")) return `${letter}, that of the tag’s x`;
+    return letter === "R" ? "R, drawn between 0 and 1" : "U, drawn between -0.5 and 1.5";
+}
+
+/** The chosen block, and its value to be typed. */
+function Readout({block, name, cell, put}) {
+    const [typed, setTyped] = useState(null);
+    const good = typed === null || isNumber(typed);
+    const type = (event) => {
+        setTyped(event.target.value);
+        if (isNumber(event.target.value)) put(Number(event.target.value));
+    };
+    return html`<div class="rt-line rt-readout">
+        <label><span>${block.id}${block.title ? ` · ${block.title}` : ""}</span>
+            <input type="text" inputmode="decimal" autocomplete="off" spellcheck=${false} aria-label=${`Weight of ${block.id} of ${name}`}
+                aria-invalid=${String(!good)} value=${typed ?? cell} onInput=${type} onBlur=${() => setTyped(null)} /></label>
+        <span class="rt-hint">↑ ↓ change a block, ← → go on to the next; or draw over them.</span>
+        <span class="rt-problem" role="alert">${good ? "" : `“${typed}” is no number`}</span>
+    </div>`;
+}
+
+function Presets({controller, entry, text, told, cells, preset, write, attempt}) {
+    const [saving, setSaving] = useState(false);
+    const {length} = shownBlocks(told);
+    const chosen = preset ? preset.name : text ? OWN : "";
+    const save = (name) => attempt(async () => {
+        const problem = nameProblem(name);
+        if (problem) throw new Error(problem);
+        await controller.saveBlocks(name.trim(), cells.join(","));
+        setSaving(false);
+    });
+    // the tag says what the preset said: without it, its name would mean nothing
+    const remove = () => attempt(async () => {
+        await controller.deleteBlocks(preset.name);
+        write(preset.values);
+    });
+    return html`
+        <div class="rt-line">
+            <select aria-label=${`Block preset of ${entry.name}`} value=${chosen}
+                onChange=${(event) => event.target.value !== OWN && write(event.target.value)}>
+                <option value="">All blocks in full</option>
+                ${chosen === OWN && html`<option value=${OWN}>Own weights</option>`}
+                ${told.presets.map((one) => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}
+            </select>
+            <${Button} label=${`All 1: every block of ${entry.name} in full`} class="rt-small" onClick=${() => write("")}>All 1<//>
+            <${Button} label=${`All 0: no block of ${entry.name}`} class="rt-small" disabled=${!length}
+                onClick=${() => write(Array(length).fill("0").join(","))}>All 0<//>
+            ${!saving && html`<button type="button" class="rt-small" disabled=${!cells?.length} onClick=${() => setSaving(true)}>Save as preset</button>`}
+            ${preset?.own && html`<button type="button" class="rt-small" onClick=${remove}>Delete preset ${preset.name}</button>`}
+        </div>
+        ${saving && html`<${NewPreset} save=${save} close=${() => setSaving(false)} />`}`;
+}
+
+function NewPreset({save, close}) {
+    const field = useRef();
+    const [name, setName] = useState("");
+    useEffect(() => field.current.focus(), []);
+    const submit = (event) => {
+        event.preventDefault();
+        save(name);
+    };
+    return html`<form class="rt-line" onSubmit=${submit}>
+        <input type="text" aria-label="Name of the new block preset" placeholder="Name" maxlength="100" ref=${field} value=${name}
+            onInput=${(event) => setName(event.target.value)} />
+        <button type="submit" class="rt-small">Save</button>
+        <button type="button" class="rt-small" onClick=${close}>Cancel</button>
+    </form>`;
+}

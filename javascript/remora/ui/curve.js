@@ -1,0 +1,167 @@
+// A schedule as a curve: drawn, and its points moved.
+
+import {html, useRef} from "../vendor/preact.js";
+import {isByFraction, peak, valueAt, written} from "../curve.js";
+import {Button} from "./parts.js";
+
+const LOWEST = -1, HIGHEST = 2; // by keys and drags; any number can be typed
+const BOX = {width: 240, height: 84, left: 12, right: 228, top: 10, bottom: 74};
+const KEYS = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1], PageUp: [0, 5], PageDown: [0, -5]};
+const NUDGE = 0.05;
+
+export const rounded = (value) => Number(value.toFixed(2));
+export const onGrid = (position, grid) => Number((Math.round(position / grid) * grid).toFixed(4));
+
+/** How positions are counted: {max, least, nudge, grid, say, ends}. */
+export function axisOf(points, by) {
+    const last = Math.max(...points.map(({at}) => at));
+    if (by === "sigma" || by === "timestep") {
+        const max = last > 0 ? last : by === "sigma" ? 15 : 1000;
+        return {max, least: 0, nudge: Number((max / 20).toPrecision(2)), grid: 0.01, say: (at) => `${by} ${written(at)}`, ends: [`${by} 0`, written(max)]};
+    }
+    if (isByFraction(points)) return {max: 1, least: 0, nudge: NUDGE, grid: 0.01, say: (at) => `${written(at * 100)} %`, ends: ["0 %", "100 %"]};
+    // of steps, one must be past 1: all would be parts of the pass otherwise
+    return {max: Math.max(2, last), least: 2, nudge: 1, grid: 1, say: (at) => `step ${written(at)}`, ends: ["step 0", `step ${written(last)}`]};
+}
+
+/** The points, which if they mean steps must not come to mean parts of the pass. */
+export function kept(points, {least}) {
+    const last = points[points.length - 1];
+    return last.at < least ? [...points.slice(0, -1), {...last, at: least}] : points;
+}
+
+/** The curve with a handle for each point. A pointer on the line between them adds one and takes it along. */
+export function Drawing({svg, name, points, axis, shape, chosen, choose, put, add, remove}) {
+    const drag = useRef(null); // {point, view, axis} while a pointer is down: both stay as they are
+    const view = drag.current?.view ?? viewOf(points);
+    const shown = drag.current?.axis ?? axis;
+    const {x, y, place} = scaled(svg, shown, view);
+    const move = (index, at, value) => put(kept(moved(points, index, at, value, shown), shown));
+    const grab = (event, index) => {
+        event.preventDefault();
+        svg.current.setPointerCapture(event.pointerId);
+        drag.current = {point: index, view, axis: shown};
+        choose(index);
+    };
+    const dragged = (event) => {
+        if (!drag.current) return;
+        const {at, value} = place(event);
+        move(drag.current.point, at, Math.min(view.high, Math.max(view.low, value)));
+    };
+    const released = () => {
+        drag.current = null;
+    };
+    const pressed = (event, index) => {
+        if (event.key === "Delete" || event.key === "Backspace") remove();
+        else if (isMove(event.key)) move(index, ...keyed(event.key, points[index], axis.nudge));
+        else return;
+        event.preventDefault();
+    };
+    const line = path(points, shown, shape, x, y);
+    return html`<div class="rt-curve">
+        <svg viewBox=${`0 0 ${BOX.width} ${BOX.height}`} ref=${svg} role="group" aria-label=${`Strength of ${name} over the generation`}
+            onPointerMove=${dragged} onPointerUp=${released} onPointerCancel=${released}>
+            <${Lines} view=${view} y=${y} />
+            <path class="rt-area" aria-hidden="true" d=${`${line}V${y(0)}H${BOX.left}Z`} />
+            <path class="rt-line-drawn" aria-hidden="true" d=${line} />
+            <path class="rt-line-hit" aria-hidden="true" d=${line}
+                onPointerDown=${(event) => event.button === 0 && grab(event, add(place(event).at))} />
+            ${points.map((point, index) => html`<${Point} key=${index} point=${point} cx=${x(point.at)} cy=${y(point.value)}
+                label=${`Point ${index + 1} of ${points.length} of ${name}`} said=${saying(point, axis)} chosen=${index === chosen}
+                choose=${() => choose(index)} pressed=${(event) => pressed(event, index)} grab=${(event) => grab(event, index)} />`)}
+        </svg>
+        <div class="rt-axis rt-hint" aria-hidden="true"><span>${axis.ends[0]}</span>
+            <strong>${saying(points[chosen], axis)}</strong><span>${axis.ends[1]}</span></div>
+    </div>`;
+}
+
+const saying = ({at, value}, axis) => `${written(value)} at ${axis.say(at)}`;
+const isMove = (key) => key in KEYS || key === "Home" || key === "End";
+
+// Where a key leads to: position and value.
+function keyed(key, {at, value}, nudge) {
+    if (!(key in KEYS)) return [at, key === "Home" ? 0 : 1];
+    const [along, up] = KEYS[key];
+    return [Number((at + along * nudge).toFixed(4)), rounded(value + up * NUDGE)];
+}
+
+function Lines({view, y}) {
+    return [...new Set([view.low, 0, 1, view.high])].map((value) => html`<g key=${value} aria-hidden="true">
+        <path class="rt-grid-line" d=${`M${BOX.left} ${y(value)}H${BOX.right}`} /><text x="1" y=${y(value) + 3}>${value}</text></g>`);
+}
+
+function Point({point, cx, cy, label, said, chosen, choose, pressed, grab}) {
+    const {value} = point;
+    const down = (event) => {
+        if (event.button !== 0) return;
+        grab(event);
+        event.currentTarget.focus();
+    };
+    return html`<g role="slider" tabindex="0" class=${chosen ? "rt-chosen" : ""} aria-label=${label} aria-valuemin=${Math.min(LOWEST, value)}
+        aria-valuemax=${Math.max(HIGHEST, value)} aria-valuenow=${value} aria-valuetext=${said}
+        onFocus=${choose} onKeyDown=${pressed} onPointerDown=${down}>
+        <title>${said}</title>
+        <circle class="rt-point-hit" cx=${cx} cy=${cy} r="11" /><circle class="rt-point" cx=${cx} cy=${cy} r="4.5" />
+    </g>`;
+}
+
+// Between points of the curve and those of the drawing.
+function scaled(svg, axis, {low, high}) {
+    const [width, height] = [BOX.right - BOX.left, BOX.bottom - BOX.top];
+    return {
+        x: (at) => BOX.left + at / axis.max * width,
+        y: (value) => BOX.top + (high - value) / (high - low) * height,
+        place: (event) => {
+            const {x, y} = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.current.getScreenCTM().inverse());
+            const at = Math.min(1, Math.max(0, (x - BOX.left) / width)) * axis.max;
+            const value = high - (y - BOX.top) / height * (high - low);
+            return {at: onGrid(at, axis.grid), value: rounded(Math.round(value / NUDGE) * NUDGE)};
+        },
+    };
+}
+
+function viewOf(points) {
+    const values = points.map(({value}) => value);
+    return {low: Math.min(0, Math.floor(Math.min(...values))), high: Math.max(1, Math.ceil(Math.max(...values)))};
+}
+
+// Points stay in their order: one goes no farther than its neighbours.
+function moved(points, index, at, value, {max}) {
+    const low = points[index - 1]?.at ?? 0;
+    const high = points[index + 1]?.at ?? Math.max(max, points[index].at);
+    const inside = (number, least, most) => Math.min(most, Math.max(least, number));
+    const former = points[index].value;
+    const point = {at: inside(at, low, high), value: inside(value, Math.min(LOWEST, former), Math.max(HIGHEST, former))};
+    return points.map((one, place) => place === index ? point : one);
+}
+
+function path(points, {max}, shape, x, y) {
+    const corners = [`M${x(0)} ${y(points[0].value)}`];
+    const line = (at, value) => corners.push(`L${x(at).toFixed(2)} ${y(value).toFixed(2)}`);
+    points.forEach(({at, value}, index) => {
+        const before = points[index - 1];
+        if (before && shape === "step") line(at, before.value);
+        for (let part = 1; before && shape === "cosine" && part < 12; part += 1) {
+            const between = before.at + (at - before.at) * part / 12;
+            if (at > before.at) line(between, valueAt(points, between, shape));
+        }
+        line(at, value);
+    });
+    line(max, points[points.length - 1].value);
+    return corners.join("");
+}
+
+/** In place of a strength's slider: the schedule in small, which opens its editor. */
+export function Sketch({title, what, points, shape, by, open}) {
+    const axis = axisOf(points, by);
+    const {low, high} = viewOf(points);
+    const drawn = path(points, axis, shape ?? "linear", (at) => at / axis.max * 100, (value) => 2 + (high - value) / (high - low) * 20);
+    const most = written(peak(points));
+    const said = points.map((point) => saying(point, axis)).join(", ");
+    return html`<div class="rt-strength">
+        <span aria-hidden="true">${title}</span>
+        <${Button} label=${`${what} follows a schedule: ${said}`} class="rt-sketch" onClick=${open}>
+            <svg viewBox="0 0 100 24" preserveAspectRatio="none" aria-hidden="true"><path class="rt-line-drawn" d=${drawn} /></svg><//>
+        <span class="rt-hint">${`up to ${most}`}</span>
+    </div>`;
+}
