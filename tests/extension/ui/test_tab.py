@@ -260,6 +260,27 @@ def test_rows_are_moved_by_keyboard_and_by_drag(tab: Tab) -> None:
     tab.prompt_is("a <lora:zorp:1> b <lora:night:1> c <lora:stripes:0.5>")
 
 
+def test_rows_are_moved_by_a_finger(served: Served, browser: Any) -> None:
+    with opened(served, browser, viewport={"width": 380, "height": 800}, has_touch=True) as page:
+        tab = Tab(page).ready()
+        tab.write("a <lora:zorp:1> b <lora:stripes:0.5> c <lora:night:1>")
+        tab.pane("Stack")
+        tab.row("night").scroll_into_view_if_needed()
+        start, end = tab.button("Move zorp;").bounding_box(), tab.row("night").bounding_box()
+        x = start["x"] + start["width"] / 2
+        tops = [start["y"] + start["height"] / 2, end["y"] + end["height"] - 3]
+        _drag_by_touch(page, [(x, tops[0] + (tops[1] - tops[0]) * step / 8) for step in range(9)])
+        tab.prompt_is("a <lora:stripes:0.5> b <lora:night:1> c <lora:zorp:1>")
+
+
+def _drag_by_touch(page: Any, points: list[tuple[float, float]]) -> None:
+    """As the browser's own input: Playwright has taps alone."""
+    session = page.context.new_cdp_session(page)
+    for kind, point in (("touchStart", points[0]), *(("touchMove", point) for point in points[1:]), ("touchEnd", None)):
+        touched = [] if point is None else [{"x": point[0], "y": point[1]}]
+        session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touched})
+
+
 def test_everything_is_taken_back_and_done_again(tab: Tab) -> None:
     tab.write("a fox")
     states = [tab.prompt]
