@@ -98,7 +98,9 @@ EXTENSION = {
     "guest": "always_on api hosts options paste prompt session tag ui xyz",
     "standalone": "*",
     "ui": "catalog generation hosts infotext options prompt session",
-    "api": "always_on block_weights catalog collection compare generation hosts options presets prompt session state version",
+    "api": (
+        "always_on block_weights catalog collection compare generation hosts options presets prompt session state version"
+    ),
     "compare": "generation hosts prompt_edit",
     "presets": "atomic block_weights collection prompt",
     "prompt_edit": "prompt",
