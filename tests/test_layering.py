@@ -99,7 +99,8 @@ EXTENSION = {
     "standalone": "*",
     "ui": "catalog generation hosts infotext options prompt session",
     "api": (
-        "always_on block_weights catalog collection compare generation hosts options presets prompt session state version"
+        "always_on block_weights catalog collection compare generation hosts options presets prompt session state"
+        " version"
     ),
     "compare": "generation hosts prompt_edit",
     "presets": "atomic block_weights collection prompt",
