@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lib_lora import Entry, Multiplier, PerImage, Stack, Strength
+from lib_lora import Entry, Halves, Multiplier, PerImage, Stack, Strength
 from lib_lora import is_off as is_zero
 
 from .catalog import CatalogFile
@@ -27,7 +27,7 @@ class Wanted:
     """As first asked for."""
     file: CatalogFile
     rank: int | None
-    multipliers: dict[int, Multiplier] = field(default_factory=dict)
+    multipliers: dict[int, Multiplier | Halves] = field(default_factory=dict)
     """By image; the others do not have it."""
 
     def entry(self, images: int) -> Entry:

@@ -20,9 +20,9 @@ from .tag import Pass, Tag
 from .xyz import axes
 
 if TYPE_CHECKING:
-    from lib_lora import Clock
+    from lib_lora import Clock, Rows
 
-    from .hosts import Axis, Batch, Host, Rows
+    from .hosts import Axis, Batch, Host
     from .session import Session
 
 logger = logging.getLogger(__name__)

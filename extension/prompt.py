@@ -4,7 +4,7 @@
     <lora:name:1:high>   <lora:name:1:in=0.2:mid=1:out=0.8>   <lora:name:1:module=transformer_2>
     <lora:name:0@0,1@0.3,0@1:hr=0.6>   <lora:name:1@14,0@1:by=sigma:curve=cosine>
     <lora:name:1:lbw=OUTALL:lbwe=ATTNDEEPON:step=2-12>   <lora:name:1:0,0,0,1,…>   <lora:name:1:ROUT:0.7>
-    <lora:name:1:sigma=14-1:pass=base,hires>
+    <lora:name:1:sigma=14-1:pass=base,hires:half=pos:rows=1,3>
 
 The first number is the multiplier of the text encoders, the second that of the unet (as the first, where missing), the
 third the rank to cut to. In place of a number there may be points, value@place, see `lib_lora.Curve`. What stands where
@@ -12,7 +12,8 @@ the second number would and is none are block weights. Other `<kind:...>` tags s
 
 Sources: AUTOMATIC1111/stable-diffusion-webui extensions-builtin/Lora/extra_networks_lora.py; vladmandic/sdnext
 modules/lora/extra_networks_lora.py; cheald/sd-webui-loractl loractl/lib/utils.py; hako-mikan/sd-webui-lora-block-weight
-scripts/lora_block_weight.py. `by`, `curve`, `sigma` and `pass` are Remora's own.
+scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half` and
+`rows` are Remora's own.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ _NUMBER = re.compile(NUMBER)
 _RANGE = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)?\s*-\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)?\s*")
 _FORM = "<lora:name:text-encoder multiplier:unet multiplier:rank>, as in <lora:name:0.8>"
 _MOST_POINTS = 1000
+_MOST_IMAGES = 1000
 _SETTINGS = (
     *("te", "unet", "dyn", "hr", "hrte", "hrunet", *SIDES, "module"),
-    *("lbw", "w", "lbwe", "x", "start", "stop", "step", "sigma", "by", "curve", "pass"),
+    *("lbw", "w", "lbwe", "x", "start", "stop", "step", "sigma", "by", "curve", "pass", "half", "rows"),
 )
 _T = TypeVar("_T")
 
@@ -134,6 +136,10 @@ def _named(tag: Tag) -> Iterator[tuple[str, str]]:
         yield "curve", tag.curve.shape
     if tag.passes:
         yield "pass", ",".join(one for one in PASSES if one in tag.passes)
+    if tag.half:
+        yield "half", tag.half
+    if tag.rows:
+        yield "rows", ",".join(map(str, sorted(tag.rows)))
 
 
 def _amount(amount: Amount) -> str:
@@ -201,6 +207,8 @@ class _Reader:
             self._blocks(),
             self._window(),
             self._read("pass", self._to_passes, frozenset()),
+            self._one_of("half", ("pos", "neg")),
+            self._read("rows", self._to_rows, frozenset()),
         )
         for name, value in (("by", self._by), ("curve", self._shape)):
             if value and tag.curve is None:
@@ -292,6 +300,14 @@ class _Reader:
                 self._fail(part, f"{part.value!r} is no pass; there are {', '.join(PASSES)}")
             found.add(part.text.lower())
         return frozenset(found) if len(found) < len(PASSES) else frozenset()
+
+    def _to_rows(self, field: _Field) -> frozenset[int]:
+        found = set()
+        for part in field.split(",+"):
+            if not (part.text.isascii() and part.text.isdigit() and 0 < int(part.text) <= _MOST_IMAGES):
+                self._fail(part, f"{part.value!r} is no image of a batch; they are numbered from 1")
+            found.add(int(part.text))
+        return frozenset(found)
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> str:
         field = self._fields.get(name)

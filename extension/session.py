@@ -21,9 +21,9 @@ from .tag import Tag, Wished
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from lib_lora import BlockNames, Clock, Family, NetworkReport
+    from lib_lora import BlockNames, Clock, Family, NetworkReport, Rows
 
-    from .hosts import Host, Rows
+    from .hosts import Host
 
 Mode: TypeAlias = Literal["live", "merged", "auto"]
 """As in `lib_lora.Stack`."""
@@ -135,7 +135,14 @@ class _Batch:
 
     def of_image(self, image: int) -> list[Wished]:
         """What one image wishes for in this pass."""
-        return [tag.wished(self.at, self._seed(image)) for tag in self.images[image]]
+        tags = self.images[image if len(self.images) > 1 else 0] if self.images else ()
+        return [tag.wished(self.at, self._seed(image), image) for tag in tags]
+
+    @property
+    def count(self) -> int:
+        """How many images may have LoRA of their own, where a tag names images."""
+        named = self.at != "detailer" and any(tag.rows for tags in (*self.images, self.always) for tag in tags)
+        return len(self.seeds) if named and len(self.images) == 1 and self.seeds else len(self.images)
 
     def of_all(self) -> list[Wished]:
         """What every image has besides."""
@@ -326,7 +333,7 @@ class Session:
         left_out: list[Skipped] = []
         skip_bad = batch.settings.skip_bad
         always = self._always(batch.of_all(), skip_bad, left_out)
-        wishes = map(batch.of_image, range(len(batch.images)))
+        wishes = map(batch.of_image, range(batch.count))
         own = [self._found(one, skip_bad, left_out, off_too=bool(always)) for one in wishes] or [[]]
         besides = [_besides(always, image) for image in own]
         images = [

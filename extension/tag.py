@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from lib_lora import Amount, Curve, Multiplier, Strength, Window, is_off
+from lib_lora import Amount, Curve, Halves, Multiplier, Strength, Window, is_off
 
 from .block_weights import NO_BLOCKS, Blocks
 
@@ -25,7 +25,7 @@ class Wished:
     """A LoRA, and how strong it is wished for one pass."""
 
     name: str
-    multiplier: Multiplier
+    multiplier: Multiplier | Halves
     rank: int | None = None
 
 
@@ -50,20 +50,34 @@ class Tag:
     during: Window = ALWAYS
     passes: frozenset[str] = frozenset()
     """Those that alone it is for; none is all."""
+    half: str = ""
+    """`pos` or `neg`: of the rows of a model call, those of that prompt alone."""
+    rows: frozenset[int] = frozenset()
+    """Images of the batch, from 1, that alone it is for; none is all."""
 
     @property
-    def multiplier(self) -> Multiplier:
-        """What it means in the first pass, without drawn block weights of a picture."""
+    def multiplier(self) -> Multiplier | Halves:
+        """What it means in the first pass for the first image, without drawn block weights of a picture."""
         return self.wished().multiplier
 
-    def wished(self, at: str = "base", seed: int | None = None) -> Wished:
+    def wished(self, at: str = "base", seed: int | None = None, image: int = 0) -> Wished:
         """What it means in a pass.
 
         Args:
             at: the pass.
             seed: of the picture, for block weights that are drawn.
+            image: of the batch, from 0.
         """
-        return Wished(self.name, self._multiplier(at, seed), self.rank)
+        if self.rows and image + 1 not in self.rows:
+            return Wished(self.name, 0.0, self.rank)
+        multiplier = self._multiplier(at, seed)
+        if not self.half or is_off(multiplier):
+            return Wished(self.name, multiplier, self.rank)
+        # text encoders work for both prompts and cannot be told apart, so `neg` leaves them alone
+        texts = self if self.half == "pos" else replace(self, te=0.0, hires_te=0.0)
+        without = replace(texts, unet=0.0, hires_unet=0.0, sides={})._multiplier(at, seed)
+        halves = (texts._multiplier(at, seed), without)
+        return Wished(self.name, Halves(*(halves if self.half == "pos" else halves[::-1])), self.rank)
 
     def _multiplier(self, at: str, seed: int | None) -> Multiplier:
         if self.passes and at not in self.passes:
@@ -105,7 +119,7 @@ class Tag:
     @property
     def is_off(self) -> bool:
         """Whether every multiplier is 0 in every pass, which equals no tag."""
-        return all(is_off(self.wished(one).multiplier) for one in PASSES)
+        return all(is_off(replace(self, rows=frozenset()).wished(one).multiplier) for one in PASSES)
 
     @property
     def curve(self) -> Curve | None:

@@ -17,12 +17,13 @@ from .errors import (
     UnknownFormatError,
 )
 from .file import AdapterFile, Glance, glance
-from .multiplier import Amount, Multiplier, PerImage, Strength, is_off
+from .multiplier import Amount, Halves, Multiplier, PerImage, Strength, is_off
 from .network import Network, inspect_file, load_network, model_blocks, model_family
 from .patch import install, uninstall
 from .provenance import base_model
 from .reading import Reading
 from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Unused
+from .rows import Row, Rows
 from .schedule import Clock, Curve, Moment, Shape, Unit, Window
 from .stack import Entry, Stack
 
@@ -43,6 +44,7 @@ __all__ = [
     "Family",
     "FileError",
     "Glance",
+    "Halves",
     "LoraError",
     "MemoryReport",
     "Moment",
@@ -54,6 +56,8 @@ __all__ = [
     "PerImage",
     "PickleError",
     "Reading",
+    "Row",
+    "Rows",
     "RowsError",
     "Shape",
     "Stack",

@@ -48,6 +48,19 @@ class Call:
         return bool(patches.get("attn2_patch")) if isinstance(patches, dict) else False
 
     @property
+    def halves(self) -> tuple[bool, ...] | None:
+        """For each row, whether it is of the negative prompt; None where the call does not tell.
+
+        ComfyUI's and Forge's sampling says it of the chunks of a call, which are of equal size. Source: ComfyUI
+        comfy/samplers.py, `_calc_cond_batch`, "cond_or_uncond".
+        """
+        options, rows = self.kwargs.get("transformer_options"), self.rows
+        chunks = options.get("cond_or_uncond") if isinstance(options, dict) else None
+        if not chunks or rows is None or rows % len(chunks):
+            return None
+        return tuple(bool(chunk) for chunk in chunks for _ in range(rows // len(chunks)))
+
+    @property
     def timestep(self) -> float | None:
         """The timestep, between 0 and 1000; None where there is none.
 

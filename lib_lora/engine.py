@@ -20,14 +20,14 @@ from .calls import Call, listen
 from .errors import ActivationError, ComponentError, LoraError, NoMatchError, RowsError, StackError
 from .families import alias_table, is_flow
 from .layer import LayerIndex
-from .multiplier import Multiplier, PerImage, components_of
+from .multiplier import Halves, Multiplier, PerImage, components_of
 from .network import Network
 from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
 from .reading import Reading
 from .report import ActivationReport, MemoryReport
 from .resident import Keeping
-from .rows import RowMap
+from .rows import RowMap, Rows
 from .schedule import Clock, Moment
 from .slot import Slot, Way
 from .stack import Entry, Stack
@@ -38,6 +38,7 @@ from .timing import Timing
 
 logger = logging.getLogger(__name__)
 
+NOTHING = Stack()
 _CPU = torch.device("cpu")
 _KNOWN_COMPONENTS = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
 
@@ -150,14 +151,15 @@ class Engine:
                 self._write(stack)
             else:
                 checkpoints = self._checkpoints(indexes, stack)
-                self._publish(make_plan(stack, networks, indexes, self.components, checkpoints, self._keeping))
+                plan = make_plan(stack, networks, indexes, self.components, checkpoints, self._keeping)
+                self._publish(plan, stack)
             self._stack = stack
             assert self._plan is not None
             self._rows.chosen = 0
             self._plan.strengths.show(0)
             return self._plan.report
 
-    def set_multiplier(self, index: int, multiplier: Multiplier | PerImage) -> None:
+    def set_multiplier(self, index: int, multiplier: Multiplier | Halves | PerImage) -> None:
         """Change the strength of one entry of the active stack; writes numbers and touches no layer.
 
         Only where the stack is merged, and its images begin or cease to differ, is it activated anew.
@@ -204,13 +206,14 @@ class Engine:
         with self._lock:
             self._timing.clock = clock
 
-    def set_rows(self, rows: Callable[[int], Sequence[int]] | None) -> None:
-        """Say how the rows of a model call belong to the images of the batch.
+    def set_rows(self, rows: Rows | None) -> None:
+        """Say how the rows of a model call belong to the images of the batch, and to their prompts.
 
         Args:
             rows: called with the number of rows of each call of a component named `unet`, `transformer` or `prior`,
-                while the images of the stack differ; gives the index of each row's image. None is the rule of all known
-                hosts, whole batches one after the other: row % images.
+                while the images of the stack differ, or positive and negative prompts have strengths of their own;
+                gives what each row is of: a `Row`, or the image alone. None is the rule of all known hosts, whole
+                batches one after the other: row % images.
 
         A call that does not fit the stack raises RowsError before the model computes anything.
         """
@@ -226,7 +229,7 @@ class Engine:
             RowsError: the images of the stack differ, and it has no such image.
         """
         with self._lock, plain_mode(_CPU):
-            self._rows.choose(index, self._stack.images)
+            self._rows.choose(index, self._stack.images, halved=self._stack.halved)
             if self._plan is not None:
                 self._plan.strengths.show(self._rows.chosen)
 
@@ -314,7 +317,7 @@ class Engine:
         wanted = {by_component[one.component].module(one.target.path) for net in networks for one in net.bound}
         return wanted == {layer for layer, way in plan.layers.items() if _carries(layer, way)}
 
-    def _publish(self, plan: Plan) -> None:
+    def _publish(self, plan: Plan, stack: Stack) -> None:
         """Put the plan in force, or leave all as it was."""
         before = {layer: slot.way for layer in self._carriers if (slot := patch.slot_of(layer)) is not None}
         after = dict(plan.layers)
@@ -337,28 +340,29 @@ class Engine:
             self._restore(before)
             raise
         self._plan = plan
-        self._listen()
+        self._listen(stack)
 
     def _write(self, stack: Stack) -> None:
         """Give the plan in force the strengths of a stack that it serves."""
         assert self._plan is not None
-        before = self._plan.strengths.images, self._plan.strengths.varying
+        before = self._stack.variants, self._plan.strengths.varying
         self._plan.write(stack)
-        if stack.images != before[0]:
+        if stack.variants != before[0]:
             self._rows.chosen = 0
-        if before != (stack.images, self._plan.strengths.varying):
-            self._listen()
+        if before != (stack.variants, self._plan.strengths.varying):
+            self._listen(stack)
 
-    def _listen(self) -> None:
-        """Hear of model calls as long as something depends on their timestep or their rows."""
+    def _listen(self, stack: Stack = NOTHING) -> None:
+        """Hear of model calls as long as something depends on their moment or their rows."""
         _end(self._deaf)
         if self._plan is None:
             return
         strengths = self._plan.strengths
-        if strengths.varying or strengths.images > 1:
+        if strengths.varying or len(stack.variants) > 1:
             for name, component in self.components.items():
                 if name.startswith(("unet", "transformer", "prior")):
-                    begin, end = _hearing(strengths, self._rows, self._timing, flow=is_flow(self._indexes(), name))
+                    flow = is_flow(self._indexes(), name)
+                    begin, end = _hearing(strengths, self._rows, self._timing, stack.images, stack.halved, flow)
                     self._deaf.append(listen(component, begin, end))
 
     def _resting(self) -> set[nn.Module]:
@@ -416,7 +420,7 @@ def _clear(layers: Iterable[nn.Module], listeners: list[Callable[[], None]]) -> 
 
 
 def _hearing(
-    strengths: Strengths, rows: RowMap, timing: Timing, *, flow: bool
+    strengths: Strengths, rows: RowMap, timing: Timing, images: int, halved: bool, flow: bool
 ) -> tuple[Callable[[Call], None], Callable[[], None]]:
     """What to do when a model call begins and ends. Nothing here holds the engine, which the model would keep alive."""
 
@@ -424,8 +428,8 @@ def _hearing(
         with plain_mode(_CPU):
             if strengths.varying:
                 strengths.set_moment(timing.at(call, noise=strengths.by_noise, flow=flow))
-            if strengths.images > 1:
-                told = rows.of(call.rows, strengths.images)
+            if images > 1 or halved:
+                told = rows.of(call, images, halved=halved)
                 if call.repeats_rows and len(set(told)) > 1:
                     text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
                     raise RowsError(f"{text}; make them in batches of one")

@@ -1,4 +1,4 @@
-"""The numbers that a stack means at a moment: of each image, one for each cell of a plan."""
+"""The numbers that a stack means at a moment: of each image and half, one for each cell of a plan."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Cell:
 
 def patterns(entry: Entry) -> tuple[Element, ...]:
     """The rules for some layers, of all images, whatever their weights are."""
-    found = [blocks.elements for one in entry.multipliers if (blocks := blocks_of(one)) is not None]
+    found = [blocks.elements for one in entry.every if (blocks := blocks_of(one)) is not None]
     return tuple(dict.fromkeys(element.unweighted for elements in found for element in elements))
 
 
@@ -55,12 +55,12 @@ class Evaluation:
 
     def __init__(self, stack: Stack, cells: Sequence[Cell], model: BlockNames) -> None:
         self._stack = stack
-        self._images = range(stack.images)
+        self._variants = stack.variants
         self._parts = list(dict.fromkeys((cell.entry, cell.component, cell.side) for cell in cells))
         places = {part: i for i, part in enumerate(self._parts)}
         self._part_of = [places[cell.entry, cell.component, cell.side] for cell in cells]
-        self._weights = [list(_weights(stack, cells, model, image)) for image in self._images]
-        self.varying = frozenset(i for i, entry in enumerate(stack) if any(map(varies, entry.multipliers)))
+        self._weights = [list(_weights(stack, cells, model, variant)) for variant in self._variants]
+        self.varying = frozenset(i for i, entry in enumerate(stack) if any(map(varies, entry.every)))
         """The entries whose strength differs from moment to moment."""
 
     @property
@@ -71,35 +71,37 @@ class Evaluation:
     @property
     def by_noise(self) -> bool:
         """Whether the timestep or the noise makes a difference."""
-        return any(by_noise(self._stack.entries[i].of_image(image)) for i in self.varying for image in self._images)
+        return any(by_noise(one) for i in self.varying for one in self._stack.entries[i].every)
 
     def values(self, moment: Moment | None) -> list[list[float]]:
-        """Of each image, the number of each cell; at the beginning, without a moment.
+        """Of each of the stack's variants, the number of each cell; at the beginning, without a moment.
 
         Raises:
             MomentError: an entry's strength depends on what nothing tells.
         """
         found = []
-        for image, weights in zip(self._images, self._weights, strict=True):
-            parts = [self._at(part, image, moment) for part in self._parts]
+        for variant, weights in zip(self._variants, self._weights, strict=True):
+            parts = [self._at(part, variant, moment) for part in self._parts]
             found.append([parts[part] * weight for part, weight in zip(self._part_of, weights, strict=True)])
         return found
 
-    def _at(self, part: tuple[int, str, Side | None], image: int, moment: Moment | None) -> float:
+    def _at(self, part: tuple[int, str, Side | None], variant: tuple[int, bool], moment: Moment | None) -> float:
         number, component, side = part
+        image, negative = variant
         entry = self._stack.entries[number]
         now = moment if number in self.varying and role(component) == DENOISER else None
         try:
-            return at(entry.of_image(image), component, side, now)
+            return at(entry.of_image(image, negative=negative), component, side, now)
         except MomentError as error:
             raise MomentError(f"{entry.name}: {error}") from error
 
 
-def _weights(stack: Stack, cells: Iterable[Cell], model: BlockNames, image: int) -> Iterable[float]:
+def _weights(stack: Stack, cells: Iterable[Cell], model: BlockNames, variant: tuple[int, bool]) -> Iterable[float]:
     found: dict[Cell, float] = {}
+    image, negative = variant
     for cell in cells:
         entry = stack.entries[cell.entry]
-        blocks = blocks_of(entry.of_image(image))
+        blocks = blocks_of(entry.of_image(image, negative=negative))
         if blocks is None:
             found[cell] = 1.0
             continue

@@ -77,6 +77,17 @@ Multiplier: TypeAlias = float | Mapping[str, float] | Strength
 
 
 @dataclass(frozen=True, slots=True)
+class Halves:
+    """A multiplier for the rows of a call that are of the positive prompt, and one for those of the negative.
+
+    Text encoders have the first.
+    """
+
+    positive: Multiplier
+    negative: Multiplier
+
+
+@dataclass(frozen=True, slots=True)
 class PerImage:
     """A multiplier for each image of a batch; 0 for an image that does not have the entry.
 
@@ -84,7 +95,7 @@ class PerImage:
         StackError: there is none.
     """
 
-    multipliers: tuple[Multiplier, ...]
+    multipliers: tuple[Multiplier | Halves, ...]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "multipliers", tuple(self.multipliers))
@@ -92,8 +103,10 @@ class PerImage:
             raise StackError("a multiplier per image of no image at all")
 
 
-def is_off(multiplier: Multiplier) -> bool:
+def is_off(multiplier: Multiplier | Halves) -> bool:
     """Whether it is 0 for everything and at any moment, which equals no entry."""
+    if isinstance(multiplier, Halves):
+        return is_off(multiplier.positive) and is_off(multiplier.negative)
     if isinstance(multiplier, Strength):
         return all(amount.is_zero if isinstance(amount, Curve) else amount == 0 for amount in multiplier.amounts)
     return not any(multiplier.values()) if isinstance(multiplier, Mapping) else multiplier == 0
@@ -136,14 +149,23 @@ def by_noise(multiplier: Multiplier) -> bool:
     return (window.high, window.low) != (None, None) or any(curve.unit != "step" for curve in curves)
 
 
-def components_of(multiplier: Multiplier) -> tuple[str, ...]:
+def components_of(multiplier: Multiplier | Halves) -> tuple[str, ...]:
     """The components it names."""
+    if isinstance(multiplier, Halves):
+        return (*components_of(multiplier.positive), *components_of(multiplier.negative))
     of = multiplier.of if isinstance(multiplier, Strength) else multiplier
     return tuple(of) if isinstance(of, Mapping) else ()
 
 
-def checked(multiplier: Multiplier | PerImage, name: str) -> Multiplier | PerImage:
-    """The multiplier, frozen, with every number finite; a plain one if it is the same for all images.
+def of_half(multiplier: Multiplier | Halves, negative: bool) -> Multiplier:
+    """That of one half."""
+    if not isinstance(multiplier, Halves):
+        return multiplier
+    return multiplier.negative if negative else multiplier.positive
+
+
+def checked(multiplier: Multiplier | Halves | PerImage, name: str) -> Multiplier | Halves | PerImage:
+    """The multiplier, frozen, with every number finite; a plain one if it is the same for all images and both halves.
 
     Raises:
         StackError: some number is not.
@@ -154,7 +176,14 @@ def checked(multiplier: Multiplier | PerImage, name: str) -> Multiplier | PerIma
     return _checked(multiplier, name)
 
 
-def _checked(multiplier: Multiplier, name: str) -> Multiplier:
+def _checked(multiplier: Multiplier | Halves, name: str) -> Multiplier | Halves:
+    if isinstance(multiplier, Halves):
+        positive, negative = (_plain(half, name) for half in (multiplier.positive, multiplier.negative))
+        return positive if positive == negative else Halves(positive, negative)
+    return _plain(multiplier, name)
+
+
+def _plain(multiplier: Multiplier, name: str) -> Multiplier:
     if isinstance(multiplier, Strength):
         return multiplier
     if isinstance(multiplier, Mapping):

@@ -31,6 +31,7 @@ from .transient import Transient
 from .whole import Whole
 
 _APART = "the images of the batch have LoRA of their own"
+_HALVED = "positive and negative prompts have LoRA of their own"
 _PAYS = 20
 """Calls of a model from which on merging costs less than it saves; a text encoder is called once or twice."""
 
@@ -41,8 +42,8 @@ class How:
 
     merging: frozenset[str]
     """Components whose weights the stack wants merged."""
-    apart: bool
-    """Whether nothing is merged all the same, as one weight cannot be that of several images."""
+    apart: str
+    """Why nothing is merged all the same, as one weight cannot be that of several rows of a call; or empty."""
     in_order: bool
     """Whether entries act in order."""
     varying: frozenset[int] = frozenset()
@@ -105,8 +106,9 @@ def how(stack: Stack, components: Iterable[str]) -> How:
     merged = stack.mode == "merged" or (stack.mode == "auto" and (stack.calls or 0) >= _PAYS)
     wanted = [name for name in components if stack.mode == "merged" or not name.startswith("text_encoder")]
     merging = frozenset(wanted if merged else ())
-    varying = (i for i, entry in enumerate(stack) if any(map(varies, entry.multipliers)))
-    return How(merging, bool(merging) and stack.images > 1, stack.in_order, frozenset(varying if merging else ()))
+    varying = (i for i, entry in enumerate(stack) if any(map(varies, entry.every)))
+    apart = _APART if stack.images > 1 else _HALVED if stack.halved else ""
+    return How(merging, apart if merging else "", stack.in_order, frozenset(varying if merging else ()))
 
 
 def make_plan(
@@ -215,7 +217,7 @@ class _Chooser:
     def _why_live(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> str | None:
         """The reason why a layer of a component that is to be merged is not; None where it is."""
         if self._how.apart:
-            return _APART
+            return self._how.apart
         if component in self._swapped:
             return "its weights are swapped in and out"
         if layer in self._read:

@@ -1,24 +1,43 @@
-"""Which image of a batch each row of a call belongs to: of a model's call, and of a layer's within it."""
+"""Which image and prompt each row of a call belongs to: of a model's call, and of a layer's within it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 
+from .calls import Call
 from .errors import RowsError
 
 
+class Row(NamedTuple):
+    """What a row of a model call is of."""
+
+    image: int
+    """Of the batch, from 0."""
+    negative: bool = False
+    """Of its negative prompt."""
+
+
+Rows: TypeAlias = Callable[[int], Sequence[int | Row]]
+"""From the number of rows of a model call to what each is of; a number alone is an image."""
+
+
 class RowMap:
-    """How hosts lay out the images of a batch in the rows of a model call."""
+    """How hosts lay out the images of a batch, and their positive and negative prompts, in the rows of a model call.
+
+    What has strengths of its own is a variant of the stack: image by image, and the positive half before the negative
+    where these differ.
+    """
 
     def __init__(self) -> None:
-        self.told: Callable[[int], Sequence[int]] | None = None
-        """Gives the image of each row for a number of rows; None for the rule that all known hosts follow."""
+        self.told: Rows | None = None
+        """None for the rule that all known hosts follow: whole batches one after the other."""
         self.chosen = 0
-        """The image that calls are for which tell no rows, such as those of a text encoder."""
+        """The variant that calls are for which tell no rows, such as those of a text encoder."""
 
-    def choose(self, index: int, images: int) -> None:
+    def choose(self, index: int, images: int, *, halved: bool = False) -> None:
         """Say which image the next calls of text encoders are for; a batch of one image has all indexes.
 
         Raises:
@@ -26,31 +45,50 @@ class RowMap:
         """
         if index < 0 or (index >= images > 1):
             raise RowsError(f"there is no image {index}; the stack has {images}")
-        self.chosen = index if images > 1 else 0
+        self.chosen = (index if images > 1 else 0) * (1 + halved)
 
-    def of(self, rows: int | None, images: int) -> tuple[int, ...]:
-        """The image of each row of a model call.
+    def of(self, call: Call, images: int, *, halved: bool = False) -> tuple[int, ...]:
+        """The variant of each row of a model call.
 
         Args:
-            rows: of the call; None where it does not tell.
+            call: of the model.
             images: of the stack.
+            halved: whether positive and negative rows have strengths of their own.
 
         Raises:
-            RowsError: rows and images do not fit; the text says how many there are of each.
+            RowsError: rows and images do not fit, or the halves are not told; the text says how many there are.
         """
-        if rows is None:
+        if call.rows is None:
             raise RowsError(f"a model call does not tell its rows, and the stack has {images} images")
-        if self.told is None:
-            if rows % images:
-                raise RowsError(f"a model call of {rows} rows holds no whole batches of the stack's {images} images")
-            return tuple(row % images for row in range(rows))
-        found = tuple(self.told(rows))
-        if len(found) != rows:
-            raise RowsError(f"a model call has {rows} rows, and {len(found)} were told")
-        strange = next((image for image in found if not 0 <= image < images), None)
+        found = self._of(call, call.rows, images)
+        if images == 1:  # what is the same for all images is, whatever the host counts
+            found = [(Row(0, row.negative), knows) for row, knows in found]
+        strange = next((row.image for row, _ in found if not 0 <= row.image < images), None)
         if strange is not None:
             raise RowsError(f"a row is said to be of image {strange}; the stack has {images}")
-        return found
+        if halved and not all(knows for _, knows in found):
+            raise RowsError(
+                "a LoRA is for the positive or the negative prompt alone, and nothing tells which of the "
+                f"{call.rows} rows of a model call are of which"
+            )
+        return tuple(row.image * (1 + halved) + (halved and row.negative) for row, _ in found)
+
+    def _of(self, call: Call, rows: int, images: int) -> list[tuple[Row, bool]]:
+        """What each row is of, and whether its half is known."""
+        halves = call.halves
+        if self.told is not None:
+            told = tuple(self.told(rows))
+            if len(told) != rows:
+                raise RowsError(f"a model call has {rows} rows, and {len(told)} were told")
+            if halves is None:
+                return [(one, True) if isinstance(one, Row) else (Row(one), False) for one in told]
+            return [
+                (Row(one[0] if isinstance(one, Row) else one, half), True)
+                for one, half in zip(told, halves, strict=True)
+            ]
+        if rows % images:
+            raise RowsError(f"a model call of {rows} rows holds no whole batches of the stack's {images} images")
+        return [(Row(row % images, bool(halves and halves[row])), halves is not None) for row in range(rows)]
 
 
 def parts_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int = 0) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from .errors import StackError
-from .multiplier import Multiplier, PerImage, checked, strength
+from .multiplier import Halves, Multiplier, PerImage, checked, of_half, strength
 from .reading import USUAL, Reading
 
 
@@ -24,7 +24,7 @@ class Entry:
     """
 
     path: str | Path
-    multiplier: Multiplier | PerImage = 1.0
+    multiplier: Multiplier | Halves | PerImage = 1.0
     """Those of images that are all the same are kept as one."""
     rank: int | None = None
     """Use only the first so many rank components (`dyn` in prompts)."""
@@ -41,14 +41,19 @@ class Entry:
         return Path(self.path).stem
 
     @property
-    def multipliers(self) -> tuple[Multiplier, ...]:
+    def multipliers(self) -> tuple[Multiplier | Halves, ...]:
         """One for each image of the batch, or a single one that is that of all."""
         return self.multiplier.multipliers if isinstance(self.multiplier, PerImage) else (self.multiplier,)
 
-    def of_image(self, image: int) -> Multiplier:
-        """The multiplier of one image of the batch."""
+    def of_image(self, image: int, *, negative: bool = False) -> Multiplier:
+        """The multiplier of one image of the batch, for its positive prompt or for its negative one."""
         own = self.multipliers
-        return own[image] if len(own) > 1 else own[0]
+        return of_half(own[image] if len(own) > 1 else own[0], negative)
+
+    @property
+    def every(self) -> tuple[Multiplier, ...]:
+        """Those of all images, and of both halves."""
+        return tuple(of_half(one, negative) for one in self.multipliers for negative in (False, True))
 
     def strength(self, component: str, image: int = 0) -> float:
         """The multiplier for one component of one image of the batch, at the beginning, but for weights of blocks."""
@@ -106,6 +111,18 @@ class Stack:
     def images(self) -> int:
         """How many images of a batch have strengths of their own; 1 where all have the same."""
         return max((len(entry.multipliers) for entry in self.entries), default=1)
+
+    @property
+    def halved(self) -> bool:
+        """Whether rows of the positive and of the negative prompt have strengths of their own."""
+        return any(isinstance(one, Halves) for entry in self.entries for one in entry.multipliers)
+
+    @property
+    def variants(self) -> tuple[tuple[int, bool], ...]:
+        """The (image, negative) that may have strengths of their own; see `rows.variant`."""
+        return tuple(
+            (image, negative) for image in range(self.images) for negative in ((False, True)[: 1 + self.halved])
+        )
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -4,8 +4,9 @@ Every rank component of every fused pair is multiplied by `multiplier * scale` i
 a plan lie in one flat vector per (device, dtype); a layer's part is a view into it. Changing a strength rewrites
 the vector: one gather, one product and one copy per device, however many layers there are, and no layer is touched.
 
-Images of a batch may have strengths of their own. The vector is that of one image; while a call has rows of several,
-a matrix beside it has the factors of each row.
+Images of a batch may have strengths of their own, and so may their positive and negative prompts: both are variants of
+the stack, see `rows.RowMap`, and called images here. The vector is that of one; while a call has rows of several, a
+matrix beside it has the factors of each row.
 """
 
 from __future__ import annotations
@@ -159,18 +160,13 @@ class Strengths:
         return whole.narrow(0, self._offsets[layout], sum(share.count for share in layout))
 
     @property
-    def images(self) -> int:
-        """How many images of a batch have strengths of their own; 1 where all have the same."""
-        return len(self.values)
-
-    @property
     def rows(self) -> tuple[int, ...]:
         """The image of each row of the present call. Only while it is `mixed`."""
         return self._rows
 
     def write(self, values: Values, source: Source | None = None) -> None:
-        """Set every cell; shows at once in every view. For another number of images, the first of them is shown."""
-        other = len(values) != self.images
+        """Set every cell; shows at once in every view. For another number of variants, the first of them is shown."""
+        other = len(values) != len(self.values)
         self.source = source
         self._set(values)
         if other:

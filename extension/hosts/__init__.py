@@ -6,7 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 
-from .base import Access, Axis, Batch, Embeddings, Host, Option, Outcome, Painter, Remora, Rows, Used
+from .base import Access, Axis, Batch, Embeddings, Host, Option, Outcome, Painter, Remora, Used
 
 __all__ = [
     "Access",
@@ -18,7 +18,6 @@ __all__ = [
     "Outcome",
     "Painter",
     "Remora",
-    "Rows",
     "Used",
     "current_host",
     "known_hosts",

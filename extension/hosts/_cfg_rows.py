@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lib_lora import Row
+
 
 class CfgRows:
     """The rows of the present step, and how many of them were called already."""
 
     def __init__(self) -> None:
-        self._images: tuple[int, ...] = ()
+        self._rows: tuple[Row, ...] = ()
         self._done = 0
 
     def begin(self, parts: Sequence[int], rows: int) -> None:
@@ -24,12 +26,12 @@ class CfgRows:
             parts: of each image's positive prompt.
             rows: of the step, all in all.
         """
-        positive = [image for image, count in enumerate(parts) for _ in range(count)]
-        negative = [row % len(parts) for row in range(rows - len(positive))]
-        self._images, self._done = (*positive, *negative), 0
+        positive = [Row(image) for image, count in enumerate(parts) for _ in range(count)]
+        negative = [Row(row % len(parts), negative=True) for row in range(rows - len(positive))]
+        self._rows, self._done = (*positive, *negative), 0
 
-    def __call__(self, rows: int) -> Sequence[int]:
-        """The image of each row of the next call; where others call more often than the host, it begins again."""
-        count = len(self._images)
+    def __call__(self, rows: int) -> Sequence[Row]:
+        """What each row of the next call is of; where others call more often than the host, it begins again."""
+        count = len(self._rows)
         first, self._done = self._done, (self._done + rows) % count
-        return [self._images[(first + row) % count] for row in range(rows)]
+        return [self._rows[(first + row) % count] for row in range(rows)]

@@ -28,7 +28,6 @@ class A1111Host(A1111FamilyHost):
         self._builtin = BuiltinLora()
         self._embeddings = BundledEmbeddings()
         self._rows = CfgRows()
-        self._images = 1  # with LoRAs of their own
 
     # --- what there is ---
 
@@ -93,9 +92,9 @@ class A1111Host(A1111FamilyHost):
 
     def put_in_force(self, batch: Batch) -> Outcome:
         outcome = super().put_in_force(batch)
-        self._images = len(outcome.images)
-        self._rows.begin([1] * self._images, self._images)
-        self.remora.rows(self._rows if self._images > 1 else None)
+        images = len(outcome.images)
+        self._rows.begin([1] * images, images)
+        self.remora.rows(self._rows)
         return outcome
 
     def nothing_in_force(self) -> None:
@@ -104,7 +103,7 @@ class A1111Host(A1111FamilyHost):
 
     def denoising(self, params: Any) -> None:
         super().denoising(params)
-        if self.is_ours() and self._images > 1:
+        if self.is_ours():
             prompts = params.denoiser.sampler.sampler_extra_args["cond"].batch
             self._rows.begin([len(parts) for parts in prompts], params.x.shape[0])
 

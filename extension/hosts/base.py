@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor, nn
 
-    from lib_lora import Clock
+    from lib_lora import Clock, Rows
 
     from ..generation import Txt2Img
     from ..tag import Pass
@@ -34,10 +34,6 @@ class Option:
     choices: tuple[str, ...] = ()
     minimum: float = -math.inf
     maximum: float = math.inf
-
-
-Rows: TypeAlias = Callable[[int], Sequence[int]]
-"""From the number of rows of a model call to the image each of them belongs to, counted from 0."""
 
 
 @dataclass(frozen=True)

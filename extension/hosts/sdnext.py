@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ._clocks import SchedulerClock
+from ._diffusers_rows import DiffusersRows
 from ._extra_networks import Images
 from ._sdnext_builtin import take_off
 from ._sdnext_infotext import HASHES, Infotexts
@@ -55,6 +56,7 @@ class SDNextHost(WebUIHost):
         self._infotexts = Infotexts()
         self._log: _HostLog | None = None
         self._serving = False  # whether what is in force is ours
+        self._count = 1  # pictures that are made at once
 
     def is_current(self) -> bool:
         data = module("modules.modeldata")
@@ -89,6 +91,7 @@ class SDNextHost(WebUIHost):
 
     def take_over(self) -> None:
         self.remora.clock(SchedulerClock(lambda: getattr(self._pipe(), "scheduler", None)))
+        self.remora.rows(DiffusersRows(self._pipe, lambda: self._count))
         self._prompts.wrap(self._wraps)
         self._infotexts.wrap(self._wraps)
         detailer = getattr(self._shared(), "detailer", None)
@@ -156,6 +159,8 @@ class SDNextHost(WebUIHost):
         self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str], at: Pass | None = None
     ) -> Outcome:
         self._serving = True
+        made = 1 if at == "detailer" else len(getattr(p, "prompts", None) or ()) or getattr(p, "batch_size", 1)
+        self._count = len(images) if len(images) > 1 else made
         try:
             batch = self.batch_of(p, images, include, exclude)
             outcome = self.remora.batch(batch if at is None else replace(batch, at=at))

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +16,7 @@ from ..generation import Picture, Progress, Result, Txt2Img
 from ..infotext import Infotext, format_hashes, format_infotext
 from ..options import Overridden, hashes_wanted, settings, to_parameters
 from ..prompt import Parsed, parse
-from .encode import encode_skipping
+from .encode import encode_each, encode_skipping
 from .preview import preview
 from .sampling import Sampling, find_sampling
 
@@ -76,8 +77,10 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     values = Overridden(studio.host, request.settings)
     wanted = settings(values)
     always, unread = studio.session.always_tags(wanted.skip_bad)
+    studio.batch_size = request.batch_size
+    seeds = [plan.seed + image for image in range(request.batch_size)]
     try:
-        activation = studio.session.begin(plan.prompt.tags, wanted, request.calls, always, [plan.seed])
+        activation = studio.session.begin(plan.prompt.tags, wanted, request.calls, always, seeds)
         notes = (*(one.reason for one in unread), *activation.skipped, *activation.notes, *_notes(studio, plan))
         parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
         for batch in range(request.n_iter):
@@ -132,6 +135,12 @@ def _arguments(studio: Studio, plan: _Plan, seeds: list[int]) -> dict[str, Any]:
         return arguments | {"image": torch.zeros(len(seeds), *shape[1:], dtype=unet.dtype), "strength": 1.0}
     latents = torch.cat([torch.randn(shape, generator=generator) for generator in generators])
     arguments |= {"latents": latents.to(unet.dtype), "height": request.height, "width": request.width}
+    if len(set(studio.session.last.text_keys)) > 1:
+        prompt, negative = (studio.inversions.spell(text) for text in (plan.prompt.text, request.negative_prompt))
+        del arguments["prompt"], arguments["negative_prompt"]
+        use_images = [partial(studio.session.use_image, image) for image in range(len(seeds))]
+        clip_skip = request.clip_skip if studio.model.family == "sd" else 1
+        return arguments | encode_each(studio.model.pipeline, prompt, negative, clip_skip, use_images)
     if studio.model.family == "sd" and request.clip_skip > 1:  # XL always takes the last layer but one
         for name in ("prompt", "negative_prompt"):
             texts = arguments.pop(name)

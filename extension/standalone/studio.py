@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from .. import register
 from ..hosts._clocks import SchedulerClock
+from ..hosts._diffusers_rows import DiffusersRows
 from ..hosts.standalone import STANDALONE, StandaloneHost
 from ..options import FAIL, ON_BAD_LORA
 from . import offload
@@ -33,6 +34,8 @@ class Studio:
     output_dir: Path | None = None
     """Pictures made with the page are saved here; None saves none."""
     offload_mode: str = offload.NONE
+    batch_size: int = 1
+    """Pictures that are made at once now."""
 
     def set_offload(self, mode: str) -> None:
         """Change the offload mode.
@@ -76,4 +79,6 @@ def open_studio(
     inversions = TextualInversions(model.pipeline)
     STANDALONE.set_components(model.pipeline.components, model.checkpoints, inversions.use)
     offload.set_mode(model.pipeline, offload_mode, device)
-    return Studio(model, session, STANDALONE, device, inversions, output_dir, offload_mode)
+    studio = Studio(model, session, STANDALONE, device, inversions, output_dir, offload_mode)
+    session.set_rows(DiffusersRows(lambda: model.pipeline, lambda: studio.batch_size))
+    return studio

@@ -23,8 +23,9 @@ const CHECKS = {
     dyn: (text) => /^\d{1,6}$/.test(text) && Number(text) > 0 ? "" : `“${text}” is not a rank (a whole number from 1)`,
     lbw: isText, lbwe: isText, x: isNumber, module: isText,
     start: isPlace, stop: isPlace, step: isRange, sigma: isRange,
-    by: isOneOf("step", "sigma", "timestep"), curve: isOneOf(...SHAPES),
+    by: isOneOf("step", "sigma", "timestep"), curve: isOneOf(...SHAPES), half: isOneOf("pos", "neg"),
     pass: each(isOneOf(...PASSES), /[,+]/),
+    rows: each((text) => /^0*[1-9]\d{0,2}$/.test(text) ? "" : `“${text}” is no image of a batch; they are numbered from 1`, /[,+]/),
 };
 
 /** The ends of `a-b`, as text, of which one may be empty; null where it is none. */

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from extension.block_weights import BUILT_IN, BlockPresets, Blocks, read_list
 from extension.prompt import PromptError, format_tag, parse, parse_arguments
 from extension.tag import PASSES, Tag
-from lib_lora import Curve, Element, Entry, LoraError, Shape, Strength, Unit, Window
+from lib_lora import Curve, Element, Entry, Halves, LoraError, Shape, Strength, Unit, Window
 
 NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=["Cs", "Cc"]), min_size=1).filter(
     lambda name: name == name.strip()
@@ -38,6 +38,8 @@ def tags(draw: st.DrawFn) -> Tag:
         draw(blocks()),
         draw(window),
         draw(st.frozensets(st.sampled_from(PASSES), max_size=3)),
+        draw(st.sampled_from(["", "pos", "neg"])),
+        draw(st.frozensets(st.integers(1, 16))),
     )
 
 
@@ -128,6 +130,7 @@ SEVENTEEN = "0,0,1,0,0,0,0,0,0,0,0,0,0,0,0,0,0"
         ("foo:1:sigma=1e-1-", {"during": Window(high=0.1)}),
         ("foo:1:step=-4", {"during": Window(stop=4)}),
         ("foo:1:step=0.25-.5", {"during": Window(0.25, 0.5)}),
+        ("foo:1:half=NEG:rows=3,1", {"half": "neg", "rows": frozenset({1, 3})}),
         ("foo:1:pass=hires+refiner", {"passes": frozenset({"hires", "refiner"})}),
         ("foo:1:pass=base,hires,refiner,detailer", {"passes": frozenset()}),
     ],
@@ -175,6 +178,21 @@ def test_a_function_of_a_tag() -> None:
     (alone,) = parse("<lora:a:0.7:module=transformer_2>").tags
     names = ("transformer", "transformer_2", "text_encoder", "unet")
     assert [Entry("a", alone.multiplier).strength(name) for name in names] == [0.0, 0.7, 0.0, 0.0]
+
+
+def test_what_a_half_means() -> None:
+    (tag,) = parse("<lora:a:0.5:1:half=pos>").tags
+    found = tag.multiplier
+    assert isinstance(found, Halves)
+    assert Entry("a", found.positive).strength("unet") == 1.0
+    assert Entry("a", found.negative).strength("unet") == 0.0
+    assert {Entry("a", half).strength("text_encoder") for half in (found.positive, found.negative)} == {0.5}
+    (tag,) = parse("<lora:a:0.5:1:half=neg:rows=2>").tags
+    assert tag.wished(image=0).multiplier == 0.0
+    found = tag.wished(image=1).multiplier
+    assert isinstance(found, Halves)
+    assert Entry("a", found.negative).strength("unet") == 1.0
+    assert {Entry("a", half).strength("text_encoder") for half in (found.positive, found.negative)} == {0.0}
 
 
 def test_drawn_weights_are_those_of_the_seed() -> None:
@@ -247,6 +265,8 @@ def test_tags_are_cut_out_and_everything_else_stays() -> None:
         ("a <lora:x:1:pass=hire>", "hire", "'hire' is no pass; there are base, hires, refiner, detailer"),
         ("a <lora:x:0@0,1@1:by=minute>", "minute", "'minute' is none of step, sigma, timestep"),
         ("a <lora:x:1:curve=cosine>", "cosine", "says how points are meant, and there are none"),
+        ("a <lora:x:1:half=both>", "both", "'both' is none of pos, neg"),
+        ("a <lora:x:1:rows=1,0>", "0>", "'0' is no image of a batch; they are numbered from 1"),
         ("a <lora:x:1:module=a b>", "a b", "is no part of a model"),
         ("a <lora:x:1:in=much>", "much", "'much' is not a number"),
         ("a <lora::1>", ":1>", "name is missing"),

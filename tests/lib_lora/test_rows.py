@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, PerImage, RowsError, Stack, StackError, plan
+from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackError, plan
 from lib_lora.by_tokens import ByTokens
+from lib_lora.calls import Call
 from lib_lora.patch import slot_of
-from lib_lora.rows import RowMap
+from lib_lora.rows import Row, RowMap
 from lib_lora.transient import Transient
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
@@ -47,6 +48,10 @@ class Batched(nn.Module):
             return attended.transpose(0, 1)
         result: Tensor = self.layer(sample)
         return result
+
+
+def of_rows(rows: int, **options: object) -> Call:
+    return Call((torch.zeros(rows, 4),), {"transformer_options": options} if options else {})
 
 
 def four_rows(name: str, dtype: torch.dtype) -> Tensor:
@@ -666,8 +671,100 @@ def test_nothing_listens_once_the_engine_is_gone(entries):
 
 @given(st.integers(1, 6), st.integers(1, 4))
 def test_the_default_rule_covers_every_image_equally(images, batches):
-    rows = RowMap().of(images * batches, images)
+    rows = RowMap().of(of_rows(images * batches), images)
     assert rows == tuple(range(images)) * batches
     if images > 1:
         with pytest.raises(RowsError):
-            RowMap().of(images * batches + 1, images)
+            RowMap().of(of_rows(images * batches + 1), images)
+
+
+# --- positive and negative prompts ---
+
+HALVES = Halves(0.8, -0.5)
+
+
+def halves(rows: int) -> list[Row]:
+    """As diffusers lays them out: the negative half first."""
+    return [Row(row % (rows // 2), row < rows // 2) for row in range(rows)]
+
+
+@pytest.mark.parametrize(("sample", "layer"), CASES)
+def test_the_halves_of_a_call_have_strengths_of_their_own(tmp_path, sample, layer):
+    """Row by row what each is at its strength alone, for every kind on every layer."""
+    base, _ = make(layer, torch.float32)
+    model, x = Batched(base.layer), four_rows(layer, torch.float32)
+    path, _ = write(tmp_path, sample, layer, tuple(weight_of(base, layer).shape))
+    served = Engine({"unet": model})
+    want = []
+    with torch.no_grad():
+        for strength in (-0.5, 0.8):
+            served.activate(Stack([Entry(path, strength)]))
+            want.append(model(x))
+        served.set_rows(halves)
+        served.activate(Stack([Entry(path, HALVES)]))
+        got = model(x)
+    assert worst(got[:2], want[0][:2]) < BOUNDS[torch.float32]
+    assert worst(got[2:], want[1][2:]) < BOUNDS[torch.float32]
+
+
+def test_images_and_halves_go_together(tmp_path):
+    model = tiny_unet(0)
+    path = kohya_lora(tmp_path / "a.safetensors", {"unet": model})
+    served, inputs = Engine({"unet": model}), unet_inputs(1, batch=4)
+    multipliers = PerImage((HALVES, 1.0))
+    with torch.no_grad():
+        want = []
+        for strength in (-0.5, 1.0, 0.8, 1.0):  # the negative prompts of both, then the positive ones
+            served.activate(Stack([Entry(path, strength)]))
+            want.append(model(**inputs)[0][len(want)])
+        served.set_rows(halves)
+        served.activate(Stack([Entry(path, multipliers)]))
+        got = model(**inputs)[0]
+    for row in range(4):
+        assert worst(got[row], want[row]) < BOUNDS[torch.float32], row
+
+
+def test_a_strength_of_one_half_alone_leaves_the_other_to_the_bit(tmp_path):
+    model = tiny_unet(0)
+    path = kohya_lora(tmp_path / "a.safetensors", {"unet": model})
+    served, inputs = Engine({"unet": model}), unet_inputs(1, batch=2)
+    with torch.no_grad():
+        plain = model(**inputs)[0]
+        served.set_rows(halves)
+        served.activate(Stack([Entry(path, Halves(1.0, 0.0))]))
+        got = model(**inputs)[0]
+        assert worst(got[0], plain[0]) < 1e-6
+        assert worst(got[1], plain[1]) > 1e-2
+        # one that is the same in both is none
+        assert Entry(path, Halves(0.5, 0.5)) == Entry(path, 0.5)
+        served.set_multiplier(0, Halves(0.0, 1.0))
+        got = model(**inputs)[0]
+        assert worst(got[1], plain[1]) < 1e-6
+        served.set_multiplier(0, 0.0)
+        assert not model._forward_pre_hooks
+        assert torch.equal(model(**inputs)[0], plain)
+
+
+def test_halves_are_told_by_the_host_or_by_the_call_or_are_an_error():
+    rows = RowMap()
+    with pytest.raises(RowsError, match="nothing tells which of the 4 rows"):
+        rows.of(of_rows(4), 1, halved=True)
+    assert rows.of(of_rows(4, cond_or_uncond=[1, 0]), 2, halved=True) == (1, 3, 0, 2)
+    assert rows.of(of_rows(4, cond_or_uncond=[0]), 2, halved=True) == (0, 2, 0, 2)
+    rows.told = lambda count: [0] * count
+    with pytest.raises(RowsError, match="nothing tells"):
+        rows.of(of_rows(2), 1, halved=True)
+    assert rows.of(of_rows(2), 1) == (0, 0)
+    rows.told = halves
+    assert rows.of(of_rows(4), 2, halved=True) == (1, 3, 0, 2)
+    assert rows.of(of_rows(4), 2) == (0, 1, 0, 1)
+    assert rows.of(of_rows(4), 1, halved=True) == (1, 1, 0, 0)  # of a stack that is the same for all images
+    assert rows.of(of_rows(4, cond_or_uncond=[0, 1]), 2, halved=True) == (0, 2, 1, 3)  # the call knows best
+
+
+def test_a_stack_of_halves_is_not_merged(tmp_path):
+    model = tiny_unet(0)
+    path = kohya_lora(tmp_path / "a.safetensors", {"unet": model})
+    report = Engine({"unet": model}).activate(Stack([Entry(path, HALVES)], mode="merged"))
+    assert report.merged == 0
+    assert "positive and negative prompts" in report.merging

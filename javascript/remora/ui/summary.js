@@ -3,6 +3,7 @@
 import {readAmount} from "../curve.js";
 import {PASSES, rangeOf} from "../tag.js";
 
+const HALVES = {pos: "positive prompt only", neg: "negative prompt only"};
 const AMOUNTS = {hr: "hires", hrte: "hires text", hrunet: "hires UNet", in: "in", mid: "mid", out: "out"};
 
 /** The words for what `readBody` gave. */
@@ -12,7 +13,8 @@ export function summary({values, flags, teCurve, unetCurve}) {
         ...Object.keys(AMOUNTS).map((key) => key in values && amount(AMOUNTS[key], values[key])),
         (teCurve || unetCurve) && ["schedule", values.curve && values.curve !== "linear" && `(${values.curve})`].filter(Boolean).join(" "),
         values.by && values.by !== "step" && `by ${values.by}`, steps(values), values.sigma && `sigma ${values.sigma}`,
-        passes(values.pass), values.module && `module ${values.module}`, values.dyn && `rank ${values.dyn}`, ...flags,
+        passes(values.pass), HALVES[values.half?.toLowerCase()], values.rows && `images ${values.rows}`,
+        values.module && `module ${values.module}`, values.dyn && `rank ${values.dyn}`, ...flags,
     ].filter(Boolean);
 }
 

@@ -9,12 +9,19 @@ import pytest
 from fastapi import FastAPI
 
 import extension
+from lib_lora import uninstall
 from tests.fakes import forge
 from tests.fakes.files import pair, save
 from tests.fakes.forge import CHANNELS, WIDTH, FakeForge
 
 QUERY = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_q"
 TEXT = "lora_te_text_model_encoder_layers_0_mlp_fc1"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _classes_as_torch_has_them() -> None:
+    """Whatever ran before in this process: what these tests find is what must be there again afterwards."""
+    uninstall()
 
 
 @pytest.fixture

@@ -380,6 +380,24 @@ def test_a_schedule_in_a1111_is_its_value_at_each_step(host: A1111Fake) -> None:
     assert torch.equal(one(host.generate("x<lora:a:1:0@0,1@1:hrunet=0@0,1@1>", steps=6, enable_hr=True)), both)
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_halves_add_up_to_the_whole(host: A1111Fake, together: bool) -> None:
+    """Guidance is linear, so in one step what each half does alone comes to what both do."""
+    host.shared.opts.data["batch_cond_uncond"] = together
+    tags = ("", "<lora:unet:1>", "<lora:unet:1:half=pos>", "<lora:unet:1:half=neg>")
+    none, whole, positive, negative = (one(host.generate(f"x AND y{tag}", steps=1)) for tag in tags)
+    assert ((positive - none) + (negative - none) - (whole - none)).abs().max() < 1e-5
+    assert min((one - none).abs().max() for one in (positive, negative)) > 1e-3
+
+
+def test_images_are_numbered_from_one(host: A1111Fake) -> None:
+    prompts = ["x<lora:a:1:rows=2>"] * 2
+    found = host.generate(prompts, batch_size=2)
+    for image, prompt in enumerate(("x", "x<lora:a:1>")):
+        alone = one(host.generate(prompt, seed=1 + image))
+        assert (found.images[image] - alone).abs().max() <= 1e-5 * alone.abs().max()
+
+
 def test_hires_has_strengths_of_its_own(host: A1111Fake) -> None:
     want = one(host.generate("x<lora:a:0.5>", enable_hr=True, hr_prompt="x<lora:a:1>"))
     assert torch.equal(one(host.generate("x<lora:a:0.5:hr=1>", enable_hr=True)), want)

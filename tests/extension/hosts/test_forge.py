@@ -133,6 +133,35 @@ def test_a_lora_is_applied_and_removed_to_the_bit(web: FakeForge) -> None:
 
 
 @ALL
+@pytest.mark.parametrize("chunks", [1, 4])
+def test_halves_add_up_to_the_whole(web: FakeForge, chunks: int) -> None:
+    """Guidance is linear, so in one step what each half does alone comes to what both do. The call tells them apart."""
+    web.chunks = chunks
+    tags = ("", "<lora:unet:1>", "<lora:unet:1:half=pos>", "<lora:unet:1:half=neg>")
+    none, whole, positive, negative = (pictures(web.generate(f"cat AND dog{tag}", steps=1)) for tag in tags)
+    assert ((positive - none) + (negative - none) - (whole - none)).abs().max() < 1e-5
+    assert min(apart(one, none) for one in (positive, negative)) > 1e-4
+
+
+@ALL
+def test_steps_and_passes_in_forge(web: FakeForge) -> None:
+    def off(step: int) -> None:
+        if step == 2:
+            session()._engine.set_multiplier(0, 0.0)  # type: ignore[union-attr]
+
+    web.on_step = off
+    want = pictures(web.generate("cat<lora:unet:1>", steps=4))
+    web.on_step = lambda step: None
+    assert torch.equal(pictures(web.generate("cat<lora:unet:1:stop=2>", steps=4)), want)
+    base, hires = (
+        pictures(web.generate(prompt, hr_prompt=again))
+        for prompt, again in (("cat<lora:a:1>", "cat"), ("cat", "cat<lora:a:1>"))
+    )
+    assert torch.equal(pictures(web.generate("cat<lora:a:1:pass=base>", hr_prompt="cat<lora:a:1:pass=base>")), base)
+    assert torch.equal(pictures(web.generate("cat<lora:a:1:pass=hires>", hr_prompt="cat<lora:a:1:pass=hires>")), hires)
+
+
+@ALL
 def test_the_built_in_never_patches_and_nothing_of_ours_is_in_the_model(web: FakeForge) -> None:
     web.reload()
     unet = web.model.forge_objects.unet.model.diffusion_model

@@ -233,6 +233,16 @@ def test_a_lora_of_one_pass_is_in_no_other(setup: Setup) -> None:
     assert torch.equal(setup.picture("x<lora:stripes:0.5:pass=base>", detailer_enabled=True), with_lora + plain)
 
 
+def test_halves(setup: Setup) -> None:
+    """The stand-in gives back the positive rows alone."""
+    plain, strong = setup.picture("x"), setup.picture("x<lora:stripes:0.5>")
+    assert near(setup.picture("x<lora:stripes:0.5:half=pos>"), strong)
+    assert near(setup.picture("x<lora:stripes:0.5:half=neg>"), plain)
+    two = setup.picture("x<lora:stripes:0.5:half=pos>", "x<lora:stripes:0.5:half=neg>")
+    assert near(two[:1], strong)
+    assert near(two[1:], plain)
+
+
 def test_presets_of_the_block_weight_extension_are_read(setup: Setup) -> None:
     folder = setup.loras / "extensions" / "sd-webui-lora-block-weight" / "scripts"
     folder.mkdir(parents=True)
