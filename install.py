@@ -4,7 +4,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
 
   (none)   what a web UI calls at every start: name what is missing, change nothing
   demo     open the embedded web UI on the small model that comes with it; ARGUMENTS go to it
-  test     run the tests; ARGUMENTS go to pytest
+  test     run the tests, in several processes where no ARGUMENTS are given; those go to pytest
   bench    run every program in benchmarks/; ARGUMENTS go to each
   check    run ruff and mypy
   train    make the demo's model and LoRAs anew, which takes over two hours; ARGUMENTS go to it
@@ -37,6 +37,7 @@ GROUPS = {  # files in requirements/, in order
     "train": ("train",),
 }
 EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
+MOST_PROCESSES = 4  # for tests; each takes two gigabytes
 THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -211,7 +212,15 @@ def demo(environment: Environment, arguments: list[str]) -> int:
 
 def test(environment: Environment, arguments: list[str]) -> int:
     environment.ensure("run", "test")
-    return become([str(environment.python), "-m", "pytest", *arguments])
+    return become([str(environment.python), "-m", "pytest", *(arguments or all_at_once())])
+
+
+def all_at_once() -> list[str]:
+    """Return how pytest runs all tests in a few processes side by side, each with its share of the cores."""
+    cores = os.cpu_count() or 1
+    processes = min(cores, MOST_PROCESSES)
+    os.environ.setdefault("OMP_NUM_THREADS", str(cores // processes))
+    return ["-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def bench(environment: Environment, arguments: list[str]) -> int:

@@ -270,6 +270,16 @@ class TestCommands:
         assert self.ensured == ["run", "test"]
         assert self.calls == [["-m", "pytest", "-k", "entry"]]
 
+    @pytest.mark.parametrize(("cores", "processes", "threads"), [(1, "1", "1"), (2, "2", "1"), (16, "4", "4")])
+    def test_all_tests_share_the_cores(
+        self, monkeypatch: pytest.MonkeyPatch, cores: int, processes: str, threads: str
+    ) -> None:
+        monkeypatch.setattr(os, "cpu_count", lambda: cores)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        assert install.main(["test"]) == 0
+        assert self.calls == [["-m", "pytest", "-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]]
+        assert os.environ["OMP_NUM_THREADS"] == threads
+
     def test_train(self) -> None:
         assert install.main(["train", "judge"]) == 0
         assert self.ensured == ["run", "train"]

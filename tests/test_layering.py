@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # "slot?" is for type checking only, "*" is anything.
 BASICS = "errors registry tensors"
 LIB_LORA = {
-    "__init__": "blocks engine file multiplier network patch provenance reading report schedule stack",
+    "__init__": "blocks engine file multiplier network patch provenance reading report rows schedule stack",
     "__main__": "*",
     "engine": (
         "budget cache calls families layer multiplier network patch plan pristine reading report residency resident"
@@ -60,7 +60,7 @@ LIB_LORA = {
     "trace": "binding? report?",
     "apart": "rows",
     "calls": "",
-    "rows": "",
+    "rows": "calls",
     "effective": "patch? scratch",
     "scratch": "",
     "operation": "",

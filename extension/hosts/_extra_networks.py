@@ -91,6 +91,7 @@ class ExtraNetworks:
         self.network = self._network()
         self.replaced: Any = None
         """The built-in's object."""
+        self._aliased: dict[str, Any] = {}  # what other kinds meant before
 
     def take_over(self) -> None:
         """Stand in the registry in place of the built-in, under its aliases too; harmless when done already."""
@@ -101,6 +102,8 @@ class ExtraNetworks:
         self._module.register_extra_network(self.network)
         for kind in KINDS[1:]:
             if aliases is not None:
+                if kind in aliases and aliases[kind] is not self.network:
+                    self._aliased[kind] = aliases[kind]
                 aliases[kind] = self.network
         self._wrap("parse_prompts", self._parse_prompts)
         self._wrap("activate", self._activate)
@@ -116,7 +119,9 @@ class ExtraNetworks:
                 registry["lora"] = self.replaced
         for kind in KINDS[1:]:
             if aliases is not None and aliases.get(kind) is self.network:
-                aliases.pop(kind) if self.replaced is None else aliases.update({kind: self.replaced})
+                del aliases[kind]
+                if kind in self._aliased:
+                    aliases[kind] = self._aliased[kind]
         for name, ours in self._wrappers.items():
             if getattr(self._module, name) is ours:
                 setattr(self._module, name, getattr(ours, self._mine))

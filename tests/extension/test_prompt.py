@@ -1,15 +1,19 @@
 from __future__ import annotations
 
+import os
 from typing import get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extension.block_weights import BUILT_IN, BlockPresets, Blocks, read_list
 from extension.prompt import PromptError, format_tag, parse, parse_arguments
 from extension.tag import PASSES, Tag
 from lib_lora import Curve, Element, Entry, Halves, LoraError, Shape, Strength, Unit, Window
+
+FUZZ = settings(max_examples=int(os.environ.get("REMORA_EXAMPLES", "2000")), deadline=None)
+"""100,000 in the long run."""
 
 NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=["Cs", "Cc"]), min_size=1).filter(
     lambda name: name == name.strip()
@@ -305,6 +309,7 @@ def test_arguments_alone_are_read_as_in_a_tag() -> None:
     assert "<lora:x:what>"[caught.value.position :].startswith("what")
 
 
+@FUZZ
 @given(st.text(st.sampled_from("0123456789.@~,;:=-+RUXOUTALLbwesteprcugmahindoy "), max_size=60))
 def test_any_fields_are_read_or_refused_and_what_is_read_is_written_again(fields: str) -> None:
     tag = place = None
@@ -316,6 +321,7 @@ def test_any_fields_are_read_or_refused_and_what_is_read_is_written_again(fields
     assert tag is None or parse(format_tag(tag)).tags == (tag,)
 
 
+@FUZZ
 @given(st.lists(TAGS, max_size=4), st.text(st.characters(exclude_characters="<>")))
 def test_what_is_written_is_read_back(tags: list[Tag], text: str) -> None:
     parsed = parse(text.join(["", *map(format_tag, tags), ""]))
@@ -323,6 +329,7 @@ def test_what_is_written_is_read_back(tags: list[Tag], text: str) -> None:
     assert parsed.text == text * (len(tags) + 1)
 
 
+@FUZZ
 @given(st.text(st.sampled_from("<>:lora lyco te=unet=dyn=0.1-x@,lbwOUTALRX+stop"), max_size=60))
 def test_any_text_is_read_or_refused_at_a_place_inside_it(prompt: str) -> None:
     error, text = None, prompt

@@ -63,6 +63,7 @@ def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
         web.start(load_scripts)
         yield made
         host.unload()
+        session.catalog.close()
 
 
 def _model() -> Any:

@@ -1,0 +1,111 @@
+"""One step of SD 1.5's UNet with LoRAs whose strength is a function, and with the same at a constant strength."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from _common import DTYPES, Record, Variant, measure, parse, parser, report, table
+from _models import build_unet, linear_layers, make_step, twin, write_lora
+from torch import Tensor, nn
+
+from lib_lora import BlockWeights, Curve, Engine, Entry, Halves, Moment, PerImage, Row, Stack, Strength, Window
+
+MULTIPLIER = 0.8
+STEPS = 20
+GOAL = 1.02
+"""Time of a step at most, in units of that at a constant strength."""
+CONSTANT = "constant"
+FUNCTIONS: Mapping[str, object] = {
+    "schedule": Strength(Curve(((0.0, 0.0), (0.5, 1.0), (1.0, MULTIPLIER)))),
+    "steps": Strength(MULTIPLIER, during=Window(start=2, stop=STEPS)),
+    "blocks": Strength(MULTIPLIER, blocks=BlockWeights(tuple(0.5 + 0.02 * i for i in range(26)))),
+    "schedule and blocks": Strength(
+        Curve(((0.0, 0.0), (1.0, MULTIPLIER))), blocks=BlockWeights(tuple(0.5 + 0.02 * i for i in range(26)))
+    ),
+    "halves": Halves(MULTIPLIER, 0.5),
+    "images": PerImage((MULTIPLIER, 0.5)),
+}
+HEADERS = ("LoRAs", "strength", "constant s", "of constant", "of minima", "goal")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    made = parser(__doc__, rounds=25)
+    made.set_defaults(batch=2)
+    made.add_argument("--counts", type=int, nargs="+", default=[1, 4], help="of LoRAs that act at once")
+    options = parse(made, arguments)
+    base = build_unet(tiny=options.tiny, dtype=DTYPES[options.dtype])
+    layers = linear_layers(base)
+    step = make_step(base, options.latent, max(options.batch, 2))
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        files = [
+            write_lora(Path(folder), f"lora{i}", base, layers, options.rank).kohya for i in range(max(options.counts))
+        ]
+        rows = [row for count in options.counts for row in compare(base, files[:count], step, options.rounds)]
+    shown = table(HEADERS, [cells(row, options) for row in rows])
+    report("strength", options, f"{len(layers)} layers\n\n{shown}", rows)
+    return 0
+
+
+class Served:
+    """The model's weights with an engine of its own, step by step through a picture again and again."""
+
+    def __init__(self, base: nn.Module, files: Sequence[Path], multiplier: object) -> None:
+        self.model = twin(base)
+        self.engine = Engine({"unet": self.model})
+        self.engine.set_clock(self._now)
+        self.engine.set_rows(lambda rows: [Row(row % 2, row < rows // 2) for row in range(rows)])
+        self.engine.activate(Stack([Entry(file, multiplier) for file in files]))  # type: ignore[arg-type]
+        self._calls = 0
+
+    def _now(self, timestep: Callable[[], float | None]) -> Moment:
+        self._calls += 1
+        return Moment(self._calls % STEPS, STEPS)
+
+
+def compare(base: nn.Module, files: Sequence[Path], step: Callable[[nn.Module], Tensor], rounds: int) -> list[Record]:
+    """Measure every function beside a constant strength, all of them in turn."""
+    served = {CONSTANT: Served(base, files, MULTIPLIER)}
+    served |= {name: Served(base, files, multiplier) for name, multiplier in FUNCTIONS.items()}
+    check(served, step)
+    samples = measure({name: Variant(partial(step, one.model)) for name, one in served.items()}, rounds)
+    for one in served.values():
+        one.engine.close()
+    return [
+        {
+            "loras": len(files),
+            "strength": name,
+            "constant_s": samples.median(CONSTANT),
+            "of_constant": samples.ratio(name, CONSTANT),
+            "of_minima": samples.minimum_ratio(name, CONSTANT),
+            "seconds": {each: samples.seconds[each] for each in (CONSTANT, name)},
+        }
+        for name in FUNCTIONS
+    ]
+
+
+def check(served: Mapping[str, Served], step: Callable[[nn.Module], Tensor]) -> None:
+    """Fail where a function is without effect: then nothing would be measured."""
+    with torch.no_grad():
+        want = step(served[CONSTANT].model)
+        for name in FUNCTIONS:
+            if torch.equal(step(served[name].model), want):
+                raise RuntimeError(f"{name}: the output is that of a constant strength")
+
+
+def cells(row: Record, options: argparse.Namespace) -> list[str]:
+    """One line of the table."""
+    reached = "met" if row["of_constant"] <= GOAL else "missed"
+    goal = "-" if options.tiny else f"<= {GOAL:.2f} {reached}"
+    times = [f"{row[key]:.3f}" for key in ("constant_s", "of_constant", "of_minima")]
+    return [str(row["loras"]), row["strength"], *times, goal]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
