@@ -31,7 +31,21 @@ export function Blocks({controller, entry}) {
             write=${(changed) => write(writeWeights(changed), "blocks")} />`}
         ${blocks && html`<${Presets} controller=${controller} entry=${entry} text=${text} told=${told} cells=${cells} preset=${preset}
             write=${write} attempt=${attempt} />`}
+        <${Rules} entry=${entry} told=${told} />
     </div>`;
+}
+
+// Presets of rules for some layers, which come after the weights of blocks.
+function Rules({entry, told: {rules = []}}) {
+    const own = entry.values.lbwe ?? "";
+    if (!own && !rules.length) return null;
+    const names = own && !rules.includes(own) ? [own, ...rules] : rules;
+    return html`<div class="rt-line"><label><span>Rules for layers</span>
+        <select aria-label=${`Block rules of ${entry.name}`} value=${own}
+            onChange=${(event) => entry.edit((body) => setField(body, "lbwe", event.target.value))}>
+            <option value="">None</option>
+            ${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
+        </select></label></div>`;
 }
 
 function Strip({name, shown, cells, write}) {

@@ -50,6 +50,7 @@ class Blocks:
         return {
             "blocks": [{"id": one, "title": "Text encoders" if one == "BASE" else f"Part {one}"} for one in FULL],
             "layouts": [{"length": len(ids), "ids": ids} for ids in (FULL, WITH_ATTENTION)],
+            "rules": ["ATTNDEEPOFF", "PROJDEEPOFF"],
             "presets": [
                 {"name": "OUTALL", "values": OUTALL, "own": False},
                 *({"name": name, "values": values, "own": True} for name, values in self.own.items()),
@@ -166,6 +167,19 @@ def test_presets_are_chosen_kept_and_deleted(tab: Tab) -> None:
     row.get_by_role("button", name="Delete preset late").click()
     tab.prompt_is(f"<lora:zorp:1:{values}>")
     assert choice.locator("option").all_inner_texts() == ["All blocks in full", "Own weights", "OUTALL", "mine"]
+
+
+def test_rules_for_layers_are_chosen(tab: Tab) -> None:
+    tab.write("<lora:zorp:1:lbw=OUTALL:lbwe=THEIRS> x")
+    rules = more(tab, "zorp").get_by_label("Block rules of zorp")
+    assert rules.input_value() == "THEIRS"  # one that is not known here stays as it is
+    rules.select_option("ATTNDEEPOFF")
+    tab.prompt_is("<lora:zorp:1:lbw=OUTALL:lbwe=ATTNDEEPOFF> x")
+    tab.row("zorp").get_by_text("block rules ATTNDEEPOFF").wait_for()
+    rules.select_option("None")
+    tab.prompt_is("<lora:zorp:1:lbw=OUTALL> x")
+    tab.button("Undo").click()
+    tab.prompt_is("<lora:zorp:1:lbw=OUTALL:lbwe=ATTNDEEPOFF> x")
 
 
 def test_a_list_that_does_not_fit_is_said_and_kept(tab: Tab) -> None:
