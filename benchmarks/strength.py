@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
@@ -31,7 +33,8 @@ FUNCTIONS: Mapping[str, object] = {
     "halves": Halves(MULTIPLIER, 0.5),
     "images": PerImage((MULTIPLIER, 0.5)),
 }
-HEADERS = ("LoRAs", "strength", "constant s", "of constant", "of minima", "goal")
+WRITES = 300
+HEADERS = ("LoRAs", "strength", "constant s", "of constant", "of minima", "written in us", "goal")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,6 +67,15 @@ class Served:
         self.engine.activate(Stack([Entry(file, multiplier) for file in files]))  # type: ignore[arg-type]
         self._calls = 0
 
+    def written(self) -> float:
+        """Seconds that it takes to write the strengths of another moment, which is all a schedule adds to a call."""
+        took = []
+        for step in range(WRITES):
+            began = time.perf_counter()
+            self.engine.set_moment(Moment(step, WRITES))
+            took.append(time.perf_counter() - began)
+        return median(took)
+
     def _now(self, timestep: Callable[[], float | None]) -> Moment:
         self._calls += 1
         return Moment(self._calls % STEPS, STEPS)
@@ -74,6 +86,7 @@ def compare(base: nn.Module, files: Sequence[Path], step: Callable[[nn.Module], 
     served = {CONSTANT: Served(base, files, MULTIPLIER)}
     served |= {name: Served(base, files, multiplier) for name, multiplier in FUNCTIONS.items()}
     check(served, step)
+    written = {name: one.written() for name, one in served.items()}
     samples = measure({name: Variant(partial(step, one.model)) for name, one in served.items()}, rounds)
     for one in served.values():
         one.engine.close()
@@ -84,6 +97,7 @@ def compare(base: nn.Module, files: Sequence[Path], step: Callable[[nn.Module], 
             "constant_s": samples.median(CONSTANT),
             "of_constant": samples.ratio(name, CONSTANT),
             "of_minima": samples.minimum_ratio(name, CONSTANT),
+            "write_s": written[name],
             "seconds": {each: samples.seconds[each] for each in (CONSTANT, name)},
         }
         for name in FUNCTIONS
@@ -104,7 +118,7 @@ def cells(row: Record, options: argparse.Namespace) -> list[str]:
     reached = "met" if row["of_constant"] <= GOAL else "missed"
     goal = "-" if options.tiny else f"<= {GOAL:.2f} {reached}"
     times = [f"{row[key]:.3f}" for key in ("constant_s", "of_constant", "of_minima")]
-    return [str(row["loras"]), row["strength"], *times, goal]
+    return [str(row["loras"]), row["strength"], *times, f"{row['write_s'] * 1e6:.0f}", goal]
 
 
 if __name__ == "__main__":
