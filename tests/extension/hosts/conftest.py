@@ -9,6 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 import extension
+from extension.collection import Scanner
 from lib_lora import uninstall
 from tests.fakes import forge
 from tests.fakes.files import pair, save
@@ -22,6 +23,22 @@ TEXT = "lora_te_text_model_encoder_layers_0_mlp_fc1"
 def _classes_as_torch_has_them() -> None:
     """Whatever ran before in this process: what these tests find is what must be there again afterwards."""
     uninstall()
+
+
+@pytest.fixture(autouse=True)
+def _no_scan_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """It would ask a host that is gone for its folders, and log that in the middle of other tests."""
+    started: list[Scanner] = []
+    start = Scanner.start
+
+    def noted(scanner: Scanner) -> None:
+        started.append(scanner)
+        start(scanner)
+
+    monkeypatch.setattr(Scanner, "start", noted)
+    yield
+    for scanner in started:
+        scanner.stop()
 
 
 @pytest.fixture
