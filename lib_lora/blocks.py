@@ -127,11 +127,6 @@ class BlockNames:
     """As `block_of` names them, without the empty name."""
 
     @property
-    def encoders(self) -> tuple[str, ...]:
-        """Names of the text encoders."""
-        return tuple(one for one in self.of_model if one.startswith("text_encoder"))
-
-    @property
     def parts(self) -> tuple[str, ...]:
         """The blocks of the denoiser."""
         return tuple(one for one in self.of_model if not one.startswith("text_encoder"))

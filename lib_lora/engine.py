@@ -38,7 +38,7 @@ from .timing import Timing
 
 logger = logging.getLogger(__name__)
 
-NOTHING = Stack()
+_NOTHING = Stack()
 _CPU = torch.device("cpu")
 _KNOWN_COMPONENTS = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
 
@@ -279,8 +279,8 @@ class Engine:
             self._cache.trim(self._plan.networks if self._plan is not None else ())
 
     def _check_names(self, stack: Stack) -> None:
+        known = {*self._components, *_KNOWN_COMPONENTS}
         for i, entry in enumerate(stack):
-            known = {*self._components, *_KNOWN_COMPONENTS}
             for name in dict.fromkeys(name for one in entry.multipliers for name in components_of(one)):
                 if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._components)}", i)
@@ -345,14 +345,16 @@ class Engine:
     def _write(self, stack: Stack) -> None:
         """Give the plan in force the strengths of a stack that it serves."""
         assert self._plan is not None
-        before = self._stack.variants, self._plan.strengths.varying
+        rows = self._stack.images, self._stack.halved
+        before = rows, self._plan.strengths.varying
         self._plan.write(stack)
-        if stack.variants != before[0]:
+        now = stack.images, stack.halved
+        if now != rows:
             self._rows.chosen = 0
-        if before != (stack.variants, self._plan.strengths.varying):
+        if before != (now, self._plan.strengths.varying):
             self._listen(stack)
 
-    def _listen(self, stack: Stack = NOTHING) -> None:
+    def _listen(self, stack: Stack = _NOTHING) -> None:
         """Hear of model calls as long as something depends on their moment or their rows."""
         _end(self._deaf)
         if self._plan is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .blocks import BlockNames, Element, Side, side_of
 from .components import DENOISER, role
 from .errors import MomentError, StackError
-from .multiplier import at, blocks_of, by_noise, varies
+from .multiplier import Strength, at, blocks_of, by_noise
 from .schedule import Moment
 from .stack import Entry, Stack
 from .strength import Source
@@ -41,32 +41,50 @@ def patterns(entry: Entry) -> tuple[Element, ...]:
     return tuple(dict.fromkeys(element.unweighted for elements in found for element in elements))
 
 
+class Sheet:
+    """The cells of a plan, and which of them have a number in common before blocks are weighed.
+
+    Made once for a plan: a change of strength is to cost no more than its numbers.
+    """
+
+    def __init__(self, cells: Sequence[Cell], model: BlockNames) -> None:
+        self.cells = tuple(cells)
+        self.model = model
+        parts = {(cell.entry, cell.component, cell.side): None for cell in cells}
+        self.parts = list(parts)
+        """(entry, component, side) of each such number."""
+        places = {part: place for place, part in enumerate(self.parts)}
+        self.part_of = [places[cell.entry, cell.component, cell.side] for cell in cells]
+        """For each cell, which of them it has."""
+        self.denoising = frozenset(entry for entry, _, side in self.parts if side is not None)
+        """Entries that act on what is called at each step."""
+
+
 class Evaluation:
     """A stack's strengths, for the cells of a plan.
 
     Args:
         stack: what the user wants.
-        cells: whose numbers are asked for.
-        model: its blocks.
+        sheet: of the plan.
 
     Raises:
         StackError: the model takes no list of block weights as long as an entry's.
     """
 
-    def __init__(self, stack: Stack, cells: Sequence[Cell], model: BlockNames) -> None:
+    def __init__(self, stack: Stack, sheet: Sheet) -> None:
         self._stack = stack
+        self._sheet = sheet
         self._variants = stack.variants
-        self._parts = list(dict.fromkeys((cell.entry, cell.component, cell.side) for cell in cells))
-        places = {part: i for i, part in enumerate(self._parts)}
-        self._part_of = [places[cell.entry, cell.component, cell.side] for cell in cells]
-        self._weights = [list(_weights(stack, cells, model, variant)) for variant in self._variants]
-        self.varying = frozenset(i for i, entry in enumerate(stack) if any(map(varies, entry.every)))
+        functions = [(i, one) for i, entry in enumerate(stack) for one in entry.every if isinstance(one, Strength)]
+        weighed = any(one.blocks is not None for _, one in functions)
+        self._weights = [list(_weights(stack, sheet, variant)) for variant in self._variants] if weighed else None
+        self.varying = frozenset(i for i, one in functions if one.varies)
         """The entries whose strength differs from moment to moment."""
 
     @property
     def source(self) -> Source | None:
         """What the values are at a moment, where that makes a difference."""
-        return self if any(side is not None for i, _, side in self._parts if i in self.varying) else None
+        return self if self.varying & self._sheet.denoising else None
 
     @property
     def by_noise(self) -> bool:
@@ -80,34 +98,38 @@ class Evaluation:
             MomentError: an entry's strength depends on what nothing tells.
         """
         found = []
-        for variant, weights in zip(self._variants, self._weights, strict=True):
-            parts = [self._at(part, variant, moment) for part in self._parts]
-            found.append([parts[part] * weight for part, weight in zip(self._part_of, weights, strict=True)])
-        return found
+        for variant in self._variants:
+            parts = [self._at(part, variant, moment) for part in self._sheet.parts]
+            found.append([parts[part] for part in self._sheet.part_of])
+        if self._weights is None:
+            return found
+        return [
+            [value * weight for value, weight in zip(values, weights, strict=True)]
+            for values, weights in zip(found, self._weights, strict=True)
+        ]
 
     def _at(self, part: tuple[int, str, Side | None], variant: tuple[int, bool], moment: Moment | None) -> float:
         number, component, side = part
         image, negative = variant
         entry = self._stack.entries[number]
-        now = moment if number in self.varying and role(component) == DENOISER else None
+        now = moment if side is not None and number in self.varying else None  # only denoisers are called at steps
         try:
             return at(entry.of_image(image, negative=negative), component, side, now)
         except MomentError as error:
             raise MomentError(f"{entry.name}: {error}") from error
 
 
-def _weights(stack: Stack, cells: Iterable[Cell], model: BlockNames, variant: tuple[int, bool]) -> Iterable[float]:
-    found: dict[Cell, float] = {}
+def _weights(stack: Stack, sheet: Sheet, variant: tuple[int, bool]) -> Iterator[float]:
     image, negative = variant
-    for cell in cells:
-        entry = stack.entries[cell.entry]
-        blocks = blocks_of(entry.of_image(image, negative=negative))
-        if blocks is None:
-            found[cell] = 1.0
+    blocks = [blocks_of(entry.of_image(image, negative=negative)) for entry in stack]
+    rules = [patterns(entry) for entry in stack]
+    for cell in sheet.cells:
+        own = blocks[cell.entry]
+        if own is None:
+            yield 1.0
             continue
-        suits = dict(zip(patterns(entry), cell.marks, strict=True))
+        suits = dict(zip(rules[cell.entry], cell.marks, strict=True))
         try:
-            found[cell] = blocks.weight(cell.block, suits, model)
+            yield own.weight(cell.block, suits, sheet.model)
         except StackError as error:
-            raise StackError(f"{entry.name}: {error}", cell.entry) from error
-    return found.values()
+            raise StackError(f"{stack.entries[cell.entry].name}: {error}", cell.entry) from error

@@ -54,13 +54,13 @@ class Strength:
         return _named(self.of, component) if own is None else own
 
     def at(self, component: str, side: Side | None, moment: Moment | None) -> float:
-        """The factor but for the block's weight; at the beginning, without a moment.
+        """The factor but for the block's weight; at the beginning, and for what is called before it, without a moment.
 
         Raises:
             MomentError: it depends on what nothing tells.
         """
         amount = self.amount(component, side)
-        if moment is None or component.startswith("text_encoder"):
+        if moment is None:
             return amount.at_start if isinstance(amount, Curve) else amount
         if not self.during.holds(moment):
             return 0.0

@@ -11,10 +11,10 @@ from torch import nn
 
 from . import residency, trace
 from .binding import Binding
-from .blocks import BlockNames, Element
+from .blocks import Element
 from .by_tokens import ByTokens
 from .cells import Cells
-from .evaluation import Cell, Evaluation, patterns
+from .evaluation import Evaluation, Sheet, patterns
 from .factored import Factored
 from .layer import LayerIndex, blocks_of, has_plain_weight
 from .merged import Merged, why_not_merged
@@ -59,10 +59,10 @@ class Plan:
     how: How
     layers: weakref.WeakKeyDictionary[nn.Module, Way]
     """Weakly, so that what lies beside a layer goes when the model does."""
-    cells: tuple[Cell, ...]  # whose number each strength is
+    sheet: Sheet
+    """Whose number each strength is."""
     patterns: tuple[tuple[Element, ...], ...]
     """Of each entry, the rules that its cells were made for."""
-    model: BlockNames
     strengths: Strengths
     report: ActivationReport
 
@@ -81,7 +81,7 @@ class Plan:
             StackError: the model takes no list of block weights as long as an entry's.
         """
         before = self.strengths.values, self.strengths.source
-        evaluation = Evaluation(stack, self.cells, self.model)
+        evaluation = Evaluation(stack, self.sheet)
         self.strengths.write(evaluation.values(None), evaluation.source)
         try:
             self._merge()
@@ -106,9 +106,11 @@ def how(stack: Stack, components: Iterable[str]) -> How:
     merged = stack.mode == "merged" or (stack.mode == "auto" and (stack.calls or 0) >= _PAYS)
     wanted = [name for name in components if stack.mode == "merged" or not name.startswith("text_encoder")]
     merging = frozenset(wanted if merged else ())
-    varying = (i for i, entry in enumerate(stack) if any(map(varies, entry.every)))
+    if not merging:
+        return How(merging, "", stack.in_order)
+    varying = frozenset(i for i, entry in enumerate(stack) if any(map(varies, entry.every)))
     apart = _APART if stack.images > 1 else _HALVED if stack.halved else ""
-    return How(merging, apart if merging else "", stack.in_order, frozenset(varying if merging else ()))
+    return How(merging, apart, stack.in_order, varying)
 
 
 def make_plan(
@@ -132,7 +134,8 @@ def make_plan(
     model = blocks_of(indexes)
     cells = Cells(stack, indexes, model)
     bindings = list(_bindings(stack, networks, indexes, cells))
-    evaluation = Evaluation(stack, cells.all, model)
+    sheet = Sheet(cells.all, model)
+    evaluation = Evaluation(stack, sheet)
     strengths = Strengths(evaluation.values(None), evaluation.source)
     read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
     varying = cells.numbers(lambda cell: cell.entry in evaluation.varying and cell.denoises)
@@ -145,9 +148,8 @@ def make_plan(
         ranks=tuple(entry.rank for entry in stack),
         how=how(stack, components),
         layers=layers,
-        cells=cells.all,
+        sheet=sheet,
         patterns=tuple(map(patterns, stack)),
-        model=model,
         strengths=strengths,
         report=ActivationReport(tuple(network.report for network in networks), chooser.merged, dict(chooser.live)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -53,6 +53,8 @@ class Entry:
     @property
     def every(self) -> tuple[Multiplier, ...]:
         """Those of all images, and of both halves."""
+        if not isinstance(self.multiplier, PerImage | Halves):
+            return (self.multiplier,)
         return tuple(of_half(one, negative) for one in self.multipliers for negative in (False, True))
 
     def strength(self, component: str, image: int = 0) -> float:
@@ -86,6 +88,10 @@ class Stack:
     in_order: bool = False
     calls: int | None = None
     reading: Reading = USUAL
+    images: int = field(init=False, compare=False, repr=False)
+    """How many images of a batch have strengths of their own; 1 where all have the same."""
+    halved: bool = field(init=False, compare=False, repr=False)
+    """Whether rows of the positive and of the negative prompt have strengths of their own."""
 
     def __init__(
         self,
@@ -101,21 +107,13 @@ class Stack:
         if calls is not None and (type(calls) is not int or calls < 0):
             raise StackError(f"the number of calls must be a whole number from 0 up, not {calls!r}")
         object.__setattr__(self, "entries", tuple(entries))
-        _check_images(self.entries)
+        object.__setattr__(self, "images", _images(self.entries))
+        halved = any(isinstance(one, Halves) for entry in self.entries for one in entry.multipliers)
+        object.__setattr__(self, "halved", halved)
         object.__setattr__(self, "mode", mode)
         object.__setattr__(self, "in_order", in_order)
         object.__setattr__(self, "calls", calls)
         object.__setattr__(self, "reading", reading)
-
-    @property
-    def images(self) -> int:
-        """How many images of a batch have strengths of their own; 1 where all have the same."""
-        return max((len(entry.multipliers) for entry in self.entries), default=1)
-
-    @property
-    def halved(self) -> bool:
-        """Whether rows of the positive and of the negative prompt have strengths of their own."""
-        return any(isinstance(one, Halves) for entry in self.entries for one in entry.multipliers)
 
     @property
     def variants(self) -> tuple[tuple[int, bool], ...]:
@@ -131,10 +129,11 @@ class Stack:
         return iter(self.entries)
 
 
-def _check_images(entries: Iterable[Entry]) -> None:
+def _images(entries: Iterable[Entry]) -> int:
     images = 1
     for i, entry in enumerate(entries):
         own = len(entry.multipliers)
         if images > 1 and own not in (1, images):
             raise StackError(f"{entry.name}: multipliers for {own} images, and an entry before has {images}", i)
         images = max(images, own)
+    return images
