@@ -10,6 +10,7 @@ from .errors import (
     MomentError,
     NoMatchError,
     PickleError,
+    RegionError,
     RowsError,
     StackError,
     StorageError,
@@ -22,6 +23,7 @@ from .network import Network, inspect_file, load_network, model_blocks, model_fa
 from .patch import install, uninstall
 from .provenance import base_model
 from .reading import Reading
+from .region import Region
 from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Unused
 from .rows import Row, Rows
 from .schedule import Clock, Curve, Moment, Shape, Unit, Window
@@ -56,6 +58,8 @@ __all__ = [
     "PerImage",
     "PickleError",
     "Reading",
+    "Region",
+    "RegionError",
     "Row",
     "Rows",
     "RowsError",

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 class ByTokens:
     """Two ways of one linear layer, and the number of tokens from which the second is the cheaper one.
 
-    Where rows of the batch have strengths of their own it is the first: the second takes a pass for each image.
+    Where rows of the batch or places of the picture have strengths of their own it is the first: the second takes a
+    pass for each.
     """
 
     at_rest = False
@@ -37,7 +38,8 @@ class ByTokens:
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with its adapters."""
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
-        many = not self._strengths.mixed and x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
+        alike = not self._strengths.mixed and not self._beside.is_regional
+        many = alike and x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
         return (self._dense if many else self._beside).run(layer, base_forward, args, kwargs)
 
     def follow(self, layer: nn.Module, device: torch.device) -> None:

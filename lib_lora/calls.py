@@ -24,14 +24,18 @@ class Call:
     kwargs: dict[str, Any]
 
     @property
-    def rows(self) -> int | None:
-        """The rows of the batch; None where the arguments do not tell.
+    def denoised(self) -> object:
+        """What is denoised: the first argument of every model, or one with a name.
 
-        What is denoised is the first argument of every model, or has a name: one tensor (rows, …), or a list with a
-        tensor for each image.
+        One tensor (rows, …), or a list with a tensor for each image.
         """
         named = next((self.kwargs[name] for name in _INPUTS if name in self.kwargs), None)
-        found = self.args[0] if self.args else named
+        return self.args[0] if self.args else named
+
+    @property
+    def rows(self) -> int | None:
+        """The rows of the batch; None where the arguments do not tell."""
+        found = self.denoised
         if isinstance(found, Tensor):
             return found.shape[0] if found.ndim else None
         return len(found) if isinstance(found, list | tuple) else None

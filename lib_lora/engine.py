@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from . import patch, residency, scratch, trace
 from .budget import Budget
 from .cache import NetworkCache
-from .calls import Call, listen
-from .errors import ActivationError, ComponentError, LoraError, NoMatchError, RowsError, StackError
+from .calls import listen
+from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
 from .families import alias_table, is_flow
+from .hearing import Hearing, Layout
 from .layer import LayerIndex
 from .multiplier import Halves, Multiplier, PerImage, components_of
 from .network import Network
@@ -32,7 +33,6 @@ from .schedule import Clock, Moment
 from .slot import Slot, Way
 from .stack import Entry, Stack
 from .storage import Storage, check_storage
-from .strength import Strengths
 from .tensors import plain_mode
 from .timing import Timing
 
@@ -346,26 +346,35 @@ class Engine:
         """Give the plan in force the strengths of a stack that it serves."""
         assert self._plan is not None
         rows = self._stack.images, self._stack.halved
-        before = rows, self._plan.strengths.varying
+        strengths = self._plan.strengths
+        before = rows, strengths.varying, strengths.by_noise, bool(strengths.regional)
         self._plan.write(stack)
         now = stack.images, stack.halved
         if now != rows:
             self._rows.chosen = 0
-        if before != (now, self._plan.strengths.varying):
+        if before != (now, strengths.varying, strengths.by_noise, bool(strengths.regional)):
             self._listen(stack)
 
     def _listen(self, stack: Stack = _NOTHING) -> None:
-        """Hear of model calls as long as something depends on their moment or their rows."""
+        """Hear of model calls as long as something depends on their moment, their rows or what is where in them."""
         _end(self._deaf)
         if self._plan is None:
             return
         strengths = self._plan.strengths
-        if strengths.varying or len(stack.variants) > 1:
-            for name, component in self.components.items():
-                if name.startswith(("unet", "transformer", "prior")):
-                    flow = is_flow(self._indexes(), name)
-                    begin, end = _hearing(strengths, self._rows, self._timing, stack.images, stack.halved, flow)
-                    self._deaf.append(listen(component, begin, end))
+        if not (strengths.varying or strengths.regional or len(stack.variants) > 1):
+            return
+        for name, component in self.components.items():
+            if name.startswith(("unet", "transformer", "prior")):
+                hearing = Hearing(
+                    strengths,
+                    self._rows,
+                    self._timing,
+                    images=stack.images,
+                    halved=stack.halved,
+                    flow=strengths.by_noise and is_flow(self._indexes(), name),
+                    layout=Layout(component, unet=not name.startswith("transformer")),
+                )
+                self._deaf.append(listen(component, hearing.begin, hearing.end))
 
     def _resting(self) -> set[nn.Module]:
         """Layers that are not where they compute, so that placing adapters beside them would be in vain."""
@@ -419,29 +428,6 @@ def _clear(layers: Iterable[nn.Module], listeners: list[Callable[[], None]]) -> 
     """Leave nothing on a model whose engine is gone."""
     _end(listeners)
     _detach_all(layers)
-
-
-def _hearing(
-    strengths: Strengths, rows: RowMap, timing: Timing, images: int, halved: bool, flow: bool
-) -> tuple[Callable[[Call], None], Callable[[], None]]:
-    """What to do when a model call begins and ends. Nothing here holds the engine, which the model would keep alive."""
-
-    def begin(call: Call) -> None:
-        with plain_mode(_CPU):
-            if strengths.varying:
-                strengths.set_moment(timing.at(call, noise=strengths.by_noise, flow=flow))
-            if images > 1 or halved:
-                told = rows.of(call, images, halved=halved)
-                if call.repeats_rows and len(set(told)) > 1:
-                    text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
-                    raise RowsError(f"{text}; make them in batches of one")
-                strengths.set_rows(told)
-
-    def end() -> None:
-        with plain_mode(_CPU):
-            strengths.show(rows.chosen)
-
-    return begin, end
 
 
 def _end(listeners: list[Callable[[], None]]) -> None:

@@ -9,6 +9,7 @@ LoraError
 ├── StackError(index)                   a wish that cannot be: strength not finite, rank below 1, no such entry
 ├── ActivationError(index, name)        one entry of a stack failed; the cause is chained
 ├── RowsError                           rows of a call that do not fit the images of the stack
+├── RegionError                         a call of a model whose places in the picture nothing tells
 ├── StorageError                        adapters cannot be stored the way that was asked for
 ├── ComponentError                      a component or layer that is not there, gone, or served by another engine
 └── RegistryError                       a plug-in folder is inconsistent (programmer error)
@@ -88,6 +89,10 @@ class ActivationError(LoraError):
 
 class RowsError(LoraError, ValueError):
     """The rows of a call cannot be told to belong to the images of the stack."""
+
+
+class RegionError(LoraError, ValueError):
+    """An entry is for a part of the picture, and nothing tells what of a model call is where."""
 
 
 class MomentError(LoraError, ValueError):

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from .blocks import BlockNames, Element, Side, side_of
 from .components import DENOISER, role
 from .errors import MomentError, StackError
-from .multiplier import Strength, at, blocks_of, by_noise
+from .multiplier import Strength, at, blocks_of, by_noise, region_of
+from .region import Region
 from .schedule import Moment
+from .spread import EVERYWHERE, Spread
 from .stack import Entry, Stack
 from .strength import Source
 
@@ -80,11 +82,26 @@ class Evaluation:
         self._weights = [list(_weights(stack, sheet, variant)) for variant in self._variants] if weighed else None
         self.varying = frozenset(i for i, one in functions if one.varies)
         """The entries whose strength differs from moment to moment."""
+        self.regional = frozenset(i for i, one in functions if one.region is not None)
+        """The entries that are for a part of the picture."""
 
     @property
     def source(self) -> Source | None:
         """What the values are at a moment, where that makes a difference."""
         return self if self.varying & self._sheet.denoising else None
+
+    @property
+    def spread(self) -> Spread:
+        """Where in the picture the cells act."""
+        if not self.regional & self._sheet.denoising:
+            return EVERYWHERE
+        numbers: dict[Region, int] = {}
+        of_cells = []
+        for image, negative in self._variants:
+            own = [region_of(entry.of_image(image, negative=negative)) for entry in self._stack]
+            places = [0 if one is None else numbers.setdefault(one, len(numbers) + 1) for one in own]
+            of_cells.append(tuple(places[cell.entry] if cell.denoises else 0 for cell in self._sheet.cells))
+        return Spread(tuple(numbers), tuple(of_cells))
 
     @property
     def by_noise(self) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -22,12 +22,14 @@ from torch import Tensor, nn
 from .adapters.base import Adapter, InputEffect, OutputEffect, Pair
 from .binding import Binding
 from .effective import effective_linear, is_torchs, pays
+from .live import Live, Spot, Windows
 from .operation import Operation
+from .picture import is_of_text
 from .resident import Keeping, Resident
 from .rows import parts_per_row
 from .storage import store
 from .streaming import Placement
-from .strength import Layout, Share, Strengths, Window
+from .strength import Layout, Share, Strengths
 from .tensors import TensorFields
 
 if TYPE_CHECKING:
@@ -54,60 +56,6 @@ class Parts(TensorFields):
     exact: ClassVar[frozenset[str]] = frozenset({"bias"})
 
 
-class Live(NamedTuple):
-    """The strengths of a layer's parts as one call needs them: of one image, or of each row of the batch."""
-
-    pair: Tensor  # (R, *ones), or (rows, 1, …, R, *ones); as many ones as a kernel has dimensions
-    inputs: tuple[Tensor, ...]  # each (1,), or (rows, 1, …) with the dimensions of the input
-    outputs: tuple[Tensor, ...]  # likewise
-    bias: Tensor  # (n,), or (rows, 1, …, n)
-
-
-class Windows(NamedTuple):
-    """The same where `Strengths` writes them."""
-
-    pair: Window
-    inputs: tuple[Window, ...]
-    outputs: tuple[Window, ...]
-    bias: Window
-
-    def live(self, spatial: int) -> Live:
-        """Those of one image; views, so that what is written shows."""
-        return Live(
-            _behind(self.pair.factors, (1,) * spatial),
-            tuple(one.factors for one in self.inputs),
-            tuple(one.factors for one in self.outputs),
-            self.bias.factors,
-        )
-
-    def of_rows(self, parts: int, ndim: int, spatial: int) -> Live:
-        """Those of each row, for a layer that has several parts for each.
-
-        Args:
-            parts: rows of the layer's input for each row of the model call, all of one after the other.
-            ndim: dimensions of the output.
-            spatial: those of them that are behind the channels.
-        """
-        ones, behind = (1,) * (ndim - spatial - 2), (1,) * spatial
-
-        def shaped(window: Window) -> Tensor:
-            rows = window.of_rows()
-            if parts > 1:
-                rows = rows.unsqueeze(1).expand(-1, parts, -1).flatten(0, 1)
-            return rows.view(rows.shape[0], *ones, rows.shape[1])
-
-        return Live(
-            _behind(shaped(self.pair), behind),
-            tuple(_behind(shaped(one), behind) for one in self.inputs),
-            tuple(_behind(shaped(one), behind) for one in self.outputs),
-            shaped(self.bias),
-        )
-
-
-def _behind(tensor: Tensor, ones: tuple[int, ...]) -> Tensor:
-    return tensor.view(*tensor.shape, *ones)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed(Placement[Parts]):
     """A layer's adapters where it computes, and their strengths."""
@@ -127,6 +75,7 @@ class Factored(Resident[Placed]):
         target = bindings[0].target
         self._kind = target.kind
         self._spatial = len(target.shape) - 2
+        self._of_text = is_of_text(target.path)
         self._layout, self._bias_layout = _layouts(self._bindings)
         forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
         self._on_input = any(form.on_input for form in forms if form)
@@ -150,8 +99,8 @@ class Factored(Resident[Placed]):
                 self.evict()
 
     def _run(self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        mixed = self._strengths.mixed
-        if self._only_pairs and self._kind == "linear" and not mixed and pays(layer, base_forward, x):
+        alike = not self._strengths.mixed and not self.is_regional
+        if self._only_pairs and self._kind == "linear" and alike and pays(layer, base_forward, x):
             placed = self._placed_at(layer, x.device, x.dtype)
             live, parts = placed.live, placed.stored.get()
             assert parts.pair is not None
@@ -159,7 +108,7 @@ class Factored(Resident[Placed]):
         else:
             y, live, parts = self._beside(layer, base_forward, base, x)
         if parts.bias is not None:
-            y = y + _behind(live.bias @ parts.bias, (1,) * self._spatial)
+            y = y + live.change_of_bias(parts.bias, self._spatial)
         return y
 
     def _beside(
@@ -169,7 +118,7 @@ class Factored(Resident[Placed]):
         changed = self._changed_input(layer, x, op) if self._on_input else x
         y = base(changed)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
-        live = self._of_rows(layer, placed, x) if self._strengths.mixed else placed.live
+        live = self._live(layer, placed, x, y)
         parts = placed.stored.get()
         deltas = self._output_deltas(live, placed.rows, parts, x, y, op)
         if parts.pair is not None:
@@ -182,24 +131,50 @@ class Factored(Resident[Placed]):
             y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
         return y, live, parts
 
-    def _of_rows(self, layer: nn.Module, placed: Placed, x: Tensor) -> Live:
-        """The strengths of each row of the batch.
+    def _live(self, layer: nn.Module, placed: Placed, x: Tensor, y: Tensor) -> Live:
+        """The strengths of this call: of each row of the batch and each place, where these differ.
 
         Raises:
             RowsError: the layer's input has no rows that belong to those of the model call.
         """
-        rows = placed.windows.bias.of_rows().shape[0]
-        parts = parts_per_row(layer, x, rows, self._bindings[0].target.batched_ndim)
-        return placed.windows.of_rows(parts, x.ndim + (self._kind == "embedding"), self._spatial)
+        parts = self._parts_per_row(layer, placed, x) if self._strengths.mixed else 1
+        if self.is_regional:
+            return placed.windows.of_places(self._spot(y))
+        if self._strengths.mixed:
+            return placed.windows.of_rows(parts, x.ndim + (self._kind == "embedding"), self._spatial)
+        return placed.live
+
+    def _of_inputs(self, layer: nn.Module, placed: Placed, x: Tensor) -> tuple[Tensor, ...]:
+        """Those of the changes of the input, likewise."""
+        parts = self._parts_per_row(layer, placed, x) if self._strengths.mixed else 1
+        if self.is_regional:
+            return placed.windows.inputs_at(self._spot(x))
+        if self._strengths.mixed:
+            return placed.windows.of_rows(parts, x.ndim, self._spatial).inputs
+        return placed.live.inputs
+
+    @property
+    def is_regional(self) -> bool:
+        """Whether some of its strengths differ from place to place."""
+        return not self._strengths.regional.isdisjoint(self._cells)
+
+    def _spot(self, tensor: Tensor) -> Spot:
+        nowhere = self._of_text or self._kind == "embedding"
+        picture = self._strengths.picture
+        spot: Spot = Spot.of(tensor.shape, picture, spatial=self._spatial, of_text=nowhere)
+        return spot
+
+    def _parts_per_row(self, layer: nn.Module, placed: Placed, x: Tensor) -> int:
+        rows = placed.windows.bias.of_rows().shape[0]  # by their number alone: which they are, no graph is to know
+        return parts_per_row(layer, x, rows, self._bindings[0].target.batched_ndim)
 
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation) -> Tensor:
         placed = self._placed
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; that of the last call is the best guess
             placed = self._place(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
-        live = self._of_rows(layer, placed, x) if self._strengths.mixed else placed.live
         changed = x
-        for effect, strength in zip(placed.stored.get().inputs, live.inputs, strict=True):
+        for effect, strength in zip(placed.stored.get().inputs, self._of_inputs(layer, placed, x), strict=True):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)
         return changed
 

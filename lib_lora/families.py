@@ -54,6 +54,12 @@ def is_flow(indexes: Iterable[LayerIndex], component: str) -> bool:
     return component.startswith("transformer") and (known is None or known.flow)
 
 
+def is_image_first(model: object) -> bool:
+    """Whether a model puts the prompt's tokens behind the picture's where both are one sequence."""
+    names = {name for one in known_architectures() for name in one.image_first}
+    return any(cls.__name__ in names for cls in type(model).__mro__)
+
+
 def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:
     """The family of a model, by the names and widths of its own layers."""
     return _family_of_layers(tuple((index.component, index.targets) for index in indexes))

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from .blocks import BlockWeights, Side
 from .errors import StackError
+from .region import Region
 from .schedule import ALWAYS, Curve, Moment, Window
 
 Amount: TypeAlias = float | Curve
@@ -33,6 +34,8 @@ class Strength:
     """In place of that, for the blocks of the denoiser on one side of its middle, or for the middle."""
     during: Window = ALWAYS
     blocks: BlockWeights | None = None
+    region: Region | None = None
+    """The part of the picture it is for; None is all of it. For text encoders it makes no difference."""
 
     def __post_init__(self) -> None:
         if isinstance(self.of, Mapping):
@@ -133,6 +136,11 @@ def at(multiplier: Multiplier, component: str, side: Side | None, moment: Moment
 def blocks_of(multiplier: Multiplier) -> BlockWeights | None:
     """The weights of blocks, where it has some."""
     return multiplier.blocks if isinstance(multiplier, Strength) else None
+
+
+def region_of(multiplier: Multiplier) -> Region | None:
+    """The part of the picture it is for; None where it is all."""
+    return multiplier.region if isinstance(multiplier, Strength) else None
 
 
 def varies(multiplier: Multiplier) -> bool:

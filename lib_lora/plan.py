@@ -18,7 +18,7 @@ from .evaluation import Evaluation, Sheet, patterns
 from .factored import Factored
 from .layer import LayerIndex, blocks_of, has_plain_weight
 from .merged import Merged, why_not_merged
-from .multiplier import varies
+from .multiplier import region_of, varies
 from .network import Network
 from .places import Place
 from .pristine import Checkpoint
@@ -48,6 +48,8 @@ class How:
     """Whether entries act in order."""
     varying: frozenset[int] = frozenset()
     """Where something is merged, the entries that are not, as their strength differs from step to step."""
+    regional: frozenset[int] = frozenset()
+    """Likewise those that are for a part of the picture."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,9 @@ class Plan:
         Raises:
             StackError: the model takes no list of block weights as long as an entry's.
         """
-        before = self.strengths.values, self.strengths.source
+        before = self.strengths.values, self.strengths.source, self.strengths.spread
         evaluation = Evaluation(stack, self.sheet)
-        self.strengths.write(evaluation.values(None), evaluation.source)
+        self.strengths.write(evaluation.values(None), evaluation.source, evaluation.spread)
         try:
             self._merge()
         except BaseException:
@@ -110,7 +112,8 @@ def how(stack: Stack, components: Iterable[str]) -> How:
         return How(merging, "", stack.in_order)
     varying = frozenset(i for i, entry in enumerate(stack) if any(map(varies, entry.every)))
     apart = _APART if stack.images > 1 else _HALVED if stack.halved else ""
-    return How(merging, apart, stack.in_order, varying)
+    regional = frozenset(i for i, entry in enumerate(stack) if any(region_of(one) is not None for one in entry.every))
+    return How(merging, apart, stack.in_order, varying, regional)
 
 
 def make_plan(
@@ -136,7 +139,7 @@ def make_plan(
     bindings = list(_bindings(stack, networks, indexes, cells))
     sheet = Sheet(cells.all, model)
     evaluation = Evaluation(stack, sheet)
-    strengths = Strengths(evaluation.values(None), evaluation.source)
+    strengths = Strengths(evaluation.values(None), evaluation.source, evaluation.spread)
     read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
     varying = cells.numbers(lambda cell: cell.entry in evaluation.varying and cell.denoises)
     chooser = _Chooser(stack, strengths, components, checkpoints, keeping, read, varying)
@@ -226,6 +229,8 @@ class _Chooser:
             return "a file has it as one with other layers, and its adapter depends on the weights of all of them"
         if any(binding.cell in self._varying for binding in bindings):
             return "the strength differs from step to step"
+        if any(binding.cell in self._strengths.regional for binding in bindings):
+            return "a LoRA is for a part of the picture"
         return why_not_merged(layer, bindings, self._shared)
 
 

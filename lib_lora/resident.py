@@ -51,6 +51,7 @@ class Resident(ABC, Generic[P]):
         self._share = keeping.budget.join(self)
         self._home: Home[P] | None = None
         self._bindings = tuple(bindings)
+        self._cells = frozenset(binding.cell for binding in self._bindings)
         self._strengths = strengths
         self._placed: P | None = None
         self._stays = True

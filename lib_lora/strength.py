@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from .adapters.base import RankSchedule
+from .picture import Grid, Picture
 from .schedule import Moment
+from .spread import EVERYWHERE, Masks, Spread
 
 Values: TypeAlias = Sequence[Sequence[float]]
 """Of each image, the strength of every cell."""
@@ -74,12 +76,26 @@ class Window:
     """(sum of ranks,), of the image that is shown; later writes show through."""
     _mirror: Mirror
     _start: int
+    _of: Strengths
 
     def of_rows(self) -> Tensor:
         """(rows, sum of ranks), each row's own. Only while the call is `mixed`."""
         rows = self._mirror.rows
         assert rows is not None
         return rows.narrow(1, self._start, self.factors.shape[0])
+
+    def of_places(self, grid: Grid | None, *, channels_first: bool = False) -> Tensor:
+        """Each place's own, (rows, places, sum of ranks), or (rows, sum of ranks, places) where channels are first.
+
+        One row is for all of them alike.
+
+        Args:
+            grid: the places; None is a single one that is none of the picture.
+            channels_first: see above.
+        """
+        weights: Tensor = self._of.weights(self._start, self.factors, grid, channels_first=channels_first)
+        factors = self.of_rows() if self._of.mixed else self.factors.unsqueeze(0)
+        return weights * factors.unsqueeze(2 if channels_first else 1)
 
 
 class Strengths:
@@ -90,14 +106,21 @@ class Strengths:
     Args:
         values: of each image, the strength of every cell.
         source: what they are at a moment, where that makes a difference; `values` are those of the beginning then.
+        spread: the parts of the picture they are for.
     """
 
-    def __init__(self, values: Values, source: Source | None = None) -> None:
+    def __init__(self, values: Values, source: Source | None = None, spread: Spread = EVERYWHERE) -> None:
         self._set(values)
         self.source = source
         """Gives the values at a moment, where that makes a difference."""
+        self.spread = spread
+        """Where the cells act."""
+        self.masks = Masks(spread.regions)
+        """The weights of its regions."""
+        self._picture: Picture | None = None
         self._offsets: dict[Layout, int] = {}
         self._length = 0
+        self._cells: tuple[int, ...] = ()  # of each factor
         self._owner = torch.empty(0, dtype=torch.int64, device="cpu")
         self._scale = torch.empty(0, dtype=torch.float64, device="cpu")
         self._mirrors: dict[tuple[torch.device, torch.dtype], Mirror] = {}
@@ -120,9 +143,9 @@ class Strengths:
     def seal(self) -> None:
         """Lay out what was registered."""
         shares = [share for layout in self._offsets for share in layout]
-        cells = [share.cell for share in shares for _ in range(share.count)]
+        self._cells = tuple(share.cell for share in shares for _ in range(share.count))
         scales = [share.scale for share in shares for _ in range(share.count)]
-        self._owner = torch.tensor(cells, dtype=torch.int64, device="cpu")
+        self._owner = torch.tensor(self._cells, dtype=torch.int64, device="cpu")
         self._scale = torch.tensor(scales, dtype=torch.float64, device="cpu")
         start = 0
         for share in shares:
@@ -148,7 +171,7 @@ class Strengths:
     def window(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> Window:
         """The live factors of one layer."""
         mirror, start = self._mirror(device, dtype), self._offsets[layout]
-        return Window(mirror.factors.narrow(0, start, sum(share.count for share in layout)), mirror, start)
+        return Window(mirror.factors.narrow(0, start, sum(share.count for share in layout)), mirror, start, self)
 
     def of_image(self, layout: Layout, device: torch.device, dtype: torch.dtype, image: int | None = None) -> Tensor:
         """The factors of one layer for one image of the present call, (sum of ranks,); None is the one shown."""
@@ -164,10 +187,52 @@ class Strengths:
         """The image of each row of the present call. Only while it is `mixed`."""
         return self._rows
 
-    def write(self, values: Values, source: Source | None = None) -> None:
+    @property
+    def regional(self) -> frozenset[int]:
+        """The cells that do not act everywhere."""
+        return self.spread.cells
+
+    @property
+    def shown(self) -> int:
+        """The image that calls are for whose rows are alike."""
+        return self._image
+
+    @property
+    def picture(self) -> Picture | None:
+        """What the present call computes; None where nothing tells."""
+        return self._picture
+
+    def set_picture(self, picture: Picture | None) -> None:
+        """Say what the next model call computes; None after it."""
+        if picture is not None:
+            self.masks.serve(picture)
+        self._picture = picture
+
+    # which rows and regions there are, and what masks are made already, no graph is to know
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def weights(self, start: int, factors: Tensor, grid: Grid | None, *, channels_first: bool) -> Tensor:
+        """How far some factors act at each place, in the dtype and on the device of these; see `Masks.at`.
+
+        Args:
+            start: of the first of them.
+            factors: (n,), of which the number is taken.
+            grid: the places.
+            channels_first: see `Masks.at`.
+        """
+        rows = self._rows if self.mixed else (self._image,)
+        cells = self._cells[start : start + factors.shape[0]]
+        own = [self.spread.of_cells[row] for row in rows]
+        which = tuple(tuple(regions[cell] for cell in cells) for regions in own)
+        if len(set(which)) == 1:
+            which = which[:1]
+        return self.masks.at(grid, which, factors.device, factors.dtype, channels_first=channels_first)
+
+    def write(self, values: Values, source: Source | None = None, spread: Spread = EVERYWHERE) -> None:
         """Set every cell; shows at once in every view. For another number of variants, the first of them is shown."""
         other = len(values) != len(self.values)
         self.source = source
+        if spread != self.spread:
+            self.spread, self.masks = spread, Masks(spread.regions)
         self._set(values)
         if other:
             self._image, self.mixed = 0, False

@@ -5,13 +5,14 @@ parameters inside one fused function, a norm has no product at all, a grouped co
 difference is as large as the weight. The layer's forward then runs on a stand-in that shares everything with the layer
 but the parameters in question.
 
-Rows of the batch that have strengths of their own are a pass each, or together where their strengths are the same.
+Rows of the batch that have strengths of their own are a pass each, or together where their strengths are the same. So
+is each region of the picture: of its pass, the places inside are taken.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +25,9 @@ from .base_weights.base import WeightReader
 from .binding import Binding
 from .build import Part, build
 from .layer import weight_reader
+from .live import Spot, by_places
 from .operation import Operation
+from .picture import is_of_text
 from .places import Target
 from .resident import Keeping, Resident
 from .storage import store
@@ -41,6 +44,16 @@ class Adapters(TensorFields):
     """A layer's adapters, in the dtypes of their files: what is built of them is built in fp32."""
 
     all: tuple[Adapter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What one pass of a call is for."""
+
+    image: int | None = None
+    """Of the batch, where its images differ."""
+    acting: frozenset[int] | None = None
+    """Of the bindings, those that act in it, by their places; None is all."""
 
 
 class Transient(Resident[Placement[Adapters]]):
@@ -63,6 +76,7 @@ class Transient(Resident[Placement[Adapters]]):
     ) -> None:
         super().__init__(bindings, strengths, keeping or Keeping())
         self._in_order = in_order
+        self._of_text = is_of_text(bindings[0].target.path)
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
         for binding in self._bindings:
             strengths.register(binding.layout)
@@ -76,7 +90,7 @@ class Transient(Resident[Placement[Adapters]]):
         try:
             if self._strengths.mixed:
                 return self._run_apart(layer, base_forward, args, kwargs)
-            return self._run(layer, base_forward, args, kwargs)
+            return self._run_regions(layer, base_forward, args, kwargs)
         finally:
             if not self._stays:
                 self.evict()
@@ -85,21 +99,73 @@ class Transient(Resident[Placement[Adapters]]):
         self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """A pass for each group of rows that have the same strengths; that of rows without any is the base forward."""
-        groups: dict[tuple[float, ...], list[int]] = {}
+        groups: dict[tuple[object, ...], list[int]] = {}
         values = [tuple(own[binding.cell] for binding in self._bindings) for own in self._strengths.values]
         for row, image in enumerate(self._strengths.rows):
-            groups.setdefault(values[image], []).append(row)
+            groups.setdefault((values[image], self._regions(image)), []).append(row)
         passes = list(groups.values())
 
         def run(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             image = self._strengths.rows[passes[number][0]]
             if not any(values[image]):
                 return base_forward(layer, *args, **kwargs)
-            return self._run(layer, base_forward, args, kwargs, image)
+            return self._run_regions(layer, base_forward, args, kwargs, image, len(passes[number]))
 
         if len(passes) == 1:
             return run(0, args, kwargs)
         return in_passes(layer, passes, self._bindings[0].target.batched_ndim, run, args, kwargs)
+
+    def _regions(self, image: int | None) -> tuple[int, ...]:
+        """Of each binding, the region it is for; 0 is everywhere."""
+        strengths = self._strengths
+        if strengths.regional.isdisjoint(self._cells):
+            return (0,) * len(self._bindings)
+        own = strengths.spread.of_cells[strengths.shown if image is None else image]
+        return tuple(own[binding.cell] for binding in self._bindings)
+
+    def _run_regions(
+        self,
+        layer: nn.Module,
+        base_forward: BaseForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        image: int | None = None,
+        rows: int | None = None,
+    ) -> Any:
+        """A pass with what acts everywhere, and one for each region with that and what acts in it."""
+        regions = self._regions(image)
+        if not any(regions):
+            return self._run(layer, base_forward, args, kwargs, _Pass(image))
+
+        def run(region: int) -> Any:
+            acting = frozenset(i for i, own in enumerate(regions) if own in (0, region))
+            if not acting:
+                return base_forward(layer, *args, **kwargs)
+            return self._run(layer, base_forward, args, kwargs, _Pass(image, acting))
+
+        total = y = run(0)
+        for region in dict.fromkeys(one for one in regions if one):
+            total = self._blended(total, y, run(region), region, rows)
+        return total
+
+    def _blended(self, total: Any, y: Any, other: Any, region: int, rows: int | None) -> Any:
+        """What a region's pass changes, at the places of the region."""
+        if isinstance(y, tuple):  # attention's, with its weights, which stay those without
+            return self._blended(total[0], y[0], other[0], region, rows), *total[1:]
+        spot = self._spot(y, rows)
+        weights = self._strengths.masks.at(
+            spot.grid, ((region,),), y.device, y.dtype, channels_first=spot.channels_first
+        )
+        return total + (other - y) * by_places(weights, spot)
+
+    def _spot(self, y: Tensor, rows: int | None) -> Spot:
+        target, picture = self._bindings[0].target, self._strengths.picture
+        if picture is not None and rows is not None:
+            picture = replace(picture, rows=rows)
+        nowhere = self._of_text or target.kind in ("embedding", "attention")
+        maps = target.kind == "conv" or (target.kind == "norm" and y.ndim > 3 and y.shape[1] == target.shape[0])
+        spot: Spot = Spot.of(y.shape, picture, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
+        return spot
 
     def _run(
         self,
@@ -107,13 +173,13 @@ class Transient(Resident[Placement[Adapters]]):
         base_forward: BaseForward,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        image: int | None = None,
+        which: _Pass,
     ) -> Any:
         x: Tensor = next(iter(args or kwargs.values()))
         readers = {param: weight_reader(layer, param) for param in self._params}
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
-            effective = self._effective(layer, readers, placed.stored.get().all, x, image)
+            effective = self._effective(layer, readers, placed.stored.get().all, x, which)
         if all(reader.holds_values for reader in readers.values()):
             return base_forward(_stand_in(layer, effective), *args, **kwargs)
         # a forward that unpacks its weight cannot be handed one that is not packed
@@ -132,7 +198,7 @@ class Transient(Resident[Placement[Adapters]]):
         readers: Mapping[str, type[WeightReader]],
         adapters: Sequence[Adapter],
         x: Tensor,
-        image: int | None,
+        which: _Pass,
     ) -> dict[str, Tensor]:
         """The parameters the layer shall compute with, in scratch memory."""
         found: dict[str, Tensor] = {}
@@ -140,18 +206,22 @@ class Transient(Resident[Placement[Adapters]]):
             base = reader.read(layer, param)
             packed = not reader.plain and x.is_floating_point()
             total = scratch.take(param, base, x.dtype if packed else base.dtype)
-            build(total, base, self._parts(param, adapters, base, image), in_order=self._in_order)
+            build(total, base, self._parts(param, adapters, base, which), in_order=self._in_order)
             found[param] = total
-        for binding, adapter in zip(self._bindings, adapters, strict=True):
-            self._change_bias(layer, binding, adapter, found, image)
+        for binding, adapter in self._acting(adapters, which):
+            self._change_bias(layer, binding, adapter, found, which.image)
         return found
 
-    def _parts(self, param: str, adapters: Sequence[Adapter], base: Tensor, image: int | None = None) -> list[Part]:
+    def _parts(self, param: str, adapters: Sequence[Adapter], base: Tensor, which: _Pass = _Pass()) -> list[Part]:
         return [
-            Part(adapter, self._strength(binding, base, image), self._rank(binding), binding.target.rows)
-            for binding, adapter in zip(self._bindings, adapters, strict=True)
+            Part(adapter, self._strength(binding, base, which.image), self._rank(binding), binding.target.rows)
+            for binding, adapter in self._acting(adapters, which)
             if binding.target.param == param
         ]
+
+    def _acting(self, adapters: Sequence[Adapter], which: _Pass) -> list[tuple[Binding, Adapter]]:
+        pairs = zip(self._bindings, adapters, strict=True)
+        return [pair for i, pair in enumerate(pairs) if which.acting is None or i in which.acting]
 
     def _rank(self, binding: Binding) -> int | None:
         """The rank components that act now."""

@@ -16,18 +16,23 @@ ROOT = Path(__file__).resolve().parents[1]
 # "slot?" is for type checking only, "*" is anything.
 BASICS = "errors registry tensors"
 LIB_LORA = {
-    "__init__": "blocks engine file multiplier network patch provenance reading report rows schedule stack",
+    "__init__": "blocks engine file multiplier network patch provenance reading region report rows schedule stack",
     "__main__": "*",
     "engine": (
-        "budget cache calls families layer multiplier network patch plan pristine reading report residency resident"
-        " rows schedule scratch slot stack storage strength timing trace"
+        "budget cache calls families hearing layer multiplier network patch plan pristine reading report residency"
+        " resident rows schedule scratch slot stack storage timing trace"
     ),
+    "hearing": "calls families picture rows strength timing",
+    "picture": "calls",
+    "region": "",
+    "spread": "picture region",
+    "live": "picture strength",
     "plan": (
         "binding blocks by_tokens cells evaluation factored layer merged multiplier network places pristine report"
         " residency resident slot stack strength trace transient whole"
     ),
     "cells": "blocks evaluation layer places stack",
-    "evaluation": "blocks components multiplier schedule stack strength",
+    "evaluation": "blocks components multiplier region schedule spread stack strength",
     "timing": "calls schedule",
     "network": (
         "adapters._narrow adapters._part adapters.base blocks components families file layer numbered parsed places"
@@ -43,10 +48,12 @@ LIB_LORA = {
     "recipe": "adapters",
     "peft_config": "adapters.base file",
     "skeleton": "components file",
-    "factored": "adapters.base binding effective operation patch? resident rows storage streaming strength",
+    "factored": (
+        "adapters.base binding effective live operation patch? picture resident rows storage streaming strength"
+    ),
     "transient": (
-        "adapters.base apart base_weights.base binding build layer operation patch? places resident scratch storage"
-        " streaming strength"
+        "adapters.base apart base_weights.base binding build layer live operation patch? picture places"
+        " resident scratch storage streaming strength"
     ),
     "by_tokens": "effective factored patch? strength transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
@@ -77,8 +84,8 @@ LIB_LORA = {
     "reading": "",
     "report": "",
     "stack": "multiplier reading",
-    "strength": "adapters.base schedule",
-    "multiplier": "blocks schedule",
+    "strength": "adapters.base picture schedule spread",
+    "multiplier": "blocks region schedule",
     "schedule": "",
     "blocks": "components",
     # plug-in folders and basics: each by itself

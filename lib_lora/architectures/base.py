@@ -104,6 +104,9 @@ class Architecture:
     there, behind those of the latents.
     """
     before: tuple[str, ...] = ()
+    image_first: tuple[str, ...] = ()
+    """Classes of models that put the prompt's tokens behind the picture's where both are one sequence, and not before.
+    """
     flow: bool = True
     """Whether the timesteps of its transformer are shares of noise; those of UNets never are."""
 

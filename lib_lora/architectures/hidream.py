@@ -13,6 +13,7 @@ from .base import Architecture, Sign, named
 HIDREAM = Architecture(
     name="hidream",
     title="HiDream",
+    image_first=("HiDreamImageTransformer2DModel",),
     signs=(
         Sign(r"^(denoiser|\?):(double|single)_stream_blocks_\d+_block_", weight=10),
         BIG_G_SIGN,

@@ -15,6 +15,7 @@ from .base import Architecture, Sign, aliases, named
 HUNYUAN_VIDEO = Architecture(
     name="hunyuan_video",
     title="HunyuanVideo",
+    image_first=("HunyuanVideoTransformer3DModel", "HunyuanVideoFramepackTransformer3DModel"),
     signs=(
         *FLUX_SIGNS,
         MODULATION_SIGN,

@@ -24,6 +24,7 @@ _RENAMED: dict[str, str | tuple[str, ...]] = {
 Z_IMAGE = Architecture(
     name="z_image",
     title="Z-Image",
+    image_first=("ZImageTransformer2DModel",),
     signs=(
         # Lumina 2 has the same names at 2304
         Sign(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from lib_lora import Engine, Entry, PerImage, Stack, install
+from lib_lora import Engine, Entry, PerImage, Region, Stack, Strength, install
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
 
@@ -158,3 +160,43 @@ def adapters(kind: str, names: tuple[str, ...], seed: int) -> dict[str, torch.Te
 def eager(engine: Engine, net: nn.Module, files, x: torch.Tensor, multipliers: tuple[float, ...]) -> torch.Tensor:
     engine.activate(Stack([Entry(file, one) for file, one in zip(files, multipliers, strict=True)]))
     return net(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("whole", [True, False], ids=["the whole is compiled", "a part is compiled"])
+def test_regions_of_a_compiled_model_are_those_of_the_model(tmp_path, whole):
+    """Masks are looked up outside the graphs, so no change of a region compiles anything again."""
+    torch._dynamo.reset()
+    install()
+    counter = testing.CompileCounter()
+
+    def compiling(net):
+        return torch.compile(net, backend=counter, dynamic=False)
+
+    model = Net().requires_grad_(False) if whole else Denoiser(compiling).requires_grad_(False)
+    served = compiling(model) if whole else model
+    names = ("conv", "linear") if whole else ("net_conv", "net_linear")
+    file = save(tmp_path / "a.safetensors", adapters("lora", names, 0))
+    x = torch.randn(2, 8, 4, 4)
+    engine = Engine({"unet": served})
+    frames = []
+    for region in (Region.rectangle(0, 0, 0.5, 1), Region.rectangle(0, 0.5, 1, 1), Region.rectangle(0.25, 0, 1, 1)):
+        stack = Stack([Entry(file, Strength(0.8, region=region))])
+        engine.activate(stack)
+        got = served(x)
+        frames.append(counter.frame_count)
+        twin = eager_twin(model)
+        bare = Engine({"unet": twin})
+        bare.activate(stack)
+        want = twin(x)
+        assert (got - want).abs().max() < 1e-5 * want.abs().max()
+    assert len(set(frames)) == 1, frames
+
+
+def eager_twin(model):
+    """The same without compilation, and without slots."""
+    if isinstance(model, Net):
+        return copy.deepcopy(model)
+    twin = Denoiser(lambda net: net)
+    twin.load_state_dict({name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()})
+    return twin.requires_grad_(False)

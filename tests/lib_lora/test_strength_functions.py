@@ -24,9 +24,9 @@ from lib_lora import (
     StackError,
     Strength,
     Window,
-    engine,
     plan,
 )
+from lib_lora.calls import Call
 from lib_lora.patch import slot_of
 from lib_lora.transient import Transient
 from tests.fakes.files import pair, save
@@ -318,7 +318,7 @@ def test_a_clock_is_asked_once_per_call_and_the_timestep_read_only_where_it_matt
     run(unet)
     assert calls == []  # nothing depends on it
     served.activate(Stack([Entry(path, Strength(1.0, during=Window(stop=3)))]))
-    monkeypatch.setattr(engine.Call, "timestep", property(lambda self: pytest.fail("read off the device")))
+    monkeypatch.setattr(Call, "timestep", property(lambda self: pytest.fail("read off the device")))
     run(unet)
     assert calls == [1]
 

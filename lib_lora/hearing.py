@@ -1,0 +1,100 @@
+"""What is done when a call of a model begins and ends: strengths are set to its moment, its rows and its places."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from .calls import Call
+from .errors import RegionError, RowsError
+from .families import is_image_first
+from .picture import Picture, patch_of
+from .rows import RowMap
+from .strength import Strengths
+from .tensors import plain_mode
+from .timing import Timing
+
+logger = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
+
+
+class Layout:
+    """How the tokens of a model lie in the picture; knows the model no longer than it takes to find that out."""
+
+    def __init__(self, model: nn.Module, *, unet: bool) -> None:
+        self._patch = 0 if unet else patch_of(model)
+        self._image_first = is_image_first(model)
+        self.name = type(model).__name__
+        """Of the model's class."""
+
+    def picture(self, call: Call) -> Picture:
+        """What a call computes.
+
+        Raises:
+            RegionError: it does not tell.
+        """
+        found = Picture.of(call, self._patch, image_first=self._image_first)
+        if found is None:
+            raise RegionError(
+                f"a LoRA is for a part of the picture, and a call of this {self.name} does not tell which of its "
+                "tokens are where; take the region off"
+            )
+        return found
+
+
+@dataclass
+class Hearing:
+    """Holds no engine and no model: the model keeps it alive."""
+
+    strengths: Strengths
+    rows: RowMap
+    timing: Timing
+    images: int
+    """Of the stack."""
+    halved: bool
+    """Whether its positive and negative rows differ."""
+    flow: bool
+    """Whether the model's timesteps are shares of noise."""
+    layout: Layout
+    _told: bool = False
+
+    def begin(self, call: Call) -> None:
+        """Make the strengths those of a call.
+
+        Raises:
+            MomentError: they depend on what the call does not tell.
+            RowsError: its rows do not fit the stack.
+            RegionError: nothing tells what of it is where in the picture.
+        """
+        with plain_mode(_CPU):
+            if self.strengths.regional:
+                self.strengths.set_picture(self.layout.picture(call))
+            if self.strengths.varying:
+                moment = self.timing.at(call, noise=self.strengths.by_noise, flow=self.flow)
+                self.strengths.set_moment(moment)
+            if self.images > 1 or self.halved:
+                self.strengths.set_rows(self._rows_of(call))
+
+    def end(self) -> None:
+        """Make them those of calls that tell nothing."""
+        with plain_mode(_CPU):
+            self.strengths.show(self.rows.chosen)
+            if self.strengths.picture is not None and not self.strengths.masks.placed and not self._told:
+                self._told = True
+                logger.warning(
+                    "no layer of this %s has tokens that lie in the picture as expected; "
+                    "LoRA for a part of it act everywhere, by its share",
+                    self.layout.name,
+                )
+            self.strengths.set_picture(None)
+
+    def _rows_of(self, call: Call) -> tuple[int, ...]:
+        told = self.rows.of(call, self.images, halved=self.halved)
+        if call.repeats_rows and len(set(told)) > 1:
+            text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
+            raise RowsError(f"{text}; make them in batches of one")
+        return told

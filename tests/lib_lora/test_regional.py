@@ -1,0 +1,508 @@
+"""LoRA for a part of the picture: each place is what it would be if its LoRA were everywhere."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import Tensor, nn
+
+from lib_lora import (
+    Curve,
+    Engine,
+    Entry,
+    Halves,
+    Moment,
+    PerImage,
+    Region,
+    RegionError,
+    Row,
+    RowsError,
+    Stack,
+    Strength,
+    plan,
+)
+from lib_lora.calls import Call
+from lib_lora.picture import Grid, Picture, is_of_text
+from lib_lora.transient import Transient
+from tests.fakes.files import pair, save
+from tests.fakes.layers import make, weight_of
+from tests.fakes.models import kohya_lora, tiny_unet, unet_inputs
+from tests.lib_lora.test_kinds import CASES, worst, write
+
+LEFT = Region.rectangle(0, 0, 0.5, 1)
+RIGHT = LEFT.inverted()
+HEIGHT, WIDTH = 6, 10
+MULTIPLIERS = (0.8, -0.6)
+
+
+class Denoiser(nn.Module):
+    """A layer called as part of a UNet: on a map, or on its places as tokens."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, sample: Tensor) -> Tensor:
+        if isinstance(self.layer, nn.Conv2d | nn.GroupNorm):
+            on_map: Tensor = self.layer(sample)
+            return on_map
+        y: Tensor = self.layer(sample.flatten(2).transpose(1, 2))
+        return y.transpose(1, 2).unflatten(2, sample.shape[2:])
+
+
+NAMES = (
+    "linear",
+    "conv 1x1",
+    "conv 3x3, stride",
+    "conv 3x5, same, dilation, no bias",
+    "conv grouped",
+    "layer norm",
+    "group norm",
+    "rms norm",
+)
+REACH = {"conv 3x3, stride": 2, "conv 3x5, same, dilation, no bias": 4, "conv grouped": 1}
+"""How far apart places may be that one output is made of."""
+PLACED = [case for case in CASES if case.values[1] in NAMES]
+
+
+def strength(multiplier: float, region: Region) -> Strength:
+    return Strength(multiplier, region=region)
+
+
+def inside(region: Region, like: Tensor, reach: int = 0) -> Tensor:
+    """Which places of an output are wholly in a region, and so are those that they are made of."""
+    weights = region.weights(like.shape[2], like.shape[3])
+    worst_near = -F.max_pool2d(-weights[None, None], 2 * reach + 1, 1, reach)[0, 0]
+    return worst_near > 0.999
+
+
+@torch.no_grad()
+def check(base: nn.Module, paths: Sequence[Path], x: Tensor, bound: float, reach: int) -> None:
+    model = Denoiser(base)
+    plain = model(x)
+    engine = Engine({"unet": model})
+    alone = []
+    for path, multiplier in zip(paths, MULTIPLIERS, strict=True):
+        engine.activate(Stack([Entry(path, multiplier)]))
+        alone.append(model(x))
+        assert worst(alone[-1], plain) > 1e-2, "the adapters must show"
+    engine.activate(
+        Stack([Entry(path, strength(m, r)) for path, m, r in zip(paths, MULTIPLIERS, (LEFT, RIGHT), strict=True)])
+    )
+    got = model(x)
+    for region, want in zip((LEFT, RIGHT), alone, strict=True):
+        places = inside(region, got, reach)
+        assert places.any()
+        assert worst(got[:, :, places], want[:, :, places]) < bound
+    engine.deactivate()
+    assert torch.equal(model(x), plain)
+
+
+@pytest.fixture(params=["chosen", "transient"])
+def way(request, monkeypatch):
+    if request.param == "transient":
+        monkeypatch.setattr(plan, "live_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
+    return request.param
+
+
+@pytest.mark.parametrize(("sample", "layer"), PLACED)
+def test_each_side_has_its_own_lora(tmp_path, sample, layer, way):
+    base, _ = make(layer)
+    shape = tuple(weight_of(base, layer).shape)
+    paths = [write(tmp_path, sample, layer, shape, seed)[0] for seed in (0, 1)]
+    x = torch.randn(2, 24, 2 * HEIGHT, 2 * WIDTH, dtype=torch.float64)
+    check(base.layer, paths, x, 1e-6, REACH.get(layer, 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("layer", ["linear", "conv 3x3, stride", "group norm"])
+def test_in_every_dtype(tmp_path, layer, dtype):
+    cases = [case.values[0] for case in PLACED if case.values[1] == layer][:1]
+    base, _ = make(layer, dtype)
+    paths = [write(tmp_path, cases[0], layer, tuple(weight_of(base, layer).shape), seed)[0] for seed in (0, 1)]
+    x = torch.randn(2, 24, 2 * HEIGHT, 2 * WIDTH, dtype=dtype)
+    check(base.layer, paths, x, {torch.float32: 1e-5, torch.bfloat16: 5e-2}[dtype], 2)
+
+
+def lora(folder: Path, seed: int, *, size: float = 0.4, **layers: tuple[int, ...]) -> Path:
+    tensors: dict[str, Tensor] = {}
+    for i, (name, shape) in enumerate(layers.items()):
+        tensors |= pair(f"lora_unet_{name}", shape, 4, seed=seed + i, alpha=4, size=size)
+    return save(folder / f"{seed}.safetensors", tensors)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("feather", [0.0, 0.3])
+@pytest.mark.parametrize("kind", ["linear", "conv"])
+def test_a_weight_between_is_a_share_of_the_change(tmp_path, kind, feather, way):
+    """y = W x + sum of w(place) m dW x, against the fp64 sum of its parts; the third file is everywhere."""
+    base = nn.Linear(8, 12) if kind == "linear" else nn.Conv2d(8, 12, 3, padding=1)
+    base.double().requires_grad_(False)
+    model = Denoiser(base)
+    paths = [lora(tmp_path, 10 * seed, layer=tuple(base.weight.shape)) for seed in range(3)]
+    regions = [Region.rectangle(0.1, 0.2, 0.75, 0.9).feathered(feather), RIGHT.feathered(feather), None]
+    x = torch.randn(3, 8, HEIGHT, WIDTH, dtype=torch.float64)
+    plain = want = model(x)
+    engine = Engine({"unet": model})
+    for path, multiplier, region in zip(paths, (0.8, -0.6, 1.1), regions, strict=True):
+        engine.activate(Stack([Entry(path, multiplier)]))
+        share = 1.0 if region is None else region.weights(HEIGHT, WIDTH)
+        want = want + (model(x) - plain) * share
+    engine.activate(
+        Stack(
+            Entry(path, Strength(multiplier, region=region))
+            for path, multiplier, region in zip(paths, (0.8, -0.6, 1.1), regions, strict=True)
+        )
+    )
+    assert worst(model(x), want) < 1e-12
+
+
+@torch.no_grad()
+def test_images_halves_and_regions_go_together(tmp_path, way):
+    """Two images, the positive half alone, and another region for each image."""
+    model = Denoiser(nn.Linear(8, 12).double().requires_grad_(False))
+    path, other = (lora(tmp_path, seed, layer=(12, 8)) for seed in (0, 10))
+    own = [Halves(strength(0.8, LEFT), 0.0), Halves(strength(-0.6, RIGHT), 0.0)]
+    x = torch.randn(4, 8, HEIGHT, WIDTH, dtype=torch.float64)
+    rows = [Row(0), Row(1), Row(0, True), Row(1, True)]
+    engine = Engine({"unet": model})
+    plain = model(x)
+    want = plain.clone()
+    for i, (multiplier, region) in enumerate(((0.8, LEFT), (-0.6, RIGHT))):
+        engine.activate(Stack([Entry(path, multiplier)]))
+        want[i] += ((model(x) - plain) * region.weights(HEIGHT, WIDTH))[i]
+    engine.activate(Stack([Entry(other, 0.5)]))
+    want += model(x) - plain
+    engine.set_rows(lambda _: rows)
+    engine.activate(Stack([Entry(path, PerImage(own)), Entry(other, 0.5)]))
+    got = model(x)
+    assert worst(got, want) < 1e-12
+    fresh = Engine({"unet": model})
+    engine.close()
+    fresh.set_rows(lambda _: rows)
+    fresh.activate(Stack([Entry(path, PerImage(own)), Entry(other, 0.5)]))
+    assert torch.equal(model(x), got)
+
+
+@torch.no_grad()
+def test_a_region_may_come_and_go_without_touching_a_layer(tmp_path):
+    model = Denoiser(nn.Linear(8, 12).double().requires_grad_(False))
+    path = lora(tmp_path, 0, layer=(12, 8))
+    x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, 0.8)]))
+    everywhere, slot = model(x), model.layer._remora_slot.way
+    engine.set_multiplier(0, strength(0.8, LEFT))
+    left = model(x)
+    engine.set_multiplier(0, strength(0.8, RIGHT))
+    right = model(x)
+    engine.set_multiplier(0, 0.8)
+    assert torch.equal(model(x), everywhere)
+    assert model.layer._remora_slot.way is slot
+    assert worst(left[..., :5], everywhere[..., :5]) < 1e-12
+    assert worst(right[..., 5:], everywhere[..., 5:]) < 1e-12
+    engine.deactivate()
+    assert torch.equal(left[..., 5:], model(x)[..., 5:]), "beside the region no bit changes"
+
+
+@torch.no_grad()
+def test_a_larger_second_pass_has_the_same_part_of_its_picture(tmp_path):
+    model = Denoiser(nn.Conv2d(8, 8, 1).double().requires_grad_(False))
+    path = lora(tmp_path, 0, layer=(8, 8, 1, 1))
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, strength(1.0, LEFT))]))
+    for height, width in ((6, 10), (12, 20), (9, 16), (6, 10)):
+        x = torch.randn(1, 8, height, width, dtype=torch.float64)
+        got, half = model(x), width // 2
+        bare = model.layer._conv_forward(x, model.layer.weight, model.layer.bias)
+        assert torch.equal(got[..., half:], bare[..., half:])
+        assert (got[..., :half] - bare[..., :half]).abs().flatten(1).max() > 1e-2
+
+
+@torch.no_grad()
+def test_a_schedule_and_a_region_go_together(tmp_path):
+    model = Denoiser(nn.Linear(8, 12).double().requires_grad_(False))
+    path = lora(tmp_path, 0, layer=(12, 8))
+    x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, Strength(Curve(((0, 0), (4, 1))), region=LEFT))]))
+    engine.set_moment(Moment(3, 10))
+    got = model(x)
+    engine.activate(Stack([Entry(path, strength(0.5, LEFT))]))
+    assert torch.equal(got, model(x))
+
+
+@pytest.mark.parametrize("mode", ["merged", "auto"])
+@torch.no_grad()
+def test_what_is_for_a_part_is_not_merged(tmp_path, mode):
+    model = Denoiser(nn.Linear(8, 12).double().requires_grad_(False))
+    path = lora(tmp_path, 0, layer=(12, 8))
+    x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, strength(0.8, LEFT))]))
+    want = model(x)
+    report = engine.activate(Stack([Entry(path, strength(0.8, LEFT))], mode=mode, calls=100))
+    assert torch.equal(model(x), want)
+    assert report.live == {"a LoRA is for a part of the picture": 1}
+    engine.activate(Stack([Entry(path, 0.8)], mode=mode, calls=100))
+    engine.set_multiplier(0, strength(0.8, LEFT))
+    assert torch.equal(model(x), want), "a region that comes to a merged stack takes it out of the weights"
+
+
+class WithText(nn.Module):
+    """A query of the picture and keys of the prompt, with as many tokens as the picture has; a vector, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn2 = nn.ModuleDict({"to_q": nn.Linear(8, 8), "to_k": nn.Linear(8, 8)})
+        self.time_embed = nn.Linear(8, 8)
+        self.proj = nn.Linear(8, 8)
+        self.double().requires_grad_(False)
+
+    def forward(self, sample: Tensor, timestep: int, context: Tensor) -> tuple[Tensor, ...]:
+        tokens = sample.flatten(2).transpose(1, 2)
+        vector = context.mean(1)
+        return self.attn2["to_q"](tokens), self.attn2["to_k"](context), self.time_embed(vector), self.proj(vector)
+
+
+@torch.no_grad()
+def test_what_is_of_no_place_has_the_share_of_the_picture(tmp_path):
+    model = WithText()
+    path = lora(tmp_path, 0, attn2_to_q=(8, 8), attn2_to_k=(8, 8), time_embed=(8, 8), proj=(8, 8))
+    x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
+    context = torch.randn(2, HEIGHT * WIDTH, 8, dtype=torch.float64)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, 0.8 * RIGHT.share)]))
+    share = model(x, 0, context)
+    engine.activate(Stack([Entry(path, 0.8)]))
+    whole = model(x, 0, context)
+    engine.activate(Stack([Entry(path, strength(0.8, RIGHT))]))
+    got = model(x, 0, context)
+    weights = RIGHT.weights(HEIGHT, WIDTH).flatten()[None, :, None]
+    engine.deactivate()
+    plain = model(x, 0, context)
+    assert worst(got[0], plain[0] + (whole[0] - plain[0]) * weights) < 1e-12
+    for one, want in zip(got[1:], share[1:], strict=True):
+        assert worst(one, want) < 1e-12
+
+
+@torch.no_grad()
+def test_a_whole_unet_has_places_at_every_resolution(tmp_path):
+    """Every layer of a UNet that acts on the picture has its places, and no other has."""
+    unet = tiny_unet(0)
+    path = kohya_lora(tmp_path / "all.safetensors", {"unet": unet}, conv=True)
+    seen: dict[str, bool] = {}
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            way = module._remora_slot.way if module._remora_slot is not None else None
+            if way is not None:
+                seen[name] = way._spot(output).grid is not None
+
+        return hook
+
+    for name, module in unet.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.register_forward_hook(note(name))
+    engine = Engine({"unet": unet})
+    engine.activate(Stack([Entry(path, strength(0.8, LEFT))]))
+    unet(**unet_inputs(0))
+    nowhere = {name for name, placed in seen.items() if not placed}
+    assert seen
+    assert all("attn2.to_k" in name or "attn2.to_v" in name or "time" in name for name in nowhere), nowhere
+    assert any("attn1.to_q" in name for name in seen.keys() - nowhere)
+    assert any("conv1" in name for name in seen.keys() - nowhere)
+
+
+class Packed(nn.Module):
+    """A transformer with patches of the latents as tokens, and those of the prompt before or behind them."""
+
+    def __init__(self, image_first: bool = False) -> None:
+        super().__init__()
+        self.image_first = image_first
+        self.single_transformer_blocks = nn.ModuleList([nn.Linear(8, 8)])
+        self.double().requires_grad_(False)
+
+    def forward(self, hidden_states: Tensor, encoder_hidden_states: Tensor, **places: object) -> Tensor:
+        both = [encoder_hidden_states, hidden_states]
+        y: Tensor = self.single_transformer_blocks[0](torch.cat(both[::-1] if self.image_first else both, 1))
+        return y
+
+
+class HunyuanVideoTransformer3DModel(Packed):
+    """By its name, one that has the picture first."""
+
+
+def flux_ids(height: int, width: int, references: int = 0) -> Tensor:
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    own = torch.stack([torch.zeros_like(rows), rows, columns], -1).flatten(0, 1)
+    other = torch.ones(references, 3, dtype=own.dtype)
+    return torch.cat([own, other]).double()
+
+
+PACKED = {
+    "by ids": (lambda: {"img_ids": flux_ids(HEIGHT, WIDTH)}, 0, 1),
+    "by ids, with a reference": (lambda: {"img_ids": flux_ids(HEIGHT, WIDTH, 12)}, 12, 1),
+    "by shapes": (lambda: {"img_shapes": [[(1, HEIGHT, WIDTH), (1, 3, 4)]] * 2}, 12, 1),
+    "by numbers": (lambda: {"num_frames": 3, "height": HEIGHT, "width": WIDTH}, 0, 3),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("places", PACKED)
+@pytest.mark.parametrize("image_first", [False, True])
+def test_tokens_of_a_transformer(tmp_path, places, image_first):
+    told, references, frames = PACKED[places]
+    model = HunyuanVideoTransformer3DModel(True) if image_first else Packed()
+    path = lora(tmp_path, 0, single_transformer_blocks_0=(8, 8))
+    own = HEIGHT * WIDTH * frames
+    x = torch.randn(2, own + references, 8, dtype=torch.float64)
+    text = torch.randn(2, 5, 8, dtype=torch.float64)
+    engine = Engine({"transformer": model})
+    plain = model(x, text, **told())
+    engine.activate(Stack([Entry(path, 0.8)]))
+    whole = model(x, text, **told())
+    engine.activate(Stack([Entry(path, strength(0.8, LEFT))]))
+    got = model(x, text, **told())
+    weights = LEFT.weights(HEIGHT, WIDTH).flatten().repeat(frames)
+    others = torch.full((5,), LEFT.share, dtype=torch.float64)
+    behind = torch.full((references,), LEFT.share, dtype=torch.float64)
+    parts = [weights, behind, others] if image_first else [others, weights, behind]
+    assert worst(got, plain + (whole - plain) * torch.cat(parts)[None, :, None]) < 1e-12
+
+
+@torch.no_grad()
+def test_a_transformer_on_latents_has_patches(tmp_path):
+    """As diffusers calls SD3, Lumina, Wan: latents go in, the model cuts them into patches."""
+
+    class Patched(nn.Module):
+        patch_size = (1, 2, 2)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList([nn.Linear(32, 8)])
+            self.double().requires_grad_(False)
+
+        def forward(self, hidden_states: Tensor) -> Tensor:
+            y: Tensor = self.blocks[0](F.pixel_unshuffle(hidden_states, 2).flatten(2).transpose(1, 2))
+            return y
+
+    model = Patched()
+    path = lora(tmp_path, 0, blocks_0=(8, 32))
+    x = torch.randn(2, 8, HEIGHT, WIDTH * 2, dtype=torch.float64)
+    engine = Engine({"transformer": model})
+    plain = model(x)
+    engine.activate(Stack([Entry(path, 0.8)]))
+    whole = model(x)
+    engine.activate(Stack([Entry(path, strength(0.8, LEFT))]))
+    weights = LEFT.weights(HEIGHT // 2, WIDTH).flatten()[None, :, None]
+    assert worst(model(x), plain + (whole - plain) * weights) < 1e-12
+
+
+@torch.no_grad()
+def test_a_call_that_does_not_tell_its_places_is_an_error(tmp_path):
+    model = Packed()
+    path = lora(tmp_path, 0, single_transformer_blocks_0=(8, 8))
+    engine = Engine({"transformer": model})
+    engine.activate(Stack([Entry(path, strength(0.8, LEFT))]))
+    x, text = torch.randn(2, 60, 8).double(), torch.randn(2, 5, 8).double()
+    with pytest.raises(RegionError, match="call of this Packed does not tell which of its tokens are where"):
+        model(x, text)
+    engine.activate(Stack([Entry(path, 0.8)]))
+    model(x, text)
+
+
+@torch.no_grad()
+def test_rows_that_fit_nothing_are_an_error_with_regions_too(tmp_path):
+    model = Denoiser(nn.Linear(8, 12).double().requires_grad_(False))
+    path = lora(tmp_path, 0, layer=(12, 8))
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, PerImage((strength(0.8, LEFT), 0.0)))]))
+    with pytest.raises(RowsError, match="no whole batches"):
+        model(torch.randn(3, 8, HEIGHT, WIDTH).double())
+
+
+@torch.no_grad()
+def test_a_model_in_which_nothing_has_a_place_is_told(tmp_path, caplog):
+    """Merged tokens, or a model that folds them otherwise: the strength is the share of the picture everywhere."""
+
+    class Folded(Denoiser):
+        def forward(self, sample: Tensor) -> Tensor:
+            y: Tensor = self.layer(sample.flatten(2).transpose(1, 2)[:, :17])
+            return y
+
+    model = Folded(nn.Linear(8, 12).double().requires_grad_(False))
+    path = lora(tmp_path, 0, layer=(12, 8))
+    x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, 0.8 * LEFT.share)]))
+    want = model(x)
+    engine.activate(Stack([Entry(path, strength(0.8, LEFT))]))
+    with caplog.at_level(logging.WARNING, "lib_lora"):
+        assert worst(model(x), want) < 1e-12
+        model(x)
+    assert [record.getMessage() for record in caplog.records] == [
+        "no layer of this Folded has tokens that lie in the picture as expected; "
+        "LoRA for a part of it act everywhere, by its share"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("picture", "count", "grid"),
+    [
+        (Picture(2, 1, 64, 64), 4096, Grid(64, 64)),
+        (Picture(2, 1, 64, 64), 1024, Grid(32, 32)),
+        (Picture(2, 1, 63, 95), 32 * 48, Grid(32, 48)),
+        (Picture(2, 1, 63, 95), 31 * 47, Grid(31, 47)),
+        (Picture(2, 1, 64, 64), 77, None),
+        (Picture(2, 1, 64, 64), 154, None),
+        (Picture(2, 1, 64, 64, 2), 1024, Grid(32, 32)),
+        (Picture(2, 1, 64, 64, 2), 1024 + 512, Grid(32, 32, 1, 512, 0)),
+        (Picture(2, 1, 64, 64, 2, image_first=True), 1024 + 512, Grid(32, 32, 1, 0, 512)),
+        (Picture(2, 1, 64, 64, 2), 512, None),
+        (Picture(2, 5, 60, 104, 2), 5 * 30 * 52, Grid(30, 52, 5)),
+        (Picture(1, 1, 32, 32, 1, 600), 1024 + 600, Grid(32, 32, 1, 0, 600)),
+        (Picture(1, 1, 32, 32, 1, 600), 1024 + 600 + 512, Grid(32, 32, 1, 512, 600)),
+    ],
+)
+def test_tokens_are_told_by_their_number(picture, count, grid):
+    assert picture.of_tokens(count) == grid
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k", True),
+        ("input_blocks.1.1.transformer_blocks.0.attn2.to_v", True),
+        ("input_blocks.1.1.transformer_blocks.0.attn2.to_q", False),
+        ("input_blocks.1.1.transformer_blocks.0.attn2.to_out.0", False),
+        ("down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_k", False),
+        ("transformer_blocks.0.attn.add_k_proj", True),
+        ("transformer_blocks.0.attn.to_k", False),
+        ("transformer_blocks.0.ff_context.net.2", True),
+        ("double_blocks.3.txt_attn.qkv", True),
+        ("double_blocks.3.img_attn.qkv", False),
+        ("single_blocks.3.linear1", False),
+        ("blocks.1.cross_attn.k", True),
+        ("blocks.1.cross_attn.q", False),
+        ("context_refiner.0.attention.to_q", True),
+        ("layers.0.attention.to_q", False),
+        ("time_text_embed.timestep_embedder.linear_1", True),
+        ("mid_block.resnets.0.time_emb_proj", True),
+        ("proj_out", False),
+    ],
+)
+def test_layers_of_the_prompt_are_told_by_their_names(path, text):
+    assert is_of_text(path) is text
+
+
+def test_latents_in_a_list_have_one_size():
+    one = torch.zeros(16, 1, 8, 12)
+    assert Picture.of(Call(([one, one],), {}), 2) == Picture(2, 1, 8, 12, 2)
+    assert Picture.of(Call(([one, one[..., :8]],), {}), 2) is None
+    assert Picture.of(Call((), {}), 2) is None
