@@ -6,14 +6,16 @@ import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from lib_lora import LoraError
 
+from . import regions
 from .always_on import parameters
 from .hosts import Outcome, Used
 from .options import Overridden, enabled, from_parameters, hashes_wanted, settings, to_parameters
-from .paste import with_own_names
+from .paste import with_own_names, with_own_regions
 from .prompt import parse_arguments
 from .session import Activation, Skipped
 from .tag import Pass, Tag
@@ -61,7 +63,13 @@ class Guest:
             raise
         return Outcome(
             images=tuple(self._used(activation, image) for image in range(activation.images)),
-            settings=to_parameters(values) | parameters(always, activation.always) if activation.active else {},
+            settings={
+                **to_parameters(values),
+                **parameters(always, activation.always),
+                **regions.parameters(tag.mask for tag in (*always, *chain.from_iterable(images))),
+            }
+            if activation.active
+            else {},
             hashes_wanted=hashes_wanted(values),
             problems=(*activation.skipped, *activation.warnings, *activation.notes),
         )
@@ -88,7 +96,19 @@ class Guest:
 
     def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
         """Return the prompt of a parameters text that was read, with the names its LoRA have here, and its settings."""
-        return with_own_names(parameters, self._session.catalog), from_parameters(parameters)
+        prompt = with_own_names(parameters, self._session.catalog)
+        return self._with_own_regions(prompt, parameters), from_parameters(parameters)
+
+    def _with_own_regions(self, prompt: str, parameters: Mapping[str, str]) -> str:
+        """The prompt, once the regions that it names are here."""
+        given = regions.read_parameter(parameters.get(regions.PARAMETER, ""))
+        prompt, new = with_own_regions(prompt, given, self._session.regions.all)
+        for name, region in new.items():
+            try:
+                self._session.regions.keep(name, region)
+            except (regions.RegionTextError, OSError) as error:
+                logger.warning("remora: the region %s of the parameters text is not kept: %s", name, error)
+        return prompt
 
     def follow_model(self, at: Pass | None = None) -> bool:
         """Be in force on the model the host has now, also where it said nothing of a change."""
@@ -135,7 +155,7 @@ class Guest:
         tags = []
         for written in arguments:
             try:
-                tag = parse_arguments(written, batch.default, self._session.block_presets.all)
+                tag = parse_arguments(written, batch.default, self._session.names)
                 tags.append(tag.without(batch.without))
             except LoraError as error:
                 skipped = Skipped(written, str(error))

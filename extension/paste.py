@@ -11,10 +11,13 @@ from .catalog import CatalogError
 from .infotext import parse_hashes
 
 if TYPE_CHECKING:
+    from lib_lora import Region
+
     from .catalog import Catalog, CatalogFile
 
 _WHOLE_TAG = re.compile(r"<lora:[^<>:]+[^<>]*>", re.IGNORECASE)
 _TAG = re.compile(r"(<(?:lora|lyco|loractl):)([^<>:]+)(?=[:>])", re.IGNORECASE)
+_MASK = re.compile(r"(<(?:lora|lyco|loractl):[^<>]*?:\s*mask\s*=)([^<>:]*)", re.IGNORECASE)
 
 
 def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
@@ -45,6 +48,35 @@ def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
     # where a prompt names one of them, they were not what counted
     stack = [tag for tag in stack if _file(_TAG.findall(tag)[0][1], catalog) not in named]
     return " ".join([*stack, prompt]) if stack else prompt
+
+
+def with_own_regions(
+    prompt: str, given: Mapping[str, Region], own: Mapping[str, Region]
+) -> tuple[str, dict[str, Region]]:
+    """Return the prompt with each region under the name it has here, and the regions that are to be kept for that.
+
+    Args:
+        prompt: a text with tags.
+        given: the regions that the picture was made with, by the names they had there.
+        own: those that are here.
+    """
+    names: dict[str, str] = {}
+    kept: dict[str, Region] = {}
+    for name, region in given.items():
+        present = {one.lower(): one for one in (*own, *kept)}
+        tried = (name, *(f"{name}-{number}" for number in range(2, len(present) + 3)))
+        names[name] = next(one for one in tried if own.get(one) == region or one.lower() not in present)
+        if own.get(names[name]) != region:
+            kept[names[name]] = region
+
+    def part(text: str) -> str:
+        mark, name = re.fullmatch(r"([\s!]*)(.*?)\s*", text, re.DOTALL).groups()  # type: ignore[union-attr]
+        return f"{mark}{names[name]}" if name in names else text
+
+    def renamed(match: re.Match[str]) -> str:
+        return match[1] + "+".join(map(part, match[2].split("+")))
+
+    return _MASK.sub(renamed, prompt), kept
 
 
 def _file(name: str, catalog: Catalog) -> object:

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from .atomic import write_text
-from .block_weights import ANY
 from .collection import PictureError, shrunk_picture
+from .known import ANY
 from .prompt import PromptError, parse
 
 logger = logging.getLogger(__name__)

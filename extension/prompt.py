@@ -4,7 +4,7 @@
     <lora:name:1:high>   <lora:name:1:in=0.2:mid=1:out=0.8>   <lora:name:1:module=transformer_2>
     <lora:name:0@0,1@0.3,0@1:hr=0.6>   <lora:name:1@14,0@1:by=sigma:curve=cosine>
     <lora:name:1:lbw=OUTALL:lbwe=ATTNDEEPON:step=2-12>   <lora:name:1:0,0,0,1,…>   <lora:name:1:ROUT:0.7>
-    <lora:name:1:sigma=14-1:pass=base,hires:half=pos:rows=1,3>
+    <lora:name:1:sigma=14-1:pass=base,hires:half=pos:rows=1,3>   <lora:name:1:mask=left:feather=0.1>
 
 The first number is the multiplier of the text encoders, the second that of the unet (as the first, where missing), the
 third the rank to cut to. In place of a number there may be points, value@place, see `lib_lora.Curve`. What stands where
@@ -12,8 +12,7 @@ the second number would and is none are block weights. Other `<kind:...>` tags s
 
 Sources: AUTOMATIC1111/stable-diffusion-webui extensions-builtin/Lora/extra_networks_lora.py; vladmandic/sdnext
 modules/lora/extra_networks_lora.py; cheald/sd-webui-loractl loractl/lib/utils.py; hako-mikan/sd-webui-lora-block-weight
-scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half` and
-`rows` are Remora's own.
+scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half`, `rows`, `mask` and `feather` are Remora's own.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 from lib_lora import Amount, Curve, LoraError, Shape, Unit, Window
 
-from .block_weights import BUILT_IN, NUMBER, BlockPresets, Blocks, BlockWeightsError, is_list, known, read_list
+from .block_weights import NUMBER, Blocks, BlockWeightsError, is_list, known, read_list
+from .known import BUILT_IN, Known
+from .regions import NO_MASK, Mask, RegionTextError, read_mask
 from .tag import EXPERTS, PASSES, SIDES, Tag
 
 KINDS = ("lora", "lyco", "loractl")
@@ -41,6 +42,7 @@ _MOST_IMAGES = 1000
 _SETTINGS = (
     *("te", "unet", "dyn", "hr", "hrte", "hrunet", *SIDES, "module"),
     *("lbw", "w", "lbwe", "x", "start", "stop", "step", "sigma", "by", "curve", "pass", "half", "rows"),
+    *("mask", "feather"),
 )
 _T = TypeVar("_T")
 
@@ -70,12 +72,12 @@ class Parsed:
     tags: tuple[Tag, ...]
 
 
-def parse(prompt: str, presets: BlockPresets = BUILT_IN) -> Parsed:
+def parse(prompt: str, names: Known = BUILT_IN) -> Parsed:
     """Split a prompt into its text and its LoRA tags, in order; a name may occur twice.
 
     Args:
         prompt: the text.
-        presets: what stands for block weights by name.
+        names: what a tag may call by name.
 
     Raises:
         PromptError: a tag is not closed, has no name, or a field that cannot be read.
@@ -84,22 +86,22 @@ def parse(prompt: str, presets: BlockPresets = BUILT_IN) -> Parsed:
     for match in _TAG.finditer(prompt):
         if not match[3]:
             raise PromptError(_shown(match[0]), match.start(), "the tag is not closed, '>' is missing")
-        tags.append(_Reader(match[0], match[2], match.start(2), 1.0, presets).tag())
+        tags.append(_Reader(match[0], match[2], match.start(2), 1.0, names).tag())
     return Parsed(_TAG.sub("", prompt), tuple(tags))
 
 
-def parse_arguments(arguments: str, default: float = 1.0, presets: BlockPresets = BUILT_IN) -> Tag:
+def parse_arguments(arguments: str, default: float = 1.0, names: Known = BUILT_IN) -> Tag:
     """Read what stands between `<lora:` and `>`; for hosts that split the prompt themselves.
 
     Args:
         arguments: the text.
         default: the multiplier of a tag without one.
-        presets: what stands for block weights by name.
+        names: what a tag may call by name.
 
     Raises:
         PromptError: as `parse`; positions count from the tag's `<`.
     """
-    return _Reader(f"<lora:{arguments}>", arguments, len("<lora:"), default, presets).tag()
+    return _Reader(f"<lora:{arguments}>", arguments, len("<lora:"), default, names).tag()
 
 
 def format_tag(tag: Tag) -> str:
@@ -120,7 +122,8 @@ def number(value: float) -> str:
 
 
 def _named(tag: Tag) -> Iterator[tuple[str, str]]:
-    amounts = {"hrte": tag.hires_te, "hrunet": tag.hires_unet, **tag.sides}
+    sides: dict[str, Amount] = {side: tag.sides[side] for side in tag.sides}
+    amounts: dict[str, Amount | None] = {"hrte": tag.hires_te, "hrunet": tag.hires_unet, **sides}
     yield from ((name, _amount(value)) for name, value in amounts.items() if value is not None)
     texts = {"module": tag.module, "lbw": tag.blocks.written, "lbwe": tag.blocks.rules}
     yield from ((name, text) for name, text in texts.items() if text)
@@ -140,6 +143,10 @@ def _named(tag: Tag) -> Iterator[tuple[str, str]]:
         yield "half", tag.half
     if tag.rows:
         yield "rows", ",".join(map(str, sorted(tag.rows)))
+    if tag.mask.written:
+        yield "mask", tag.mask.written
+    if tag.mask.feather:
+        yield "feather", number(tag.mask.feather)
 
 
 def _amount(amount: Amount) -> str:
@@ -173,10 +180,10 @@ class _Field:
 class _Reader:
     """Reads one tag."""
 
-    def __init__(self, text: str, arguments: str, start: int, default: float, presets: BlockPresets) -> None:
+    def __init__(self, text: str, arguments: str, start: int, default: float, names: Known) -> None:
         self._text = text
         self._default = default
-        self._presets = presets
+        self._names = names
         self._name, *rest = _Field(arguments, start).split(":")
         if not self._name.text:
             raise PromptError(text, start, "the name is missing")
@@ -209,6 +216,7 @@ class _Reader:
             self._read("pass", self._to_passes, frozenset()),
             self._one_of("half", ("pos", "neg")),
             self._read("rows", self._to_rows, frozenset()),
+            self._mask(),
         )
         for name, value in (("by", self._by), ("curve", self._shape)):
             if value and tag.curve is None:
@@ -326,13 +334,13 @@ class _Reader:
             blocks = replace(blocks, written=self._fields["lbw"].text, values=self._values(self._fields["lbw"]))
         if "lbwe" in self._fields:
             field = self._fields["lbwe"]
-            elements = self._preset(field, self._presets.elements, "presets of rules")
+            elements = self._preset(field, self._names.blocks.elements, "presets of rules")
             blocks = replace(blocks, rules=field.text, elements=elements)
         return blocks
 
     def _values(self, field: _Field) -> tuple[float | str, ...]:
-        if field.text in self._presets.lists or not is_list(field.text):
-            return self._preset(field, self._presets.lists, "presets of block weights")
+        if field.text in self._names.blocks.lists or not is_list(field.text):
+            return self._preset(field, self._names.blocks.lists, "presets of block weights")
         try:
             return read_list(field.text)
         except BlockWeightsError as error:
@@ -342,6 +350,19 @@ class _Reader:
         if field.text not in presets:
             self._fail(field, f"{field.text[:60]!r} is neither a number nor block weights; {known(what, presets)}")
         return presets[field.text]
+
+    def _mask(self) -> Mask:
+        if "mask" not in self._fields:
+            if "feather" in self._fields:
+                self._fail(self._fields["feather"], "'feather' is for a region, and there is none, as mask=left")
+            return NO_MASK
+        field, feather = self._fields["mask"], self._read("feather", self._to_number, 0.0)
+        if not 0 <= feather <= 1:
+            self._fail(self._fields["feather"], f"{feather:g} is no part of the picture; it is from 0 to 1")
+        try:
+            return read_mask(field.value, feather, self._names.regions)
+        except RegionTextError as error:
+            raise PromptError(self._text, field.place + error.place, str(error)) from error
 
     def _window(self) -> Window:
         start, stop = (self._read(name, self._to_number, None) for name in ("start", "stop"))

@@ -235,8 +235,8 @@ def _changed(prompt: str, name: str, change: Callable[[str, str], str], before: 
 
 
 def _readable(arguments: str) -> bool:
-    for presets in ("lbw", "lbwe"):  # which of them there are is known elsewhere
-        arguments = set_field(arguments, presets, "")
+    for named in ("lbw", "lbwe", "mask", "feather"):  # which of them there are is known elsewhere
+        arguments = set_field(arguments, named, "")
     try:
         parse_arguments(arguments)
     except PromptError:

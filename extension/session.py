@@ -14,8 +14,10 @@ from .always_on import AlwaysOnFile
 from .batch import Wanted, is_off, text_keys, wanted
 from .block_presets import BlockPresetsFile
 from .catalog import Catalog, CatalogError, CatalogFile
+from .known import Known
 from .presets import Presets
 from .prompt import parse_arguments
+from .region_files import RegionFiles
 from .tag import Tag, Wished
 
 if TYPE_CHECKING:
@@ -161,6 +163,7 @@ class Session:
         self.always_on = AlwaysOnFile(host.data_dir)
         self.presets = Presets(host.data_dir)
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
+        self.regions = RegionFiles(host.data_dir)
         self.last = Activation()
         """What the latest generation ran with."""
         self.failed: Skipped | None = None
@@ -174,6 +177,11 @@ class Session:
         self._blocks: BlockNames | None = None
         self._family_of: Mapping[str, weakref.ref[nn.Module]] = {}
         self._said: set[tuple[CatalogFile | None, str]] = set()
+
+    @property
+    def names(self) -> Known:
+        """What a tag may call by name now."""
+        return Known(self.block_presets.all, self.regions.all)
 
     def begin(
         self,
@@ -228,10 +236,10 @@ class Session:
         """
         tags: list[Tag] = []
         left_out: list[Skipped] = []
-        presets = self.block_presets.all
+        names = self.names
         for entry in self.always_on.stack.wanted():
             try:
-                tags.append(parse_arguments(entry.written, presets=presets))
+                tags.append(parse_arguments(entry.written, names=names))
             except LoraError as error:
                 self._skip_or_raise(entry.name, error, skip_bad, left_out, always_on=True)
         return [tag for tag in tags if not tag.is_off], left_out

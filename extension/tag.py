@@ -6,14 +6,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
-from lib_lora import Amount, Curve, Halves, Multiplier, Strength, Window, is_off
+from lib_lora import Amount, Curve, Halves, Multiplier, Side, Strength, Window, is_off
 
 from .block_weights import NO_BLOCKS, Blocks
+from .regions import NO_MASK, Mask
 
 Pass: TypeAlias = Literal["base", "hires", "refiner", "detailer"]
 """What a web UI does for a picture, one after the other, each with steps of its own."""
 PASSES: tuple[Pass, ...] = ("base", "hires", "refiner", "detailer")
-SIDES = ("in", "mid", "out")
+SIDES: tuple[Side, ...] = ("in", "mid", "out")
 EXPERTS = {"high": "transformer", "low": "transformer_2"}
 _DENOISERS = ("unet", "transformer", "prior", "llm_adapter")
 ALWAYS = Window()
@@ -42,7 +43,7 @@ class Tag:
     hires_te: Amount | None = None
     """In the second pass; None is as in the first."""
     hires_unet: Amount | None = None
-    sides: Mapping[str, Amount] = field(default_factory=dict)
+    sides: Mapping[Side, Amount] = field(default_factory=dict)
     """In place of `unet`, for the blocks of a UNet in front of its middle, in it, or behind it."""
     module: str = ""
     """The component that alone it is for."""
@@ -54,6 +55,7 @@ class Tag:
     """`pos` or `neg`: of the rows of a model call, those of that prompt alone."""
     rows: frozenset[int] = frozenset()
     """Images of the batch, from 1, that alone it is for; none is all."""
+    mask: Mask = NO_MASK
 
     @property
     def multiplier(self) -> Multiplier | Halves:
@@ -87,12 +89,12 @@ class Tag:
             te = te if self.hires_te is None else self.hires_te
             unet = unet if self.hires_unet is None else self.hires_unet
         of = self._of(te, unet)
-        blocks, sides = self.blocks.weights(seed), self.sides
-        if blocks is None and not sides and self.during.always:
+        blocks, region = self.blocks.weights(seed), self.mask.region
+        if blocks is None and region is None and not self.sides and self.during.always:
             plain = _numbers(of)
             if plain is not None:
                 return plain
-        return Strength(of, dict(sides) if not self.module else {}, self.during, blocks)  # type: ignore[arg-type]
+        return Strength(of, {} if self.module else dict(self.sides), self.during, blocks, region)
 
     def _of(self, te: Amount, unet: Amount) -> Amount | Mapping[str, Amount]:
         """The amount of each component; one where all have the same."""

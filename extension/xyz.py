@@ -9,6 +9,7 @@ from .hosts import Axis
 from .options import default_multiplier
 from .prompt import parse_arguments
 from .prompt_edit import names_in, renamed, with_field, with_strength, without
+from .regions import NAMED
 
 if TYPE_CHECKING:
     from .session import Session
@@ -32,6 +33,7 @@ def axes(session: Session) -> Sequence[Axis]:
         Axis("Second LoRA's strength", float, lambda prompt, value: _strength(prompt, 1, float(value))),
         Axis("Strength of all LoRA", float, lambda prompt, value: _all(prompt, float(value))),
         Axis("LoRA block weights", str, _blocks, _block_presets(session), _known_blocks(session)),
+        Axis("LoRA region", str, _region, _regions(session), _known_regions(session)),
         Axis("LoRA schedule", str, _schedule, None, _points),
         Axis("LoRA preset", str, preset, _presets(session), _kept(session)),
     )
@@ -57,6 +59,11 @@ def _strength(prompt: str, place: int, value: float) -> str:
 
 def _blocks(prompt: str, value: object) -> str:
     return with_field(prompt, _first(prompt), "lbw", "" if value == NONE else str(value))
+
+
+def _region(prompt: str, value: object) -> str:
+    changed = with_field(prompt, _first(prompt), "mask", "" if value == NONE else str(value))
+    return with_field(changed, _first(prompt), "feather", "") if value == NONE else changed
 
 
 def _schedule(prompt: str, value: object) -> str:
@@ -89,7 +96,19 @@ def _block_presets(session: Session) -> Callable[[], list[str]]:
 def _known_blocks(session: Session) -> Callable[[str], None]:
     def check(value: str) -> None:
         if value != NONE:
-            parse_arguments(f"x:lbw={value}", presets=session.block_presets.all)
+            parse_arguments(f"x:lbw={value}", names=session.names)
+
+    return check
+
+
+def _regions(session: Session) -> Callable[[], list[str]]:
+    return lambda: [NONE, *NAMED, *session.regions.all]
+
+
+def _known_regions(session: Session) -> Callable[[str], None]:
+    def check(value: str) -> None:
+        if value != NONE:
+            parse_arguments(f"x:mask={value}", names=session.names)
 
     return check
 

@@ -1,6 +1,6 @@
 """LoRA adapters applied live in the forward of any torch model; base weights are never written."""
 
-from .blocks import BlockNames, BlockWeights, Element
+from .blocks import BlockNames, BlockWeights, Element, Side
 from .engine import Engine
 from .errors import (
     ActivationError,
@@ -64,6 +64,7 @@ __all__ = [
     "Rows",
     "RowsError",
     "Shape",
+    "Side",
     "Stack",
     "StackError",
     "StorageError",

@@ -102,33 +102,36 @@ LIB_LORA = {
 # The same for extension, which has no BASICS.
 EXTENSION = {
     "__init__": "guest hosts options session",
-    "guest": "always_on api hosts options paste prompt session tag ui xyz",
+    "guest": "always_on api hosts options paste prompt regions session tag ui xyz",
     "standalone": "*",
     "ui": "catalog generation hosts infotext options prompt session",
     "api": (
-        "always_on block_weights catalog collection compare generation hosts options presets prompt session state"
-        " version"
+        "always_on block_weights catalog collection compare generation hosts options presets prompt region_files"
+        " regions session state version"
     ),
     "compare": "generation hosts prompt_edit",
-    "presets": "atomic block_weights collection prompt",
+    "presets": "atomic collection known prompt",
     "prompt_edit": "prompt",
     "state": "catalog hosts options session version",
-    "xyz": "hosts options presets prompt prompt_edit session",
+    "xyz": "hosts options presets prompt prompt_edit regions session",
     "options": "hosts session",
     "infotext": "prompt",
     "paste": "always_on catalog infotext",
-    "session": "always_on batch block_presets catalog hosts presets prompt tag",
+    "session": "always_on batch block_presets catalog hosts known presets prompt region_files tag",
+    "known": "block_weights regions",
+    "regions": "",
+    "region_files": "atomic regions",
     "always_on": "atomic block_weights prompt tag",
     "block_presets": "atomic block_weights",
     "block_weights": "",
-    "tag": "block_weights",
+    "tag": "block_weights regions",
     "batch": "catalog tag",
     "catalog": "collection",
     "collection": "atomic",
     "atomic": "",
     "generation": "",
     "hosts": "generation tag",
-    "prompt": "block_weights tag",
+    "prompt": "block_weights known regions tag",
     "version": "",
 }
 

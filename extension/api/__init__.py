@@ -19,6 +19,7 @@ from .compare import CompareApi
 from .guard import guard
 from .library import Library
 from .presets import PresetsApi
+from .regions import RegionsApi
 from .schema import COMPONENTS, Route, routes
 from .stack import StackApi
 
@@ -47,7 +48,14 @@ def add_routes(app: FastAPI, session: Session) -> None:
         )
     if f"{_OWN}/state" in taken:
         return
-    own = routes(Library(session), StackApi(session), PresetsApi(session), CompareApi(session), BlocksApi(session))
+    own = routes(
+        Library(session),
+        StackApi(session),
+        PresetsApi(session),
+        CompareApi(session),
+        BlocksApi(session),
+        RegionsApi(session),
+    )
     for route in own:
         # without a router between: recent versions keep those to themselves, and then nobody sees what is taken
         app.add_api_route(_OWN + route.path, route.endpoint, dependencies=guarded, **_said(route))

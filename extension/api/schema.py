@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .compare import CompareApi
     from .library import Library
     from .presets import PresetsApi
+    from .regions import RegionsApi
     from .stack import StackApi
 
 Schema: TypeAlias = Mapping[str, Any]
@@ -213,6 +214,26 @@ COMPONENTS: Mapping[str, Schema] = {
         }
     ),
     "BlockPresetWanted": _object({"name": _TEXT, "values": _TEXT}),
+    "Regions": _object(
+        {
+            "regions": _list(
+                _object(
+                    {
+                        "name": {**_TEXT, "description": "as mask= takes it"},
+                        "own": {**_TRUTH, "description": "saved by the user"},
+                        "share": {**_NUMBER, "description": "how much of the picture it is"},
+                        "picture": {**_TEXT, "description": "a grey PNG as base64, white where a LoRA acts"},
+                    }
+                )
+            )
+        }
+    ),
+    "RegionWanted": _object(
+        {
+            "name": _TEXT,
+            "picture": {**_TEXT, "description": "any picture file as base64, or as a data URL; white is where it acts"},
+        }
+    ),
     "PresetWanted": _object({"text": _TEXT, "former": _TEXT}, "former"),
     "Text": _object({"text": _TEXT}),
     "CompareWanted": _object(
@@ -287,7 +308,12 @@ class Route:
 
 
 def routes(
-    library: Library, stack: StackApi, presets: PresetsApi, compare: CompareApi, blocks: BlocksApi
+    library: Library,
+    stack: StackApi,
+    presets: PresetsApi,
+    compare: CompareApi,
+    blocks: BlocksApi,
+    regions: RegionsApi,
 ) -> tuple[Route, ...]:
     """Return all of Remora's own, below `/remora/v1`."""
     return (
@@ -312,6 +338,9 @@ def routes(
         Route("GET", "/blocks", blocks.list, "Blocks"),
         Route("PUT", "/blocks/presets", blocks.put, "Blocks", "BlockPresetWanted"),
         Route("DELETE", "/blocks/presets", blocks.remove, "Blocks"),
+        Route("GET", "/regions", regions.list, "Regions"),
+        Route("PUT", "/regions", regions.put, "Regions", "RegionWanted"),
+        Route("DELETE", "/regions", regions.remove, "Regions"),
         Route("GET", "/compare", compare.state, "Compare"),
         Route("POST", "/compare", compare.start, "Compare", "CompareWanted"),
         Route("DELETE", "/compare", compare.cancel, "Compare"),

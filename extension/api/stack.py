@@ -61,7 +61,7 @@ class StackApi:
         """
         before = {entry.name for entry in self._session.always_on.stack.entries}
         for entry in stack.entries:
-            parse_arguments(entry.written, presets=self._session.block_presets.all)
+            parse_arguments(entry.written, names=self._session.names)
         entries = tuple(self._named(entry, entry.name in before) for entry in stack.entries)
         names = [entry.name for entry in entries]
         if twice := next((name for name in names if names.count(name) > 1), None):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import always_on
+from .. import always_on, regions
 from ..generation import Picture, Progress, Result, Txt2Img
 from ..infotext import Infotext, format_hashes, format_infotext
 from ..options import Overridden, hashes_wanted, settings, to_parameters
@@ -83,6 +83,7 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
         activation = studio.session.begin(plan.prompt.tags, wanted, request.calls, always, seeds)
         notes = (*(one.reason for one in unread), *activation.skipped, *activation.notes, *_notes(studio, plan))
         parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
+        parameters |= regions.parameters(tag.mask for tag in (*always, *plan.prompt.tags))
         for batch in range(request.n_iter):
             pictures += _batch(studio, plan, batch, parameters, watch)
     except Cancelled:
@@ -96,7 +97,7 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
 def _plan(studio: Studio, request: Txt2Img) -> _Plan:
     request.check()
     seed = secrets.randbelow(2**32) if request.seed == -1 else request.seed
-    prompt = parse(request.prompt, studio.session.block_presets.all)
+    prompt = parse(request.prompt, studio.session.names)
     return _Plan(request, prompt, find_sampling(request.sampler, request.schedule), seed)
 
 

@@ -28,7 +28,7 @@ export class Controller {
             server: null, targets: [], target: "", prompt: "", negative: "", off: [],
             always: {on: false, entries: []}, stackProblem: "",
             query: "", filters: NO_FILTERS, sort: "name", view: "grid", pane: "library",
-            details: null, dialog: "", canUndo: false, canRedo: false, presets: null, presetProblem: "", blocks: null,
+            details: null, dialog: "", canUndo: false, canRedo: false, presets: null, presetProblem: "", blocks: null, regions: null,
             ...remembered(),
         });
     }
@@ -439,6 +439,26 @@ export class Controller {
 
     takeBlocks(told, model = this.state.blocks?.model ?? null) {
         this.set({blocks: {...told, model}});
+    }
+
+    // --- regions of the picture ---
+
+    /** Ask which regions there are; throws what the server refuses. */
+    async askRegions() {
+        this.takeRegions(await this.api.get("regions"));
+    }
+
+    /** Keep a picture as a region; throws what the server refuses. */
+    async saveRegion(name, picture) {
+        this.takeRegions(await this.api.ask("PUT", "regions", {name, picture}));
+    }
+
+    async deleteRegion(name) {
+        this.takeRegions(await this.api.ask("DELETE", `regions?${query({name})}`));
+    }
+
+    takeRegions({regions}) {
+        if (!same(regions, this.state.regions)) this.set({regions});
     }
 
     // --- notes ---

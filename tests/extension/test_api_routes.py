@@ -171,6 +171,29 @@ def test_blocks_and_presets_of_weights_for_them(ask: Checked) -> None:
     assert gone == blocks
 
 
+def test_regions_of_the_picture(ask: Checked) -> None:
+    regions = ask("GET", "/regions")
+    assert [one["name"] for one in regions["regions"]][:3] == ["left", "right", "top"]
+    left = regions["regions"][0]
+    assert (left["own"], left["share"]) == (False, 0.5)
+    made = ask("PUT", "/regions", json={"name": "Mine", "picture": f"data:image/png;base64,{left['picture']}"})
+    assert made["regions"][-1] == {**left, "name": "Mine", "own": True}
+    entry = {"name": "zorp", "on": True, "unet": 0.5, "text_encoder": 1.0, "more": "mask=Mine:feather=0.1"}
+    assert ask("PUT", "/stack", json={"entries": [entry]})["entries"] == [entry]
+    ask("PUT", "/stack", json={})
+    for name, picture, why in (
+        ("left", left["picture"], "comes along"),
+        ("a+b", left["picture"], "a region's name is"),
+        ("Mine", "no base64", "must be base64"),
+        ("Mine", "YWJj", "cannot be read"),
+        (1, "YWJj", "must be text"),
+    ):
+        assert why in ask("PUT", "/regions", 422, json={"name": name, "picture": picture})
+    assert ask("GET", "/regions") == made
+    assert ask("DELETE", "/regions", params={"name": "Mine"}) == regions
+    assert "no region 'Mine' of your own" in ask("DELETE", "/regions", 422, params={"name": "Mine"})
+
+
 def test_an_always_on_entry_may_have_further_fields(ask: Checked) -> None:
     entry = {"name": "zorp", "on": True, "unet": 0.5, "text_encoder": 1.0, "more": "lbw=OUTALL:stop=10"}
     assert ask("PUT", "/stack", json={"always_on": True, "entries": [entry]})["entries"] == [entry]

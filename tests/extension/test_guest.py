@@ -19,7 +19,7 @@ from extension.hosts.standalone import StandaloneHost
 from extension.options import DYLORA, ENABLED, FAIL, HASHES, IN_ORDER, ON_BAD_LORA, SPLIT_QKV, TABLE
 from extension.session import Session
 from extension.standalone.demo import Demo
-from lib_lora import LoraError
+from lib_lora import LoraError, Region
 from lib_lora.skeleton import skeleton
 from tests.fakes.demo import demo_pipeline
 from tests.fakes.files import pair, save
@@ -133,6 +133,21 @@ def test_how_files_are_read_is_said_where_it_is_not_the_default(setup: Setup) ->
     told = dict(setup.batch("zorp", settings=own).settings)
     assert told == {"Remora split_qkv": "as trained", "Remora DyLoRA": "as trained"}
     assert setup.guest.pasted({"Prompt": "a fox", **told}) == ("a fox", own)
+
+
+def test_a_region_of_ones_own_goes_along_with_the_picture(setup: Setup) -> None:
+    face = Region.rectangle(0.25, 0.1, 0.5, 0.4)
+    setup.guest._session.regions.keep("face", face)
+    told = dict(setup.batch("zorp:1:mask=!face+left").settings)
+    assert list(told) == ["Remora regions"]
+    assert "Remora regions" not in setup.batch("zorp:1:mask=left").settings
+    setup.guest._session.regions.delete("face")
+    prompt = "a fox <lora:zorp:1:mask=!face+left>"
+    assert setup.guest.pasted({"Prompt": prompt, **told})[0] == prompt
+    assert setup.guest._session.regions.all == {"face": face}
+    setup.guest._session.regions.keep("face", face.inverted())
+    assert setup.guest.pasted({"Prompt": prompt, **told})[0] == "a fox <lora:zorp:1:mask=!face-2+left>"
+    assert setup.guest._session.regions.all == {"face": face.inverted(), "face-2": face}
 
 
 def test_a_lora_for_other_models_is_a_problem_for_the_user_and_acts(setup: Setup) -> None:

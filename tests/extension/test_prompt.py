@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extension.block_weights import BUILT_IN, BlockPresets, Blocks, read_list
+from extension.known import Known
 from extension.prompt import PromptError, format_tag, parse, parse_arguments
+from extension.regions import NAMED, NO_MASK, Mask, read_mask
 from extension.tag import PASSES, Tag
 from lib_lora import Curve, Element, Entry, Halves, LoraError, Shape, Strength, Unit, Window
 
@@ -44,6 +46,7 @@ def tags(draw: st.DrawFn) -> Tag:
         draw(st.frozensets(st.sampled_from(PASSES), max_size=3)),
         draw(st.sampled_from(["", "pos", "neg"])),
         draw(st.frozensets(st.integers(1, 16))),
+        draw(masks()),
     )
 
 
@@ -55,6 +58,19 @@ def blocks(draw: st.DrawFn) -> Blocks:
     written = name or draw(st.just("") | cells.map(lambda values: ",".join(map(str, values))))
     values = BUILT_IN.lists[name] if name else read_list(written) if written else ()
     return Blocks(written, values, rules, BUILT_IN.elements.get(rules, ()), x)
+
+
+@st.composite
+def masks(draw: st.DrawFn) -> Mask:
+    """Any region that comes along or is a rectangle, or some of them."""
+    edges = st.tuples(*[st.integers(0, 9)] * 2, *[st.integers(10, 20)] * 2).map(
+        lambda found: ",".join(f"{edge / 20:g}" for edge in found)
+    )
+    parts = st.lists(
+        st.builds("{}{}".format, st.sampled_from(["", "!"]), st.sampled_from([*NAMED]) | edges), max_size=3
+    )
+    written = "+".join(draw(parts))
+    return read_mask(written, draw(st.just(0.0) | st.floats(0, 1)), {}) if written else NO_MASK
 
 
 TAGS = tags()
@@ -148,7 +164,7 @@ def test_what_each_source_writes(written: str, want: dict[str, object]) -> None:
 
 
 def test_presets_are_those_that_are_given() -> None:
-    presets = BlockPresets({"MINE": (0.5, "R"), "0,1": (1.0,)})
+    presets = Known(BlockPresets({"MINE": (0.5, "R"), "0,1": (1.0,)}))
     assert parse("<lora:a:1:MINE>", presets).tags[0].blocks.values == (0.5, "R")
     with pytest.raises(PromptError, match="'OUTALL' is neither a number nor block weights; presets of block weights"):
         parse("<lora:a:1:OUTALL>", presets)
@@ -271,6 +287,13 @@ def test_tags_are_cut_out_and_everything_else_stays() -> None:
         ("a <lora:x:1:curve=cosine>", "cosine", "says how points are meant, and there are none"),
         ("a <lora:x:1:half=both>", "both", "'both' is none of pos, neg"),
         ("a <lora:x:1:rows=1,0>", "0>", "'0' is no image of a batch; they are numbered from 1"),
+        ("a <lora:x:1:mask=>", ">", "a region is missing"),
+        ("a <lora:x:1:mask=lft>", "lft", "there is no region 'lft'; there are bottom, center, left"),
+        ("a <lora:x:1:mask=left+0,0,2,1>", "0,0,2", "a rectangle is left, top, right and bottom"),
+        ("a <lora:x:1:mask=left+0,0,1>", "0,0,1", "'0,0,1' is no rectangle"),
+        ("a <lora:x:1:mask=!0,0,1,1>", "!0,0", "is no part of the picture at all"),
+        ("a <lora:x:1:mask=left:feather=2>", "2>", "2 is no part of the picture"),
+        ("a <lora:x:1:feather=0.2>", "0.2", "'feather' is for a region, and there is none"),
         ("a <lora:x:1:module=a b>", "a b", "is no part of a model"),
         ("a <lora:x:1:in=much>", "much", "'much' is not a number"),
         ("a <lora::1>", ":1>", "name is missing"),
@@ -310,7 +333,7 @@ def test_arguments_alone_are_read_as_in_a_tag() -> None:
 
 
 @FUZZ
-@given(st.text(st.sampled_from("0123456789.@~,;:=-+RUXOUTALLbwesteprcugmahindoy "), max_size=60))
+@given(st.text(st.sampled_from("0123456789.@~,;:=-+!RUXOUTALLbwesteprcugmahindoyfk "), max_size=60))
 def test_any_fields_are_read_or_refused_and_what_is_read_is_written_again(fields: str) -> None:
     tag = place = None
     try:

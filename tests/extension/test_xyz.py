@@ -58,6 +58,13 @@ def test_of_a_prompt_without_lora(by_label: dict[str, Axis]) -> None:
         by_label["LoRA strength"].apply("a fox", 1.0)
 
 
+def test_a_region_is_put_into_the_first_lora_and_taken_out_again(by_label: dict[str, Axis]) -> None:
+    apply = by_label["LoRA region"].apply
+    assert apply("a <lora:zorp:1> <lora:night:1>", "left") == "a <lora:zorp:1:mask=left> <lora:night:1>"
+    assert apply("a <lora:zorp:1:mask=left:feather=0.1>", "0,0,1,0.5") == "a <lora:zorp:1:mask=0,0,1,0.5:feather=0.1>"
+    assert apply("a <lora:zorp:1:mask=left:feather=0.1>", NONE) == "a <lora:zorp:1>"
+
+
 def test_values_are_offered_and_checked(by_label: dict[str, Axis]) -> None:
     lora, preset = by_label["LoRA"], by_label["LoRA preset"]
     assert lora.choices is not None
@@ -77,6 +84,13 @@ def test_values_are_offered_and_checked(by_label: dict[str, Axis]) -> None:
     for bad in ("0@0;x@1", "stop=x", "much", "stap=2"):
         with pytest.raises(PromptError):
             schedule.check(bad)
+    region = by_label["LoRA region"]
+    assert region.choices is not None
+    assert {NONE, "left"} <= set(region.choices())
+    for good in (NONE, "left", "!left+0,0,1,0.2"):
+        region.check(good)
+    with pytest.raises(PromptError, match="no region 'lft'"):
+        region.check("lft")
     with pytest.raises(CatalogError, match="did you mean zorp"):
         lora.check("zorpp")
     with pytest.raises(PresetError, match="no preset 'Yours'"):
@@ -107,7 +121,7 @@ def test_a_plot_gets_them_once_and_loses_them_again(plot: SimpleNamespace, studi
     assert plot.axis_options is options  # others hold the list itself
     labels = [option.label for option in options]
     assert labels[:2] == ["Seed", "[Remora] LoRA"]
-    assert len(labels) == len(set(labels)) == 8
+    assert len(labels) == len(set(labels)) == 9
     p = SimpleNamespace(prompt=PROMPT)
     options[2].apply(p, 0.75, [0.75])
     assert p.prompt == "a fox <lora:zorp:0.75> x <lora:stripes:1:0.8>"
@@ -121,4 +135,4 @@ def test_sdnexts_plot_is_found_by_its_module(monkeypatch: pytest.MonkeyPatch, st
     found = SimpleNamespace(AxisOption=AxisOption, axis_options=[])
     monkeypatch.setitem(__import__("sys").modules, "scripts.xyz.xyz_grid_classes", found)
     add_axes(axes(studio.session))
-    assert len(found.axis_options) == 7
+    assert len(found.axis_options) == 8

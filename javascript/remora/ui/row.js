@@ -7,6 +7,7 @@ import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
 import {Button, Strength} from "./parts.js";
 import {Passes} from "./passes.js";
+import {Regions} from "./regions.js";
 import {Schedule} from "./schedule.js";
 import {summary} from "./summary.js";
 
@@ -32,7 +33,7 @@ export function Row({controller, entry, outcome, handle}) {
             ${lora ? html`<button type="button" class="rt-name rt-link" title=${lora.file}
                 onClick=${() => controller.set({details: lora.id})}>${name}</button>` : html`<span class="rt-name">${name || entry.text}</span>`}
             <span class="rt-row-tools">
-                <${Button} label=${`More: blocks, schedule, passes of ${name}`} class="rt-small" aria-expanded=${String(more)}
+                <${Button} label=${`More: blocks, schedule, passes, region of ${name}`} class="rt-small" aria-expanded=${String(more)}
                     onClick=${() => setMore(!more)}><${Icon} name="more" /><//>
                 <${Button} label=${`Strengths of ${name} apart for UNet and text encoder`} class="rt-small rt-tie" disabled=${curved}
                     aria-pressed=${String(split)} onClick=${tie}><${Icon} name="apart" /><//>
@@ -45,6 +46,7 @@ export function Row({controller, entry, outcome, handle}) {
             <${Blocks} controller=${controller} entry=${entry} />
             <${Schedule} entry=${entry} />
             <${Passes} entry=${entry} />
+            <${Regions} controller=${controller} entry=${entry} />
         </div>`}
         ${chips.length > 0 && html`<div class="rt-chips">${chips.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`}
         ${said && html`<p class="rt-problem" role="alert">✕ ${said}</p>`}

@@ -13,7 +13,7 @@ export function summary({values, flags, teCurve, unetCurve}) {
         ...Object.keys(AMOUNTS).map((key) => key in values && amount(AMOUNTS[key], values[key])),
         (teCurve || unetCurve) && ["schedule", values.curve && values.curve !== "linear" && `(${values.curve})`].filter(Boolean).join(" "),
         values.by && values.by !== "step" && `by ${values.by}`, steps(values), values.sigma && `sigma ${values.sigma}`,
-        passes(values.pass), HALVES[values.half?.toLowerCase()], values.rows && `images ${values.rows}`,
+        passes(values.pass), values.mask && `region ${values.mask}`, HALVES[values.half?.toLowerCase()], values.rows && `images ${values.rows}`,
         values.module && `module ${values.module}`, values.dyn && `rank ${values.dyn}`, ...flags,
     ].filter(Boolean);
 }

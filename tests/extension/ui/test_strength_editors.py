@@ -74,7 +74,7 @@ def tab(served: Served, browser: Any) -> Iterator[Tab]:
 def more(tab: Tab, name: str, within: str = "Stack") -> Any:
     """Open the editors of an entry."""
     row = tab.row(name, within)
-    row.get_by_role("button", name=f"More: blocks, schedule, passes of {name}").click()
+    row.get_by_role("button", name=f"More: blocks, schedule, passes, region of {name}").click()
     return row
 
 

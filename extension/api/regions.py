@@ -1,0 +1,66 @@
+"""`/remora/v1/regions`: parts of the picture that tags call by name."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any
+
+from fastapi import HTTPException, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from ..region_files import as_png, from_text
+from ..regions import NAMED, RegionTextError
+from .answers import BROKEN, UNPROCESSABLE, answer, object_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from lib_lora import Region
+
+    from ..session import Session
+
+_MAX_BODY = 16 << 20  # bytes
+
+
+class RegionsApi:
+    """The regions over one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def list(self, request: Request) -> Response:
+        """Tell the regions there are, those that come along first."""
+        own = self._session.regions.all
+        come_along = [_shown(name, region, own=False) for name, region in NAMED.items() if name not in own]
+        return answer(
+            request, {"regions": [*come_along, *(_shown(name, region, own=True) for name, region in own.items())]}
+        )
+
+    async def put(self, request: Request) -> Response:
+        """Keep a picture as a region under a name, in place of the one of that name."""
+        data = await object_of(request, _MAX_BODY, "a region", "name", "picture")
+        name, picture = data.get("name"), data.get("picture")
+        if not isinstance(name, str) or not isinstance(picture, str):
+            raise HTTPException(UNPROCESSABLE, "name and picture of a region must be text")
+        await run_in_threadpool(_tried, lambda: self._session.regions.put(name, from_text(picture)))
+        return await run_in_threadpool(self.list, request)
+
+    def remove(self, request: Request, name: str) -> Response:
+        """Forget one of the user's own regions."""
+        _tried(lambda: self._session.regions.delete(name))
+        return self.list(request)
+
+
+def _shown(name: str, region: Region, *, own: bool) -> dict[str, object]:
+    picture = base64.b64encode(as_png(region)).decode("ascii")
+    return {"name": name, "own": own, "share": round(region.share, 4), "picture": picture}
+
+
+def _tried(work: Callable[[], Any]) -> None:
+    try:
+        work()
+    except RegionTextError as error:
+        raise HTTPException(UNPROCESSABLE, str(error)) from error
+    except OSError as error:
+        detail = f"the region cannot be kept, so all is as before: {error.strerror or error}"
+        raise HTTPException(BROKEN, detail) from error

@@ -1,0 +1,186 @@
+"""Parts of the picture as prompts write them: by name, by edges, joined and inverted; pure.
+
+    mask=left     mask=0,0,0.5,1     mask=face+0,0.8,1,1     mask=!face     mask=face:feather=0.1
+
+Edges are left, top, right and bottom, in shares of the picture. A name is one of those that come along or one of the
+user's own. `!` is all but what follows, and binds closer than `+`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
+
+from lib_lora import Region, StackError
+
+PARAMETER = "Remora regions"
+"""Name of the user's own regions that a picture was made with, in a parameters text."""
+NAMED: Mapping[str, Region] = {
+    "left": Region.rectangle(0, 0, 0.5, 1),
+    "right": Region.rectangle(0.5, 0, 1, 1),
+    "top": Region.rectangle(0, 0, 1, 0.5),
+    "bottom": Region.rectangle(0, 0.5, 1, 1),
+    "center": Region.rectangle(0.25, 0.25, 0.75, 0.75),
+    "left third": Region.rectangle(0, 0, 1 / 3, 1),
+    "middle third": Region.rectangle(1 / 3, 0, 2 / 3, 1),
+    "right third": Region.rectangle(2 / 3, 0, 1, 1),
+}
+"""Those that come along."""
+
+_EDGE = r"\s*(?:\d+\.?\d*|\.\d+)\s*"
+_EDGES = re.compile(rf"{_EDGE}(?:,{_EDGE}){{3}}")
+_NAME = re.compile(r"[^\W\d_](?:[\w \-.()]*[\w)])?")
+_MAX_NAME = 60  # characters
+_MOST_PARTS = 50
+_PACKED = re.compile(r"(\d{1,4})x(\d{1,4})-([A-Za-z0-9_-]+)")
+
+
+class RegionTextError(ValueError):
+    """What is written is no region; the text says what of it is wrong.
+
+    Attributes:
+        place: of the part at fault, from the beginning of what is written.
+    """
+
+    def __init__(self, text: str, place: int = 0) -> None:
+        super().__init__(text)
+        self.place = place
+
+
+@dataclass(frozen=True)
+class Mask:
+    """The part of the picture that a tag is for."""
+
+    written: str = ""
+    """Empty is all of it."""
+    feather: float = 0.0
+    """Over how much of the picture its edges fade."""
+    region: Region | None = None
+    """What that means."""
+    own: Mapping[str, Region] = field(default_factory=dict)
+    """The user's own that it is made of."""
+
+
+def read_mask(written: str, feather: float, own: Mapping[str, Region]) -> Mask:
+    """Read what `mask=` and `feather=` say.
+
+    Args:
+        written: the text.
+        feather: from 0 to 1.
+        own: the user's own regions, by name.
+
+    Raises:
+        RegionTextError: no such region, no edges, or no part of the picture at all.
+    """
+    if not written.strip():
+        raise RegionTextError("a region is missing, as left or 0,0,0.5,1")
+    parts = written.split("+")
+    if len(parts) > _MOST_PARTS:
+        raise RegionTextError(f"a region of {len(parts)} parts; {_MOST_PARTS} are enough")
+    places = [sum(len(part) + 1 for part in parts[:i]) for i in range(len(parts))]
+    used: dict[str, Region] = {}
+    regions = [_part(part, place, own, used) for part, place in zip(parts, places, strict=True)]
+    try:
+        region = reduce(or_, regions).feathered(feather)
+    except StackError as error:
+        raise RegionTextError(str(error)) from error
+    if not any(region.cells):
+        raise RegionTextError(f"the region {written.strip()!r} is no part of the picture at all")
+    return Mask(written.strip(), feather, region, used)
+
+
+def _part(text: str, place: int, own: Mapping[str, Region], used: dict[str, Region]) -> Region:
+    name = text.strip()
+    if name.startswith("!"):
+        return _part(name[1:], place, own, used).inverted()
+    if _EDGES.fullmatch(name):
+        try:
+            return Region.rectangle(*map(float, name.split(",")))
+        except StackError as error:
+            raise RegionTextError(str(error), place) from error
+    if name in own:
+        used[name] = own[name]
+        return own[name]
+    if name in NAMED:
+        return NAMED[name]
+    names = ", ".join(sorted(NAMED)) + "".join(f", {one}" for one in sorted(own)[:20])
+    if "," in name:
+        raise RegionTextError(f"{name[:60]!r} is no rectangle; one is left,top,right,bottom, as 0,0,0.5,1", place)
+    raise RegionTextError(f"there is no region {name[:60]!r}; there are {names}", place)
+
+
+def checked_name(name: str) -> str:
+    """Return a name for a region of one's own.
+
+    Raises:
+        RegionTextError: a tag could not name it, a file could not be called so, or it comes along.
+    """
+    name = name.strip()
+    if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+        raise RegionTextError(
+            f"a region's name is 1 to {_MAX_NAME} letters, digits, spaces, and any of - . _ ( ), a letter first; "
+            f"not {name[:60]!r}"
+        )
+    if name in NAMED:
+        raise RegionTextError(f"{name!r} is a region that comes along; take another name")
+    return name
+
+
+def parameters(masks: Iterable[Mask]) -> dict[str, str]:
+    """Return what a parameters text says of the user's own regions among these, so that others have them too."""
+    own = {name: region for mask in masks for name, region in mask.own.items()}
+    return {PARAMETER: ", ".join(f"{name}: {_packed(region)}" for name, region in own.items())} if own else {}
+
+
+def read_parameter(text: str) -> dict[str, Region]:
+    """Read that again; what is none is left out."""
+    return dict(_read_all(text))
+
+
+def _read_all(text: str) -> Iterator[tuple[str, Region]]:
+    for part in text.split(","):
+        name, _, packed = part.partition(":")
+        match = _PACKED.fullmatch(packed.strip())
+        try:
+            if match:
+                yield checked_name(name), _unpacked(int(match[1]), int(match[2]), match[3])
+        except (RegionTextError, StackError, ValueError, binascii.Error, zlib.error):
+            continue  # of another program, or cut off: the picture has its other parameters
+
+
+def _packed(region: Region) -> str:
+    text = base64.urlsafe_b64encode(zlib.compress(region.cells, 9)).decode().rstrip("=")
+    return f"{region.width}x{region.height}-{text}"
+
+
+def _unpacked(width: int, height: int, text: str) -> Region:
+    packed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    cells = zlib.decompressobj().decompress(packed, width * height + 1)  # no more than it says
+    return Region(width, height, cells)
+
+
+class _AnyRegion(Mapping[str, Region]):
+    """Has the whole picture under every name."""
+
+    def __getitem__(self, name: str) -> Region:
+        return Region(1, 1, b"\xff")
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+NO_MASK = Mask()
+ANY: Mapping[str, Region] = _AnyRegion()
+"""For tags that are only kept: which regions there are when they are used is not known."""

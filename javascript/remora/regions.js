@@ -1,0 +1,109 @@
+// Parts of the picture: what `mask=` says, as weights on a grid over the picture. Pure; the server's
+// extension/regions.py reads the same, and one table of cases holds both.
+
+import {written} from "./curve.js";
+
+export const SIDE = 64; // cells along each edge
+const EDGE = String.raw`\s*(?:\d+\.?\d*|\.\d+)\s*`;
+const EDGES = new RegExp(`^${EDGE}(?:,${EDGE}){3}$`);
+const NAME = /^\p{L}[\p{L}\p{N}_ \-.()]*$/u;
+const MAX_NAME = 60;
+
+/** The parts of a text: [{name, edges, inverted}]; of a rectangle the edges, of anything else the name. */
+export function readMask(text) {
+    return text.split("+").map((part) => {
+        let name = part.trim(), inverted = false;
+        while (name.startsWith("!")) {
+            name = name.slice(1).trim();
+            inverted = !inverted;
+        }
+        return {name, inverted, edges: EDGES.test(name) ? name.split(",").map(Number) : null};
+    });
+}
+
+/** What is wrong with a text, where these names are known; empty if nothing is. */
+export function maskProblem(text, names) {
+    for (const {name, edges} of readMask(text)) {
+        if (!name) return "a region is missing, as left or 0,0,0.5,1";
+        if (edges) {
+            const [left, top, right, bottom] = edges;
+            if (edges.some((edge) => edge > 1) || left >= right || top >= bottom) {
+                return `“${name}” is no rectangle; write left,top,right,bottom in parts of the picture, as 0,0,0.5,1`;
+            }
+        } else if (!names.includes(name)) return `there is no region “${name}”`;
+    }
+    return "";
+}
+
+/** What is wrong with a name for a new region; empty if nothing is. */
+export function nameProblem(name, taken) {
+    if (!name) return "Give the region a name.";
+    if (name.length > MAX_NAME || !NAME.test(name)) return "A name is letters, digits, spaces and - . _ ( ), a letter first.";
+    return taken.includes(name) ? `“${name}” comes along; take another name.` : "";
+}
+
+/** Of edges, the share of each cell that is inside: SIDE * SIDE numbers from 0 to 1, from the top. */
+export function rectangle([left, top, right, bottom]) {
+    const across = covered(left, right), down = covered(top, bottom);
+    return down.flatMap((row) => across.map((column) => row * column));
+}
+
+function covered(start, stop) {
+    return Array.from({length: SIDE}, (_, at) =>
+        Math.max(0, Math.min(stop, (at + 1) / SIDE) - Math.max(start, at / SIDE)) * SIDE);
+}
+
+export const inverted = (weights) => weights.map((weight) => 1 - weight);
+export const joined = (one, other) => one.map((weight, at) => Math.max(weight, other[at]));
+export const nothing = () => Array(SIDE * SIDE).fill(0);
+
+/** Edges that fade over a part of the picture, but not at its own edge. */
+export function feathered(weights, width) {
+    const cells = width * SIDE, reach = Math.ceil(Math.max(cells - 1, 0) / 2);
+    if (!reach) return weights;
+    const box = Array(2 * reach + 1).fill(1);
+    box[0] = box[2 * reach] = (cells - (2 * reach - 1)) / 2;
+    const sum = box.reduce((total, part) => total + part);
+    const within = (place) => Math.min(SIDE - 1, Math.max(0, place));
+    const faded = (from, index) => Array.from({length: SIDE * SIDE}, (_, at) => {
+        const row = Math.floor(at / SIDE), column = at % SIDE;
+        return box.reduce((total, part, place) => total + part * from[index(row, column, place - reach)], 0) / sum;
+    });
+    const down = faded(weights, (row, column, by) => within(row + by) * SIDE + column);
+    return faded(down, (row, column, by) => row * SIDE + within(column + by));
+}
+
+/** The weights a text stands for; null where it cannot be read. `known` has those of each name. */
+export function weightsOf(text, feather, known) {
+    const parts = readMask(text).map(({name, edges, inverted: other}) => {
+        const own = edges ? rectangle(edges) : known[name];
+        return own && other ? inverted(own) : own;
+    });
+    return parts.every(Boolean) ? feathered(parts.reduce(joined), feather) : null;
+}
+
+/** The weights after a round brush was at a place, in cells; `value` is 1 to paint and 0 to erase. */
+export function brushed(weights, x, y, size, value) {
+    const reach = size / 2;
+    return weights.map((weight, at) => {
+        const away = Math.hypot(at % SIDE + 0.5 - x, Math.floor(at / SIDE) + 0.5 - y);
+        const share = Math.min(1, Math.max(0, reach - away + 0.5)); // soft by a cell, or edges would be stairs
+        return value ? Math.max(weight, share) : Math.min(weight, 1 - share);
+    });
+}
+
+/** The same after it was drawn from one place to another. */
+export function stroked(weights, from, to, size, value) {
+    const steps = Math.max(1, Math.ceil(Math.hypot(to.x - from.x, to.y - from.y) / Math.max(1, size / 3)));
+    let drawn = weights;
+    for (let step = 1; step <= steps; step++) {
+        const share = step / steps;
+        drawn = brushed(drawn, from.x + (to.x - from.x) * share, from.y + (to.y - from.y) * share, size, value);
+    }
+    return drawn;
+}
+
+/** How much of the picture it is, in percent. */
+export function percent(weights) {
+    return written(Math.round(weights.reduce((total, weight) => total + weight, 0) / weights.length * 100));
+}

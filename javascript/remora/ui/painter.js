@@ -1,0 +1,121 @@
+// A region is painted: with a brush, by keys, or from a picture.
+
+import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {inverted, nameProblem, nothing, percent, SIDE, stroked} from "../regions.js";
+import {Dialog, Trouble, useTrouble} from "./parts.js";
+import {asPng, draw, weightsOfFile} from "./pixels.js";
+
+const MOVES = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
+const MOST_UNDONE = 50;
+
+export function Painter({name: former, weights: first, taken, save, close}) {
+    const [trouble, attempt] = useTrouble();
+    const [weights, setWeights] = useState(() => first ?? nothing());
+    const [undone, setUndone] = useState([]); // what was before, the latest last
+    const [size, setSize] = useState(12);
+    const [erase, setErase] = useState(false);
+    const [name, setName] = useState(former);
+    const change = (changed) => {
+        setUndone([...undone, weights].slice(-MOST_UNDONE));
+        setWeights(changed);
+    };
+    const undo = () => {
+        setWeights(undone.at(-1));
+        setUndone(undone.slice(0, -1));
+    };
+    const take = (event) => attempt(async () => {
+        const [file] = event.target.files;
+        event.target.value = "";
+        if (file) change(await weightsOfFile(file));
+    });
+    const submit = (event) => {
+        event.preventDefault();
+        attempt(async () => {
+            const problem = nameProblem(name.trim(), taken);
+            if (problem) throw new Error(problem);
+            if (!weights.some((weight) => weight > 0)) throw new Error("The region is empty: paint where the LoRA is to act.");
+            await save(name.trim(), asPng(weights));
+        });
+    };
+    return html`<${Dialog} title=${former ? `Region ${former}` : "A new region"} close=${close} class="rt-painter">
+        <${Trouble} text=${trouble} />
+        <${Sheet} weights=${weights} size=${size} value=${erase ? 0 : 1} begin=${() => setUndone([...undone, weights].slice(-MOST_UNDONE))}
+            put=${setWeights} />
+        <p class="rt-hint" role="status">${percent(weights)} % of the picture. It is stretched over pictures of any shape.</p>
+        <div class="rt-line">
+            <div class="rt-switch" role="group" aria-label="What the brush does">
+                <button type="button" aria-pressed=${String(!erase)} onClick=${() => setErase(false)}>Paint</button>
+                <button type="button" aria-pressed=${String(erase)} onClick=${() => setErase(true)}>Erase</button>
+            </div>
+            <label class="rt-brush"><span>Brush</span><input type="range" min="2" max="40" step="1" value=${size} aria-label="Size of the brush"
+                onInput=${(event) => setSize(event.target.valueAsNumber)} /></label>
+            <button type="button" class="rt-small" disabled=${!undone.length} onClick=${undo}>Undo stroke</button>
+            <button type="button" class="rt-small" onClick=${() => change(nothing())}>Clear</button>
+            <button type="button" class="rt-small" onClick=${() => change(inverted(weights))}>Invert</button>
+            <label class="rt-small rt-file">From a picture<input type="file" accept="image/*" aria-label="A picture, white where the LoRA acts"
+                onChange=${take} /></label>
+        </div>
+        <form class="rt-line" onSubmit=${submit}>
+            <input type="text" aria-label="Name of the region" placeholder="Name" maxlength="60" value=${name} autocomplete="off"
+                onInput=${(event) => setName(event.target.value)} />
+            <button type="submit" class="rt-small rt-main">Save</button>
+            <button type="button" class="rt-small" onClick=${close}>Cancel</button>
+        </form>
+    <//>`;
+}
+
+// The surface: drawn on by pointer; by keys, a cursor goes about, Space paints, Shift goes farther.
+function Sheet({weights, size, value, begin, put}) {
+    const canvas = useRef(), last = useRef(null), now = useRef(weights);
+    const [cursor, setCursor] = useState(null);
+    now.current = weights;
+    useEffect(() => draw(canvas.current, weights));
+    const placeOf = (event) => {
+        const box = canvas.current.getBoundingClientRect();
+        return {x: (event.clientX - box.left) / box.width * SIDE, y: (event.clientY - box.top) / box.height * SIDE};
+    };
+    const stroke = (from, to) => {
+        now.current = stroked(now.current, from, to, size, value); // several may come before it is drawn again
+        put(now.current);
+    };
+    const down = (event) => {
+        if (event.button !== 0) return;
+        event.preventDefault();
+        canvas.current.setPointerCapture(event.pointerId);
+        canvas.current.focus();
+        begin();
+        last.current = placeOf(event);
+        stroke(last.current, last.current);
+    };
+    const moved = (event) => {
+        const to = placeOf(event);
+        setCursor(to);
+        if (!last.current) return;
+        stroke(last.current, to);
+        last.current = to;
+    };
+    const up = () => {
+        last.current = null;
+    };
+    const pressed = (event) => {
+        const at = cursor ?? {x: SIDE / 2, y: SIDE / 2};
+        const [right, below] = MOVES[event.key] ?? [0, 0];
+        if (right || below) {
+            const by = event.shiftKey ? 8 : 2, within = (place) => Math.min(SIDE, Math.max(0, place));
+            setCursor({x: within(at.x + right * by), y: within(at.y + below * by)});
+        } else if (event.key === " " || event.key === "Enter") {
+            begin();
+            stroke(at, at);
+        } else return;
+        event.preventDefault();
+    };
+    const share = (place) => `${(place / SIDE * 100).toFixed(2)}%`;
+    const brush = cursor && {left: share(cursor.x), top: share(cursor.y), width: share(size), height: share(size)};
+    return html`<div class="rt-sheet">
+        <canvas width="64" height="64" ref=${canvas} tabindex="0" role="application" aria-roledescription="painting surface"
+            aria-label="Region: arrow keys move the brush, Space paints" onPointerDown=${down} onPointerMove=${moved} onPointerUp=${up}
+            onPointerCancel=${up} onPointerLeave=${() => !last.current && setCursor(null)} onFocus=${() => setCursor(cursor ?? {x: SIDE / 2, y: SIDE / 2})}
+            onKeyDown=${pressed}></canvas>
+        ${brush && html`<span class="rt-cursor" style=${brush} aria-hidden="true"></span>`}
+    </div>`;
+}

@@ -1,0 +1,53 @@
+// Weights of a region, and pictures of them: drawn on a canvas, read from files, and as PNG for the server.
+
+import {SIDE} from "../regions.js";
+
+/** Draw weights on a canvas of SIDE x SIDE, in the colour of its text over nothing. */
+export function draw(canvas, weights) {
+    const context = canvas.getContext("2d"), pixels = new ImageData(SIDE, SIDE);
+    context.fillStyle = getComputedStyle(canvas).color;
+    context.fillRect(0, 0, 1, 1);
+    const colour = context.getImageData(0, 0, 1, 1).data.slice(0, 3);
+    weights.forEach((weight, at) => pixels.data.set([...colour, Math.round(weight * 220)], at * 4));
+    context.putImageData(pixels, 0, 0);
+}
+
+/** A grey PNG, as a data URL. */
+export function asPng(weights) {
+    const canvas = blank();
+    const pixels = new ImageData(SIDE, SIDE);
+    weights.forEach((weight, at) => pixels.data.set([...Array(3).fill(Math.round(weight * 255)), 255], at * 4));
+    canvas.getContext("2d").putImageData(pixels, 0, 0);
+    return canvas.toDataURL("image/png");
+}
+
+/** The weights of a picture: how bright each place is, what is transparent being black. */
+export async function weightsAt(address) {
+    const picture = new Image();
+    picture.src = address;
+    await picture.decode();
+    const canvas = blank(), context = canvas.getContext("2d");
+    context.fillStyle = "#000";
+    context.fillRect(0, 0, SIDE, SIDE);
+    context.imageSmoothingQuality = "high";
+    context.drawImage(picture, 0, 0, SIDE, SIDE);
+    const {data} = context.getImageData(0, 0, SIDE, SIDE);
+    return Array.from({length: SIDE * SIDE}, (_, at) =>
+        (0.299 * data[at * 4] + 0.587 * data[at * 4 + 1] + 0.114 * data[at * 4 + 2]) / 255);
+}
+
+/** The same of a file that the user chose. */
+export async function weightsOfFile(file) {
+    const address = URL.createObjectURL(file);
+    try {
+        return await weightsAt(address);
+    } catch {
+        throw new Error(`${file.name} is no picture that this browser can read.`);
+    } finally {
+        URL.revokeObjectURL(address);
+    }
+}
+
+function blank() {
+    return Object.assign(document.createElement("canvas"), {width: SIDE, height: SIDE});
+}

@@ -1,0 +1,186 @@
+"""Regions as prompts write them, as parameters texts carry them, and as files."""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from extension.known import ANY, Known
+from extension.paste import with_own_regions
+from extension.prompt import PromptError, format_tag, parse
+from extension.region_files import RegionFiles, as_png, from_text, read_picture
+from extension.regions import (
+    NAMED,
+    NO_MASK,
+    PARAMETER,
+    RegionTextError,
+    checked_name,
+    parameters,
+    read_mask,
+    read_parameter,
+)
+from lib_lora import Region, Strength
+
+FACE = Region.rectangle(0.25, 0.1, 0.5, 0.4)
+OWN = {"face": FACE, "left": Region.rectangle(0, 0, 0.4, 1)}
+REGIONS = st.tuples(st.integers(1, 9), st.integers(1, 9)).flatmap(
+    lambda size: st.binary(min_size=size[0] * size[1], max_size=size[0] * size[1]).map(
+        lambda cells: Region(size[0], size[1], cells)
+    )
+)
+REGION_NAMES = st.from_regex(r"[a-z][a-z0-9 _.()-]{0,20}[a-z0-9_)]", fullmatch=True).filter(
+    lambda one: one not in NAMED
+)
+
+
+def png(width: int, height: int, colour: tuple[int, ...], mode: str = "RGB") -> bytes:
+    made = io.BytesIO()
+    Image.new(mode, (width, height), colour).save(made, "PNG")
+    return made.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("written", "want"),
+    [
+        ("right", NAMED["right"]),
+        ("0,0,0.5,1", NAMED["left"]),
+        (" 0.5 , 0, 1, 1.0 ", NAMED["right"]),
+        ("face", FACE),
+        ("left", OWN["left"]),
+        ("!face", FACE.inverted()),
+        ("!!face", FACE),
+        ("face+right", FACE | NAMED["right"]),
+        ("! face + 0,0,.1,.1", FACE.inverted() | Region.rectangle(0, 0, 0.1, 0.1)),
+        ("left third", NAMED["left third"]),
+    ],
+)
+def test_what_is_written_is_a_part_of_the_picture(written: str, want: Region) -> None:
+    mask = read_mask(written, 0, OWN)
+    assert mask.region == want
+    assert mask.written == written.strip()
+
+
+def test_a_tag_is_for_its_region_alone() -> None:
+    (tag,) = parse("<lora:a:0.8:mask=face:feather=0.1>", Known(regions=OWN)).tags
+    assert tag.multiplier == Strength(0.8, region=FACE.feathered(0.1))
+    assert format_tag(tag) == "<lora:a:0.8:mask=face:feather=0.1>"
+    assert tag.mask.own == {"face": FACE}
+    assert parse("<lora:a>").tags[0].mask == NO_MASK
+
+
+def test_a_region_is_known_by_its_name_or_refused_at_its_place() -> None:
+    with pytest.raises(
+        PromptError, match=r"there is no region 'nose'; there are bottom, .*, top, face, left"
+    ) as caught:
+        parse("<lora:a:0.8:mask=face+nose>", Known(regions=OWN))
+    assert caught.value.position == len("<lora:a:0.8:mask=face+")
+    assert parse("<lora:a:0.8:mask=nose>", ANY).tags[0].mask.written == "nose"
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "left", "0.5", "a,b", "a:b", "a>b", "!a", "a+b", "x" * 61, "../up", "a/b", "-"]
+)
+def test_a_name_that_a_tag_or_a_file_cannot_have_is_refused(name: str) -> None:
+    with pytest.raises(RegionTextError):
+        checked_name(name)
+
+
+@given(st.dictionaries(REGION_NAMES, REGIONS, max_size=4))
+def test_a_parameters_text_carries_them(regions: dict[str, Region]) -> None:
+    masks = [read_mask("left", 0, {}), *(read_mask(f"!{name}+left", 0, regions) for name in regions)]
+    told = parameters(masks)
+    assert bool(told) == bool(regions)
+    assert read_parameter(told.get(PARAMETER, "")) == regions
+
+
+@given(st.text(st.sampled_from("face:, 64x-AQIDlkeft0123456789=_"), max_size=60) | st.text(max_size=30))
+def test_any_other_text_is_left_out(text: str) -> None:
+    assert all(isinstance(region, Region) for region in read_parameter(text).values())
+
+
+def test_a_text_that_unpacks_to_more_than_it_says_is_left_out() -> None:
+    (told,) = parameters([read_mask("big", 0, {"big": Region(64, 64, bytes(range(256)) * 16)})]).values()
+    assert read_parameter(told.replace("64x64", "8x8")) == {}
+
+
+def test_of_a_pasted_text_regions_come_along_under_names_that_are_free() -> None:
+    given = {"face": NAMED["top"], "sky": FACE, "Hat": NAMED["top"], "same": FACE}
+    own = {"face": FACE, "hat": FACE, "same": FACE}
+    prompt = "a <lora:x:1:mask=face+!sky:feather=0.1> face <lora:y:mask= Hat > <lora:z:1:mask=same:half=pos>"
+    got, kept = with_own_regions(prompt, given, own)
+    assert got == ("a <lora:x:1:mask=face-2+!sky:feather=0.1> face <lora:y:mask= Hat-2> <lora:z:1:mask=same:half=pos>")
+    assert kept == {"face-2": NAMED["top"], "sky": FACE, "Hat-2": NAMED["top"]}
+    again, more = with_own_regions(prompt, given, {**own, **kept})
+    assert (again, more) == (got, {})
+
+
+@pytest.fixture(params=["in a folder", "without one"])
+def files(request: pytest.FixtureRequest, tmp_path: Path) -> RegionFiles:
+    folder = tmp_path if request.param == "in a folder" else None
+    return RegionFiles(lambda: folder)
+
+
+def test_regions_are_kept_changed_and_deleted(files: RegionFiles) -> None:
+    assert files.all == {}
+    made = files.put("face", as_png(FACE))
+    assert made == FACE
+    files.put("small", png(3, 2, (255, 255, 255)))
+    files.put("face", png(5, 5, (128, 128, 128)))
+    assert files.all == {"face": Region(5, 5, bytes([128]) * 25), "small": Region(3, 2, b"\xff" * 6)}
+    with pytest.raises(RegionTextError, match="there is a region 'face' already"):
+        files.put("Face", as_png(FACE))
+    with pytest.raises(RegionTextError, match="is a region that comes along"):
+        files.put("left", as_png(FACE))
+    with pytest.raises(RegionTextError, match="empty: white is where the LoRA acts"):
+        files.put("none", png(5, 5, (0, 0, 0)))
+    files.delete("face")
+    assert set(files.all) == {"small"}
+    with pytest.raises(RegionTextError, match="no region 'face' of your own"):
+        files.delete("face")
+
+
+def test_a_large_picture_is_made_small_and_a_transparent_one_is_black() -> None:
+    large = Image.new("L", (1000, 500))
+    large.paste(255, (0, 0, 500, 500))
+    made = io.BytesIO()
+    large.save(made, "JPEG", quality=100)
+    region = read_picture(made.getvalue())
+    assert (region.width, region.height) == (64, 64)
+    assert abs(region.share - 0.5) < 0.01
+    assert read_picture(png(4, 4, (255, 255, 255, 0), "RGBA")).share == 0
+    assert read_picture(png(4, 4, (255, 255, 255, 128), "RGBA")).share == pytest.approx(128 / 255, abs=0.01)
+
+
+@pytest.mark.parametrize("content", [b"", b"no picture", png(4, 4, (1, 2, 3))[:40]])
+def test_what_is_no_picture_is_refused(content: bytes, files: RegionFiles) -> None:
+    with pytest.raises(RegionTextError, match="the picture of the region cannot be read"):
+        files.put("face", content)
+    assert files.all == {}
+
+
+def test_a_picture_put_there_by_hand_is_a_region_and_a_damaged_one_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = RegionFiles(lambda: tmp_path)
+    (tmp_path / "regions").mkdir()
+    (tmp_path / "regions" / "mine.png").write_bytes(png(2, 2, (255, 0, 0)))
+    (tmp_path / "regions" / "bad.png").write_bytes(b"x")
+    with caplog.at_level(logging.WARNING):
+        assert set(files.all) == {"mine"}
+        assert set(files.all) == {"mine"}
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"remora: {tmp_path / 'regions' / 'bad.png'} is no region: the picture")
+
+
+@pytest.mark.parametrize("start", ["", "data:image/png;base64,"])
+def test_a_picture_as_text(start: str) -> None:
+    assert from_text(start + base64.b64encode(b"abc").decode()) == b"abc"
+    with pytest.raises(RegionTextError, match="must be base64"):
+        from_text(start + "é")
