@@ -33,7 +33,7 @@ export function Regions({controller, entry}) {
     const text = entry.values.mask ?? "", feather = Number(entry.values.feather ?? 0) || 0;
     const own = regions?.find((one) => one.own && one.name === text);
     // without a region, nothing can fade
-    const write = (value) => entry.edit((body) => setField(value ? body : setField(body, "feather", ""), "mask", value), "region");
+    const write = (value, what = "") => entry.edit((body) => setField(value ? body : setField(body, "feather", ""), "mask", value), what);
     const save = async (name, picture) => {
         await controller.saveRegion(name, picture);
         write(name);
@@ -68,7 +68,7 @@ function Choice({entry, regions, text, write}) {
     const problem = shown.trim() ? maskProblem(shown, names) : "";
     const type = (event) => {
         setTyped(event.target.value);
-        if (!event.target.value.trim() || !maskProblem(event.target.value, names)) write(event.target.value.trim());
+        if (!event.target.value.trim() || !maskProblem(event.target.value, names)) write(event.target.value.trim(), "region");
     };
     const options = (which) => regions.filter((one) => one.own === which).map(({name}) =>
         html`<option key=${name} value=${name}>${name}</option>`);
