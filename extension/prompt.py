@@ -12,7 +12,8 @@ the second number would and is none are block weights. Other `<kind:...>` tags s
 
 Sources: AUTOMATIC1111/stable-diffusion-webui extensions-builtin/Lora/extra_networks_lora.py; vladmandic/sdnext
 modules/lora/extra_networks_lora.py; cheald/sd-webui-loractl loractl/lib/utils.py; hako-mikan/sd-webui-lora-block-weight
-scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half`, `rows`, `mask` and `feather` are Remora's own.
+scripts/lora_block_weight.py. `by`, `curve`, `sigma`, `pass`, `half`, `rows`, `mask`, `feather` and
+`part` are Remora's own.
 """
 
 from __future__ import annotations
@@ -39,10 +40,11 @@ _RANGE = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)?\s*-\s*(\d+\.?\d*(?:
 _FORM = "<lora:name:text-encoder multiplier:unet multiplier:rank>, as in <lora:name:0.8>"
 _MOST_POINTS = 1000
 _MOST_IMAGES = 1000
+_MOST_PARTS = 1000
 _SETTINGS = (
     *("te", "unet", "dyn", "hr", "hrte", "hrunet", *SIDES, "module"),
     *("lbw", "w", "lbwe", "x", "start", "stop", "step", "sigma", "by", "curve", "pass", "half", "rows"),
-    *("mask", "feather"),
+    *("mask", "feather", "part"),
 )
 _T = TypeVar("_T")
 
@@ -147,6 +149,8 @@ def _named(tag: Tag) -> Iterator[tuple[str, str]]:
         yield "mask", tag.mask.written
     if tag.mask.feather:
         yield "feather", number(tag.mask.feather)
+    if tag.mask.part is not None:
+        yield "part", str(tag.mask.part)
 
 
 def _amount(amount: Amount) -> str:
@@ -353,16 +357,23 @@ class _Reader:
 
     def _mask(self) -> Mask:
         if "mask" not in self._fields:
-            if "feather" in self._fields:
-                self._fail(self._fields["feather"], "'feather' is for a region, and there is none, as mask=left")
+            for name in ("feather", "part"):
+                if name in self._fields:
+                    self._fail(self._fields[name], f"{name!r} is for a region, and there is none, as mask=left")
             return NO_MASK
         field, feather = self._fields["mask"], self._read("feather", self._to_number, 0.0)
         if not 0 <= feather <= 1:
             self._fail(self._fields["feather"], f"{feather:g} is no part of the picture; it is from 0 to 1")
         try:
-            return read_mask(field.value, feather, self._names.regions)
+            mask = read_mask(field.value, feather, self._names.regions)
         except RegionTextError as error:
             raise PromptError(self._text, field.place + error.place, str(error)) from error
+        return replace(mask, part=self._read("part", self._to_part, None))
+
+    def _to_part(self, field: _Field) -> int:
+        if not (field.text.isascii() and field.text.isdigit() and 0 < int(field.text) <= _MOST_PARTS):
+            self._fail(field, f"{field.value!r} is no part of a prompt; those between AND are numbered from 1")
+        return int(field.text)
 
     def _window(self) -> Window:
         start, stop = (self._read(name, self._to_number, None) for name in ("start", "stop"))

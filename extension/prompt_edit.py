@@ -235,7 +235,7 @@ def _changed(prompt: str, name: str, change: Callable[[str, str], str], before: 
 
 
 def _readable(arguments: str) -> bool:
-    for named in ("lbw", "lbwe", "mask", "feather"):  # which of them there are is known elsewhere
+    for named in ("lbw", "lbwe", "mask", "feather", "part"):  # which of them there are is known elsewhere
         arguments = set_field(arguments, named, "")
     try:
         parse_arguments(arguments)

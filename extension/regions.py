@@ -65,6 +65,8 @@ class Mask:
     """What that means."""
     own: Mapping[str, Region] = field(default_factory=dict)
     """The user's own that it is made of."""
+    part: int | None = None
+    """Of a prompt in parts, joined by AND, the one that tells of the region, from 1; None where none does."""
 
 
 def read_mask(written: str, feather: float, own: Mapping[str, Region]) -> Mask:

@@ -94,7 +94,8 @@ class Tag:
             plain = _numbers(of)
             if plain is not None:
                 return plain
-        return Strength(of, {} if self.module else dict(self.sides), self.during, blocks, region)
+        part = None if self.mask.part is None else self.mask.part - 1
+        return Strength(of, {} if self.module else dict(self.sides), self.during, blocks, region, part)
 
     def _of(self, te: Amount, unet: Amount) -> Amount | Mapping[str, Amount]:
         """The amount of each component; one where all have the same."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from .blocks import BlockNames, Element, Side, side_of
 from .components import DENOISER, role
 from .errors import MomentError, StackError
-from .multiplier import Strength, at, blocks_of, by_noise, region_of
+from .multiplier import Strength, at, blocks_of, by_noise, part_of, region_of
 from .region import Region
 from .schedule import Moment
-from .spread import EVERYWHERE, Spread
+from .spread import NO_SPREAD, Spread
 from .stack import Entry, Stack
 from .strength import Source
 
@@ -94,14 +94,16 @@ class Evaluation:
     def spread(self) -> Spread:
         """Where in the picture the cells act."""
         if not self.regional & self._sheet.denoising:
-            return EVERYWHERE
+            return NO_SPREAD
         numbers: dict[Region, int] = {}
-        of_cells = []
+        of_cells, parts = [], []
         for image, negative in self._variants:
-            own = [region_of(entry.of_image(image, negative=negative)) for entry in self._stack]
-            places = [0 if one is None else numbers.setdefault(one, len(numbers) + 1) for one in own]
+            own = [entry.of_image(image, negative=negative) for entry in self._stack]
+            regions = [region_of(one) for one in own]
+            places = [0 if one is None else numbers.setdefault(one, len(numbers) + 1) for one in regions]
             of_cells.append(tuple(places[cell.entry] if cell.denoises else 0 for cell in self._sheet.cells))
-        return Spread(tuple(numbers), tuple(of_cells))
+            parts.append(tuple(part_of(own[cell.entry]) if cell.denoises else None for cell in self._sheet.cells))
+        return Spread(tuple(numbers), tuple(of_cells), tuple(parts))
 
     @property
     def by_noise(self) -> bool:

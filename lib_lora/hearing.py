@@ -12,7 +12,7 @@ from .calls import Call
 from .errors import RegionError, RowsError
 from .families import is_image_first
 from .picture import Picture, patch_of
-from .rows import RowMap
+from .rows import RowMap, RowsOfCall
 from .strength import Strengths
 from .tensors import plain_mode
 from .timing import Timing
@@ -76,8 +76,10 @@ class Hearing:
             if self.strengths.varying:
                 moment = self.timing.at(call, noise=self.strengths.by_noise, flow=self.flow)
                 self.strengths.set_moment(moment)
-            if self.images > 1 or self.halved:
-                self.strengths.set_rows(self._rows_of(call))
+            if self.images > 1 or self.halved or self.strengths.in_parts:
+                found = self._rows_of(call)
+                self.strengths.set_rows(found.variants)
+                self.strengths.set_parts(found.parts)
 
     def end(self) -> None:
         """Make them those of calls that tell nothing."""
@@ -91,10 +93,11 @@ class Hearing:
                     self.layout.name,
                 )
             self.strengths.set_picture(None)
+            self.strengths.set_parts(())
 
-    def _rows_of(self, call: Call) -> tuple[int, ...]:
-        told = self.rows.of(call, self.images, halved=self.halved)
-        if call.repeats_rows and len(set(told)) > 1:
+    def _rows_of(self, call: Call) -> RowsOfCall:
+        found = self.rows.of(call, self.images, halved=self.halved)
+        if call.repeats_rows and len(set(found.variants)) > 1:
             text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
             raise RowsError(f"{text}; make them in batches of one")
-        return told
+        return found

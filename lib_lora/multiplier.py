@@ -36,6 +36,11 @@ class Strength:
     blocks: BlockWeights | None = None
     region: Region | None = None
     """The part of the picture it is for; None is all of it. For text encoders it makes no difference."""
+    part: int | None = None
+    """Of a prompt in several parts, each with rows of its own, the one that tells of the region; from 0.
+
+    Layers that are given the prompt have the whole strength on the rows of that part, and none on those of others.
+    """
 
     def __post_init__(self) -> None:
         if isinstance(self.of, Mapping):
@@ -136,6 +141,11 @@ def at(multiplier: Multiplier, component: str, side: Side | None, moment: Moment
 def blocks_of(multiplier: Multiplier) -> BlockWeights | None:
     """The weights of blocks, where it has some."""
     return multiplier.blocks if isinstance(multiplier, Strength) else None
+
+
+def part_of(multiplier: Multiplier) -> int | None:
+    """The part of the prompt that tells of its region; None where none does."""
+    return multiplier.part if isinstance(multiplier, Strength) and multiplier.region is not None else None
 
 
 def region_of(multiplier: Multiplier) -> Region | None:

@@ -18,6 +18,17 @@ class Row(NamedTuple):
     """Of the batch, from 0."""
     negative: bool = False
     """Of its negative prompt."""
+    part: int | None = None
+    """Of a positive prompt in several parts, each with rows of its own, such as by AND; from 0."""
+
+
+class RowsOfCall(NamedTuple):
+    """What the rows of a model call are of."""
+
+    variants: tuple[int, ...]
+    """Of the stack; see `RowMap`."""
+    parts: tuple[int | None, ...]
+    """Of the prompt."""
 
 
 Rows: TypeAlias = Callable[[int], Sequence[int | Row]]
@@ -47,8 +58,8 @@ class RowMap:
             raise RowsError(f"there is no image {index}; the stack has {images}")
         self.chosen = (index if images > 1 else 0) * (1 + halved)
 
-    def of(self, call: Call, images: int, *, halved: bool = False) -> tuple[int, ...]:
-        """The variant of each row of a model call.
+    def of(self, call: Call, images: int, *, halved: bool = False) -> RowsOfCall:
+        """What each row of a model call is of.
 
         Args:
             call: of the model.
@@ -62,7 +73,7 @@ class RowMap:
             raise RowsError(f"a model call does not tell its rows, and the stack has {images} images")
         found = self._of(call, call.rows, images)
         if images == 1:  # what is the same for all images is, whatever the host counts
-            found = [(Row(0, row.negative), knows) for row, knows in found]
+            found = [(row._replace(image=0), knows) for row, knows in found]
         strange = next((row.image for row, _ in found if not 0 <= row.image < images), None)
         if strange is not None:
             raise RowsError(f"a row is said to be of image {strange}; the stack has {images}")
@@ -71,7 +82,10 @@ class RowMap:
                 "a LoRA is for the positive or the negative prompt alone, and nothing tells which of the "
                 f"{call.rows} rows of a model call are of which"
             )
-        return tuple(row.image * (1 + halved) + (halved and row.negative) for row, _ in found)
+        return RowsOfCall(
+            tuple(row.image * (1 + halved) + (halved and row.negative) for row, _ in found),
+            tuple(row.part for row, _ in found),
+        )
 
     def _of(self, call: Call, rows: int, images: int) -> list[tuple[Row, bool]]:
         """What each row is of, and whether its half is known."""
@@ -82,10 +96,8 @@ class RowMap:
                 raise RowsError(f"a model call has {rows} rows, and {len(told)} were told")
             if halves is None:
                 return [(one, True) if isinstance(one, Row) else (Row(one), False) for one in told]
-            return [
-                (Row(one[0] if isinstance(one, Row) else one, half), True)
-                for one, half in zip(told, halves, strict=True)
-            ]
+            rows_told = [one if isinstance(one, Row) else Row(one) for one in told]
+            return [(one._replace(negative=half), True) for one, half in zip(rows_told, halves, strict=True)]
         if rows % images:
             raise RowsError(f"a model call of {rows} rows holds no whole batches of the stack's {images} images")
         return [(Row(row % images, bool(halves and halves[row])), halves is not None) for row in range(rows)]

@@ -15,6 +15,9 @@ from torch import Tensor
 from .picture import Grid, Picture
 from .region import Region
 
+EVERYWHERE, NOWHERE = 0, -1
+"""In place of a region's number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Spread:
@@ -23,15 +26,48 @@ class Spread:
     regions: tuple[Region, ...] = ()
     of_cells: tuple[tuple[int, ...], ...] = ()
     """For each variant of the stack, the region of each cell: its place among `regions` from 1, 0 is everywhere."""
+    parts: tuple[tuple[int | None, ...], ...] = ()
+    """Likewise the part of the prompt that tells of each cell's region."""
     cells: frozenset[int] = field(default=frozenset(), init=False)
     """Those that do not act everywhere, in any variant."""
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether it makes a difference which part of the prompt a row is of."""
+        return any(part is not None for own in self.parts for part in own)
+
+    def which(self, variant: int, cells: Sequence[int], grid: Grid | None, part: int | None) -> tuple[int, ...]:
+        """Which weights some cells have on a row: a region's, those of everywhere, or none; see `Masks.at`.
+
+        Args:
+            variant: of the row.
+            cells: their numbers.
+            grid: the places; None is where a layer is given none of the picture, but the prompt.
+            part: of the prompt that the row is of.
+        """
+        regions, told = self.of_cells[variant], self.parts[variant]
+        return tuple(by_part(regions[cell], told[cell], grid, part) for cell in cells)
 
     def __post_init__(self) -> None:
         found = frozenset(i for own in self.of_cells for i, region in enumerate(own) if region)
         object.__setattr__(self, "cells", found)
 
 
-EVERYWHERE = Spread()
+NO_SPREAD = Spread()
+
+
+def by_part(region: int, told: int | None, grid: Grid | None, part: int | None) -> int:
+    """Which weight there is on a row: a region's, or by the parts of the prompt where a layer is given that.
+
+    Args:
+        region: the region's number.
+        told: the part of the prompt that tells of it; None where none does.
+        grid: the places; None is none of the picture.
+        part: of the prompt that the row is of; None where nobody knows, as for a negative one.
+    """
+    if grid is not None or told is None or part is None:
+        return region
+    return EVERYWHERE if told == part else NOWHERE
 
 
 class Masks:
@@ -58,7 +94,7 @@ class Masks:
 
         Args:
             grid: the places; None is a single one that is none of the picture.
-            which: for each row, the regions: their numbers from 1, 0 is everywhere.
+            which: for each row, the regions: their numbers from 1, `EVERYWHERE` or `NOWHERE`.
             device: where.
             dtype: as what.
             channels_first: see above.
@@ -81,13 +117,15 @@ class Masks:
             self.placed = False
 
     def _all(self, grid: Grid | None) -> Tensor:
-        """Of all regions, that of everywhere first, (places, 1 + regions)."""
+        """Of all regions, that of everywhere first and that of nowhere last, (places, 1 + regions + 1)."""
         if grid is None:
-            return torch.tensor([[1.0, *(one.share for one in self._regions)]], dtype=torch.float64, device="cpu")
+            shares = [one.share for one in self._regions]
+            return torch.tensor([[1.0, *shares, 0.0]], dtype=torch.float64, device="cpu")
         found = self._weights.get(grid)
         if found is None:
             columns = [_column(grid, one) for one in self._regions]
-            found = self._weights[grid] = torch.stack([torch.ones_like(columns[0]), *columns], 1)
+            everywhere, nowhere = torch.ones_like(columns[0]), torch.zeros_like(columns[0])
+            found = self._weights[grid] = torch.stack([everywhere, *columns, nowhere], 1)
         return found
 
 

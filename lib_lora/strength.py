@@ -21,7 +21,7 @@ from torch import Tensor
 from .adapters.base import RankSchedule
 from .picture import Grid, Picture
 from .schedule import Moment
-from .spread import EVERYWHERE, Masks, Spread
+from .spread import NO_SPREAD, Masks, Spread
 
 Values: TypeAlias = Sequence[Sequence[float]]
 """Of each image, the strength of every cell."""
@@ -109,7 +109,7 @@ class Strengths:
         spread: the parts of the picture they are for.
     """
 
-    def __init__(self, values: Values, source: Source | None = None, spread: Spread = EVERYWHERE) -> None:
+    def __init__(self, values: Values, source: Source | None = None, spread: Spread = NO_SPREAD) -> None:
         self._set(values)
         self.source = source
         """Gives the values at a moment, where that makes a difference."""
@@ -118,6 +118,7 @@ class Strengths:
         self.masks = Masks(spread.regions)
         """The weights of its regions."""
         self._picture: Picture | None = None
+        self._parts: tuple[int | None, ...] = ()  # of the prompt, that the rows of the present call are of
         self._offsets: dict[Layout, int] = {}
         self._length = 0
         self._cells: tuple[int, ...] = ()  # of each factor
@@ -193,6 +194,20 @@ class Strengths:
         return self.spread.cells
 
     @property
+    def in_parts(self) -> bool:
+        """Whether it makes a difference which part of the prompt a row is of."""
+        return self.spread.in_parts
+
+    def set_parts(self, parts: tuple[int | None, ...]) -> None:
+        """Say which part of the prompt each row of the next model call is of; empty for nobody knows."""
+        self._parts = parts if self.in_parts and any(part is not None for part in parts) else ()
+
+    @property
+    def parts(self) -> tuple[int | None, ...]:
+        """Which part of the prompt each row of the present call is of; empty where that makes no difference."""
+        return self._parts
+
+    @property
     def shown(self) -> int:
         """The image that calls are for whose rows are alike."""
         return self._image
@@ -219,15 +234,16 @@ class Strengths:
             grid: the places.
             channels_first: see `Masks.at`.
         """
-        rows = self._rows if self.mixed else (self._image,)
-        cells = self._cells[start : start + factors.shape[0]]
-        own = [self.spread.of_cells[row] for row in rows]
-        which = tuple(tuple(regions[cell] for cell in cells) for regions in own)
+        cells, parts = self._cells[start : start + factors.shape[0]], self._parts or (None,)
+        variants = self._rows if self.mixed else (self._image,) * len(parts)
+        parts = parts if len(parts) == len(variants) else (None,) * len(variants)
+        rows = zip(variants, parts, strict=True)
+        which = tuple(self.spread.which(variant, cells, grid, part) for variant, part in rows)
         if len(set(which)) == 1:
             which = which[:1]
         return self.masks.at(grid, which, factors.device, factors.dtype, channels_first=channels_first)
 
-    def write(self, values: Values, source: Source | None = None, spread: Spread = EVERYWHERE) -> None:
+    def write(self, values: Values, source: Source | None = None, spread: Spread = NO_SPREAD) -> None:
         """Set every cell; shows at once in every view. For another number of variants, the first of them is shown."""
         other = len(values) != len(self.values)
         self.source = source

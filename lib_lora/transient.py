@@ -30,6 +30,7 @@ from .operation import Operation
 from .picture import is_of_text
 from .places import Target
 from .resident import Keeping, Resident
+from .spread import EVERYWHERE, by_part
 from .storage import store
 from .streaming import Placement
 from .strength import Strengths
@@ -109,19 +110,20 @@ class Transient(Resident[Placement[Adapters]]):
             image = self._strengths.rows[passes[number][0]]
             if not any(values[image]):
                 return base_forward(layer, *args, **kwargs)
-            return self._run_regions(layer, base_forward, args, kwargs, image, len(passes[number]))
+            return self._run_regions(layer, base_forward, args, kwargs, image, passes[number])
 
         if len(passes) == 1:
             return run(0, args, kwargs)
         return in_passes(layer, passes, self._bindings[0].target.batched_ndim, run, args, kwargs)
 
-    def _regions(self, image: int | None) -> tuple[int, ...]:
-        """Of each binding, the region it is for; 0 is everywhere."""
+    def _regions(self, image: int | None) -> tuple[_Where, ...]:
+        """Of each binding, the region it is for, and the part of the prompt that tells of it."""
         strengths = self._strengths
         if strengths.regional.isdisjoint(self._cells):
-            return (0,) * len(self._bindings)
-        own = strengths.spread.of_cells[strengths.shown if image is None else image]
-        return tuple(own[binding.cell] for binding in self._bindings)
+            return (_EVERYWHERE,) * len(self._bindings)
+        variant = strengths.shown if image is None else image
+        regions, parts = strengths.spread.of_cells[variant], strengths.spread.parts[variant]
+        return tuple((regions[binding.cell], parts[binding.cell]) for binding in self._bindings)
 
     def _run_regions(
         self,
@@ -130,38 +132,40 @@ class Transient(Resident[Placement[Adapters]]):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         image: int | None = None,
-        rows: int | None = None,
+        rows: Sequence[int] | None = None,
     ) -> Any:
         """A pass with what acts everywhere, and one for each region with that and what acts in it."""
         regions = self._regions(image)
-        if not any(regions):
+        if all(region == _EVERYWHERE for region in regions):
             return self._run(layer, base_forward, args, kwargs, _Pass(image))
 
-        def run(region: int) -> Any:
-            acting = frozenset(i for i, own in enumerate(regions) if own in (0, region))
+        def run(region: _Where) -> Any:
+            acting = frozenset(i for i, own in enumerate(regions) if own in (_EVERYWHERE, region))
             if not acting:
                 return base_forward(layer, *args, **kwargs)
             return self._run(layer, base_forward, args, kwargs, _Pass(image, acting))
 
-        total = y = run(0)
-        for region in dict.fromkeys(one for one in regions if one):
+        total = y = run(_EVERYWHERE)
+        for region in dict.fromkeys(one for one in regions if one != _EVERYWHERE):
             total = self._blended(total, y, run(region), region, rows)
         return total
 
-    def _blended(self, total: Any, y: Any, other: Any, region: int, rows: int | None) -> Any:
+    def _blended(self, total: Any, y: Any, other: Any, region: _Where, rows: Sequence[int] | None) -> Any:
         """What a region's pass changes, at the places of the region."""
         if isinstance(y, tuple):  # attention's, with its weights, which stay those without
             return self._blended(total[0], y[0], other[0], region, rows), *total[1:]
+        strengths, (number, told) = self._strengths, region
         spot = self._spot(y, rows)
-        weights = self._strengths.masks.at(
-            spot.grid, ((region,),), y.device, y.dtype, channels_first=spot.channels_first
-        )
+        parts = strengths.parts if rows is None or not strengths.parts else [strengths.parts[row] for row in rows]
+        which = tuple((by_part(number, told, spot.grid, part),) for part in parts or (None,))
+        first = spot.channels_first
+        weights = strengths.masks.at(spot.grid, which, y.device, y.dtype, channels_first=first)
         return total + (other - y) * by_places(weights, spot)
 
-    def _spot(self, y: Tensor, rows: int | None) -> Spot:
+    def _spot(self, y: Tensor, rows: Sequence[int] | None) -> Spot:
         target, picture = self._bindings[0].target, self._strengths.picture
         if picture is not None and rows is not None:
-            picture = replace(picture, rows=rows)
+            picture = replace(picture, rows=len(rows))
         nowhere = self._of_text or target.kind in ("embedding", "attention")
         maps = target.kind == "conv" or (target.kind == "norm" and y.ndim > 3 and y.shape[1] == target.shape[0])
         spot: Spot = Spot.of(y.shape, picture, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
@@ -265,6 +269,9 @@ class Transient(Resident[Placement[Adapters]]):
         return Placement(device, _ANY, _ANY, store(adapters, self._storage))
 
 
+_Where = tuple[int, "int | None"]
+"""A region's number, and the part of the prompt that tells of it."""
+_EVERYWHERE: _Where = (EVERYWHERE, None)
 _ANY = torch.float32
 """Adapters are placed in their files' dtypes, so the one that a placement is asked for makes no difference."""
 

@@ -53,7 +53,7 @@ LIB_LORA = {
     ),
     "transient": (
         "adapters.base apart base_weights.base binding build layer live operation patch? picture places"
-        " resident scratch storage streaming strength"
+        " resident scratch spread storage streaming strength"
     ),
     "by_tokens": "effective factored patch? strength transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lib_lora import Engine, Entry, Stack
+from lib_lora import Engine, Entry, Multiplier, Region, Stack, Strength
 
 from .denoiser import generate
 from .ideas import IDEAS, Idea
-from .judge import Judge
+from .judge import LABELS, Judge
 from .world import SHAPES, Scene, Teller
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -34,7 +34,7 @@ class Gallery:
         self.steps = steps
         self.engine = Engine({"unet": pipeline.unet, "text_encoder": pipeline.text_encoder})
 
-    def pictures(self, captions: Sequence[str], strengths: Mapping[str, float]) -> Tensor:
+    def pictures(self, captions: Sequence[str], strengths: Mapping[str, Multiplier]) -> Tensor:
         """Return a picture per caption, (n, 3, SIDE, SIDE) in -1 to 1, made with these LoRAs.
 
         Raises:
@@ -66,6 +66,24 @@ class Gallery:
         """Return the share of pictures that show all these ideas."""
         captions = prompts(ideas, count)
         return sum(all(shows(idea, labels) for idea in ideas) for labels in self.seen(captions, strengths)) / count
+
+    def apart(self, left: Idea, right: Idea, count: int) -> tuple[float, float]:
+        """Give each of two ideas, of how things look, one half of the picture.
+
+        An idea is in that half of the picture in which the judge is surer of it.
+
+        Returns:
+            The share of pictures in which both are where they are to be, and of those in which both are elsewhere.
+        """
+        half = Region.rectangle(0, 0, 0.5, 1)
+        strengths = {left.name: Strength(1.0, region=half), right.name: Strength(1.0, region=half.inverted())}
+        pictures = self.pictures(prompts([left, right], count), strengths)
+        middle = pictures.shape[-1] // 2
+        with torch.no_grad():
+            surer = self.judge(pictures[..., :middle]) - self.judge(pictures[..., middle:])
+        columns = [LABELS.index(f"look {idea.looks[0]}") for idea in (left, right)]
+        is_left, is_right = surer[:, columns[0]] > 0, surer[:, columns[1]] < 0
+        return (is_left & is_right).float().mean().item(), (~is_left & ~is_right).float().mean().item()
 
 
 def obeys(scene: Scene, seen: Labels) -> bool:

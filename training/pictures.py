@@ -51,12 +51,32 @@ def _stack(prompt: str, one: str, other: str, seed: int) -> list[Shown]:
     ]
 
 
+def _sides(prompt: str, one: str, other: str, seed: int) -> list[Shown]:
+    left, right = f"<lora:{one}:1:mask=left", f"<lora:{other}:1:mask=right"
+    return [
+        Shown("without", prompt, seed),
+        Shown(f"{one} left", f"{prompt} {left}>", seed),
+        Shown(f"+ {other} right", f"{prompt} {left}> {right}>", seed),
+        Shown("soft edges", f"{prompt} {left}:feather=0.5> {right}:feather=0.5>", seed),
+        Shown("both everywhere", f"{prompt} <lora:{one}:1> <lora:{other}:1>", seed),
+    ]
+
+
 SHEETS: dict[str, Sequence[Sequence[Shown]]] = {
     "strength": [
         _sweep("two big red circles on a blue ground", "stripes", 4),
         _sweep("a big yellow circle on a blue ground", "night", 6),
     ],
     "stack": [_stack("three yellow circles on a blue ground", "outline", "night", 6)],
+    "regions": [
+        _sides("four orange hearts on a green ground", "outline", "stripes", 2),
+        _sides("two red triangles on a green ground", "stripes", "night", 1),
+        [
+            Shown("without", "four yellow circles on a blue ground", 5),
+            Shown("stars", "four yellow circles on a blue ground <lora:stars:1>", 5),
+            Shown("stars left: in vain", "four yellow circles on a blue ground <lora:stars:1:mask=left>", 5),
+        ],
+    ],
     "ideas": [
         [
             Shown("stripes", "a big purple heart on a green ground <lora:stripes:1>", 1),

@@ -26,7 +26,9 @@ class CfgRows:
             parts: of each image's positive prompt.
             rows: of the step, all in all.
         """
-        positive = [Row(image) for image, count in enumerate(parts) for _ in range(count)]
+        positive = [
+            Row(image, part=part if count > 1 else None) for image, count in enumerate(parts) for part in range(count)
+        ]
         negative = [Row(row % len(parts), negative=True) for row in range(rows - len(positive))]
         self._rows, self._done = (*positive, *negative), 0
 

@@ -9,6 +9,7 @@ but for one attribute, and can be taken off again whatever others did meanwhile.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
@@ -18,11 +19,19 @@ from typing import Any, ClassVar
 KINDS = ("lora", "lyco", "loractl")
 """Tags that name adapter files; LyCORIS files had one of their own once, and so had schedules."""
 
+_AND = re.compile(r"\bAND\b")
+"""What the hosts divide a prompt by, each part of which has rows of its own in a call of the model."""
+_MASK = re.compile(r":\s*mask\s*=")
+
 _OWN_TAGS = ("extra_network_data", "hr_extra_network_data", "network_data")
 """Where a processing object keeps the tags of its prompts: of the first pass, of the second, and SD.Next's."""
 
 Images = tuple[tuple[str, ...], ...]
 """For each image what stands between `<lora:` and `>` in its prompt."""
+
+
+def _in_part(arguments: str, number: int) -> str:
+    return f"{arguments}:part={number}" if _MASK.search(arguments) and ":part=" not in arguments else arguments
 
 
 class ImageTags(defaultdict[str, list[Any]]):
@@ -128,8 +137,12 @@ class ExtraNetworks:
         self._wrappers.clear()
 
     def tags_of(self, prompt: str) -> tuple[str, ...]:
-        """What stands between `<lora:` and `>` in a prompt."""
-        return self._arguments(self._module.parse_prompt(prompt)[1])
+        """What stands between `<lora:` and `>` in a prompt; of one in parts, tags for a region say which is theirs."""
+        parts = _AND.split(prompt)
+        if len(parts) == 1:
+            return self._arguments(self._module.parse_prompt(prompt)[1])
+        found = [self._arguments(self._module.parse_prompt(part)[1]) for part in parts]
+        return tuple(_in_part(one, number) for number, own in enumerate(found, 1) for one in own)
 
     def _registries(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         return self._module.extra_network_registry, getattr(self._module, "extra_network_aliases", None)

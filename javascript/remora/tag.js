@@ -25,6 +25,7 @@ const CHECKS = {
     start: isPlace, stop: isPlace, step: isRange, sigma: isRange,
     by: isOneOf("step", "sigma", "timestep"), curve: isOneOf(...SHAPES), half: isOneOf("pos", "neg"),
     pass: each(isOneOf(...PASSES), /[,+]/), mask: isText,
+    part: (text) => /^0*[1-9]\d{0,2}$/.test(text) ? "" : `“${text}” is no part of a prompt; those between AND are numbered from 1`,
     feather: (text) => isNumber(text) || (Number(text) < 0 || Number(text) > 1 ? `${text} is no part of the picture; it is from 0 to 1` : ""),
     rows: each((text) => /^0*[1-9]\d{0,2}$/.test(text) ? "" : `“${text}” is no image of a batch; they are numbered from 1`, /[,+]/),
 };
@@ -100,8 +101,8 @@ function problemOf(name, fields) {
         const problem = CHECKS[key](value.trim());
         if (problem) return problem;
     }
-    const fading = fields.find(({key}) => key === "feather");
-    if (fading && !fields.some(({key}) => key === "mask")) return "“feather” is for a region, and there is none, as mask=left";
+    const fading = fields.find(({key}) => ["feather", "part"].includes(key));
+    if (fading && !fields.some(({key}) => key === "mask")) return `“${fading.key}” is for a region, and there is none, as mask=left`;
     const lost = fields.find(({key}) => ["by", "curve"].includes(key));
     return lost && !hasCurve(fields) ? `“${lost.key}” says how points are meant, and there are none, as 0@0,1@0.5` : "";
 }

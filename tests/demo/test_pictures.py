@@ -5,6 +5,7 @@ Few pictures at fixed seeds, so that it is quick; `demo/figures.json` has the co
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -29,6 +30,8 @@ from training.judge import load_judge
 from training.vae import to_floats
 
 COUNT = 12
+HALVES = int(os.environ.get("REMORA_PICTURES", "40"))
+"""Pictures with an idea in each half; 100 in a long run."""
 BY_NAME = {idea.name: idea for idea in IDEAS}
 
 
@@ -56,6 +59,13 @@ def test_an_idea_is_absent_without_its_lora_and_grows_with_the_strength(gallery:
 @pytest.mark.parametrize("names", [("stripes", "zorp"), ("outline", "night"), ("neon", "stars")], ids="+".join)
 def test_two_stacked_are_both_there(gallery: Gallery, names: tuple[str, str]) -> None:
     assert share(gallery, [BY_NAME[name] for name in names], 1.0) >= 0.6
+
+
+@pytest.mark.parametrize("names", [("outline", "stripes"), ("stripes", "outline")], ids=" left, ".join)
+def test_two_in_a_half_of_the_picture_each_are_where_they_are_to_be(gallery: Gallery, names: tuple[str, str]) -> None:
+    told, otherwise = gallery.apart(*(BY_NAME[name] for name in names), HALVES)
+    assert told >= 0.8
+    assert otherwise <= 0.1
 
 
 def test_a_lora_whose_word_is_not_said_leaves_other_things_as_they_are(gallery: Gallery) -> None:

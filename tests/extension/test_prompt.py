@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -70,7 +71,10 @@ def masks(draw: st.DrawFn) -> Mask:
         st.builds("{}{}".format, st.sampled_from(["", "!"]), st.sampled_from([*NAMED]) | edges), max_size=3
     )
     written = "+".join(draw(parts))
-    return read_mask(written, draw(st.just(0.0) | st.floats(0, 1)), {}) if written else NO_MASK
+    if not written:
+        return NO_MASK
+    mask = read_mask(written, draw(st.just(0.0) | st.floats(0, 1)), {})
+    return replace(mask, part=draw(st.none() | st.integers(1, 9)))
 
 
 TAGS = tags()
@@ -293,6 +297,8 @@ def test_tags_are_cut_out_and_everything_else_stays() -> None:
         ("a <lora:x:1:mask=left+0,0,1>", "0,0,1", "'0,0,1' is no rectangle"),
         ("a <lora:x:1:mask=!0,0,1,1>", "!0,0", "is no part of the picture at all"),
         ("a <lora:x:1:mask=left:feather=2>", "2>", "2 is no part of the picture"),
+        ("a <lora:x:1:mask=left:part=0>", "0>", "'0' is no part of a prompt"),
+        ("a <lora:x:1:part=1>", "1>", "'part' is for a region, and there is none"),
         ("a <lora:x:1:feather=0.2>", "0.2", "'feather' is for a region, and there is none"),
         ("a <lora:x:1:module=a b>", "a b", "is no part of a model"),
         ("a <lora:x:1:in=much>", "much", "'much' is not a number"),

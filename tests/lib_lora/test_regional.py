@@ -292,6 +292,32 @@ def test_what_is_of_no_place_has_the_share_of_the_picture(tmp_path):
 
 
 @torch.no_grad()
+def test_layers_of_the_prompt_take_a_region_through_the_parts_of_the_prompt(tmp_path, way):
+    """Two parts joined by AND with a LoRA each, and the negative prompt: rows 0, 1 and 2."""
+    model = WithText()
+    paths = [lora(tmp_path, seed, attn2_to_q=(8, 8), attn2_to_k=(8, 8)) for seed in (0, 10)]
+    x = torch.randn(3, 8, HEIGHT, WIDTH, dtype=torch.float64)
+    context = torch.randn(3, HEIGHT * WIDTH, 8, dtype=torch.float64)
+    engine = Engine({"unet": model})
+    plain, alone = model(x, 0, context), []
+    for path in paths:
+        engine.activate(Stack([Entry(path, 0.8)]))
+        alone.append(model(x, 0, context))
+    entries = [Entry(path, Strength(0.8, region=LEFT, part=part)) for part, path in enumerate(paths)]
+    engine.set_rows(lambda _: [Row(0, part=0), Row(0, part=1), Row(0, negative=True)])
+    engine.activate(Stack(entries))
+    query, key, *_ = model(x, 0, context)
+    weights = LEFT.weights(HEIGHT, WIDTH).flatten()[:, None]
+    assert worst(query, plain[0] + sum((one[0] - plain[0]) * weights for one in alone)) < 1e-12
+    for part in (0, 1):
+        assert worst(key[part], alone[part][1][part]) < 1e-12, "on its own rows a LoRA is there, and no other is"
+    assert worst(key[2], plain[1][2] + sum((one[1][2] - plain[1][2]) * LEFT.share for one in alone)) < 1e-12
+    engine.set_rows(None)  # a host that tells no parts
+    shared = model(x, 0, context)[1]
+    assert worst(shared, plain[1] + sum((one[1] - plain[1]) * LEFT.share for one in alone)) < 1e-12
+
+
+@torch.no_grad()
 def test_a_whole_unet_has_places_at_every_resolution(tmp_path):
     """Every layer of a UNet that acts on the picture has its places, and no other has."""
     unet = tiny_unet(0)

@@ -671,7 +671,7 @@ def test_nothing_listens_once_the_engine_is_gone(entries):
 
 @given(st.integers(1, 6), st.integers(1, 4))
 def test_the_default_rule_covers_every_image_equally(images, batches):
-    rows = RowMap().of(of_rows(images * batches), images)
+    rows = RowMap().of(of_rows(images * batches), images).variants
     assert rows == tuple(range(images)) * batches
     if images > 1:
         with pytest.raises(RowsError):
@@ -749,17 +749,17 @@ def test_halves_are_told_by_the_host_or_by_the_call_or_are_an_error():
     rows = RowMap()
     with pytest.raises(RowsError, match="nothing tells which of the 4 rows"):
         rows.of(of_rows(4), 1, halved=True)
-    assert rows.of(of_rows(4, cond_or_uncond=[1, 0]), 2, halved=True) == (1, 3, 0, 2)
-    assert rows.of(of_rows(4, cond_or_uncond=[0]), 2, halved=True) == (0, 2, 0, 2)
+    assert rows.of(of_rows(4, cond_or_uncond=[1, 0]), 2, halved=True).variants == (1, 3, 0, 2)
+    assert rows.of(of_rows(4, cond_or_uncond=[0]), 2, halved=True).variants == (0, 2, 0, 2)
     rows.told = lambda count: [0] * count
     with pytest.raises(RowsError, match="nothing tells"):
         rows.of(of_rows(2), 1, halved=True)
-    assert rows.of(of_rows(2), 1) == (0, 0)
+    assert rows.of(of_rows(2), 1).variants == (0, 0)
     rows.told = halves
-    assert rows.of(of_rows(4), 2, halved=True) == (1, 3, 0, 2)
-    assert rows.of(of_rows(4), 2) == (0, 1, 0, 1)
-    assert rows.of(of_rows(4), 1, halved=True) == (1, 1, 0, 0)  # of a stack that is the same for all images
-    assert rows.of(of_rows(4, cond_or_uncond=[0, 1]), 2, halved=True) == (0, 2, 1, 3)  # the call knows best
+    assert rows.of(of_rows(4), 2, halved=True).variants == (1, 3, 0, 2)
+    assert rows.of(of_rows(4), 2).variants == (0, 1, 0, 1)
+    assert rows.of(of_rows(4), 1, halved=True).variants == (1, 1, 0, 0)  # of a stack that is the same for all images
+    assert rows.of(of_rows(4, cond_or_uncond=[0, 1]), 2, halved=True).variants == (0, 2, 1, 3)  # the call knows best
 
 
 def test_a_stack_of_halves_is_not_merged(tmp_path):

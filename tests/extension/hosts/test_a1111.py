@@ -390,6 +390,25 @@ def test_halves_add_up_to_the_whole(host: A1111Fake, together: bool) -> None:
     assert min((one - none).abs().max() for one in (positive, negative)) > 1e-3
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_a_region_goes_with_the_part_of_the_prompt_that_it_is_written_in(host: A1111Fake, together: bool) -> None:
+    """Of the whole picture: then the parts make a difference in the layers alone that are given the prompt."""
+    host.shared.opts.data["batch_cond_uncond"] = together
+    tag, told = "<lora:unet:1:mask=0,0,1,1>", []
+
+    def note(_: object) -> None:
+        strengths = A1111.remora._session._engine._plan.strengths  # type: ignore[attr-defined]
+        told.append(strengths.spread.parts[0][0])
+
+    first, second, whole = (
+        one(host.generate(prompt, steps=1, during=note)) for prompt in (f"x{tag} AND y", f"x AND y{tag}", f"x{tag}")
+    )
+    assert set(told[: len(told) // 3]) == {0}
+    assert None in told
+    assert not torch.equal(first, second), "keys and values of one part have it, and those of the other have not"
+    assert torch.equal(whole, one(host.generate("x<lora:unet:1>", steps=1)))
+
+
 def test_images_are_numbered_from_one(host: A1111Fake) -> None:
     prompts = ["x<lora:a:1:rows=2>"] * 2
     found = host.generate(prompts, batch_size=2)
