@@ -406,7 +406,7 @@ def test_a_region_goes_with_the_part_of_the_prompt_that_it_is_written_in(host: A
     assert set(told[: len(told) // 3]) == {0}
     assert None in told
     assert not torch.equal(first, second), "keys and values of one part have it, and those of the other have not"
-    assert torch.equal(whole, one(host.generate("x<lora:unet:1>", steps=1)))
+    assert (whole - one(host.generate("x<lora:unet:1>", steps=1))).abs().max() < 1e-5, "a prompt of one part is whole"
 
 
 def test_images_are_numbered_from_one(host: A1111Fake) -> None:
