@@ -161,8 +161,7 @@ class Factored(Resident[Placed]):
     def _spot(self, tensor: Tensor) -> Spot:
         nowhere = self._of_text or self._kind == "embedding"
         picture = self._strengths.picture
-        spot: Spot = Spot.of(tensor.shape, picture, spatial=self._spatial, of_text=nowhere)
-        return spot
+        return Spot.of(tensor.shape, picture, spatial=self._spatial, of_text=nowhere)
 
     def _parts_per_row(self, layer: nn.Module, placed: Placed, x: Tensor) -> int:
         rows = placed.windows.bias.of_rows().shape[0]  # by their number alone: which they are, no graph is to know

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -45,7 +46,6 @@ class Spot:
     """Whether the channels are second, and not last."""
 
     @classmethod
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # one of a graph cannot leave it
     def of(cls, shape: Sequence[int], picture: Picture | None, *, spatial: int, of_text: bool) -> Spot:
         """That of a layer's input or output.
 
@@ -55,15 +55,23 @@ class Spot:
             spatial: dimensions behind the channels, of convolutions.
             of_text: whether the layer is given no places in any case.
         """
-        middle = tuple(shape[2:] if spatial else shape[1:-1])
-        parts, left = (1, 1) if picture is None else divmod(shape[0], picture.rows)
-        nowhere = cls(None, (1,) * len(middle), max(parts, 1), spatial > 0)
-        if picture is None or left or of_text or not middle or parts not in (1, picture.frames):
-            return nowhere
-        if spatial:
-            grid = picture.of_map(shape)
-            return nowhere if grid is None else cls(grid, (*(1,) * (len(middle) - 2), *middle[-2:]), parts, True)
-        return _among_tokens(middle, picture, parts) or nowhere
+        spot: Spot = _spot(tuple(shape), picture, spatial, of_text)
+        return spot
+
+
+# a graph can neither keep such an object nor what was made already
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+@lru_cache(maxsize=4096)
+def _spot(shape: tuple[int, ...], picture: Picture | None, spatial: int, of_text: bool) -> Spot:
+    middle = shape[2:] if spatial else shape[1:-1]
+    parts, left = (1, 1) if picture is None else divmod(shape[0], picture.rows)
+    nowhere = Spot(None, (1,) * len(middle), max(parts, 1), spatial > 0)
+    if picture is None or left or of_text or not middle or parts not in (1, picture.frames):
+        return nowhere
+    if spatial:
+        grid = picture.of_map(shape)
+        return nowhere if grid is None else Spot(grid, (*(1,) * (len(middle) - 2), *middle[-2:]), parts, True)
+    return _among_tokens(middle, picture, parts) or nowhere
 
 
 def _among_tokens(middle: tuple[int, ...], picture: Picture, parts: int) -> Spot | None:

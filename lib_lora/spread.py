@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from .region import Region
 
 EVERYWHERE, NOWHERE = 0, -1
 """In place of a region's number."""
+Which: TypeAlias = tuple[tuple[int, ...], ...]
+"""For each row, the regions of some factors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Masks:
     def at(
         self,
         grid: Grid | None,
-        which: tuple[tuple[int, ...], ...],
+        which: Which,
         device: torch.device,
         dtype: torch.dtype,
         *,

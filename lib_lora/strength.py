@@ -21,7 +21,7 @@ from torch import Tensor
 from .adapters.base import RankSchedule
 from .picture import Grid, Picture
 from .schedule import Moment
-from .spread import NO_SPREAD, Masks, Spread
+from .spread import NO_SPREAD, Masks, Spread, Which
 
 Values: TypeAlias = Sequence[Sequence[float]]
 """Of each image, the strength of every cell."""
@@ -117,6 +117,7 @@ class Strengths:
         """Where the cells act."""
         self.masks = Masks(spread.regions)
         """The weights of its regions."""
+        self._which: dict[tuple[object, bool], Which] = {}  # by factors and rows, and whether there are places
         self._picture: Picture | None = None
         self._parts: tuple[int | None, ...] = ()  # of the prompt, that the rows of the present call are of
         self._offsets: dict[Layout, int] = {}
@@ -234,13 +235,15 @@ class Strengths:
             grid: the places.
             channels_first: see `Masks.at`.
         """
-        cells, parts = self._cells[start : start + factors.shape[0]], self._parts or (None,)
+        n, parts = factors.shape[0], self._parts or (None,)
         variants = self._rows if self.mixed else (self._image,) * len(parts)
         parts = parts if len(parts) == len(variants) else (None,) * len(variants)
-        rows = zip(variants, parts, strict=True)
-        which = tuple(self.spread.which(variant, cells, grid, part) for variant, part in rows)
-        if len(set(which)) == 1:
-            which = which[:1]
+        place = start, n, variants, parts
+        which = self._which.get((place, grid is None))
+        if which is None:
+            cells, rows = self._cells[start : start + n], zip(variants, parts, strict=True)
+            which = tuple(self.spread.which(variant, cells, grid, part) for variant, part in rows)
+            which = self._which[place, grid is None] = which[:1] if len(set(which)) == 1 else which
         return self.masks.at(grid, which, factors.device, factors.dtype, channels_first=channels_first)
 
     def write(self, values: Values, source: Source | None = None, spread: Spread = NO_SPREAD) -> None:
@@ -248,7 +251,7 @@ class Strengths:
         other = len(values) != len(self.values)
         self.source = source
         if spread != self.spread:
-            self.spread, self.masks = spread, Masks(spread.regions)
+            self.spread, self.masks, self._which = spread, Masks(spread.regions), {}
         self._set(values)
         if other:
             self._image, self.mixed = 0, False

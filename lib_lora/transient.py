@@ -168,8 +168,7 @@ class Transient(Resident[Placement[Adapters]]):
             picture = replace(picture, rows=len(rows))
         nowhere = self._of_text or target.kind in ("embedding", "attention")
         maps = target.kind == "conv" or (target.kind == "norm" and y.ndim > 3 and y.shape[1] == target.shape[0])
-        spot: Spot = Spot.of(y.shape, picture, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
-        return spot
+        return Spot.of(y.shape, picture, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
 
     def _run(
         self,
