@@ -11,7 +11,7 @@ from typing import Protocol, TypeGuard, get_args
 from lib_lora import Reading
 
 from .hosts import Option
-from .session import Memory, Mode, Settings, Storage
+from .request import Memory, Mode, Settings, Storage
 
 ENABLED = "remora_enabled"
 DEFAULT_MULTIPLIER = "remora_default_multiplier"

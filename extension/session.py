@@ -6,9 +6,9 @@ import logging
 import weakref
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
-from lib_lora import ActivationReport, Engine, LoraError, Reading, Stack, model_blocks, model_family
+from lib_lora import ActivationReport, Engine, LoraError, Stack, model_blocks, model_family
 
 from .always_on import AlwaysOnFile
 from .batch import Wanted, is_off, text_keys, wanted
@@ -18,6 +18,7 @@ from .known import Known
 from .presets import Presets
 from .prompt import parse_arguments
 from .region_files import RegionFiles
+from .request import USUAL, Memory, Request, Settings
 from .tag import Tag, Wished
 
 if TYPE_CHECKING:
@@ -26,11 +27,6 @@ if TYPE_CHECKING:
     from lib_lora import BlockNames, Clock, Family, NetworkReport, Rows
 
     from .hosts import Host
-
-Mode: TypeAlias = Literal["live", "merged", "auto"]
-"""As in `lib_lora.Stack`."""
-Storage: TypeAlias = Literal["file", "bfloat16", "float8"]
-"""As in `lib_lora.Engine`."""
 
 logger = logging.getLogger(__name__)
 
@@ -100,60 +96,6 @@ class Activation:
         return tuple(self.report.summary().splitlines())
 
 
-@dataclass(frozen=True)
-class Memory:
-    """How the engine keeps LoRA."""
-
-    storage: Storage = "file"
-    """How they are stored on a device: in the dtype they are computed in, or in fewer bytes."""
-    device_budget: int | None = None
-    """Bytes they may take of a device; None is no limit."""
-    cache_bytes: int | None = None
-    """Bytes that files kept open after use may have together; None is no limit."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the user's settings mean for a generation."""
-
-    skip_bad: bool = False
-    """A name or file that fails is left out, logged and reported."""
-    mode: Mode = "live"
-    in_order: bool = False
-    memory: Memory = Memory()
-    reading: Reading = field(default_factory=Reading)
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """What the host asked for last."""
-
-    images: tuple[tuple[Tag, ...], ...]
-    settings: Settings
-    calls: int | None
-    always: tuple[Tag, ...] = ()
-    seeds: tuple[int, ...] = ()
-    at: str = "base"
-
-    def of_image(self, image: int) -> list[Wished]:
-        """What one image wishes for in this pass."""
-        tags = self.images[image if len(self.images) > 1 else 0] if self.images else ()
-        return [tag.wished(self.at, self._seed(image), image) for tag in tags]
-
-    @property
-    def count(self) -> int:
-        """How many images may have LoRA of their own, where a tag names images."""
-        named = self.at != "detailer" and any(tag.rows for tags in (*self.images, self.always) for tag in tags)
-        return len(self.seeds) if named and len(self.images) == 1 and self.seeds else len(self.images)
-
-    def of_all(self) -> list[Wished]:
-        """What every image has besides."""
-        return [tag.wished(self.at, self._seed(0)) for tag in self.always]
-
-    def _seed(self, image: int) -> int | None:
-        return self.seeds[image] if image < len(self.seeds) else None
-
-
 class Session:
     """Turns LoRA names into a stack in force on the host's model; used by one generation at a time."""
 
@@ -168,7 +110,7 @@ class Session:
         """What the latest generation ran with."""
         self.failed: Skipped | None = None
         """Why there was none after that: what it failed for."""
-        self._batch: _Batch | None = None  # in force, or to be on a model that comes in the middle of a generation
+        self._batch: Request | None = None  # in force, or to be on a model that comes in the middle of a generation
         self._engine: Engine | None = None
         self._memory = Memory()  # of the engine
         self._rows: Rows | None = None
@@ -186,7 +128,7 @@ class Session:
     def begin(
         self,
         tags: Sequence[Tag],
-        settings: Settings = Settings(),
+        settings: Settings = USUAL,
         calls: int | None = None,
         always: Sequence[Tag] = (),
         seeds: Sequence[int] = (),
@@ -197,7 +139,7 @@ class Session:
     def begin_batch(
         self,
         images: Sequence[Sequence[Tag]],
-        settings: Settings = Settings(),
+        settings: Settings = USUAL,
         calls: int | None = None,
         always: Sequence[Tag] = (),
         seeds: Sequence[int] = (),
@@ -217,7 +159,7 @@ class Session:
         Raises:
             LoraError: a name or a file failed, and is not to be skipped; what was in force before stays so.
         """
-        batch = _Batch(tuple(map(tuple, images)), settings, calls, tuple(always), tuple(seeds), at)
+        batch = Request(tuple(map(tuple, images)), settings, calls, tuple(always), tuple(seeds), at)
         self.failed = None
         try:
             self.last = self._put_in_force(batch)
@@ -337,7 +279,7 @@ class Session:
         served, present = self._engine.components, self.host.components()
         return served.keys() == present.keys() and all(served[name] is part for name, part in present.items())
 
-    def _put_in_force(self, batch: _Batch) -> Activation:
+    def _put_in_force(self, batch: Request) -> Activation:
         left_out: list[Skipped] = []
         skip_bad = batch.settings.skip_bad
         always = self._always(batch.of_all(), skip_bad, left_out)
@@ -370,7 +312,7 @@ class Session:
         self,
         entries: list[Wanted],
         images: int,
-        batch: _Batch,
+        batch: Request,
         of_stack: Collection[CatalogFile],
         left_out: list[Skipped],
     ) -> tuple[ActivationReport, Stack]:
@@ -430,7 +372,7 @@ class Session:
             logger.warning("remora: skipped: %s", reason)
             left_out.append(skipped)
 
-    def _activate(self, entries: Sequence[Wanted], images: int, batch: _Batch) -> tuple[ActivationReport, Stack]:
+    def _activate(self, entries: Sequence[Wanted], images: int, batch: Request) -> tuple[ActivationReport, Stack]:
         settings = batch.settings
         stack = Stack(
             [one.entry(images) for one in entries],

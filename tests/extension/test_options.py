@@ -31,7 +31,7 @@ from extension.options import (
     skip_bad,
     to_parameters,
 )
-from extension.session import Memory, Settings
+from extension.request import Memory, Settings
 from lib_lora import Reading
 
 MB = 1024 * 1024

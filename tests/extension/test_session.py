@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from extension.catalog import CatalogError
 from extension.hosts.standalone import StandaloneHost
-from extension.session import Memory, Session, Settings
+from extension.request import Memory, Settings
+from extension.session import Session
 from extension.standalone.demo import Demo
 from extension.tag import Tag
 from lib_lora import ActivationError, Engine, LoraError, PickleError, Reading

@@ -1,0 +1,72 @@
+"""What is asked for, for the pictures of one batch: their tags, and how LoRA are to act; values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from lib_lora import Reading
+
+from .tag import Tag, Wished
+
+Mode: TypeAlias = Literal["live", "merged", "auto"]
+"""As in `lib_lora.Stack`."""
+Storage: TypeAlias = Literal["file", "bfloat16", "float8"]
+"""As in `lib_lora.Engine`."""
+
+
+@dataclass(frozen=True)
+class Memory:
+    """How the engine keeps LoRA."""
+
+    storage: Storage = "file"
+    """How they are stored on a device: in the dtype they are computed in, or in fewer bytes."""
+    device_budget: int | None = None
+    """Bytes they may take of a device; None is no limit."""
+    cache_bytes: int | None = None
+    """Bytes that files kept open after use may have together; None is no limit."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user's settings mean for a generation."""
+
+    skip_bad: bool = False
+    """A name or file that fails is left out, logged and reported."""
+    mode: Mode = "live"
+    in_order: bool = False
+    memory: Memory = Memory()
+    reading: Reading = field(default_factory=Reading)
+
+
+USUAL = Settings()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a host asks for, for the pictures of one batch."""
+
+    images: tuple[tuple[Tag, ...], ...]
+    settings: Settings
+    calls: int | None
+    always: tuple[Tag, ...] = ()
+    seeds: tuple[int, ...] = ()
+    at: str = "base"
+
+    def of_image(self, image: int) -> list[Wished]:
+        """What one image wishes for in this pass."""
+        tags = self.images[image if len(self.images) > 1 else 0] if self.images else ()
+        return [tag.wished(self.at, self._seed(image), image) for tag in tags]
+
+    @property
+    def count(self) -> int:
+        """How many images may have LoRA of their own, where a tag names images."""
+        named = self.at != "detailer" and any(tag.rows for tags in (*self.images, self.always) for tag in tags)
+        return len(self.seeds) if named and len(self.images) == 1 and self.seeds else len(self.images)
+
+    def of_all(self) -> list[Wished]:
+        """What every image has besides."""
+        return [tag.wished(self.at, self._seed(0)) for tag in self.always]
+
+    def _seed(self, image: int) -> int | None:
+        return self.seeds[image] if image < len(self.seeds) else None
