@@ -124,7 +124,8 @@ def is_of_text(path: str) -> bool:
 
 def patch_of(model: nn.Module) -> int:
     """Of a transformer; 2 is what nearly all have."""
-    for holder in (model, getattr(model, "config", None)):
+    config = getattr(model, "config", None)  # first: diffusers warns of what is in it and asked of the model
+    for holder in (model,) if config is None else (config, model):
         found = getattr(holder, "patch_size", None)
         if isinstance(found, list | tuple) and found:
             found = found[-1]
