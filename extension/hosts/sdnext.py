@@ -56,6 +56,7 @@ class SDNextHost(WebUIHost):
         self._infotexts = Infotexts()
         self._log: _HostLog | None = None
         self._serving = False  # whether what is in force is ours
+        self._at: Pass = "base"  # for which pass it is
         self._count = 1  # pictures that are made at once
 
     def is_current(self) -> bool:
@@ -94,6 +95,8 @@ class SDNextHost(WebUIHost):
         self.remora.rows(DiffusersRows(self._pipe, lambda: self._count))
         self._prompts.wrap(self._wraps)
         self._infotexts.wrap(self._wraps)
+        passes = importlib.import_module("modules.processing_diffusers")
+        self._wraps.put(passes, "set_pipeline_args", self._next_pass)
         detailer = getattr(self._shared(), "detailer", None)
         if hasattr(detailer, "restore"):
             self._wraps.put(type(detailer), "restore", self._detail)
@@ -150,6 +153,13 @@ class SDNextHost(WebUIHost):
             alone = tuple(outcome.images[0] if i == image else () for i in range(len(images)))
             self._infotexts.note(p, replace(outcome, images=alone), batch, further_pass=True)
 
+    def _next_pass(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The prompts of a pass are encoded now; a second one with those of the first was not announced."""
+        p = kwargs.get("p", args[0] if args else None)
+        if self._serving and getattr(p, "is_hr_pass", False) and self._at != "hires" and hasattr(p, _BATCH):
+            self.run_batch(p, *getattr(p, _BATCH))
+        return original(*args, **kwargs)
+
     def _detail(self, original: Callable[..., Any], detailer: Any, image: Any, p: Any = None) -> Any:
         if p is not None:  # makes it another class and numbers anew, but what it does not know stays on the object
             setattr(p, _PLACE, (p.iteration, p.batch_index))
@@ -163,7 +173,9 @@ class SDNextHost(WebUIHost):
         self._count = len(images) if len(images) > 1 else made
         try:
             batch = self.batch_of(p, images, include, exclude)
-            outcome = self.remora.batch(batch if at is None else replace(batch, at=at))
+            batch = batch if at is None else replace(batch, at=at)
+            self._at = batch.at
+            outcome = self.remora.batch(batch)
         except BaseException:
             self._shared().state.end()  # the host would count the job as running for ever
             raise

@@ -224,6 +224,23 @@ def test_a_schedule_counts_the_steps_of_the_scheduler(setup: Setup) -> None:
     assert [torch.equal(*pair) for pair in zip(growing, strong, strict=True)] == [*[False] * 5, True]
 
 
+@pytest.mark.parametrize("tag", ["<lora:stripes:0.5:pass={}>", "<lora:zorp:0.7:pass={}>"], ids=["unet", "text, too"])
+def test_a_second_pass_without_a_prompt_of_its_own_is_one_all_the_same(setup: Setup, tag: str) -> None:
+    """The host activates nothing for it."""
+    plain, with_lora = setup.picture("x"), setup.picture("x" + tag.format("base,hires"))
+
+    def twice(prompt: str) -> Tensor:
+        return torch.stack(setup.web.generate(prompt, enable_hr=True).images)
+
+    assert torch.equal(twice("x" + tag.format("hires")), plain + with_lora)
+    assert torch.equal(twice("x" + tag.format("base")), with_lora + plain)
+    assert torch.equal(twice("x" + tag.format("base,hires")), with_lora + with_lora)
+    assert torch.equal(twice("x"), plain + plain)
+    told = setup.web.generate("x" + tag.format("hires"), enable_hr=True).infotexts[0]
+    assert of_lora(told)[0] == f"LoRA networks: {tag[6:].split(':')[0]}"
+    assert torch.equal(setup.picture("x" + tag.format("base")), with_lora), "the next picture begins anew"
+
+
 def test_a_lora_of_one_pass_is_in_no_other(setup: Setup) -> None:
     plain, with_lora = setup.picture("x"), setup.picture("x<lora:stripes:0.5>")
     twice = setup.web.generate("x<lora:stripes:0.5:pass=hires>", refiner_prompt="x<lora:stripes:0.5:pass=hires>").images

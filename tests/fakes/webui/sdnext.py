@@ -90,7 +90,7 @@ class Processing:
     def reset(self) -> None:
         self.iteration = self.batch_index = 0
         self.n_iter, self.batch_size, self.steps = 1, 1, 1
-        self.disable_extra_networks = self.is_hr_pass = self.detailer_enabled = False
+        self.disable_extra_networks = self.is_hr_pass = self.detailer_enabled = self.enable_hr = False
         self.lora_apply_te = None
         self.refiner_prompt = self.detailer_prompt = ""
         self.network_data: Any = {}
@@ -216,18 +216,18 @@ class SDNext:
         p.prompts, p.network_data = networks.parse_prompts(p.prompts, p.network_data)
         networks.activate_filtered(p)
         latents = self._denoise(p, p.prompts)
-        if p.refiner_prompt:
-            p.is_hr_pass = True
-            prompts, p.network_data = networks.parse_prompts(len(latents) * [p.refiner_prompt])
-            networks.activate_filtered(p)
+        if p.enable_hr or p.refiner_prompt:
+            p.is_hr_pass, prompts = True, p.prompts
+            if p.refiner_prompt:
+                prompts, p.network_data = networks.parse_prompts(len(latents) * [p.refiner_prompt])
+                networks.activate_filtered(p)  # without a prompt of its own, nothing is activated for it
             latents = latents + self._denoise(p, prompts)
             p.is_hr_pass = False
         networks.deactivate(p, force=self.opts.lora_force_reload)
         return latents
 
     def _denoise(self, p: Processing, prompts: list[str]) -> Tensor:
-        embedder = self.modules["modules.prompt_parser_diffusers"].PromptEmbedder(prompts, p)
-        texts = torch.cat([*embedder.negatives, *embedder.positives])
+        texts = self.modules["modules.processing_diffusers"].set_pipeline_args(p=p, prompts=prompts)
         noise = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1)).repeat(len(texts), 1, 1, 1)
         pipe = self.data.sd_model
         pipe.scheduler.set_timesteps(self.steps)
@@ -243,6 +243,10 @@ class SDNext:
             self.state.interrupted, self.interrupt_at_step = True, False
             raise StoppedError
         return found[len(prompts) :]  # what depends on the positive prompts
+
+    def _set_pipeline_args(self, p: Processing, prompts: list[str]) -> Tensor:
+        embedder = self.modules["modules.prompt_parser_diffusers"].PromptEmbedder(prompts, p)
+        return torch.cat([*embedder.negatives, *embedder.positives])
 
     def _encode(self, prompt: str) -> Tensor:
         self.encoded.append(prompt)
@@ -266,6 +270,7 @@ class SDNext:
         self._add(
             made, "sd_hijack_te", prompt_cache=SimpleNamespace(cache={}), hijack_encode_prompt=lambda prompt: prompt
         )
+        self._add(made, "processing_diffusers", set_pipeline_args=self._set_pipeline_args)
         self._add(made, "processing", create_infotext=create_infotext, get_processed=get_processed)
         self._add(made, "prompt_parser_diffusers", cache=OrderedDict(), PromptEmbedder=None)
         made["modules.prompt_parser_diffusers"].PromptEmbedder = _embedder_class(self, made)
