@@ -20,6 +20,7 @@ SIZE = 64
 """Cells along each side of a region that is given in words: as many as most attention of a picture has at most."""
 _MOST = 1024
 _FULL = 255
+_INVERTED = bytes(range(_FULL, -1, -1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Region:
         if not all(math.isfinite(edge) and 0 <= edge <= 1 for edge in edges) or left >= right or top >= bottom:
             text = ", ".join(f"{edge:g}" for edge in edges)
             raise StackError(f"a rectangle is left, top, right and bottom, in shares of the picture, not {text}")
-        return cls._of(torch.outer(_covered(top, bottom), _covered(left, right)))
+        return _rectangle(*edges)
 
     @classmethod
     def _of(cls, weights: Tensor) -> Region:
@@ -89,10 +90,7 @@ class Region:
         """
         if not 0 <= width <= 1:
             raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {width:g}")
-        weights = self.weights(max(self.height, SIZE), max(self.width, SIZE))
-        for dim in (0, 1):
-            weights = _faded(weights, width * weights.shape[dim], dim)
-        return self if width == 0 else Region._of(weights)
+        return self if width == 0 else _feathered(self, width)
 
     def __or__(self, other: Region) -> Region:
         """What is in one of them: of both weights the larger one."""
@@ -101,7 +99,21 @@ class Region:
 
     def inverted(self) -> Region:
         """All but this."""
-        return Region(self.width, self.height, bytes(_FULL - cell for cell in self.cells))
+        return Region(self.width, self.height, self.cells.translate(_INVERTED))
+
+
+# tags are read anew for every picture
+@lru_cache(maxsize=256)
+def _rectangle(left: float, top: float, right: float, bottom: float) -> Region:
+    return Region._of(torch.outer(_covered(top, bottom), _covered(left, right)))
+
+
+@lru_cache(maxsize=256)
+def _feathered(region: Region, width: float) -> Region:
+    weights = region.weights(max(region.height, SIZE), max(region.width, SIZE))
+    for dim in (0, 1):
+        weights = _faded(weights, width * weights.shape[dim], dim)
+    return Region._of(weights)
 
 
 def _covered(start: float, stop: float) -> Tensor:

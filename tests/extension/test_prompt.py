@@ -73,7 +73,7 @@ def masks(draw: st.DrawFn) -> Mask:
     written = "+".join(draw(parts))
     if not written:
         return NO_MASK
-    mask = read_mask(written, draw(st.just(0.0) | st.floats(0, 1)), {})
+    mask = read_mask(written, draw(st.sampled_from([0.0, 0.1, 0.25, 1.0])), {})
     return replace(mask, part=draw(st.none() | st.integers(1, 9)))
 
 
@@ -351,7 +351,7 @@ def test_any_fields_are_read_or_refused_and_what_is_read_is_written_again(fields
 
 
 @FUZZ
-@given(st.lists(TAGS, max_size=4), st.text(st.characters(exclude_characters="<>")))
+@given(st.lists(TAGS, max_size=2), st.text(st.characters(exclude_characters="<>"), max_size=40))
 def test_what_is_written_is_read_back(tags: list[Tag], text: str) -> None:
     parsed = parse(text.join(["", *map(format_tag, tags), ""]))
     assert parsed.tags == tuple(tags)
