@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -206,24 +206,6 @@ def _negated(text: str) -> tuple[bool, tuple[str, ...]]:
     return (True, tuple(words[1:])) if words[:1] == ["NOT"] else (False, tuple(words))
 
 
-class _AnyName(Mapping[str, tuple[_T, ...]]):
-    """Has an empty value for every name."""
-
-    def __getitem__(self, name: str) -> tuple[_T, ...]:
-        return ()
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-
 NO_BLOCKS = Blocks()
 BUILT_IN = BlockPresets(read_presets(DEFAULT), read_rules(DEFAULT_ELEMENTS))
 """Those that come along."""
-ANY = BlockPresets(_AnyName[Value](), _AnyName[Element]())
-"""For tags that are only kept: which presets there are when they are used is not known."""

@@ -152,10 +152,10 @@ class Guest:
 
     def _read(self, arguments: Sequence[str], batch: Batch, unread: list[Skipped], *, skip_bad: bool) -> list[Tag]:
         """One image's tags; each that cannot be read is left out by itself."""
-        tags = []
+        tags, names = [], self._session.names
         for written in arguments:
             try:
-                tag = parse_arguments(written, batch.default, self._session.names)
+                tag = parse_arguments(written, batch.default, names)
                 tags.append(tag.without(batch.without))
             except LoraError as error:
                 skipped = Skipped(written, str(error))

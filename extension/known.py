@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from lib_lora import Region
 
-from . import block_weights, regions
+from . import block_weights
+from .any_name import AnyName
 from .block_weights import BlockPresets
 
 
@@ -22,5 +23,5 @@ class Known:
 
 BUILT_IN = Known()
 """What comes along."""
-ANY = Known(block_weights.ANY, regions.ANY)
+ANY = Known(BlockPresets(AnyName(()), AnyName(())), AnyName(Region(1, 1, b"\xff")))
 """For tags that are only kept: what there is when they are used is not known."""

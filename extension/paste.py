@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _WHOLE_TAG = re.compile(r"<lora:[^<>:]+[^<>]*>", re.IGNORECASE)
 _TAG = re.compile(r"(<(?:lora|lyco|loractl):)([^<>:]+)(?=[:>])", re.IGNORECASE)
+_AROUND_NAME = "! \t\n\r"  # what may stand around that of a region
 _MASK = re.compile(r"(<(?:lora|lyco|loractl):[^<>]*?:\s*mask\s*=)([^<>:]*)", re.IGNORECASE)
 
 
@@ -70,8 +71,8 @@ def with_own_regions(
             kept[names[name]] = region
 
     def part(text: str) -> str:
-        mark, name = re.fullmatch(r"([\s!]*)(.*?)\s*", text, re.DOTALL).groups()  # type: ignore[union-attr]
-        return f"{mark}{names[name]}" if name in names else text
+        name = text.strip(_AROUND_NAME)
+        return text[: text.index(name)] + names[name] if name in names else text
 
     def renamed(match: re.Match[str]) -> str:
         return match[1] + "+".join(map(part, match[2].split("+")))

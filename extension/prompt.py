@@ -39,6 +39,7 @@ _NUMBER = re.compile(NUMBER)
 _RANGE = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)?\s*-\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)?\s*")
 _FORM = "<lora:name:text-encoder multiplier:unet multiplier:rank>, as in <lora:name:0.8>"
 _MOST_POINTS = 1000
+_MOST_RANKS = 999_999
 _MOST_IMAGES = 1000
 _MOST_PARTS = 1000
 _SETTINGS = (
@@ -295,9 +296,12 @@ class _Reader:
         return Curve(tuple(points), unit, shape)
 
     def _to_rank(self, field: _Field) -> int:
+        return self._to_count(field, _MOST_RANKS, "is not a rank (a whole number from 1)")
+
+    def _to_count(self, field: _Field, most: int, reason: str) -> int:
         written = field.text
-        if not (written.isascii() and written.isdigit() and len(written) <= 6 and int(written) > 0):
-            self._fail(field, f"{field.value!r} is not a rank (a whole number from 1)")
+        if not (written.isascii() and written.isdigit() and len(written) < 10 and 0 < int(written) <= most):
+            self._fail(field, f"{field.value!r} {reason}")
         return int(written)
 
     def _to_module(self, field: _Field) -> str:
@@ -314,12 +318,8 @@ class _Reader:
         return frozenset(found) if len(found) < len(PASSES) else frozenset()
 
     def _to_rows(self, field: _Field) -> frozenset[int]:
-        found = set()
-        for part in field.split(",+"):
-            if not (part.text.isascii() and part.text.isdigit() and 0 < int(part.text) <= _MOST_IMAGES):
-                self._fail(part, f"{part.value!r} is no image of a batch; they are numbered from 1")
-            found.add(int(part.text))
-        return frozenset(found)
+        reason = "is no image of a batch; they are numbered from 1"
+        return frozenset(self._to_count(part, _MOST_IMAGES, reason) for part in field.split(",+"))
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> str:
         field = self._fields.get(name)
@@ -371,9 +371,7 @@ class _Reader:
         return replace(mask, part=self._read("part", self._to_part, None))
 
     def _to_part(self, field: _Field) -> int:
-        if not (field.text.isascii() and field.text.isdigit() and 0 < int(field.text) <= _MOST_PARTS):
-            self._fail(field, f"{field.value!r} is no part of a prompt; those between AND are numbered from 1")
-        return int(field.text)
+        return self._to_count(field, _MOST_PARTS, "is no part of a prompt; those between AND are numbered from 1")
 
     def _window(self) -> Window:
         start, stop = (self._read(name, self._to_number, None) for name in ("start", "stop"))

@@ -7,13 +7,15 @@ import binascii
 import io
 import logging
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from PIL import Image
 
 from lib_lora import Region
 
 from .atomic import write_bytes
+from .collection import PictureError, opened_picture, read_picture_file
 from .regions import RegionTextError, checked_name
 
 logger = logging.getLogger(__name__)
@@ -22,7 +24,6 @@ _FOLDER = "regions"
 _SIDE = 64
 """Cells at most along each side: finer than attention sees of a picture, and small enough for a parameters text."""
 _MOST = 500
-_MOST_PIXELS = 1 << 26
 
 
 class RegionFiles:
@@ -73,7 +74,6 @@ class RegionFiles:
             if path is None:
                 self._kept[name] = region
             else:
-                path.parent.mkdir(parents=True, exist_ok=True)
                 write_bytes(path, as_png(region))
         return region
 
@@ -127,18 +127,9 @@ def read_picture(content: bytes) -> Region:
     Raises:
         RegionTextError: it is no picture.
     """
-    from PIL import Image  # every web UI has it; imported when it is needed
-
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            picture = Image.open(io.BytesIO(content))
-            if picture.width * picture.height > _MOST_PIXELS:
-                raise RegionTextError(f"a picture of {picture.width} x {picture.height} pixels is too large")
-            layers = picture.convert("RGBA")
-    except RegionTextError:
-        raise
-    except Exception as error:  # Pillow raises whatever its decoders do
+        layers = opened_picture(content, _SIDE, "RGBA")
+    except PictureError as error:
         raise RegionTextError(f"the picture of the region cannot be read: {error}") from error
     black = Image.new("RGBA", layers.size, (0, 0, 0, 255))
     grey = Image.alpha_composite(black, layers).convert("L")
@@ -162,8 +153,6 @@ def from_text(text: str) -> bytes:
 
 def as_png(region: Region) -> bytes:
     """Return a region as a grey PNG file."""
-    from PIL import Image
-
     made = io.BytesIO()
     Image.frombytes("L", (region.width, region.height), region.cells).save(made, "PNG")
     return made.getvalue()
@@ -172,7 +161,7 @@ def as_png(region: Region) -> bytes:
 def _read(path: Path) -> Region | None:
     try:
         checked_name(path.stem)
-        return read_picture(path.read_bytes())
-    except (OSError, RegionTextError) as error:
+        return read_picture(read_picture_file(path))
+    except (OSError, ValueError) as error:
         logger.warning("remora: %s is no region: %s", path, error)
         return None

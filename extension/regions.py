@@ -167,22 +167,4 @@ def _unpacked(width: int, height: int, text: str) -> Region:
     return Region(width, height, cells)
 
 
-class _AnyRegion(Mapping[str, Region]):
-    """Has the whole picture under every name."""
-
-    def __getitem__(self, name: str) -> Region:
-        return Region(1, 1, b"\xff")
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
-
-
 NO_MASK = Mask()
-ANY: Mapping[str, Region] = _AnyRegion()
-"""For tags that are only kept: which regions there are when they are used is not known."""

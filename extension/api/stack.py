@@ -60,8 +60,9 @@ class StackApi:
             StackRefusedError: a file that is there twice.
         """
         before = {entry.name for entry in self._session.always_on.stack.entries}
+        known = self._session.names
         for entry in stack.entries:
-            parse_arguments(entry.written, names=self._session.names)
+            parse_arguments(entry.written, names=known)
         entries = tuple(self._named(entry, entry.name in before) for entry in stack.entries)
         names = [entry.name for entry in entries]
         if twice := next((name for name in names if names.count(name) > 1), None):

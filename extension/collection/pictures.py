@@ -60,7 +60,7 @@ class Thumbnails:
 
     def _made(self, found: Found, source: Path | None) -> bytes | None:
         try:
-            content = _embedded(found.file.path) if source is None else _read(source)
+            content = _embedded(found.file.path) if source is None else read_picture_file(source)
             return None if content is None else shrunk_picture(content, _SIDE)
         except (*_BROKEN, LoraError) as error:
             logger.warning("remora: the picture of %s cannot be shown: %s", found.file.path, error)
@@ -89,18 +89,7 @@ def shrunk_picture(content: bytes, side: int, form: str = "WEBP") -> bytes:
     Raises:
         PictureError: it is none that can be read.
     """
-    try:
-        return _shrunk(content, side, form)
-    except _BROKEN as error:
-        raise PictureError(f"this is no picture that can be read: {error}") from error
-
-
-def _shrunk(content: bytes, side: int, form: str) -> bytes:
-    with Image.open(io.BytesIO(content)) as opened:
-        if opened.width * opened.height > _MAX_PIXELS:
-            raise ValueError(f"{opened.width} x {opened.height} pixels are too many")
-        opened.draft("RGB", (side, side))  # JPEG is read as small as is enough
-        picture: Image.Image = opened.convert("RGBA" if "A" in opened.getbands() else "RGB")
+    picture = opened_picture(content, side)
     picture.thumbnail((side, side))
     stream = io.BytesIO()
     options: dict[str, Any] = {"quality": _QUALITY} if form == "WEBP" else {}
@@ -108,7 +97,34 @@ def _shrunk(content: bytes, side: int, form: str) -> bytes:
     return stream.getvalue()
 
 
-def _read(path: Path) -> bytes:
+def opened_picture(content: bytes, side: int, mode: str = "") -> Image.Image:
+    """Read a picture, in all its pixels or in fewer as long as it stays larger than so many either way.
+
+    Args:
+        content: of its file.
+        side: that is enough.
+        mode: of Pillow; RGB, or RGBA where it is transparent, if not given.
+
+    Raises:
+        PictureError: it is none that can be read.
+    """
+    try:
+        with Image.open(io.BytesIO(content)) as opened:
+            if opened.width * opened.height > _MAX_PIXELS:
+                raise ValueError(f"{opened.width} x {opened.height} pixels are too many")
+            opened.draft("RGB", (side, side))  # JPEG is read as small as is enough
+            return opened.convert(mode or ("RGBA" if "A" in opened.getbands() else "RGB"))
+    except _BROKEN as error:
+        raise PictureError(f"this is no picture that can be read: {error}") from error
+
+
+def read_picture_file(path: Path) -> bytes:
+    """Return the content of a picture's file.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is larger than any picture.
+    """
     size = path.stat().st_size
     if size > _MAX_BYTES:
         raise ValueError(f"{path.name} has {size >> 20} MB, more than the {_MAX_BYTES >> 20} a picture may have")

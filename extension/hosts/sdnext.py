@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from ..tag import Pass
 
+logger = logging.getLogger(__name__)
+
 _ADAPTABLE = (
     "unet",
     "transformer",
@@ -95,8 +97,11 @@ class SDNextHost(WebUIHost):
         self.remora.rows(DiffusersRows(self._pipe, lambda: self._count))
         self._prompts.wrap(self._wraps)
         self._infotexts.wrap(self._wraps)
-        passes = importlib.import_module("modules.processing_diffusers")
-        self._wraps.put(passes, "set_pipeline_args", self._next_pass)
+        passes = module("modules.processing_diffusers")
+        if passes is not None and hasattr(passes, "set_pipeline_args"):
+            self._wraps.put(passes, "set_pipeline_args", self._next_pass)
+        else:
+            logger.warning("remora: this SD.Next does not tell of a second pass with the first one's prompt")
         detailer = getattr(self._shared(), "detailer", None)
         if hasattr(detailer, "restore"):
             self._wraps.put(type(detailer), "restore", self._detail)

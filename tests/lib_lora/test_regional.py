@@ -55,6 +55,14 @@ class Denoiser(nn.Module):
         return y.transpose(1, 2).unflatten(2, sample.shape[2:])
 
 
+def plain_linear() -> nn.Linear:
+    return nn.Linear(8, 12).double().requires_grad_(False)
+
+
+def one_linear() -> Denoiser:
+    return Denoiser(plain_linear())
+
+
 NAMES = (
     "linear",
     "conv 1x1",
@@ -165,7 +173,7 @@ def test_a_weight_between_is_a_share_of_the_change(tmp_path, kind, feather, way)
 @torch.no_grad()
 def test_images_halves_and_regions_go_together(tmp_path, way):
     """Two images, the positive half alone, and another region for each image."""
-    model = Denoiser(nn.Linear(8, 12).double().requires_grad_(False))
+    model = one_linear()
     path, other = (lora(tmp_path, seed, layer=(12, 8)) for seed in (0, 10))
     own = [Halves(strength(0.8, LEFT), 0.0), Halves(strength(-0.6, RIGHT), 0.0)]
     x = torch.randn(4, 8, HEIGHT, WIDTH, dtype=torch.float64)
@@ -191,7 +199,7 @@ def test_images_halves_and_regions_go_together(tmp_path, way):
 
 @torch.no_grad()
 def test_a_region_may_come_and_go_without_touching_a_layer(tmp_path):
-    model = Denoiser(nn.Linear(8, 12).double().requires_grad_(False))
+    model = one_linear()
     path = lora(tmp_path, 0, layer=(12, 8))
     x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
     engine = Engine({"unet": model})
@@ -210,6 +218,22 @@ def test_a_region_may_come_and_go_without_touching_a_layer(tmp_path):
     assert torch.equal(left[..., 5:], model(x)[..., 5:]), "beside the region no bit changes"
 
 
+def test_what_was_first_called_in_inference_mode_can_be_trained_through_later(tmp_path):
+    model = one_linear()
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(lora(tmp_path, 0, layer=(12, 8)), strength(0.8, LEFT))]))
+    x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
+    with torch.inference_mode():
+        want = model(x).clone()
+    x.requires_grad_()
+    got = model(x)
+    assert torch.equal(got, want)
+    got.sum().backward()
+    weights = model.layer.weight.sum(0)
+    assert worst(x.grad[..., 5:], weights.view(1, 8, 1, 1).expand(2, -1, HEIGHT, 5)) < 1e-12
+    assert worst(x.grad[..., :5], x.grad[..., 5:]) > 1e-2
+
+
 @torch.no_grad()
 def test_a_larger_second_pass_has_the_same_part_of_its_picture(tmp_path):
     model = Denoiser(nn.Conv2d(8, 8, 1).double().requires_grad_(False))
@@ -226,7 +250,7 @@ def test_a_larger_second_pass_has_the_same_part_of_its_picture(tmp_path):
 
 @torch.no_grad()
 def test_a_schedule_and_a_region_go_together(tmp_path):
-    model = Denoiser(nn.Linear(8, 12).double().requires_grad_(False))
+    model = one_linear()
     path = lora(tmp_path, 0, layer=(12, 8))
     x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
     engine = Engine({"unet": model})
@@ -240,7 +264,7 @@ def test_a_schedule_and_a_region_go_together(tmp_path):
 @pytest.mark.parametrize("mode", ["merged", "auto"])
 @torch.no_grad()
 def test_what_is_for_a_part_is_not_merged(tmp_path, mode):
-    model = Denoiser(nn.Linear(8, 12).double().requires_grad_(False))
+    model = one_linear()
     path = lora(tmp_path, 0, layer=(12, 8))
     x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
     engine = Engine({"unet": model})
@@ -445,7 +469,7 @@ def test_a_call_that_does_not_tell_its_places_is_an_error(tmp_path):
 
 @torch.no_grad()
 def test_rows_that_fit_nothing_are_an_error_with_regions_too(tmp_path):
-    model = Denoiser(nn.Linear(8, 12).double().requires_grad_(False))
+    model = one_linear()
     path = lora(tmp_path, 0, layer=(12, 8))
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path, PerImage((strength(0.8, LEFT), 0.0)))]))
@@ -462,7 +486,7 @@ def test_a_model_in_which_nothing_has_a_place_is_told(tmp_path, caplog):
             y: Tensor = self.layer(sample.flatten(2).transpose(1, 2)[:, :17])
             return y
 
-    model = Folded(nn.Linear(8, 12).double().requires_grad_(False))
+    model = Folded(plain_linear())
     path = lora(tmp_path, 0, layer=(12, 8))
     x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
     engine = Engine({"unet": model})

@@ -78,7 +78,7 @@ function Choice({entry, regions, text, write}) {
                 <option value="">The whole picture</option>
                 ${chosen === OTHER && html`<option value=${OTHER}>As written</option>`}
                 ${options(false)}
-                ${names.some((name) => options(true).length) && html`<optgroup label="Your own">${options(true)}</optgroup>`}
+                ${options(true).length > 0 && html`<optgroup label="Your own">${options(true)}</optgroup>`}
             </select>
         </div>
         <label class="rt-field"><span>As text</span>

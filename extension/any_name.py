@@ -1,0 +1,31 @@
+"""A table in which every name is, for texts that are only kept: what they name is not known until they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+class AnyName(Mapping[str, _T]):
+    """Has the same value under every name, and lists none.
+
+    Args:
+        value: that one.
+    """
+
+    def __init__(self, value: _T) -> None:
+        self._value = value
+
+    def __getitem__(self, name: str) -> _T:
+        return self._value
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
