@@ -31,8 +31,8 @@ class RowsOfCall(NamedTuple):
     """Of the prompt."""
 
 
-Rows: TypeAlias = Callable[[int], Sequence[int | Row]]
-"""From the number of rows of a model call to what each is of; a number alone is an image."""
+Rows: TypeAlias = Callable[[int], "Sequence[int | Row] | None"]
+"""From the number of rows of a model call to what each is of; a number alone is an image. None: what the rule says."""
 
 
 class RowMap:
@@ -90,8 +90,8 @@ class RowMap:
     def _of(self, call: Call, rows: int, images: int) -> list[tuple[Row, bool]]:
         """What each row is of, and whether its half is known."""
         halves = call.halves
-        if self.told is not None:
-            told = tuple(self.told(rows))
+        told = None if self.told is None else self.told(rows)
+        if told is not None:
             if len(told) != rows:
                 raise RowsError(f"a model call has {rows} rows, and {len(told)} were told")
             if halves is None:

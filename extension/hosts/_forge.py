@@ -7,7 +7,7 @@ patch, so there is nothing to merge or to take out again; it only sees to it tha
 
 Rows: `calc_cond_uncond_batch`, or `calc_cond_batch`, runs conditions in chunks, each of which has one row for every
 image of the batch, whatever its area, its weight and the half it belongs to; as many chunks as fit in memory are one
-call. So row % images is the image, always, and no rule has to be told.
+call. So row % images is the image, always, and no rule has to be told but where a prompt has parts; see `_chunk_parts`.
 
 Source: backend/ and modules/ of lllyasviel's Forge; ldm_patched/ and modules_forge/ of the other two.
 """
@@ -15,6 +15,7 @@ Source: backend/ and modules/ of lllyasviel's Forge; ldm_patched/ and modules_fo
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,10 +24,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ._a1111_family import A1111FamilyHost
+from ._chunk_parts import ChunkParts
 from ._webui_modules import module
+from .base import Batch, Outcome
 
 if TYPE_CHECKING:
     from torch import nn
+
+logger = logging.getLogger(__name__)
 
 _NUMBERED = {"clip_l": 1, "clip_h": 1, "clip_g": 2}
 """Text encoders of the family by diffusers' numbers; that of SDXL's refiner is alone, and the second all the same."""
@@ -38,6 +43,14 @@ class ForgeFamilyHost(A1111FamilyHost):
     """A web UI with `forge_objects`."""
 
     before: ClassVar[tuple[str, ...]] = ("a1111",)
+    conditions: ClassVar[tuple[str, str]]
+    """Module and function that make conditions of the parts of a prompt, where the host's sampling looks it up."""
+    joins: ClassVar[tuple[str, str]]
+    """Module and function that join conditions for one call, likewise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._parts = ChunkParts()
 
     @abstractmethod
     def layer_classes_of(self) -> Iterator[object]:
@@ -80,6 +93,27 @@ class ForgeFamilyHost(A1111FamilyHost):
         classes = [one for one in found if isinstance(one, type) and issubclass(one, nn.Module)]
         own = [one for one in classes if "forward" in vars(one) and not issubclass(one, transposed)]
         return tuple(dict.fromkeys(own))
+
+    # --- a generation ---
+
+    def take_over(self) -> None:
+        super().take_over()
+        for (name, function), around in ((self.conditions, self._parts.mark), (self.joins, self._parts.joined)):
+            owner = module(name)
+            if owner is not None and hasattr(owner, function):
+                self.wraps.put(owner, function, around)
+            else:
+                logger.warning("remora: without %s.%s, regions do not know the parts of a prompt", name, function)
+
+    def put_in_force(self, batch: Batch) -> Outcome:
+        outcome = super().put_in_force(batch)
+        self._parts.begin(len(outcome.images))
+        self.remora.rows(self._parts)
+        return outcome
+
+    def nothing_in_force(self) -> None:
+        super().nothing_in_force()
+        self.remora.rows(None)
 
     # --- the built-in ---
 

@@ -16,6 +16,8 @@ class ForgeHost(ForgeFamilyHost):
     """Forge, and what keeps its backend."""
 
     name: ClassVar[str] = "forge"
+    conditions = "backend.sampling.sampling_function", "compile_weighted_conditions"
+    joins = "backend.sampling.sampling_function", "cond_cat"
 
     def is_current(self) -> bool:
         return defines("modules.sd_models", "forge_model_reload") and defines("backend.operations", "ForgeOperations")

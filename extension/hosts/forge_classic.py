@@ -18,6 +18,8 @@ class ForgeClassicHost(ForgeFamilyHost):
     """A Forge on `ldm_patched` whose layers have no functions that change their weight at each call."""
 
     name: ClassVar[str] = "forge_classic"
+    conditions = "modules_forge.forge_sampler", "cond_from_a1111_to_patched_ldm_weighted"
+    joins = "ldm_patched.modules.samplers", "cond_cat"
 
     def is_current(self) -> bool:
         return self.has_ldm_patched() and not defines(_OPS, "CastWeightBiasOp")

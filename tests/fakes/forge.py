@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -321,6 +321,15 @@ class FakeForge:
 
     # the parts
 
+    @property
+    def samples(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """What makes conditions of a prompt's parts and what joins them, looked up as the host's sampling does."""
+        if self.kind == "forge":
+            both = self.modules["backend.sampling.sampling_function"]
+            return both.compile_weighted_conditions, both.cond_cat
+        makes, joins = self.modules["modules_forge.forge_sampler"], self.modules["ldm_patched.modules.samplers"]
+        return makes.cond_from_a1111_to_patched_ldm_weighted, joins.cond_cat
+
     def _modules(self) -> dict[str, ModuleType]:
         modules = {
             "modules": {},
@@ -344,10 +353,15 @@ class FakeForge:
             modules["backend"] = {}
             operations = {"ForgeOperations": ForgeOperations, "ForgeOperationsGGUF": ForgeOperationsGGUF}
             modules["backend.operations"] = operations
+            modules["backend.sampling"] = {}
+            sampling = {"compile_weighted_conditions": _weighted, "cond_cat": _cond_cat}
+            modules["backend.sampling.sampling_function"] = sampling
         else:
             modules["modules_forge"] = {}
             modules["modules_forge.forge_loader"] = {"load_model_for_a1111": Model}
+            modules["modules_forge.forge_sampler"] = {"cond_from_a1111_to_patched_ldm_weighted": _weighted}
             modules["ldm_patched"] = modules["ldm_patched.modules"] = {}
+            modules["ldm_patched.modules.samplers"] = {"cond_cat": _cond_cat}
             modules["ldm_patched.modules.ops"] = {"disable_weight_init": Ops, "manual_cast": ManualCast}
             modules["ldm_patched.modules.model_management"] = {"current_loaded_models": self.loaded}
         if self.kind == "reforge":
@@ -626,9 +640,11 @@ def _processing(host: FakeForge) -> type:
         def denoised(self, x: Tensor) -> Tensor:
             unet = host.model.forge_objects.unet.model.diffusion_model
             parts = list(zip(*self.c.batch, strict=True))  # those of AND; one of each image
-            to_run = [(torch.stack(part), slice(0, SIDE), 0) for part in parts]
-            to_run += [(torch.stack(parts[0]), slice(0, SIDE // 2), 0)] * host.areas
-            to_run.append((torch.stack(self.uc), slice(0, SIDE), 1))
+            weighted = host.samples[0]([torch.stack(part) for part in parts])
+            conditions = [one["model_conds"]["c_crossattn"].process_cond() for one in weighted]
+            to_run = [(condition, slice(0, SIDE), 0) for condition in conditions]
+            to_run += [(conditions[0], slice(0, SIDE // 2), 0)] * host.areas
+            to_run.append((Condition(torch.stack(self.uc)), slice(0, SIDE), 1))
             out = [torch.zeros_like(x), torch.zeros_like(x)]
             while to_run:
                 alike = [i for i, one in enumerate(to_run) if one[1] == to_run[0][1]]
@@ -639,7 +655,7 @@ def _processing(host: FakeForge) -> type:
             return out[1] + (out[0] - out[1]) * self.cfg_scale / 10
 
         def run(self, unet: nn.Module, x: Tensor, chunks: Any) -> Any:
-            context = torch.cat([one[0] for one in chunks])
+            context = host.samples[1]([{"c_crossattn": one[0]} for one in chunks])["c_crossattn"]
             rows = torch.cat([x[:, :, one[1]] for one in chunks])
             options = {"cond_or_uncond": [one[2] for one in chunks], "patches": getattr(self, "patches", {})}
             return unet(rows, torch.ones(len(rows)), context=context, transformer_options=options).chunk(len(chunks))
@@ -653,6 +669,24 @@ def _processing(host: FakeForge) -> type:
             return {name: value for name, value in told.items() if value is not None}
 
     return StableDiffusionProcessing
+
+
+class Condition:
+    """Goes through the sampling as copies of its class."""
+
+    def __init__(self, cond: Tensor) -> None:
+        self.cond = cond
+
+    def process_cond(self) -> Any:
+        return self.__class__(self.cond)
+
+
+def _weighted(parts: Sequence[Tensor]) -> list[dict[str, Any]]:
+    return [{"strength": 1.0, "model_conds": {"c_crossattn": Condition(part)}} for part in parts]
+
+
+def _cond_cat(chunks: Sequence[dict[str, Condition]]) -> dict[str, Tensor]:
+    return {name: torch.cat([chunk[name].cond for chunk in chunks]) for name in chunks[0]}
 
 
 def _noise(_: int) -> Tensor:

@@ -5,25 +5,29 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from fastapi import FastAPI
 from torch import Tensor, nn
 
 import extension
 from extension.hosts import current_host
+from extension.hosts._chunk_parts import ChunkParts
 from extension.options import ENABLED, MERGE, ON_BAD_LORA
-from lib_lora import patch
+from lib_lora import Row, patch
 from tests.fakes import forge
-from tests.fakes.files import save
-from tests.fakes.forge import FakeForge
+from tests.fakes.files import pair, save
+from tests.fakes.forge import CHANNELS, WIDTH, Condition, FakeForge
 
 SINGLE = 2e-6
 """Largest difference of a picture made alone and made in a batch, of the largest number: other kernels, other sums."""
 
+KEY = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn2_to_k"
 ALL = pytest.mark.parametrize("kind", forge.KINDS)
 
 
@@ -141,6 +145,59 @@ def test_halves_add_up_to_the_whole(web: FakeForge, chunks: int) -> None:
     none, whole, positive, negative = (pictures(web.generate(f"cat AND dog{tag}", steps=1)) for tag in tags)
     assert ((positive - none) + (negative - none) - (whole - none)).abs().max() < 1e-5
     assert min(apart(one, none) for one in (positive, negative)) > 1e-4
+
+
+@ALL
+@pytest.mark.parametrize("chunks", [1, 2, 9])
+@pytest.mark.parametrize("together", [("cat{} AND house",), ("house AND cat{}", "house AND cat")])
+def test_a_region_goes_with_the_part_of_the_prompt_that_it_is_written_in(
+    web: FakeForge, loras: Path, chunks: int, together: tuple[str, ...]
+) -> None:
+    """However a step is split: in the layers that are given the prompt, only the rows of the part have the LoRA."""
+    save(loras / "keys.safetensors", pair(KEY, (CHANNELS, WIDTH), 2, seed=7, size=0.8))
+    web.chunks = chunks
+    changed: dict[tuple[int, str], set[bool]] = defaultdict(set)
+
+    def note(layer: nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        bare = F.linear(args[0], layer.weight, layer.bias)
+        for row, text in enumerate(args[0]):
+            which = next(name for name, one in texts.items() if torch.equal(one, text))
+            changed[row % len(together), which.strip()].add(not torch.equal(output[row], bare[row]))
+
+    web.generate("cat")
+    texts = {
+        name: web.model.get_learned_conditioning([name])[0] for name in ("cat ", " cat", "house ", " house", "bad")
+    }
+    layer = web.model.forge_objects.unet.model.diffusion_model.input_blocks[1][1].transformer_blocks[0].attn2.to_k
+    with layer.register_forward_hook(note):
+        web.generate(*[prompt.format("<lora:keys:1:mask=left>") for prompt in together], steps=1)
+    want = {"cat": {True}, "house": {False}, "bad": {True}}
+    assert {text: found for (image, text), found in changed.items() if image == 0} == want
+    assert not any(True in found for (image, _), found in changed.items() if image)
+
+
+def test_rows_of_one_part_and_rows_that_others_join_are_whole_batches() -> None:
+    parts = ChunkParts()
+    plain = [{"model_conds": {"c_crossattn": Condition(torch.zeros(1))}} for _ in range(2)]
+    marked = parts.mark(lambda: plain)
+    parts.joined(list, [{"c_crossattn": Condition(torch.zeros(1))}])
+    assert parts(2) is None
+    parts.joined(list, [one["model_conds"] for one in reversed(marked)])
+    assert parts(4) == [Row(0, part=1), Row(1, part=1), Row(0, part=0), Row(1, part=0)]
+    assert parts(3) is None
+    parts.begin(2)
+    assert parts(4) is None, "nothing is joined yet"
+    parts.joined(list, [one["model_conds"] for one in marked])
+    assert parts(8) is None, "four images, and two have LoRA of their own"
+
+
+@pytest.mark.parametrize("missing", ["compile_weighted_conditions", "cond_cat"])
+def test_a_forge_that_tells_no_parts_is_said_once_and_serves_all_else(
+    web: FakeForge, missing: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    delattr(web.modules["backend.sampling.sampling_function"], missing)
+    session().host.take_over()
+    assert f"without backend.sampling.sampling_function.{missing}, regions do not know the parts" in caplog.text
 
 
 @ALL
