@@ -175,6 +175,29 @@ def measure(variants: Mapping[str, Variant], rounds: int, *, warm_up: int = 1) -
     return Samples(seconds)
 
 
+def measure_beside(base: Variant, variants: Mapping[str, Variant], rounds: int) -> dict[str, Samples]:
+    """Run each variant next to the base and nothing between them, for differences smaller than a machine's moods.
+
+    Returns:
+        For each variant its times and those of the base beside it, under the names `variant` and `base`.
+    """
+    base.time()
+    for variant in variants.values():
+        variant.time()
+    seconds: dict[str, dict[str, list[float]]] = {name: {"variant": [], "base": []} for name in variants}
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(rounds):
+            for name, variant in variants.items():
+                both = [("base", base), ("variant", variant)]
+                for key, one in both if number % 2 == 0 else both[::-1]:
+                    seconds[name][key].append(one.time())
+    finally:
+        gc.enable()
+    return {name: Samples(pair) for name, pair in seconds.items()}
+
+
 def machine() -> Record:
     """Say what the figures were taken on."""
     return {

@@ -12,7 +12,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import torch
-from _common import DTYPES, Record, Variant, measure, parse, parser, report, table
+from _common import DTYPES, Record, Spread, Variant, measure_beside, parse, parser, report, table
 from _models import build_unet, linear_layers, make_step, twin, write_lora
 from torch import Tensor, nn
 
@@ -38,6 +38,8 @@ GOAL = 1.02
 REGIONAL_GOAL = 1.05
 """Time of a step at most, in units of that at a constant strength."""
 CONSTANT = "constant"
+AGAIN = "constant again"
+"""The same as the base, with modules of its own: what its ratio is away from one is the error of all of them."""
 _LEFT = Region.rectangle(0, 0, 0.5, 1).feathered(0.1)
 FUNCTIONS: Mapping[str, Multiplier | Halves | PerImage] = {
     "schedule": Strength(Curve(((0.0, 0.0), (0.5, 1.0), (1.0, MULTIPLIER)))),
@@ -53,7 +55,7 @@ FUNCTIONS: Mapping[str, Multiplier | Halves | PerImage] = {
 }
 REGIONAL = ("left", "left and right")
 WRITES = 300
-HEADERS = ("LoRAs", "strength", "constant s", "of constant", "of minima", "written in us", "goal")
+HEADERS = ("LoRAs", "strength", "constant s", "of constant", "95 %", "of minima", "written in us", "goal")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,28 +106,31 @@ def _multiplier(name: str, place: int) -> Multiplier | Halves | PerImage:
     """That of the file at a place of the stack."""
     if name == "left and right" and place % 2 == 0:
         return FUNCTIONS["left"]
-    return MULTIPLIER if name == CONSTANT else FUNCTIONS[name]
+    return MULTIPLIER if name in (CONSTANT, AGAIN) else FUNCTIONS[name]
 
 
 def compare(base: nn.Module, files: Sequence[Path], step: Callable[[nn.Module], Tensor], rounds: int) -> list[Record]:
-    """Measure every function beside a constant strength, all of them in turn."""
-    served = {name: Served(base, files, name) for name in (CONSTANT, *FUNCTIONS)}
+    """Measure every function beside a constant strength, and that beside itself."""
+    names = (AGAIN, *FUNCTIONS)
+    served = {name: Served(base, files, name) for name in (CONSTANT, *names)}
     check(served, step)
     written = {name: one.written() for name, one in served.items()}
-    samples = measure({name: Variant(partial(step, one.model)) for name, one in served.items()}, rounds)
+    variants = {name: Variant(partial(step, one.model)) for name, one in served.items()}
+    samples = measure_beside(variants.pop(CONSTANT), variants, rounds)
     for one in served.values():
         one.engine.close()
     return [
         {
             "loras": len(files),
             "strength": name,
-            "constant_s": samples.median(CONSTANT),
-            "of_constant": samples.ratio(name, CONSTANT),
-            "of_minima": samples.minimum_ratio(name, CONSTANT),
+            "constant_s": samples[name].median("base"),
+            "of_constant": samples[name].ratio("variant", "base"),
+            "interval": Spread.of(samples[name].ratios("variant", "base")).interval,
+            "of_minima": samples[name].minimum_ratio("variant", "base"),
             "write_s": written[name],
-            "seconds": {each: samples.seconds[each] for each in (CONSTANT, name)},
+            "seconds": samples[name].seconds,
         }
-        for name in FUNCTIONS
+        for name in names
     ]
 
 
@@ -142,9 +147,10 @@ def cells(row: Record, options: argparse.Namespace) -> list[str]:
     """One line of the table."""
     most = REGIONAL_GOAL if row["strength"] in REGIONAL else GOAL
     reached = "met" if row["of_constant"] <= most else "missed"
-    goal = "-" if options.tiny else f"<= {most:.2f} {reached}"
-    times = [f"{row[key]:.3f}" for key in ("constant_s", "of_constant", "of_minima")]
-    return [str(row["loras"]), row["strength"], *times, f"{row['write_s'] * 1e6:.0f}", goal]
+    goal = "-" if options.tiny or row["strength"] == AGAIN else f"<= {most:.2f} {reached}"
+    constant, ratio, minima = (f"{row[key]:.3f}" for key in ("constant_s", "of_constant", "of_minima"))
+    interval = "-" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"])
+    return [str(row["loras"]), row["strength"], constant, ratio, interval, minima, f"{row['write_s'] * 1e6:.0f}", goal]
 
 
 if __name__ == "__main__":
