@@ -6,7 +6,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -39,7 +38,7 @@ REGIONAL_GOAL = 1.05
 """Time of a step at most, in units of that at a constant strength."""
 CONSTANT = "constant"
 AGAIN = "constant again"
-"""The same as the base, with modules of its own: what its ratio is away from one is the error of all of them."""
+"""The same as the base: what its ratio is away from one is the error of all of them."""
 _LEFT = Region.rectangle(0, 0, 0.5, 1).feathered(0.1)
 FUNCTIONS: Mapping[str, Multiplier | Halves | PerImage] = {
     "schedule": Strength(Curve(((0.0, 0.0), (0.5, 1.0), (1.0, MULTIPLIER)))),
@@ -63,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = parser(__doc__, rounds=25)
     made.set_defaults(batch=2)
     made.add_argument("--counts", type=int, nargs="+", default=[1, 4], help="of LoRAs that act at once")
+    made.add_argument("--functions", nargs="+", choices=FUNCTIONS, default=list(FUNCTIONS), help="what is measured")
     options = parse(made, arguments)
     base = build_unet(tiny=options.tiny, dtype=DTYPES[options.dtype])
     layers = linear_layers(base)
@@ -71,25 +71,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         files = [
             write_lora(Path(folder), f"lora{i}", base, layers, options.rank).kohya for i in range(max(options.counts))
         ]
-        rows = [row for count in options.counts for row in compare(base, files[:count], step, options.rounds)]
+        rows = [row for count in options.counts for row in compare(base, files[:count], step, options)]
     shown = table(HEADERS, [cells(row, options) for row in rows])
     report("strength", options, f"{len(layers)} layers\n\n{shown}", rows)
     return 0
 
 
 class Served:
-    """The model's weights with an engine of its own, step by step through a picture again and again."""
+    """One model with one engine, step by step through a picture again and again; what is compared is its strengths.
 
-    def __init__(self, base: nn.Module, files: Sequence[Path], name: str) -> None:
+    With another set of modules for each strength, the places of their weights in memory made more of a difference than
+    the strengths did.
+    """
+
+    def __init__(self, base: nn.Module, files: Sequence[Path], step: Callable[[nn.Module], Tensor]) -> None:
+        self._files, self._step, self._calls = files, step, 0
         self.model = twin(base)
         self.engine = Engine({"unet": self.model})
         self.engine.set_clock(self._now)
         self.engine.set_rows(lambda rows: [Row(row % 2, row < rows // 2) for row in range(rows)])
-        self.engine.activate(Stack([Entry(file, _multiplier(name, i)) for i, file in enumerate(files)]))
-        self._calls = 0
 
-    def written(self) -> float:
+    def variant(self, name: str) -> Variant:
+        """A step with strengths of that name, which are written before it."""
+        return Variant(self.step, prepare=lambda: self.write(name))
+
+    def step(self) -> Tensor:
+        """One step with what is in force."""
+        return self._step(self.model)
+
+    def write(self, name: str) -> None:
+        """Have these strengths from now on, at the step after the first."""
+        self._calls = 0
+        self.engine.activate(Stack([Entry(file, _multiplier(name, i)) for i, file in enumerate(self._files)]))
+
+    def written(self, name: str) -> float:
         """Seconds that it takes to write the strengths of another moment, which is all a schedule adds to a call."""
+        self.write(name)
         took = []
         for step in range(WRITES):
             began = time.perf_counter()
@@ -109,16 +126,17 @@ def _multiplier(name: str, place: int) -> Multiplier | Halves | PerImage:
     return MULTIPLIER if name in (CONSTANT, AGAIN) else FUNCTIONS[name]
 
 
-def compare(base: nn.Module, files: Sequence[Path], step: Callable[[nn.Module], Tensor], rounds: int) -> list[Record]:
+def compare(
+    base: nn.Module, files: Sequence[Path], step: Callable[[nn.Module], Tensor], options: argparse.Namespace
+) -> list[Record]:
     """Measure every function beside a constant strength, and that beside itself."""
-    names = (AGAIN, *FUNCTIONS)
-    served = {name: Served(base, files, name) for name in (CONSTANT, *names)}
-    check(served, step)
-    written = {name: one.written() for name, one in served.items()}
-    variants = {name: Variant(partial(step, one.model)) for name, one in served.items()}
-    samples = measure_beside(variants.pop(CONSTANT), variants, rounds)
-    for one in served.values():
-        one.engine.close()
+    names = (AGAIN, *options.functions)
+    served = Served(base, files, step)
+    check(served, options.functions)
+    written = {name: served.written(name) for name in names}
+    variants = {name: served.variant(name) for name in names}
+    samples = measure_beside(served.variant(CONSTANT), variants, options.rounds)
+    served.engine.close()
     return [
         {
             "loras": len(files),
@@ -134,13 +152,20 @@ def compare(base: nn.Module, files: Sequence[Path], step: Callable[[nn.Module], 
     ]
 
 
-def check(served: Mapping[str, Served], step: Callable[[nn.Module], Tensor]) -> None:
-    """Fail where a function is without effect: then nothing would be measured."""
+def check(served: Served, names: Sequence[str]) -> None:
+    """Fail where a function is without effect, or is there after it: then nothing would be measured."""
+
+    def step(name: str) -> Tensor:
+        served.write(name)
+        return served.step()
+
     with torch.no_grad():
-        want = step(served[CONSTANT].model)
-        for name in FUNCTIONS:
-            if torch.equal(step(served[name].model), want):
+        want = step(CONSTANT)
+        for name in names:
+            if torch.equal(step(name), want):
                 raise RuntimeError(f"{name}: the output is that of a constant strength")
+            if not torch.equal(step(CONSTANT), want):
+                raise RuntimeError(f"{name}: a constant strength after it is another")
 
 
 def cells(row: Record, options: argparse.Namespace) -> list[str]:

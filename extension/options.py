@@ -23,6 +23,7 @@ SPLIT_QKV = "remora_split_qkv_as_trained"
 DYLORA = "remora_dylora_as_trained"
 STORAGE = "remora_storage"
 DEVICE_BUDGET = "remora_device_budget_mb"
+ROUND_UP = "remora_round_up_ranks"
 CACHE = "remora_cache_mb"
 
 SKIP = "skip with a warning"
@@ -87,6 +88,12 @@ TABLE: tuple[Option, ...] = (
         "what does not fit is brought in for each call, to the same picture; 0 is no limit",
         minimum=0,
         maximum=_MAX_MB,
+    ),
+    Option(
+        ROUND_UP,
+        False,
+        "Round ranks up, for compiled models",
+        "LoRA that come to the same ranks on the same layers share compiled code; off, each other rank compiles anew",
     ),
     Option(
         CACHE,
@@ -189,7 +196,7 @@ def memory(values: Values) -> Memory:
     """Return how the engine keeps LoRA, in bytes."""
     budget = int(_number(values, DEVICE_BUDGET)) * _MB
     storage = _STORAGES[checked(STORAGE, values.option(STORAGE))]
-    return Memory(storage, budget or None, int(_number(values, CACHE)) * _MB)
+    return Memory(storage, budget or None, int(_number(values, CACHE)) * _MB, bool(values.option(ROUND_UP)))
 
 
 def settings(values: Values) -> Settings:

@@ -25,6 +25,8 @@ class Memory:
     """Bytes they may take of a device; None is no limit."""
     cache_bytes: int | None = None
     """Bytes that files kept open after use may have together; None is no limit."""
+    round_up: bool = False
+    """Whether ranks are rounded up, for compiled models."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lib_lora import ActivationReport, Engine, LoraError, Stack, model_blocks, model_family
+from lib_lora import RANK_BUCKETS, ActivationReport, Engine, LoraError, Stack, model_blocks, model_family
 
 from .always_on import AlwaysOnFile
 from .batch import Wanted, is_off, text_keys, wanted
@@ -440,6 +440,7 @@ def make_engine(host: Host, memory: Memory) -> Engine:
         storage=memory.storage,
         device_budget=memory.device_budget,
         cache_bytes=memory.cache_bytes,
+        rank_buckets=RANK_BUCKETS if memory.round_up else (),
     )
 
 

@@ -1,6 +1,7 @@
 """LoRA adapters applied live in the forward of any torch model; base weights are never written."""
 
 from .blocks import BlockNames, BlockWeights, Element, Side
+from .buckets import RANK_BUCKETS
 from .engine import Engine
 from .errors import (
     ActivationError,
@@ -30,6 +31,7 @@ from .schedule import Clock, Curve, Moment, Shape, Unit, Window
 from .stack import Entry, Stack
 
 __all__ = [
+    "RANK_BUCKETS",
     "ActivationError",
     "ActivationReport",
     "AdapterFile",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from . import patch, residency, scratch, trace
+from .buckets import check_buckets
 from .budget import Budget
 from .cache import NetworkCache
 from .calls import listen
@@ -62,9 +63,11 @@ class Engine:
             `float8`, in fewer bytes, at some cost in precision and time. See `storage.py`.
         device_budget: how many bytes of each device but the CPU adapters may take; None for any number. Layers for
             which that is not enough are placed for each call and dropped after it, to the same result. See `budget.py`.
+        rank_buckets: sizes to which the ranks of each layer are rounded up, for models that are compiled: stacks whose
+            ranks come to the same sizes on the same layers share compiled code. None rounds nothing. See `buckets.py`.
 
     Raises:
-        StorageError: no such storage, or this torch has no float8.
+        StorageError: no such storage, or this torch has no float8; or the buckets do not rise.
     """
 
     def __init__(
@@ -76,11 +79,12 @@ class Engine:
         checkpoints: Mapping[str, Sequence[Path]] | None = None,
         storage: Storage = "file",
         device_budget: int | None = None,
+        rank_buckets: Sequence[int] = (),
     ) -> None:
         check_storage(storage)
         patch.install()
         self._budget = Budget(device_budget)
-        self._keeping = Keeping(storage, self._budget)
+        self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets))
         self._sources = dict(checkpoints or {})
         self._opened: dict[str, Checkpoint] = {}
         self._lock = threading.RLock()

@@ -21,7 +21,16 @@ from torch import Tensor, nn
 
 from .adapters.base import Adapter, InputEffect, OutputEffect, Pair
 from .binding import Binding
-from .effective import effective_linear, is_torchs, pays
+from .buckets import padded_rank
+from .effective import (
+    effective_linear,
+    effective_places,
+    effective_rows,
+    grouping_pays,
+    is_torchs,
+    least_alike,
+    pays,
+)
 from .live import Live, Spot, Windows
 from .operation import Operation
 from .picture import is_of_text
@@ -30,7 +39,7 @@ from .rows import parts_per_row
 from .storage import store
 from .streaming import Placement
 from .strength import Layout, Share, Strengths
-from .tensors import TensorFields
+from .tensors import TensorFields, compiling
 
 if TYPE_CHECKING:
     from .patch import BaseForward
@@ -71,12 +80,13 @@ class Factored(Resident[Placed]):
     """Bindings of one linear, convolution or embedding layer that act beside it."""
 
     def __init__(self, bindings: Sequence[Binding], strengths: Strengths, keeping: Keeping | None = None) -> None:
-        super().__init__(bindings, strengths, keeping or Keeping())
+        keeping = keeping or Keeping()
+        super().__init__(bindings, strengths, keeping)
         target = bindings[0].target
         self._kind = target.kind
         self._spatial = len(target.shape) - 2
         self._of_text = is_of_text(target.path)
-        self._layout, self._bias_layout = _layouts(self._bindings)
+        self._layout, self._bias_layout = _layouts(self._bindings, keeping.buckets)
         forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
         self._on_input = any(form.on_input for form in forms if form)
         others = any(form.on_input or form.on_output for form in forms if form)
@@ -99,17 +109,46 @@ class Factored(Resident[Placed]):
                 self.evict()
 
     def _run(self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        alike = not self._strengths.mixed and not self.is_regional
-        if self._only_pairs and self._kind == "linear" and alike and pays(layer, base_forward, x):
-            placed = self._placed_at(layer, x.device, x.dtype)
-            live, parts = placed.live, placed.stored.get()
-            assert parts.pair is not None
-            y = effective_linear(layer, x, parts.pair.down, parts.pair.up, live.pair)
+        y = None
+        if self._only_pairs and self._kind == "linear" and not compiling():
+            rows = self._strengths.rows if self._strengths.mixed else ()
+            if pays(layer, base_forward, x, len(set(rows)) or 1):
+                y = self._by_places(layer, x) if self.is_regional else self._effective(layer, x, rows)
+        if y is not None:
+            return y
+        y, live, parts = self._beside(layer, base_forward, base, x)
+        return y if parts.bias is None else y + live.change_of_bias(parts.bias, self._spatial)
+
+    def _by_places(self, layer: nn.Module, x: Tensor) -> Tensor | None:
+        """By sums for groups of places; None where that does not pay."""
+        spot = self._spot(x)
+        if spot.grid is None or x.ndim != 3 or spot.parts != 1:  # other than (rows, places, channels)
+            return None
+        placed = self._placed_at(layer, x.device, x.dtype)
+        parts, pair = placed.stored.get(), placed.windows.pair
+        grouped = pair.grouped(spot.grid, least_alike(layer, x))
+        if grouped is None or parts.bias is not None or parts.pair is None:
+            return None
+        if not grouping_pays(grouped, layer, x, pair.factors.shape[0]):
+            return None
+        return effective_places(layer, x, parts.pair.down, parts.pair.up, pair.factors, grouped)
+
+    def _effective(self, layer: nn.Module, x: Tensor, rows: Sequence[int]) -> Tensor:
+        """By the sum of the weight and the pair, for each image of the call that has strengths of its own."""
+        placed = self._placed_at(layer, x.device, x.dtype)
+        parts = placed.stored.get()
+        assert parts.pair is not None
+        down, up = parts.pair.down, parts.pair.up
+        if rows:
+            self._parts_per_row(layer, placed, x)  # raises where x has other rows
+
+            def strength(image: int) -> Tensor:
+                return self._strengths.of_image(self._layout, x.device, x.dtype, image)
+
+            y = effective_rows(layer, x, down, up, rows, strength)
         else:
-            y, live, parts = self._beside(layer, base_forward, base, x)
-        if parts.bias is not None:
-            y = y + live.change_of_bias(parts.bias, self._spatial)
-        return y
+            y = effective_linear(layer, x, down, up, placed.live.pair)
+        return y if parts.bias is None else y + self._live(layer, placed, x, y).change_of_bias(parts.bias, 0)
 
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
@@ -156,7 +195,8 @@ class Factored(Resident[Placed]):
     @property
     def is_regional(self) -> bool:
         """Whether some of its strengths differ from place to place."""
-        return not self._strengths.regional.isdisjoint(self._cells)
+        regional = self._strengths.regional
+        return bool(regional) and not regional.isdisjoint(self._cells)  # a graph is not to know cells in vain
 
     def _spot(self, tensor: Tensor) -> Spot:
         nowhere = self._of_text or self._kind == "embedding"
@@ -227,8 +267,10 @@ class Factored(Resident[Placed]):
             form = adapter.form(binding.rank)
             if form is not None and form.pair is not None:
                 pairs.append((adapter.factors(binding.rank), binding.target.rows))
-        down = _stacked([one.down for one, _ in pairs], 0, device, dtype)
-        up = _stacked([one.up for one, _ in pairs], 1, device, dtype, [rows for _, rows in pairs], self._outputs)
+        rank = sum(share.count for share in self._layout)
+        windows = [rows for _, rows in pairs]
+        down = _stacked([one.down for one, _ in pairs], 0, device, dtype, length=rank)
+        up = _stacked([one.up for one, _ in pairs], 1, device, dtype, windows, self._outputs, length=rank)
         return FusedPair(down, up)
 
     @property
@@ -243,14 +285,17 @@ class Factored(Resident[Placed]):
         return vector if rows is None else F.pad(vector, (rows[0], self._outputs - rows[1]))
 
 
-def _layouts(bindings: Sequence[Binding]) -> tuple[Layout, Layout]:
-    """The strengths of the fused pair and of the biases."""
+def _layouts(bindings: Sequence[Binding], buckets: Sequence[int]) -> tuple[Layout, Layout]:
+    """The strengths of the fused pair, filled up to a bucket, and of the biases."""
     pairs: list[tuple[int, Pair]] = []
     for binding in bindings:
         form = binding.adapter.form(binding.rank)
         if form is not None and form.pair is not None:
             pairs.append((binding.cell, form.pair))
     ranks = tuple(Share(cell, one.rank, one.scale, one.schedule, one.per_rank) for cell, one in pairs)
+    rank = sum(share.count for share in ranks)
+    if ranks and padded_rank(rank, buckets) > rank:
+        ranks += (Share(ranks[0].cell, padded_rank(rank, buckets) - rank, 0.0),)
     return ranks, tuple(Share(binding.cell) for binding in bindings if binding.adapter.has_bias)
 
 
@@ -316,6 +361,8 @@ def _stacked(
     dtype: torch.dtype,
     rows: Sequence[tuple[int, int] | None] = (),
     outputs: int = 0,
+    *,
+    length: int = 0,
 ) -> Tensor:
     """Own memory in one piece, never a view of the mapped file: that file may be replaced while we compute.
 
@@ -326,13 +373,15 @@ def _stacked(
         dtype: as what.
         rows: for columns that are shorter than the others, where they begin and end; zero around it.
         outputs: as long as columns are then.
+        length: along `dim`, if it is more than they have together; zero behind them.
     """
     windows = any(window is not None for window in rows)
     shape = list(parts[0].shape)
-    shape[dim] = sum(part.shape[dim] for part in parts)
+    filled = sum(part.shape[dim] for part in parts)
+    shape[dim] = max(filled, length)
     if windows:
         shape[0] = outputs
-    stacked = (torch.zeros if windows else torch.empty)(shape, device=device, dtype=dtype)
+    stacked = (torch.zeros if windows or length > filled else torch.empty)(shape, device=device, dtype=dtype)
     start = 0
     for i, part in enumerate(parts):
         place = stacked.narrow(dim, start, part.shape[dim])

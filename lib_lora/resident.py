@@ -35,6 +35,8 @@ class Keeping:
 
     storage: Storage = "file"
     budget: Budget = field(default_factory=Budget)
+    buckets: tuple[int, ...] = ()
+    """To which ranks are rounded up; see `buckets.py`."""
 
 
 P = TypeVar("P", bound=Placement[Any])

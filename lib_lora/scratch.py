@@ -18,7 +18,8 @@ def take(use: str, like: Tensor, dtype: torch.dtype) -> Tensor:
     key = (get_ident(), use, like.device, dtype)
     buffer = _buffers.get(key)
     if buffer is None or buffer.numel() < like.numel():
-        buffer = _buffers[key] = torch.empty(like.numel(), device=like.device, dtype=dtype)
+        with torch.inference_mode(False):  # or calls in other modes could not write to it
+            buffer = _buffers[key] = torch.empty(like.numel(), device=like.device, dtype=dtype)
     return buffer[: like.numel()].view(like.shape)
 
 

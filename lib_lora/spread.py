@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .picture import Grid, Picture
 from .region import Region
+from .tensors import plain_mode
 
 EVERYWHERE, NOWHERE = 0, -1
 """In place of a region's number."""
@@ -59,6 +60,27 @@ class Spread:
 NO_SPREAD = Spread()
 
 
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Places whose weights are the same."""
+
+    places: Tensor
+    """Their numbers, (m,)."""
+    weights: Tensor | None
+    """Of each factor, (n,); None where all are zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped:
+    """The places of a layer, by what their weights are."""
+
+    alike: tuple[Alike, ...]
+    rest: Tensor
+    """The numbers of those that too few others are like, (r,)."""
+    rest_weights: Tensor
+    """Their weights, (r, n)."""
+
+
 def by_part(region: int, told: int | None, grid: Grid | None, part: int | None) -> int:
     """Which weight there is on a row: a region's, or by the parts of the prompt where a layer is given that.
 
@@ -80,6 +102,7 @@ class Masks:
         self._regions = tuple(regions)
         self._weights: dict[Grid, Tensor] = {}
         self._made: dict[tuple[object, ...], Tensor] = {}
+        self._grouped: dict[tuple[object, ...], Grouped] = {}
         self._picture: Picture | None = None
         self.placed = False
         """Whether any layer had places of the present picture."""
@@ -111,12 +134,53 @@ class Masks:
             found = self._made[key] = shaped.to(device=device, dtype=dtype, copy=True).contiguous()
         return found
 
+    def grouped(
+        self, grid: Grid, which: tuple[int, ...], least: int, device: torch.device, dtype: torch.dtype
+    ) -> Grouped:
+        """The places by their weights.
+
+        Args:
+            grid: the places.
+            which: of which region each factor's weights are; see `at`.
+            least: places that make a group, but for those without any weight.
+            device: where.
+            dtype: as what.
+        """
+        key = grid, which, least, device, dtype
+        found = self._grouped.get(key)
+        if found is None:
+            self.placed = True
+            with plain_mode(device):
+                found = self._grouped[key] = self._group(grid, which, least, device, dtype)
+        return found
+
+    def _group(
+        self, grid: Grid, which: tuple[int, ...], least: int, device: torch.device, dtype: torch.dtype
+    ) -> Grouped:
+        numbers = sorted(set(which))
+        factor = [numbers.index(one) for one in which]
+        regions = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        own = self._all(grid)[:, regions]  # (places, distinct regions)
+        kinds, kind, counts = torch.unique(own, dim=0, return_inverse=True, return_counts=True)
+        alike, rest = [], torch.zeros(len(own), dtype=torch.bool, device="cpu")
+        for i, weights in enumerate(kinds):
+            places = kind == i
+            nothing = not weights.any()
+            if nothing or counts[i] >= least:
+                chosen = None if nothing else weights[factor].to(device, dtype, copy=True)
+                alike.append(Alike(places.nonzero().flatten().to(device), chosen))
+            else:
+                rest |= places
+        others = rest.nonzero().flatten()
+        return Grouped(tuple(alike), others.to(device), own[others][:, factor].to(device, dtype, copy=True))
+
     def serve(self, picture: Picture) -> None:
         """Be for a picture; as another one has other places, what was made for the one before is forgotten."""
         if picture != self._picture:
             self._picture = picture
             self._weights.clear()
             self._made.clear()
+            self._grouped.clear()
             self.placed = False
 
     def _all(self, grid: Grid | None) -> Tensor:

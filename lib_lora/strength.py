@@ -21,7 +21,7 @@ from torch import Tensor
 from .adapters.base import RankSchedule
 from .picture import Grid, Picture
 from .schedule import Moment
-from .spread import NO_SPREAD, Masks, Spread, Which
+from .spread import NO_SPREAD, Grouped, Masks, Spread, Which
 
 Values: TypeAlias = Sequence[Sequence[float]]
 """Of each image, the strength of every cell."""
@@ -96,6 +96,10 @@ class Window:
         weights: Tensor = self._of.weights(self._start, self.factors, grid, channels_first=channels_first)
         factors = self.of_rows() if self._of.mixed else self.factors.unsqueeze(0)
         return weights * factors.unsqueeze(2 if channels_first else 1)
+
+    def grouped(self, grid: Grid, least: int) -> Grouped | None:
+        """The places by how far the factors act there; None while rows differ. See `Masks.grouped`."""
+        return None if self._of.mixed else self._of.grouped(self._start, self.factors, grid, least)
 
 
 class Strengths:
@@ -235,7 +239,16 @@ class Strengths:
             grid: the places.
             channels_first: see `Masks.at`.
         """
-        n, parts = factors.shape[0], self._parts or (None,)
+        which = self._which_of(start, factors.shape[0], grid)
+        return self.masks.at(grid, which, factors.device, factors.dtype, channels_first=channels_first)
+
+    def grouped(self, start: int, factors: Tensor, grid: Grid, least: int) -> Grouped | None:
+        """The places by how far the factors act there, where that is alike for all rows; see `Masks.grouped`."""
+        which = self._which_of(start, factors.shape[0], grid)
+        return None if len(which) > 1 else self.masks.grouped(grid, which[0], least, factors.device, factors.dtype)
+
+    def _which_of(self, start: int, n: int, grid: Grid | None) -> Which:
+        parts = self._parts or (None,)
         variants = self._rows if self.mixed else (self._image,) * len(parts)
         parts = parts if len(parts) == len(variants) else (None,) * len(variants)
         place = start, n, variants, parts
@@ -244,7 +257,7 @@ class Strengths:
             cells, rows = self._cells[start : start + n], zip(variants, parts, strict=True)
             which = tuple(self.spread.which(variant, cells, grid, part) for variant, part in rows)
             which = self._which[place, grid is None] = which[:1] if len(set(which)) == 1 else which
-        return self.masks.at(grid, which, factors.device, factors.dtype, channels_first=channels_first)
+        return which
 
     def write(self, values: Values, source: Source | None = None, spread: Spread = NO_SPREAD) -> None:
         """Set every cell; shows at once in every view. For another number of variants, the first of them is shown."""

@@ -86,8 +86,8 @@ def plain_mode(device: torch.device) -> Iterator[None]:
             stack.enter_context(torch.inference_mode(False))
         if torch.is_grad_enabled():
             stack.enter_context(torch.no_grad())
-        for kind in {"cpu", device.type} & _AUTOCASTING:
-            if _autocasts(kind):
+        for kind in {"cpu", device.type}:
+            if autocasts(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
@@ -98,8 +98,11 @@ compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: 
 _AUTOCASTING = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 
-def _autocasts(kind: str) -> bool:
+def autocasts(kind: str) -> bool:
+    """Whether autocast chooses dtypes on devices of this kind now."""
+    if kind not in _AUTOCASTING:
+        return False
     try:
         return torch.is_autocast_enabled(kind)
     except TypeError:  # before torch 2.4 it speaks of CUDA only
-        return True
+        return torch.is_autocast_cpu_enabled() if kind == "cpu" else torch.is_autocast_enabled()

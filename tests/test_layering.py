@@ -16,12 +16,15 @@ ROOT = Path(__file__).resolve().parents[1]
 # "slot?" is for type checking only, "*" is anything.
 BASICS = "errors registry tensors"
 LIB_LORA = {
-    "__init__": "blocks engine file multiplier network patch provenance reading region report rows schedule stack",
+    "__init__": (
+        "blocks buckets engine file multiplier network patch provenance reading region report rows schedule stack"
+    ),
     "__main__": "*",
     "engine": (
-        "budget cache calls families hearing layer multiplier network patch plan pristine reading report residency"
-        " resident rows schedule scratch slot stack storage timing trace"
+        "buckets budget cache calls families hearing layer multiplier network patch plan pristine reading report"
+        " residency resident rows schedule scratch slot stack storage timing trace"
     ),
+    "buckets": "",
     "hearing": "calls families picture rows strength timing",
     "picture": "calls",
     "region": "",
@@ -49,7 +52,7 @@ LIB_LORA = {
     "peft_config": "adapters.base file",
     "skeleton": "components file",
     "factored": (
-        "adapters.base binding effective live operation patch? picture resident rows storage streaming strength"
+        "adapters.base binding buckets effective live operation patch? picture resident rows storage streaming strength"
     ),
     "transient": (
         "adapters.base apart base_weights.base binding build layer live operation patch? picture places"
@@ -68,7 +71,7 @@ LIB_LORA = {
     "apart": "rows",
     "calls": "",
     "rows": "calls",
-    "effective": "patch? scratch",
+    "effective": "patch? scratch spread",
     "scratch": "",
     "operation": "",
     "binding": "adapters.base file places strength whole",

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from lib_lora import Engine, Entry, Stack, factored, load_network
+from lib_lora import Engine, Entry, Stack, factored, load_network, scratch
 from tests.fakes.files import pair, save
 
 LAYERS = {
@@ -232,7 +232,21 @@ def test_many_tokens_take_one_product_only_where_it_loses_nothing(tmp_path, monk
     got = base(many)
     assert bool(taken) == (dtype != torch.bfloat16)
     assert worst(got[:, :10], base(many[:, :10])) < {torch.bfloat16: 2**-7}.get(dtype, 1e-5)
+    taken.clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        base(many)
+    assert not taken, "autocast would round the sum to half precision"
     assert torch.equal(base.layer.weight, weight)
+
+
+def test_many_tokens_in_inference_mode_and_then_outside_of_it(tmp_path):
+    scratch.free()
+    base, many = model("linear, many tokens", torch.float32)
+    engine = Engine({"unet": base})
+    engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", pair("lora_unet_layer", (40, 24), 4)))]))
+    with torch.inference_mode():
+        inside = base(many).clone()
+    assert torch.equal(base(many), inside)
 
 
 class Packed(torch.Tensor):

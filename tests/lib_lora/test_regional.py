@@ -24,6 +24,8 @@ from lib_lora import (
     RowsError,
     Stack,
     Strength,
+    effective,
+    factored,
     plan,
 )
 from lib_lora.calls import Call
@@ -36,6 +38,7 @@ from tests.lib_lora.test_kinds import CASES, worst, write
 
 LEFT = Region.rectangle(0, 0, 0.5, 1)
 RIGHT = LEFT.inverted()
+TOP = Region.rectangle(0, 0, 1, 0.5)
 HEIGHT, WIDTH = 6, 10
 MULTIPLIERS = (0.8, -0.6)
 
@@ -259,6 +262,47 @@ def test_a_schedule_and_a_region_go_together(tmp_path):
     got = model(x)
     engine.activate(Stack([Entry(path, strength(0.5, LEFT))]))
     assert torch.equal(got, model(x))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("feather", [0.0, 0.3])
+@pytest.mark.parametrize("regions", [(LEFT, LEFT), (LEFT, RIGHT), (LEFT, None), (TOP, RIGHT)])
+def test_many_places_with_the_same_strengths_have_one_sum_of_weights(tmp_path, monkeypatch, regions, feather):
+    """For high ranks on many places; those at a soft edge, of which there are few of a kind, have the pair beside."""
+    model = Denoiser(nn.Linear(48, 40).double().requires_grad_(False))
+    paths = [save(tmp_path / f"{i}.safetensors", pair("lora_unet_layer", (40, 48), 64, seed=i)) for i in range(2)]
+    x = torch.randn(2, 48, 40, 30, dtype=torch.float64)
+    engine, chosen = Engine({"unet": model}), []
+
+    def noted(*args):
+        chosen.append(effective.grouping_pays(*args))
+        return chosen[-1]
+
+    monkeypatch.setattr(factored, "grouping_pays", noted)
+    plain = model(x)
+    want, entries = plain.clone(), []
+    for path, region, multiplier in zip(paths, regions, MULTIPLIERS, strict=True):
+        engine.activate(Stack([Entry(path, multiplier)]))
+        soft = None if region is None else region.feathered(feather)
+        want += (model(x) - plain) * (1 if soft is None else soft.weights(40, 30))
+        entries.append(Entry(path, multiplier if soft is None else strength(multiplier, soft)))
+    engine.activate(Stack(entries))
+    assert worst(model(x), want) < 1e-12
+    assert chosen == [True]
+    monkeypatch.setattr(factored, "grouping_pays", lambda *args: False)
+    assert worst(model(x), want) < 1e-12
+
+
+@torch.no_grad()
+def test_few_places_and_low_ranks_have_no_sums(tmp_path, monkeypatch):
+    model = Denoiser(nn.Linear(48, 40).double().requires_grad_(False))
+    monkeypatch.setattr(factored, "effective_places", lambda *args: pytest.fail("it costs more"))
+    for rank, side in ((4, 40), (64, 4)):
+        path = save(tmp_path / f"{rank}.safetensors", pair("lora_unet_layer", (40, 48), rank))
+        engine = Engine({"unet": model})
+        engine.activate(Stack([Entry(path, strength(0.8, LEFT))]))
+        model(torch.randn(1, 48, side, side, dtype=torch.float64))
+        engine.close()
 
 
 @pytest.mark.parametrize("mode", ["merged", "auto"])

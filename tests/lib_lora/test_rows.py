@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackError, plan
+from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackError, effective, factored, plan
 from lib_lora.by_tokens import ByTokens
 from lib_lora.calls import Call
 from lib_lora.patch import slot_of
@@ -364,6 +364,43 @@ def test_many_tokens_are_beside_the_layer_while_rows_differ(tmp_path):
     engine.set_multiplier(0, 0.5)
     model(x)
     assert way._dense._placed is not None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    "rows", [(0, 1, 2), (0, 0, 1, 1, 2, 2), (0, 1, 2, 0, 1, 2), (1, 2, 1, 0, 0, 2)], ids=lambda rows: str(len(rows))
+)
+def test_many_tokens_take_one_product_for_each_image_only_where_it_loses_nothing(tmp_path, monkeypatch, rows, dtype):
+    taken = []
+
+    def noted(*args):
+        taken.append(len(set(args[4])))
+        return effective.effective_rows(*args)
+
+    monkeypatch.setattr(factored, "effective_rows", noted)
+    base = nn.Linear(24, 40).to(dtype).requires_grad_(False)
+    model = Batched(base)
+    tensors = pair("lora_unet_layer", (40, 24), 4) | {"lora_unet_layer.diff_b": torch.randn(40)}
+    file, strengths = save(tmp_path / "a.safetensors", tensors), (1.0, -0.5, 0.0)
+    engine = Engine({"unet": model})
+    engine.set_rows(lambda count: rows[:count])
+    x = torch.randn(len(rows), 70, 24).to(dtype)
+    alone = []
+    for strength in strengths:
+        engine.activate(Stack([Entry(file, strength)]))
+        alone.append(model(x))
+    engine.activate(Stack([Entry(file, PerImage(strengths))]))
+    got = model(x)
+    assert taken == ([] if dtype == torch.bfloat16 else [3])
+    for i, image in enumerate(rows):
+        assert worst(got[i], alone[image][i]) < {**BOUNDS, torch.bfloat16: 2**-7}[dtype]
+    taken.clear()
+    assert worst(model(x[:, :8]), got[:, :8]) < {**BOUNDS, torch.bfloat16: 2**-7}[dtype]
+    assert not taken, "few tokens for three sums: the pair beside the layer is cheaper"
+    engine.set_rows(lambda count: (0, 1, 2))
+    with pytest.raises(RowsError):
+        model(torch.randn(4, 70, 24).to(dtype))
 
 
 class TestTextEncoders:
