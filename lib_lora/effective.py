@@ -116,8 +116,8 @@ def grouping_pays(grouped: Grouped, layer: nn.Module, x: Tensor, rank: int) -> b
     weight = layer._parameters["weight"]
     assert weight is not None
     out, inside = weight.shape
-    sums = sum(one.weights is not None for one in grouped.alike)
-    by_groups = _MARGIN * rank * sums * inside * out / x.shape[0]
+    summed = sum(len(one.factors) for one in grouped.alike)
+    by_groups = _MARGIN * summed * inside * out / x.shape[0]
     by_groups += (_PICKING * x.shape[1] + rank * len(grouped.rest)) * (inside + out)
     return by_groups < rank * x.shape[1] * (inside + out)
 
@@ -140,10 +140,11 @@ def effective_places(
     y = x.new_empty(*x.shape[:2], up.shape[0])
     for one in grouped.alike:
         own = x.index_select(1, one.places)
-        if one.weights is None:
+        if not len(one.factors):
             y.index_copy_(1, one.places, F.linear(own, weight, bias))
-        else:
-            y.index_copy_(1, one.places, effective_linear(layer, own, down, up, strength * one.weights))
+            continue
+        acting = strength[one.factors] * one.weights
+        y.index_copy_(1, one.places, effective_linear(layer, own, down[one.factors], up[:, one.factors], acting))
     if len(grouped.rest):
         own = x.index_select(1, grouped.rest)
         h = F.linear(own, down) * (strength * grouped.rest_weights)

@@ -66,8 +66,10 @@ class Alike:
 
     places: Tensor
     """Their numbers, (m,)."""
-    weights: Tensor | None
-    """Of each factor, (n,); None where all are zero."""
+    factors: Tensor
+    """The numbers of those that act there, (a,)."""
+    weights: Tensor
+    """Of these, (a,)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,10 +167,10 @@ class Masks:
         alike, rest = [], torch.zeros(len(own), dtype=torch.bool, device="cpu")
         for i, weights in enumerate(kinds):
             places = kind == i
-            nothing = not weights.any()
-            if nothing or counts[i] >= least:
-                chosen = None if nothing else weights[factor].to(device, dtype, copy=True)
-                alike.append(Alike(places.nonzero().flatten().to(device), chosen))
+            acting = weights[factor].nonzero().flatten()
+            if not len(acting) or counts[i] >= least:
+                chosen = weights[factor][acting].to(device, dtype, copy=True)
+                alike.append(Alike(places.nonzero().flatten().to(device), acting.to(device), chosen))
             else:
                 rest |= places
         others = rest.nonzero().flatten()

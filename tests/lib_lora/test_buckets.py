@@ -123,3 +123,49 @@ def test_stacks_of_one_bucket_share_compiled_code(tmp_path: Path) -> None:
     run(4)
     assert torch.equal(run(), plain)
     assert counter.frame_count == 3, "code of either bucket stays"
+
+
+@torch.no_grad()
+@compiles
+def test_blocks_that_are_compiled_one_by_one_share_their_code(tmp_path: Path) -> None:
+    """As diffusers' `compile_repeated_blocks` does it: one graph for all blocks of a class, with LoRA as without."""
+    testing = pytest.importorskip("torch._dynamo.testing")
+    torch._dynamo.reset()
+    install()
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = x + self.down(torch.relu(self.up(x)))
+            return y
+
+    model = nn.Sequential(*[Block() for _ in range(6)]).requires_grad_(False)
+    files = []
+    for seed, rank in enumerate((4, 7, 3)):
+        tensors: dict[str, Tensor] = {}
+        for i in range(6):
+            tensors |= pair(f"lora_unet_{i}_up", (12, 8), rank, seed=seed) | pair(f"lora_unet_{i}_down", (8, 12), rank)
+        files.append(save(tmp_path / f"{rank}.safetensors", tensors))
+    bare = copy.deepcopy(model)
+    counter = testing.CompileCounter()
+    for block in model:
+        block.compile(backend=counter, fullgraph=True)
+    engine, plainly = Engine({"unet": model}, rank_buckets=RANK_BUCKETS), Engine({"unet": bare})
+    x = torch.randn(3, 8)
+
+    def check(*stack: tuple[int, float]) -> None:
+        entries = [Entry(files[i], strength) for i, strength in stack]
+        engine.activate(Stack(entries))
+        plainly.activate(Stack(entries))
+        assert worst(model(x), bare(x)) < 1e-5
+
+    check()
+    assert counter.frame_count == 1
+    check((0, 0.5))
+    assert counter.frame_count == 2
+    for stack in (((1, 0.7),), ((0, 0.2), (2, 0.4)), (), ((2, -1.0),)):
+        check(*stack)
+    assert counter.frame_count == 2
