@@ -14,14 +14,13 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from lib_lora import BlockWeights, Element
 
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _NUMBER = re.compile(NUMBER)
 _INHERITED = re.compile(r"X(?:([+-])(\d+\.?\d*|\.\d+))?")
-_T = TypeVar("_T")
 _MOST = 400
 """Values of a list; no model has as many blocks."""
 _NAME = re.compile(r"[^:<>=,#\s](?:[^:<>=,#]*[^:<>=,#\s])?")

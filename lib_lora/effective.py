@@ -143,8 +143,10 @@ def effective_places(
         if not len(one.factors):
             y.index_copy_(1, one.places, F.linear(own, weight, bias))
             continue
-        acting = strength[one.factors] * one.weights
-        y.index_copy_(1, one.places, effective_linear(layer, own, down[one.factors], up[:, one.factors], acting))
+        acting = down, up, strength
+        if len(one.factors) < len(strength):
+            acting = down[one.factors], up[:, one.factors], strength[one.factors]
+        y.index_copy_(1, one.places, effective_linear(layer, own, *acting[:2], acting[2] * one.weights))
     if len(grouped.rest):
         own = x.index_select(1, grouped.rest)
         h = F.linear(own, down) * (strength * grouped.rest_weights)

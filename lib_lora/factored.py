@@ -109,13 +109,12 @@ class Factored(Resident[Placed]):
                 self.evict()
 
     def _run(self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        y = None
         if self._only_pairs and self._kind == "linear" and not compiling():
             rows = self._strengths.rows if self._strengths.mixed else ()
             if pays(layer, base_forward, x, len(set(rows)) or 1):
-                y = self._by_places(layer, x) if self.is_regional else self._effective(layer, x, rows)
-        if y is not None:
-            return y
+                summed = self._by_places(layer, x) if self.is_regional else self._effective(layer, x, rows)
+                if summed is not None:
+                    return summed
         y, live, parts = self._beside(layer, base_forward, base, x)
         return y if parts.bias is None else y + live.change_of_bias(parts.bias, self._spatial)
 

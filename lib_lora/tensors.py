@@ -105,4 +105,6 @@ def autocasts(kind: str) -> bool:
     try:
         return torch.is_autocast_enabled(kind)
     except TypeError:  # before torch 2.4 it speaks of CUDA only
-        return torch.is_autocast_cpu_enabled() if kind == "cpu" else torch.is_autocast_enabled()
+        if kind == "cpu":
+            return torch.is_autocast_cpu_enabled()
+        return kind != "cuda" or torch.is_autocast_enabled()  # of others nothing tells

@@ -40,14 +40,17 @@ class ChunkParts:
         found = original(*args, **kwargs)
         if len(found) > 1:
             for number, one in enumerate(found):
-                conditions = one["model_conds"]
-                conditions[_PROMPT] = _marked(conditions[_PROMPT], number)
+                conditions = one.get("model_conds", {})
+                if _PROMPT in conditions:
+                    conditions[_PROMPT] = _marked(conditions[_PROMPT], number)
         return found
 
-    def joined(self, original: Callable[..., Any], chunks: Sequence[Mapping[str, Any]]) -> Any:
+    def joined(
+        self, original: Callable[..., Any], chunks: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
+    ) -> Any:
         """Around the function that joins conditions for one call."""
         self._chunks = tuple(getattr(chunk.get(_PROMPT), _MARK, None) for chunk in chunks)
-        return original(chunks)
+        return original(chunks, *args, **kwargs)
 
     def __call__(self, rows: int) -> Sequence[Row] | None:
         """What each row of the next call is of; None where it has no part, or others join or cut the rows."""

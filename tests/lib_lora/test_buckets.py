@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,18 @@ def test_a_whole_unet_is_as_without_them(tmp_path: Path, multiplier: float) -> N
     assert worst(unet(**inputs)[0], got[0]) > 1e-3
 
 
+def as_uncompiled(engine: Engine, bare: nn.Module, compiled: Callable[[Tensor], Tensor], stack: list[Entry]) -> Tensor:
+    """What compiled code gives with a stack, held to a copy of the model that is neither compiled nor padded."""
+    x = torch.linspace(-2, 2, 24).view(3, 8)
+    engine.activate(Stack(stack))
+    plainly = Engine({"unet": bare})
+    plainly.activate(Stack(stack))
+    got = compiled(x)
+    assert worst(got, bare(x)) < 1e-5
+    plainly.close()
+    return got
+
+
 @torch.no_grad()
 @compiles
 def test_stacks_of_one_bucket_share_compiled_code(tmp_path: Path) -> None:
@@ -100,16 +113,10 @@ def test_stacks_of_one_bucket_share_compiled_code(tmp_path: Path) -> None:
     }
     counter = testing.CompileCounter()
     compiled = torch.compile(model, backend=counter, fullgraph=True)
-    engine = Engine({"unet": model}, rank_buckets=RANK_BUCKETS)
-    x = torch.randn(3, 8)
+    bare, engine = copy.deepcopy(model), Engine({"unet": model}, rank_buckets=RANK_BUCKETS)
 
     def run(*ranks: int, multiplier: float = 0.5) -> Tensor:
-        engine.activate(Stack([Entry(files[rank], multiplier) for rank in ranks]))
-        got: Tensor = compiled(x)
-        want = Engine({"unet": (bare := copy.deepcopy(model))})
-        want.activate(Stack([Entry(files[rank], multiplier) for rank in ranks]))
-        assert worst(got, bare(x)) < 1e-5
-        return got
+        return as_uncompiled(engine, bare, compiled, [Entry(files[rank], multiplier) for rank in ranks])
 
     plain = run()
     run(4)
@@ -153,14 +160,10 @@ def test_blocks_that_are_compiled_one_by_one_share_their_code(tmp_path: Path) ->
     counter = testing.CompileCounter()
     for block in model:
         block.compile(backend=counter, fullgraph=True)
-    engine, plainly = Engine({"unet": model}, rank_buckets=RANK_BUCKETS), Engine({"unet": bare})
-    x = torch.randn(3, 8)
+    engine = Engine({"unet": model}, rank_buckets=RANK_BUCKETS)
 
     def check(*stack: tuple[int, float]) -> None:
-        entries = [Entry(files[i], strength) for i, strength in stack]
-        engine.activate(Stack(entries))
-        plainly.activate(Stack(entries))
-        assert worst(model(x), bare(x)) < 1e-5
+        as_uncompiled(engine, bare, model, [Entry(files[i], strength) for i, strength in stack])
 
     check()
     assert counter.frame_count == 1
