@@ -1,15 +1,16 @@
 """A linear layer and its fused pair as one product: with many tokens, adding the pair to the weight first is cheaper.
 
 Adding costs R * in * out, once per call; the pair beside the layer costs R * tokens * (in + out). Rows of the batch
-with strengths of their own take a sum each. Sums lie in scratch memory: the base weight is read, never written. Only in
-dtypes in which the sum loses nothing that matters: in half precision a small delta would drown in the rounding of
-W + dW, which is what the pair beside the layer is for.
+with strengths of their own take a sum each, or share one where their strengths are multiples of each other's. Places
+are sorted by their strengths, for a product each. Sums lie in scratch memory: the base weight is read, never written.
+Only in dtypes in which the sum loses nothing that matters: in half precision a small delta would drown in the rounding
+of W + dW, which is what the pair beside the layer is for.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,27 +18,27 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 from . import scratch
-from .spread import Grouped
+from .spread import Grouped, Runs, length
 from .tensors import autocasts, compiling
 
 if TYPE_CHECKING:
     from .patch import BaseForward
+    from .strength import Sum
 
 EXACT = frozenset({torch.float32, torch.float64})
 """Dtypes in which a small change of a weight is not rounded away."""
-_PICKING = 24
-"""What picking places out and putting them back costs, as a rank: measured on a CPU, 320 to 2560 wide."""
+_PICKING = 16
+"""What sorting places and putting them back costs, as a rank: measured on a CPU, 320 to 2560 wide."""
 _MARGIN = 1.5  # the sum is written to memory and read again: measured break-even on a CPU, 320 to 2560 wide
 
 
-def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor, sums: int = 1) -> bool:
+def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
     """Whether to compute `layer` by an effective weight: the sum is cheaper, and nothing but a plain product is lost.
 
     Args:
         layer: a linear layer.
         base_forward: what it runs by itself.
         x: its input.
-        sums: how many strengths the rows of the batch have.
     """
     weight = layer._parameters.get("weight")
     if weight is None or weight.ndim != 2 or weight.dtype not in EXACT:
@@ -45,7 +46,7 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor, sums: int = 1) 
     if hasattr(weight, "__tensor_flatten__"):  # torchao's and quanto's: packed, whatever dtype they show
         return False
     out, inside = weight.shape
-    if x.numel() * (out + inside) <= _MARGIN * sums * inside * inside * out:  # both sides times `in`
+    if x.numel() * (out + inside) <= _MARGIN * inside * inside * out:  # both sides times `in`
         return False
     if x.dtype != weight.dtype or x.device != weight.device or not is_torchs(base_forward):
         return False
@@ -76,8 +77,29 @@ def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, stre
     return F.linear(x, _sum(layer, down, up, strength), layer._parameters.get("bias"))
 
 
+def rows_pay(layer: nn.Module, x: Tensor, rows: Sequence[int], sums: Sequence[Sum], rank: int) -> bool:
+    """Whether sums for images that have enough tokens, and what acts for others, cost less than the pair beside all.
+
+    Args:
+        layer: a linear layer.
+        x: (rows * n, …, in).
+        rows: of which image each is.
+        sums: these images.
+        rank: of the pair.
+    """
+    tokens, large = x.numel() // x.shape[-1], large_group(layer)
+    most = (min(large, tokens // len(rows) * len(_rows_of(one, rows))) * length(one.runs) for one in sums)
+    return sum(most) < rank * tokens
+
+
 def effective_rows(
-    layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, rows: Sequence[int], strength: Callable[[int], Tensor]
+    layer: nn.Module,
+    x: Tensor,
+    down: Tensor,
+    up: Tensor,
+    rows: Sequence[int],
+    sums: Sequence[Sum],
+    strength: Callable[[int], Tensor],
 ) -> Tensor:
     """The same, for rows of a batch that have strengths of their own.
 
@@ -87,45 +109,77 @@ def effective_rows(
         down: see above.
         up: see above.
         rows: of which image each is.
+        sums: these images.
         strength: of an image, (R,).
     """
     by_row = x.reshape(len(rows), -1, x.shape[-1])
     y = by_row.new_empty(*by_row.shape[:2], up.shape[0])
-    bias = layer._parameters.get("bias")
+    weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
+    assert weight is not None
+    least = large_group(layer) / by_row.shape[1]
+    large = [one for one in sums if one.runs and len(_rows_of(one, rows)) >= least]
     with torch.no_grad():
-        for image in dict.fromkeys(rows):
-            total = _sum(layer, down, up, strength(image)).t()
-            for row in (i for i, one in enumerate(rows) if one == image):
-                if bias is None:
-                    torch.mm(by_row[row], total, out=y[row])
-                else:
-                    torch.addmm(bias, by_row[row], total, out=y[row])
+        if not large:
+            _product(by_row.flatten(0, 1), weight, bias, y.view(-1, y.shape[-1]))
+        for one in sums:
+            summed = one in large
+            for image, scaled in _scaled(layer, down, up, one, strength) if summed else _unscaled(one, weight):
+                for row in (i for i, own in enumerate(rows) if own == image):
+                    if large:
+                        _product(by_row[row], scaled, bias, y[row])
+                    if not summed:
+                        _add(by_row[row], down, up, strength(image), one.runs, y[row])
     return y.view(*x.shape[:-1], up.shape[0])
 
 
-def least_alike(layer: nn.Module, x: Tensor) -> int:
-    """How many places of x (rows, places, in) must have the same strengths, or a sum for them does not pay."""
+def _rows_of(one: Sum, rows: Sequence[int]) -> list[int]:
+    return [i for i, image in enumerate(rows) if image in one.of.images]
+
+
+def _unscaled(one: Sum, weight: Tensor) -> Iterator[tuple[int, Tensor]]:
+    return ((image, weight) for image in one.of.images)
+
+
+def _scaled(
+    layer: nn.Module, down: Tensor, up: Tensor, one: Sum, strength: Callable[[int], Tensor]
+) -> Iterator[tuple[int, Tensor]]:
+    """The effective weight of each image; only until the next is asked for."""
+    weight = layer._parameters["weight"]
+    assert weight is not None
+    total, scale = _sum(layer, down, up, strength(one.of.images[0]), one.runs), 1.0
+    for image, ratio in zip(one.of.images, one.of.ratios, strict=True):
+        if ratio != scale:
+            torch.lerp(weight, total, ratio / scale, out=total)  # W + ratio (W + dW - W)
+            scale = ratio
+        yield image, total
+
+
+def large_group(layer: nn.Module) -> int:
+    """How many places, of all rows, must have the same strengths for a sum to pay."""
     weight = layer._parameters["weight"]
     assert weight is not None
     out, inside = weight.shape
-    return math.ceil(_MARGIN * inside * out / (inside + out) / x.shape[0])
+    return math.ceil(_MARGIN * inside * out / (inside + out))
 
 
-def grouping_pays(grouped: Grouped, layer: nn.Module, x: Tensor, rank: int) -> bool:
-    """Whether sums for groups of places, and what it takes to pick them out, cost less than the pair beside all."""
-    weight = layer._parameters["weight"]
-    assert weight is not None
-    out, inside = weight.shape
-    summed = sum(len(one.factors) for one in grouped.alike)
-    by_groups = _MARGIN * summed * inside * out / x.shape[0]
-    by_groups += (_PICKING * x.shape[1] + rank * len(grouped.rest)) * (inside + out)
-    return by_groups < rank * x.shape[1] * (inside + out)
+def grouping_pays(grouped: Grouped, layer: nn.Module, rank: int) -> bool:
+    """Whether groups of places, and what it takes to sort them and put them back, cost less than the pair beside all.
+
+    Args:
+        grouped: the places.
+        layer: of them.
+        rank: of the pair.
+    """
+    places = _PICKING * len(grouped.order) + rank * len(grouped.rest_weights)
+    places += sum(one.count * length(one.runs) for one in grouped.alike)
+    places += sum(large_group(layer) * length(one.runs) for one in grouped.large)
+    return places < rank * len(grouped.order)
 
 
 def effective_places(
     layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, strength: Tensor, grouped: Grouped
 ) -> Tensor:
-    """The same, for places that have strengths of their own.
+    """The same, for places that have strengths of their own: a sum for each large group, what acts there for others.
 
     Args:
         layer: see above.
@@ -137,26 +191,46 @@ def effective_places(
     """
     weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
     assert weight is not None
-    y = x.new_empty(*x.shape[:2], up.shape[0])
-    for one in grouped.alike:
-        own = x.index_select(1, one.places)
-        if not len(one.factors):
-            y.index_copy_(1, one.places, F.linear(own, weight, bias))
-            continue
-        acting = down, up, strength
-        if len(one.factors) < len(strength):
-            acting = down[one.factors], up[:, one.factors], strength[one.factors]
-        y.index_copy_(1, one.places, effective_linear(layer, own, *acting[:2], acting[2] * one.weights))
-    if len(grouped.rest):
-        own = x.index_select(1, grouped.rest)
-        h = F.linear(own, down) * (strength * grouped.rest_weights)
-        y.index_copy_(1, grouped.rest, F.linear(own, weight, bias) + F.linear(h, up))
-    return y
+    with torch.no_grad():
+        x, rows = x.reshape(-1, x.shape[-1]).index_select(0, grouped.order), x.shape[0]
+        y = x.new_empty(len(x), len(weight))
+        begin = grouped.small
+        _product(x[:begin], weight, bias, y[:begin])
+        for one in grouped.large:
+            here, begin = slice(begin, begin + one.count), begin + one.count
+            _product(x[here], _sum(layer, down, up, strength * one.weights, one.runs), bias, y[here])
+        begin = grouped.none
+        for one in grouped.alike:
+            here, begin = slice(begin, begin + one.count), begin + one.count
+            _add(x[here], down, up, strength * one.weights, one.runs, y[here])
+        if len(grouped.rest_weights):
+            here = slice(begin, begin + len(grouped.rest_weights))
+            _add(x[here], down, up, strength * grouped.rest_weights, ((0, len(strength)),), y[here])
+        return y.index_select(0, grouped.back).view(rows, -1, y.shape[1])
 
 
-def _sum(layer: nn.Module, down: Tensor, up: Tensor, strength: Tensor) -> Tensor:
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> None:
+    """Have y be x weight^T + bias."""
+    if bias is None:
+        torch.mm(x, weight.t(), out=y)
+    else:
+        torch.addmm(bias, x, weight.t(), out=y)
+
+
+def _add(x: Tensor, down: Tensor, up: Tensor, strength: Tensor, runs: Runs, y: Tensor) -> None:
+    """Add the pair beside to y, as far as it acts."""
+    for start, stop in runs:
+        h = torch.mm(x, down[start:stop].t()).mul_(strength[..., start:stop])
+        y.addmm_(h, up[:, start:stop].t())
+
+
+def _sum(layer: nn.Module, down: Tensor, up: Tensor, strength: Tensor, runs: Runs = ()) -> Tensor:
+    """The effective weight by all factors, or by some, in scratch memory."""
     weight = layer._parameters["weight"]
     assert weight is not None  # `pays` said so
     total = scratch.take("linear", weight, weight.dtype)
     with torch.no_grad():
-        return torch.addmm(weight, up * strength, down, out=total)
+        for number, (start, stop) in enumerate(runs or ((0, len(strength)),)):
+            own = up[:, start:stop] * strength[start:stop]
+            torch.addmm(total if number else weight, own, down[start:stop], out=total)
+    return total

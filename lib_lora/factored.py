@@ -28,8 +28,9 @@ from .effective import (
     effective_rows,
     grouping_pays,
     is_torchs,
-    least_alike,
+    large_group,
     pays,
+    rows_pay,
 )
 from .live import Live, Spot, Windows
 from .operation import Operation
@@ -87,6 +88,7 @@ class Factored(Resident[Placed]):
         self._spatial = len(target.shape) - 2
         self._of_text = is_of_text(target.path)
         self._layout, self._bias_layout = _layouts(self._bindings, keeping.buckets)
+        self._rank = sum(share.count for share in self._layout)
         forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
         self._on_input = any(form.on_input for form in forms if form)
         others = any(form.on_input or form.on_output for form in forms if form)
@@ -109,45 +111,48 @@ class Factored(Resident[Placed]):
                 self.evict()
 
     def _run(self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        if self._only_pairs and self._kind == "linear" and not compiling():
-            rows = self._strengths.rows if self._strengths.mixed else ()
-            if pays(layer, base_forward, x, len(set(rows)) or 1):
-                summed = self._by_places(layer, x) if self.is_regional else self._effective(layer, x, rows)
-                if summed is not None:
-                    return summed
+        if self._only_pairs and self._kind == "linear" and not compiling() and pays(layer, base_forward, x):
+            summed = self._summed(layer, x)
+            if summed is not None:
+                return summed
         y, live, parts = self._beside(layer, base_forward, base, x)
         return y if parts.bias is None else y + live.change_of_bias(parts.bias, self._spatial)
 
-    def _by_places(self, layer: nn.Module, x: Tensor) -> Tensor | None:
-        """By sums for groups of places; None where that does not pay."""
-        spot = self._spot(x)
-        if spot.grid is None or x.ndim != 3 or spot.parts != 1:  # other than (rows, places, channels)
-            return None
-        placed = self._placed_at(layer, x.device, x.dtype)
-        parts, pair = placed.stored.get(), placed.windows.pair
-        grouped = pair.grouped(spot.grid, least_alike(layer, x))
-        if grouped is None or parts.bias is not None or parts.pair is None:
-            return None
-        if not grouping_pays(grouped, layer, x, pair.factors.shape[0]):
-            return None
-        return effective_places(layer, x, parts.pair.down, parts.pair.up, pair.factors, grouped)
-
-    def _effective(self, layer: nn.Module, x: Tensor, rows: Sequence[int]) -> Tensor:
-        """By the sum of the weight and the pair, for each image of the call that has strengths of its own."""
+    def _summed(self, layer: nn.Module, x: Tensor) -> Tensor | None:
+        """By the sum of the weight and the pair, or by several; None where that does not pay."""
         placed = self._placed_at(layer, x.device, x.dtype)
         parts = placed.stored.get()
         assert parts.pair is not None
-        down, up = parts.pair.down, parts.pair.up
-        if rows:
-            self._parts_per_row(layer, placed, x)  # raises where x has other rows
-
-            def strength(image: int) -> Tensor:
-                return self._strengths.of_image(self._layout, x.device, x.dtype, image)
-
-            y = effective_rows(layer, x, down, up, rows, strength)
+        if self.is_regional:
+            return self._by_places(layer, x, placed, parts.pair) if parts.bias is None else None
+        if self._strengths.mixed:
+            y = self._by_rows(layer, x, placed, parts.pair)
         else:
-            y = effective_linear(layer, x, down, up, placed.live.pair)
-        return y if parts.bias is None else y + self._live(layer, placed, x, y).change_of_bias(parts.bias, 0)
+            y = effective_linear(layer, x, parts.pair.down, parts.pair.up, placed.live.pair)
+        if y is None or parts.bias is None:
+            return y
+        return y + self._live(layer, placed, x, y).change_of_bias(parts.bias, 0)
+
+    def _by_places(self, layer: nn.Module, x: Tensor, placed: Placed, pair: FusedPair) -> Tensor | None:
+        spot = self._spot(x)
+        if spot.grid is None or x.ndim != 3 or spot.parts != 1:  # other than (rows, places, channels)
+            return None
+        window = placed.windows.pair
+        grouped = window.grouped(spot.grid, x.shape[0], large_group(layer))
+        if grouped is None or not grouping_pays(grouped, layer, self._rank):
+            return None
+        return effective_places(layer, x, pair.down, pair.up, window.factors, grouped)
+
+    def _by_rows(self, layer: nn.Module, x: Tensor, placed: Placed, pair: FusedPair) -> Tensor | None:
+        self._parts_per_row(layer, placed, x)  # raises where x has other rows
+        rows, sums = self._strengths.rows, self._strengths.sums(self._layout)
+        if not rows_pay(layer, x, rows, sums, self._rank):
+            return None
+
+        def strength(image: int) -> Tensor:
+            return self._strengths.of_image(self._layout, x.device, x.dtype, image)
+
+        return effective_rows(layer, x, pair.down, pair.up, rows, sums, strength)
 
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
@@ -266,10 +271,9 @@ class Factored(Resident[Placed]):
             form = adapter.form(binding.rank)
             if form is not None and form.pair is not None:
                 pairs.append((adapter.factors(binding.rank), binding.target.rows))
-        rank = sum(share.count for share in self._layout)
         windows = [rows for _, rows in pairs]
-        down = _stacked([one.down for one, _ in pairs], 0, device, dtype, length=rank)
-        up = _stacked([one.up for one, _ in pairs], 1, device, dtype, windows, self._outputs, length=rank)
+        down = _stacked([one.down for one, _ in pairs], 0, device, dtype, length=self._rank)
+        up = _stacked([one.up for one, _ in pairs], 1, device, dtype, windows, self._outputs, length=self._rank)
         return FusedPair(down, up)
 
     @property

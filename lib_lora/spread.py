@@ -6,8 +6,9 @@ of the picture that the region is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -19,6 +20,10 @@ from .tensors import plain_mode
 
 EVERYWHERE, NOWHERE = 0, -1
 """In place of a region's number."""
+_GROUPS = 16
+"""As many groups at most, or they cost more calls than they save work."""
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""Where factors begin and end that lie together."""
 Which: TypeAlias = tuple[tuple[int, ...], ...]
 """For each row, the regions of some factors."""
 
@@ -64,23 +69,52 @@ NO_SPREAD = Spread()
 class Alike:
     """Places whose weights are the same."""
 
-    places: Tensor
-    """Their numbers, (m,)."""
-    factors: Tensor
-    """The numbers of those that act there, (a,)."""
+    count: int
+    """Of them, in all rows together."""
+    runs: Runs
+    """The factors that act there."""
     weights: Tensor
-    """Of these, (a,)."""
+    """Of all factors, (n,)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """The places of a layer, by what their weights are."""
+    """The places of a layer, by what their weights are.
 
+    They are in order: those without weights, groups, those that few others are like, and large groups.
+    """
+
+    order: Tensor
+    """Where the first place in order lies, the second …, (rows * places,)."""
+    back: Tensor
+    """In which place of the order each lies, (rows * places,)."""
+    none: int
+    """Places without weights."""
     alike: tuple[Alike, ...]
-    rest: Tensor
-    """The numbers of those that too few others are like, (r,)."""
     rest_weights: Tensor
-    """Their weights, (r, n)."""
+    """Of those that few others are like, (r, n)."""
+    large: tuple[Alike, ...]
+
+    @property
+    def small(self) -> int:
+        """Places that are in no large group."""
+        return len(self.order) - sum(one.count for one in self.large)
+
+
+def runs_of(factors: Iterable[object]) -> Runs:
+    """Those that are not 0 or False."""
+    runs, start = [], 0
+    for acts, own in groupby(factors, bool):
+        stop = start + sum(1 for _ in own)
+        if acts:
+            runs.append((start, stop))
+        start = stop
+    return tuple(runs)
+
+
+def length(runs: Runs) -> int:
+    """How many factors they are."""
+    return sum(stop - start for start, stop in runs)
 
 
 def by_part(region: int, told: int | None, grid: Grid | None, part: int | None) -> int:
@@ -137,44 +171,55 @@ class Masks:
         return found
 
     def grouped(
-        self, grid: Grid, which: tuple[int, ...], least: int, device: torch.device, dtype: torch.dtype
+        self, grid: Grid, which: tuple[int, ...], rows: int, large: int, device: torch.device, dtype: torch.dtype
     ) -> Grouped:
         """The places by their weights.
 
         Args:
             grid: the places.
             which: of which region each factor's weights are; see `at`.
-            least: places that make a group, but for those without any weight.
+            rows: how often there are these places.
+            large: places, of all rows, that make a large group.
             device: where.
             dtype: as what.
         """
-        key = grid, which, least, device, dtype
+        key = grid, which, rows, large, device, dtype
         found = self._grouped.get(key)
         if found is None:
             self.placed = True
             with plain_mode(device):
-                found = self._grouped[key] = self._group(grid, which, least, device, dtype)
+                found = self._grouped[key] = self._group(grid, which, rows, large, device, dtype)
         return found
 
     def _group(
-        self, grid: Grid, which: tuple[int, ...], least: int, device: torch.device, dtype: torch.dtype
+        self, grid: Grid, which: tuple[int, ...], rows: int, large: int, device: torch.device, dtype: torch.dtype
     ) -> Grouped:
         numbers = sorted(set(which))
         factor = [numbers.index(one) for one in which]
-        regions = torch.tensor(numbers, dtype=torch.int64, device="cpu")
-        own = self._all(grid)[:, regions]  # (places, distinct regions)
+        own = self._all(grid)[:, torch.tensor(numbers, dtype=torch.int64, device="cpu")]  # (places, distinct regions)
         kinds, kind, counts = torch.unique(own, dim=0, return_inverse=True, return_counts=True)
-        alike, rest = [], torch.zeros(len(own), dtype=torch.bool, device="cpu")
-        for i, weights in enumerate(kinds):
-            places = kind == i
-            acting = weights[factor].nonzero().flatten()
-            if not len(acting) or counts[i] >= least:
-                chosen = weights[factor][acting].to(device, dtype, copy=True)
-                alike.append(Alike(places.nonzero().flatten().to(device), acting.to(device), chosen))
-            else:
-                rest |= places
-        others = rest.nonzero().flatten()
-        return Grouped(tuple(alike), others.to(device), own[others][:, factor].to(device, dtype, copy=True))
+        least = len(own) / _GROUPS
+        none, alike, rest, big = list[int](), list[int](), list[int](), list[int]()
+        for i, (weights, count) in enumerate(zip(kinds, counts.tolist(), strict=True)):
+            one = none if not weights.any() else big if rows * count >= large else alike if count >= least else rest
+            one.append(i)
+        places = [_places(kind == i, rows) for i in (*none, *alike)]
+        others = torch.isin(kind, torch.tensor(rest, dtype=kind.dtype, device="cpu"))
+        places += [_places(others, rows), *(_places(kind == i, rows) for i in big)]
+        order = torch.cat(places).to(device)
+
+        def made(i: int) -> Alike:
+            weights = kinds[i][factor]
+            return Alike(rows * int(counts[i]), runs_of(weights.tolist()), weights.to(device, dtype, copy=True))
+
+        return Grouped(
+            order,
+            order.argsort(),
+            rows * int(counts[none].sum()),
+            tuple(map(made, alike)),
+            own[others][:, factor].repeat(rows, 1).to(device, dtype, copy=True),
+            tuple(map(made, big)),
+        )
 
     def serve(self, picture: Picture) -> None:
         """Be for a picture; as another one has other places, what was made for the one before is forgotten."""
@@ -196,6 +241,11 @@ class Masks:
             everywhere, nowhere = torch.ones_like(columns[0]), torch.zeros_like(columns[0])
             found = self._weights[grid] = torch.stack([everywhere, *columns, nowhere], 1)
         return found
+
+
+def _places(chosen: Tensor, rows: int) -> Tensor:
+    """The numbers of chosen places in each of some rows, one row after the other, (rows * m,)."""
+    return chosen.repeat(rows).nonzero().flatten()
 
 
 def _column(grid: Grid, region: Region) -> Tensor:

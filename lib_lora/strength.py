@@ -20,8 +20,9 @@ from torch import Tensor
 
 from .adapters.base import RankSchedule
 from .picture import Grid, Picture
+from .proportion import Proportion, proportions
 from .schedule import Moment
-from .spread import NO_SPREAD, Grouped, Masks, Spread, Which
+from .spread import NO_SPREAD, Grouped, Masks, Runs, Spread, Which, runs_of
 
 Values: TypeAlias = Sequence[Sequence[float]]
 """Of each image, the strength of every cell."""
@@ -97,9 +98,18 @@ class Window:
         factors = self.of_rows() if self._of.mixed else self.factors.unsqueeze(0)
         return weights * factors.unsqueeze(2 if channels_first else 1)
 
-    def grouped(self, grid: Grid, least: int) -> Grouped | None:
+    def grouped(self, grid: Grid, rows: int, large: int) -> Grouped | None:
         """The places by how far the factors act there; None while rows differ. See `Masks.grouped`."""
-        return None if self._of.mixed else self._of.grouped(self._start, self.factors, grid, least)
+        return None if self._of.mixed else self._of.grouped(self._start, self.factors, grid, rows, large)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sum:
+    """Images of a call that need a single sum of weights."""
+
+    of: Proportion
+    runs: Runs
+    """The factors of a layer that act."""
 
 
 class Strengths:
@@ -122,6 +132,7 @@ class Strengths:
         self.masks = Masks(spread.regions)
         """The weights of its regions."""
         self._which: dict[tuple[object, bool], Which] = {}  # by factors and rows, and whether there are places
+        self._sums: dict[tuple[object, ...], list[Sum]] = {}
         self._picture: Picture | None = None
         self._parts: tuple[int | None, ...] = ()  # of the prompt, that the rows of the present call are of
         self._offsets: dict[Layout, int] = {}
@@ -188,6 +199,16 @@ class Strengths:
             whole = mirror.rows[self._rows.index(image)]
         return whole.narrow(0, self._offsets[layout], sum(share.count for share in layout))
 
+    def sums(self, layout: Layout) -> Sequence[Sum]:
+        """The images of the present call, those of one proportion together. Only while it is `mixed`."""
+        found = self._sums.get((layout, self._rows))
+        if found is None:
+            own = proportions(self.values, self._rows, (share.cell for share in layout))
+            owners = [share.cell for share in layout for _ in range(share.count)]
+            found = [Sum(one, runs_of(cell in one.acting for cell in owners)) for one in own]
+            self._sums[layout, self._rows] = found
+        return found
+
     @property
     def rows(self) -> tuple[int, ...]:
         """The image of each row of the present call. Only while it is `mixed`."""
@@ -242,10 +263,12 @@ class Strengths:
         which = self._which_of(start, factors.shape[0], grid)
         return self.masks.at(grid, which, factors.device, factors.dtype, channels_first=channels_first)
 
-    def grouped(self, start: int, factors: Tensor, grid: Grid, least: int) -> Grouped | None:
+    def grouped(self, start: int, factors: Tensor, grid: Grid, rows: int, large: int) -> Grouped | None:
         """The places by how far the factors act there, where that is alike for all rows; see `Masks.grouped`."""
         which = self._which_of(start, factors.shape[0], grid)
-        return None if len(which) > 1 else self.masks.grouped(grid, which[0], least, factors.device, factors.dtype)
+        if len(which) > 1:
+            return None
+        return self.masks.grouped(grid, which[0], rows, large, factors.device, factors.dtype)
 
     def _which_of(self, start: int, n: int, grid: Grid | None) -> Which:
         parts = self._parts or (None,)
@@ -305,6 +328,7 @@ class Strengths:
     def _set(self, values: Values) -> None:
         self.values: tuple[tuple[float, ...], ...] = tuple(map(tuple, values))
         """Of each image, the strength of every cell."""
+        self._sums = {}
         self._values = torch.tensor(self.values, dtype=torch.float64, device="cpu")  # (images, cells)
 
     def _mirror(self, device: torch.device, dtype: torch.dtype) -> Mirror:

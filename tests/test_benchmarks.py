@@ -18,7 +18,18 @@ PROGRAMS = {
     "kinds": {"kind", "layer", "way", "base_s", "ours", "peer_name", "peer", "peer_by_ours", "differ_by", "seconds"},
     "memory": {"stack"},
     "library": {"what", "value", "unit", "goal", "goal_met"},
-    "strength": {"loras", "strength", "constant_s", "of_constant", "interval", "of_minima", "write_s", "seconds"},
+    "strength": {
+        "loras",
+        "strength",
+        "constant_s",
+        "of_constant",
+        "interval",
+        "by_layers",
+        "by_layers_interval",
+        "extra_s",
+        "write_s",
+        "seconds",
+    },
     "load": {"way", "bytes", "keys", "median_s", "of_reading", "of_minima", "goal_met", "seconds"},
 }
 TINY = ("--tiny", "--rounds", "1", "--latent", "8", "--rank", "4")

@@ -294,6 +294,31 @@ def test_many_places_with_the_same_strengths_have_one_sum_of_weights(tmp_path, m
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("regions", [(LEFT, LEFT), (LEFT, RIGHT), (LEFT, TOP)])
+def test_groups_too_small_for_a_sum_have_what_acts_there_beside(tmp_path, monkeypatch, regions):
+    model = Denoiser(nn.Linear(256, 240).double().requires_grad_(False))
+    paths = [save(tmp_path / f"{i}.safetensors", pair("lora_unet_layer", (240, 256), 64, seed=i)) for i in range(2)]
+    x = torch.randn(2, 256, 12, 12, dtype=torch.float64)
+    engine, plain = Engine({"unet": model}), model(x)
+    engine.activate(Stack([Entry(path, strength(0.8, one)) for path, one in zip(paths, regions, strict=True)]))
+    taken = []
+
+    def noted(*args):
+        taken.append(([len(one.runs) for one in args[5].alike], args[5].large))
+        return effective.effective_places(*args)
+
+    monkeypatch.setattr(factored, "effective_places", noted)
+    got, want = model(x), plain.clone()
+    assert len(taken) == 1
+    assert taken[0][0]
+    assert not taken[0][1]
+    for path, one in zip(paths, regions, strict=True):
+        engine.activate(Stack([Entry(path, 0.8)]))
+        want += (model(x) - plain) * one.weights(12, 12)
+    assert worst(got, want) < 1e-12
+
+
+@torch.no_grad()
 def test_few_places_and_low_ranks_have_no_sums(tmp_path, monkeypatch):
     model = Denoiser(nn.Linear(48, 40).double().requires_grad_(False))
     monkeypatch.setattr(factored, "effective_places", lambda *args: pytest.fail("it costs more"))

@@ -371,36 +371,50 @@ def test_many_tokens_are_beside_the_layer_while_rows_differ(tmp_path):
 @pytest.mark.parametrize(
     "rows", [(0, 1, 2), (0, 0, 1, 1, 2, 2), (0, 1, 2, 0, 1, 2), (1, 2, 1, 0, 0, 2)], ids=lambda rows: str(len(rows))
 )
-def test_many_tokens_take_one_product_for_each_image_only_where_it_loses_nothing(tmp_path, monkeypatch, rows, dtype):
+@pytest.mark.parametrize(
+    ("strengths", "sums"),
+    [
+        pytest.param([(0.5, 1.0, 0.0)], [{0, 1}], id="in proportion"),
+        pytest.param([(1.0, -0.6, 0.9), (0.5, -0.3, 0.45)], [{0, 1, 2}], id="two in proportion"),
+        pytest.param([(1.0, 0.0, 0.5), (0.0, 1.0, 0.7)], [{0}, {1}, {2}], id="apart"),
+        pytest.param([(1.0, 0.4, 0.5), (0.5, 0.3, 0.25)], [{0, 2}, {1}], id="partly"),
+    ],
+)
+def test_many_tokens_take_a_sum_for_each_proportion_only_where_it_loses_nothing(
+    tmp_path, monkeypatch, rows, dtype, strengths, sums
+):
     taken = []
 
     def noted(*args):
-        taken.append(len(set(args[4])))
+        taken.append([set(one.of.images) for one in args[5] if one.of.acting])
         return effective.effective_rows(*args)
 
     monkeypatch.setattr(factored, "effective_rows", noted)
     base = nn.Linear(24, 40).to(dtype).requires_grad_(False)
     model = Batched(base)
-    tensors = pair("lora_unet_layer", (40, 24), 4) | {"lora_unet_layer.diff_b": torch.randn(40)}
-    file, strengths = save(tmp_path / "a.safetensors", tensors), (1.0, -0.5, 0.0)
+    files = []
+    for i in range(len(strengths)):
+        tensors = pair("lora_unet_layer", (40, 24), 4, seed=i) | {"lora_unet_layer.diff_b": torch.randn(40)}
+        files.append(save(tmp_path / f"{i}.safetensors", tensors))
     engine = Engine({"unet": model})
     engine.set_rows(lambda count: rows[:count])
-    x = torch.randn(len(rows), 70, 24).to(dtype)
+    x = torch.randn(len(rows), 170, 24).to(dtype)
     alone = []
-    for strength in strengths:
-        engine.activate(Stack([Entry(file, strength)]))
+    for image in range(3):
+        engine.activate(Stack([Entry(file, own[image]) for file, own in zip(files, strengths, strict=True)]))
         alone.append(model(x))
-    engine.activate(Stack([Entry(file, PerImage(strengths))]))
+    engine.activate(Stack([Entry(file, PerImage(own)) for file, own in zip(files, strengths, strict=True)]))
     got = model(x)
-    assert taken == ([] if dtype == torch.bfloat16 else [3])
+    assert len(taken) == (dtype != torch.bfloat16)
+    assert sorted(map(sorted, taken[0] if taken else sums)) == sorted(map(sorted, sums))
     for i, image in enumerate(rows):
         assert worst(got[i], alone[image][i]) < {**BOUNDS, torch.bfloat16: 2**-7}[dtype]
     taken.clear()
-    assert worst(model(x[:, :8]), got[:, :8]) < {**BOUNDS, torch.bfloat16: 2**-7}[dtype]
-    assert not taken, "few tokens for three sums: the pair beside the layer is cheaper"
+    assert worst(model(x[:, :3]), got[:, :3]) < {**BOUNDS, torch.bfloat16: 2**-7}[dtype]
+    assert not taken, "few tokens: the pair beside the layer is cheaper"
     engine.set_rows(lambda count: (0, 1, 2))
     with pytest.raises(RowsError):
-        model(torch.randn(4, 70, 24).to(dtype))
+        model(torch.randn(4, 170, 24).to(dtype))
 
 
 class TestTextEncoders:
