@@ -5,7 +5,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
   (none)   what a web UI calls at every start: name what is missing, change nothing
   demo     open the embedded web UI on the small model that comes with it; ARGUMENTS go to it
   test     run the tests, in several processes where no ARGUMENTS are given; those go to pytest
-  bench    run every program in benchmarks/; ARGUMENTS go to each
+  bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
   check    run ruff and mypy
   train    make the demo's model and LoRAs anew, which takes over two hours; ARGUMENTS go to it
 
@@ -225,11 +225,17 @@ def all_at_once() -> list[str]:
 
 def bench(environment: Environment, arguments: list[str]) -> int:
     environment.ensure("run", "bench")
-    failed = []
-    for program in sorted((ROOT / "benchmarks").glob("[!_]*.py")):
+    folder = ROOT / "benchmarks"
+    results, failed = folder / "results", []
+    results.mkdir(exist_ok=True)
+    for program in sorted(folder.glob("[!_]*.py")):
         say(f"benchmarks/{program.name}")
-        if call([str(environment.python), str(program), *arguments]) != 0:
+        figures = results / f"{program.stem}.json"
+        figures.unlink(missing_ok=True)
+        if call([str(environment.python), str(program), *arguments, "--json", str(figures)]) != 0:
             failed.append(program.name)
+    if call([str(environment.python), str(folder / "_report.py"), str(results)]) != 0:
+        failed.append("_report.py")
     if failed:
         raise InstallError(f"failed: {', '.join(failed)}")
     return 0

@@ -253,5 +253,5 @@ def report(name: str, options: argparse.Namespace, text: str, rows: Sequence[Rec
         print("**A tiny model: these figures say nothing.**\n")
     print(text, flush=True)
     if options.json is not None:
-        written = {"benchmark": name, "machine": found, "settings": settings, "rows": list(rows)}
+        written = {"benchmark": name, "machine": found, "settings": settings, "text": text, "rows": list(rows)}
         options.json.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")

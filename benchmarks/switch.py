@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -85,16 +85,19 @@ class Way(Protocol):
 class Ours:
     """Slots beside the layers."""
 
-    def __init__(self, base: nn.Module, files: Sequence[LoraFile]) -> None:
-        self.model = twin(base)
+    def __init__(
+        self, model: nn.Module, files: Sequence[LoraFile], parts: Mapping[str, nn.Module] | None = None
+    ) -> None:
+        self.model = model
         self.files = files
-        self.engine = Engine({"unet": self.model})
+        self._parts = parts or {"unet": model}
+        self.engine = Engine(self._parts)
 
     def forget(self) -> None:
         self.engine.close()
 
     def first(self) -> None:
-        self.engine = Engine({"unet": self.model})
+        self.engine = Engine(self._parts)
         self.switch(0)
 
     def switch(self, index: int) -> None:
@@ -116,8 +119,8 @@ class Ours:
 class Peft:
     """PEFT's layers around the model's; adapters stay loaded, one is active."""
 
-    def __init__(self, base: nn.Module, files: Sequence[LoraFile]) -> None:
-        self.model = twin(base)
+    def __init__(self, model: nn.Module, files: Sequence[LoraFile]) -> None:
+        self.model = model
         self.files = files
         self.active = "lora0"
         for i, file in enumerate(files):
@@ -215,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def file_rows(base: nn.Module, files: Sequence[LoraFile], step: Step, rounds: int) -> list[Record]:
     """Measure the first use and the switch."""
     plain = step(base)
-    ours, peft, bake = Ours(base, files), Peft(base, files), Bake(base, files)
+    ours, peft, bake = Ours(twin(base), files), Peft(twin(base), files), Bake(base, files)
     ways: dict[str, Way] = {"ours": ours, "PEFT": peft, "bake": bake}
     firsts = {name: Variant(way.first, prepare=way.forget) for name, way in ways.items()}
     found = [row("first use", files[0], measure(firsts, rounds), compare(ways, step, plain))]
@@ -232,7 +235,8 @@ def file_rows(base: nn.Module, files: Sequence[LoraFile], step: Step, rounds: in
 def strength_row(base: nn.Module, file: LoraFile, step: Step, rounds: int) -> Record:
     """Measure changes of strength of one file."""
     plain = step(base)
-    ways: dict[str, Way] = {"ours": Ours(base, [file]), "PEFT": Peft(base, [file]), "bake": Bake(base, [file])}
+    own, other = twin(base), twin(base)
+    ways: dict[str, Way] = {"ours": Ours(own, [file]), "PEFT": Peft(other, [file]), "bake": Bake(base, [file])}
     for way in ways.values():
         way.switch(0)
     calls = {"ours": STRENGTH_CALLS}

@@ -25,6 +25,7 @@ STORAGE = "remora_storage"
 DEVICE_BUDGET = "remora_device_budget_mb"
 ROUND_UP = "remora_round_up_ranks"
 CACHE = "remora_cache_mb"
+READY = "remora_ready_mb"
 
 SKIP = "skip with a warning"
 FAIL = "fail the generation"
@@ -99,7 +100,15 @@ TABLE: tuple[Option, ...] = (
         CACHE,
         4096,
         "LoRA files to keep open after use, in MB",
-        "so that they are there at once when they are used again",
+        "so that they need not be read again when they are used again",
+        minimum=0,
+        maximum=_MAX_MB,
+    ),
+    Option(
+        READY,
+        1024,
+        "LoRA to keep ready after use, in MB",
+        "so that going back to them takes no time; of models in the computer's memory, nothing is kept on a GPU",
         minimum=0,
         maximum=_MAX_MB,
     ),
@@ -196,7 +205,8 @@ def memory(values: Values) -> Memory:
     """Return how the engine keeps LoRA, in bytes."""
     budget = int(_number(values, DEVICE_BUDGET)) * _MB
     storage = _STORAGES[checked(STORAGE, values.option(STORAGE))]
-    return Memory(storage, budget or None, int(_number(values, CACHE)) * _MB, bool(values.option(ROUND_UP)))
+    cache, ready = (int(_number(values, key)) * _MB for key in (CACHE, READY))
+    return Memory(storage, budget or None, cache, bool(values.option(ROUND_UP)), ready)
 
 
 def settings(values: Values) -> Settings:

@@ -252,7 +252,7 @@ class Session:
             self.host.use_embeddings({})
         finally:
             if self._engine is not None:
-                self._engine.deactivate()
+                self._engine.activate(Stack())  # what can be kept is ready for the next batch
 
     def model_changed(self) -> None:
         """Leave the model; `follow_model` or the next batch goes to the one the host has then."""
@@ -441,6 +441,7 @@ def make_engine(host: Host, memory: Memory) -> Engine:
         device_budget=memory.device_budget,
         cache_bytes=memory.cache_bytes,
         rank_buckets=RANK_BUCKETS if memory.round_up else (),
+        parked_bytes=memory.ready_bytes,
     )
 
 

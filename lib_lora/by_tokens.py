@@ -54,3 +54,13 @@ class ByTokens:
         """Drop what was placed; the home copy stays."""
         self._beside.release(layer)
         self._dense.release(layer)
+
+    def park(self, layer: nn.Module) -> None:
+        """Both keep what they have."""
+        self._beside.park(layer)
+        self._dense.park(layer)
+
+    @property
+    def parked_bytes(self) -> int:
+        """What both keep."""
+        return self._beside.parked_bytes + self._dense.parked_bytes

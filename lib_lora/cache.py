@@ -81,6 +81,10 @@ class NetworkCache:
                 total -= kept.nbytes
                 del self._files[key]
 
+    def holds(self, network: Network) -> bool:
+        """Whether it is what its file is resolved to."""
+        return any(network is one for kept in self._files.values() for one in kept.networks.values())
+
     def clear(self) -> None:
         """Forget all."""
         self._files.clear()

@@ -18,12 +18,14 @@ from .buckets import check_buckets
 from .budget import Budget
 from .cache import NetworkCache
 from .calls import listen
+from .carriers import Carriers, carries
 from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
 from .families import alias_table, is_flow
 from .hearing import Hearing, Layout
 from .layer import LayerIndex
 from .multiplier import Halves, Multiplier, PerImage, components_of
 from .network import Network
+from .parking import Parking
 from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
 from .reading import Reading
@@ -31,7 +33,6 @@ from .report import ActivationReport, MemoryReport
 from .resident import Keeping
 from .rows import RowMap, Rows
 from .schedule import Clock, Moment
-from .slot import Slot, Way
 from .stack import Entry, Stack
 from .storage import Storage, check_storage
 from .tensors import plain_mode
@@ -39,6 +40,7 @@ from .timing import Timing
 
 logger = logging.getLogger(__name__)
 
+PARKED_BYTES = 1 << 30
 _NOTHING = Stack()
 _CPU = torch.device("cpu")
 _KNOWN_COMPONENTS = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
@@ -65,6 +67,8 @@ class Engine:
             which that is not enough are placed for each call and dropped after it, to the same result. See `budget.py`.
         rank_buckets: sizes to which the ranks of each layer are rounded up, for models that are compiled: stacks whose
             ranks come to the same sizes on the same layers share compiled code. None rounds nothing. See `buckets.py`.
+        parked_bytes: how many bytes of the computer's memory adapters may take that were in force before, so that they
+            are there at once when they are again. See `parking.py`.
 
     Raises:
         StorageError: no such storage, or this torch has no float8; or the buckets do not rise.
@@ -80,6 +84,7 @@ class Engine:
         storage: Storage = "file",
         device_budget: int | None = None,
         rank_buckets: Sequence[int] = (),
+        parked_bytes: int = PARKED_BYTES,
     ) -> None:
         check_storage(storage)
         patch.install()
@@ -88,12 +93,12 @@ class Engine:
         self._sources = dict(checkpoints or {})
         self._opened: dict[str, Checkpoint] = {}
         self._lock = threading.RLock()
-        self._token = object()
         self._cache = NetworkCache(cache_size, cache_bytes)
+        self._parking = Parking(parked_bytes)
         self._deaf: list[Callable[[], None]] = []  # ends what was begun with `listen`
         self._rows = RowMap()
         self._timing = Timing()
-        self._carriers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        self._carriers = Carriers()
         self._components: dict[str, weakref.ref[nn.Module]] = {}
         self._indexed: dict[str, LayerIndex] = {}
         self._stack = Stack()
@@ -141,22 +146,21 @@ class Engine:
         """
         with self._lock, plain_mode(_CPU), self._trimmed():
             if not stack.entries:
-                self.deactivate()
+                self._take_off()
                 return ActivationReport(())
             self._check_names(stack)
             repatched = patch.ensure_in_force()
             indexes = self._indexes()
             networks = tuple(self._network(i, entry, indexes, stack.reading) for i, entry in enumerate(stack))
             kept = not repatched and self._serves(networks, stack, indexes)
+            parked = None if kept else self._parked(stack, networks, indexes)
             if trace.decisions:
-                trace.anew(kept)
+                trace.anew(kept, parked is not None)
                 trace.files(network.report for network in networks)
             if kept:
                 self._write(stack)
             else:
-                checkpoints = self._checkpoints(indexes, stack)
-                plan = make_plan(stack, networks, indexes, self.components, checkpoints, self._keeping)
-                self._publish(plan, stack)
+                self._publish(parked or self._made(stack, networks, indexes), stack)
             self._stack = stack
             assert self._plan is not None
             self._rows.chosen = 0
@@ -241,19 +245,29 @@ class Engine:
         """Serve layers again that others have given another class or forward since the activation; else do nothing."""
         with self._lock, plain_mode(_CPU):
             if self._plan is not None and patch.ensure_in_force():
-                for layer, way in self._plan.layers.items():
-                    self._slot(layer).way = way
+                self._carriers.reattach(self._plan.layers)
 
     def deactivate(self) -> None:
-        """Take everything off: the model is as if nothing had ever been applied."""
+        """Take everything off, and keep nothing for later: the model is as if nothing had ever been applied."""
         with self._lock:
-            self._stack, self._plan = Stack(), None
+            try:
+                self._take_off()
+            finally:
+                self._parking.clear()
+
+    def _take_off(self) -> None:
+        with self._lock:
+            self._stack, former, self._plan = Stack(), self._plan, None
             self._rows.chosen = 0
             self._listen()
-            _detach_all(self._carriers)
+            if former is not None and former.parks:
+                self._carriers.park(former.layers)
+                self._parking.put(former)
+            self._carriers.detach()
             scratch.free()
             self._budget.settle()
             self._cache.trim()
+            self._parking.keep(self._cache.holds)
 
     def memory(self) -> MemoryReport:
         """What adapters take now, and where."""
@@ -266,6 +280,7 @@ class Engine:
                 files=self._cache.nbytes,
                 backups=0 if self._plan is None else self._plan.backup_bytes,
                 scratch=scratch.nbytes(),
+                parked=self._parking.nbytes,
             )
 
     def close(self) -> None:
@@ -281,6 +296,7 @@ class Engine:
             yield
         finally:
             self._cache.trim(self._plan.networks if self._plan is not None else ())
+            self._parking.keep(self._cache.holds)
 
     def _check_names(self, stack: Stack) -> None:
         known = {*self._components, *_KNOWN_COMPONENTS}
@@ -317,33 +333,26 @@ class Engine:
         plan = self._plan
         if plan is None or not plan.serves(stack, networks, self.components):
             return False
-        by_component = {index.component: index for index in indexes}
-        wanted = {by_component[one.component].module(one.target.path) for net in networks for one in net.bound}
-        return wanted == {layer for layer, way in plan.layers.items() if _carries(layer, way)}
+        return _layers_of(networks, indexes) == {layer for layer, way in plan.layers.items() if carries(layer, way)}
+
+    def _parked(self, stack: Stack, networks: Sequence[Network], indexes: Sequence[LayerIndex]) -> Plan | None:
+        """The plan that was in force for such a stack before, with the strengths of this one."""
+        plan = self._parking.take(stack, networks, self.components)
+        if plan is None or _layers_of(networks, indexes) != set(plan.layers):
+            return None
+        plan.resume(stack)
+        return plan
+
+    def _made(self, stack: Stack, networks: tuple[Network, ...], indexes: Sequence[LayerIndex]) -> Plan:
+        checkpoints = self._checkpoints(indexes, stack)
+        return make_plan(stack, networks, indexes, self.components, checkpoints, self._keeping)
 
     def _publish(self, plan: Plan, stack: Stack) -> None:
         """Put the plan in force, or leave all as it was."""
-        before = {layer: slot.way for layer in self._carriers if (slot := patch.slot_of(layer)) is not None}
-        after = dict(plan.layers)
-        try:
-            slots = {layer: self._slot(layer) for layer in after}
-            for layer in before.keys() - after.keys():
-                patch.detach(layer)
-                self._carriers.discard(layer)
-            for layer, old in before.items():
-                if old is not None:
-                    old.release(layer)  # before the new ones are placed: never both on the device
-            self._budget.settle()
-            for layer, way in after.items():
-                slots[layer].way = way
-            resting = self._resting()
-            for layer, way in after.items():
-                if way.at_rest or layer not in resting:
-                    way.prefetch(layer)
-        except BaseException:
-            self._restore(before)
-            raise
-        self._plan = plan
+        self._carriers.publish(plan.layers, self._budget.settle, self._resting)
+        former, self._plan = self._plan, plan
+        if former is not None:
+            self._parking.put(former)
         self._listen(stack)
 
     def _write(self, stack: Stack) -> None:
@@ -389,19 +398,6 @@ class Engine:
             for layer in component.modules()
         }
 
-    def _restore(self, ways: Mapping[nn.Module, Way | None]) -> None:
-        for layer in list(self._carriers):
-            slot = patch.slot_of(layer)
-            if slot is not None and slot.way is not None and slot.way is not ways.get(layer):
-                slot.way.release(layer)
-            if layer not in ways:
-                patch.detach(layer)
-                self._carriers.discard(layer)
-        for layer, way in ways.items():
-            self._slot(layer).way = way
-            if way is not None and way.at_rest:
-                way.prefetch(layer)
-
     def _checkpoints(self, indexes: Sequence[LayerIndex], stack: Stack) -> dict[str, Checkpoint]:
         """Where pristine weights can be read again; opened when something is merged for the first time."""
         wanted = how(stack, self.components)
@@ -411,43 +407,19 @@ class Engine:
                 self._opened[index.component] = Checkpoint(self._sources[index.component], index)
         return self._opened
 
-    def _slot(self, layer: nn.Module) -> Slot:
-        slot = patch.slot_of(layer)
-        if slot is None or slot.owner is not self._token:
-            if slot is not None and slot.way is not None:
-                raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
-            slot = Slot(self._token)
-        if not patch.is_attached(layer, slot):
-            patch.attach(layer, slot)
-        self._carriers.add(layer)
-        return slot
+
+def _layers_of(networks: Iterable[Network], indexes: Iterable[LayerIndex]) -> set[nn.Module]:
+    """The layers that networks change."""
+    by_component = {index.component: index for index in indexes}
+    return {by_component[one.component].module(one.target.path) for net in networks for one in net.bound}
 
 
-def _carries(layer: nn.Module, way: Way) -> bool:
-    slot = patch.slot_of(layer)
-    return slot is not None and slot.way is way
-
-
-def _clear(layers: Iterable[nn.Module], listeners: list[Callable[[], None]]) -> None:
+def _clear(carriers: Carriers, listeners: list[Callable[[], None]]) -> None:
     """Leave nothing on a model whose engine is gone."""
     _end(listeners)
-    _detach_all(layers)
+    carriers.detach()
 
 
 def _end(listeners: list[Callable[[], None]]) -> None:
     while listeners:
         listeners.pop()()
-
-
-def _detach_all(layers: Iterable[nn.Module]) -> None:
-    """Take the slots of all layers away, also where putting back the weights of one fails."""
-    failed: LoraError | None = None
-    for layer in list(layers):
-        try:
-            patch.detach(layer)
-        except LoraError as error:
-            failed = failed or error
-    if isinstance(layers, weakref.WeakSet):
-        layers.clear()
-    if failed is not None:
-        raise failed

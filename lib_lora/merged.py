@@ -112,6 +112,10 @@ class Merged(Transient):
         if failed is not None:
             raise failed
 
+    def park(self, layer: nn.Module) -> None:
+        """Put every parameter back."""
+        self.release(layer)
+
     def _merge(self, layer: nn.Module) -> None:
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
         for binding in self._bindings:

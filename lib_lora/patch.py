@@ -259,6 +259,7 @@ class _Probe:
 
     reached = False
     at_rest = False
+    parked_bytes = 0
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.reached = True
@@ -271,6 +272,9 @@ class _Probe:
         """Nothing is placed."""
 
     def release(self, layer: nn.Module) -> None:
+        """Nothing is placed."""
+
+    def park(self, layer: nn.Module) -> None:
         """Nothing is placed."""
 
 

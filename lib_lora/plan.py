@@ -67,6 +67,8 @@ class Plan:
     """Of each entry, the rules that its cells were made for."""
     strengths: Strengths
     report: ActivationReport
+    may_park: bool = True
+    """Whether no layers are one in a file whose adapter depends on the weights of all of them."""
 
     def serves(self, stack: Stack, networks: Sequence[Network], components: Iterable[str]) -> bool:
         """Whether it is the plan that the stack needs, but for the strengths."""
@@ -85,6 +87,8 @@ class Plan:
         before = self.strengths.values, self.strengths.source, self.strengths.spread
         evaluation = Evaluation(stack, self.sheet)
         self.strengths.write(evaluation.values(None), evaluation.source, evaluation.spread)
+        if not self.how.merging:
+            return
         try:
             self._merge()
         except BaseException:
@@ -92,10 +96,34 @@ class Plan:
             self._merge()
             raise
 
+    def resume(self, stack: Stack) -> None:
+        """Have the strengths of a stack as if made for it, after having been parked.
+
+        Raises:
+            StackError: see `write`.
+        """
+        self.strengths.timestep = None
+        self.write(stack)
+
     def _merge(self) -> None:
         for layer, way in list(self.layers.items()):
             if way.at_rest:
                 way.prefetch(layer)
+
+    @property
+    def parks(self) -> bool:
+        """Whether it may come back into force: nothing of it is worked out of weights that may change meanwhile."""
+        return self.may_park and not self.how.merging
+
+    @property
+    def parked_bytes(self) -> int:
+        """Bytes of what is kept for that."""
+        return sum(way.parked_bytes for way in self.layers.values())
+
+    def release(self) -> None:
+        """Drop all that is kept."""
+        for layer, way in list(self.layers.items()):
+            way.release(layer)
 
     @property
     def backup_bytes(self) -> int:
@@ -106,8 +134,11 @@ class Plan:
 def how(stack: Stack, components: Iterable[str]) -> How:
     """What the stack wants of the components."""
     merged = stack.mode == "merged" or (stack.mode == "auto" and (stack.calls or 0) >= _PAYS)
-    wanted = [name for name in components if stack.mode == "merged" or not name.startswith("text_encoder")]
-    merging = frozenset(wanted if merged else ())
+    merging = frozenset[str]()
+    if merged:
+        merging = frozenset(
+            name for name in components if stack.mode == "merged" or not name.startswith("text_encoder")
+        )
     if not merging:
         return How(merging, "", stack.in_order)
     varying = frozenset(i for i, entry in enumerate(stack) if any(map(varies, entry.every)))
@@ -155,6 +186,7 @@ def make_plan(
         patterns=tuple(map(patterns, stack)),
         strengths=strengths,
         report=ActivationReport(tuple(network.report for network in networks), chooser.merged, dict(chooser.live)),
+        may_park=not read,
     )
 
 

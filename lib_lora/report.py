@@ -221,12 +221,15 @@ class MemoryReport:
     """Copies of weights that were merged into."""
     scratch: int
     """Effective weights and the like, of all engines of the process."""
+    parked: int = 0
+    """Adapters of stacks that were in force before, in the computer's memory."""
 
     def summary(self) -> str:
         """One line for a log."""
         placed = ", ".join(f"{nbytes >> 20} MB on {device}" for device, nbytes in self.placed.items())
         streams = f", {self.streaming} layers streamed" if self.streaming else ""
-        others = ", ".join(f"{name} {getattr(self, name) >> 20} MB" for name in ("home", "files", "backups", "scratch"))
+        names = ("home", "files", "backups", "scratch", "parked")
+        others = ", ".join(f"{name} {getattr(self, name) >> 20} MB" for name in names)
         return f"adapters: {placed or 'nothing placed'}{streams}; {others}"
 
 

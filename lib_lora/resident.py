@@ -56,6 +56,7 @@ class Resident(ABC, Generic[P]):
         self._cells = frozenset(binding.cell for binding in self._bindings)
         self._strengths = strengths
         self._placed: P | None = None
+        self._parked: P | None = None
         self._stays = True
         self._known: tuple[Adapter, ...] | None = None
 
@@ -67,6 +68,8 @@ class Resident(ABC, Generic[P]):
     @property
     def _source(self) -> str:
         """Where it is placed from, for the trace."""
+        if self._parked is not None:
+            return "parked"
         return "file" if self._home is None else "home copy"
 
     @abstractmethod
@@ -96,6 +99,23 @@ class Resident(ABC, Generic[P]):
         """Drop what was placed; the file's own tensors stay."""
         self.evict("it is taken off")
         self._leave_home()
+        self._parked = None
+
+    def park(self, layer: nn.Module) -> None:
+        """Keep what lies in the computer's memory, if nothing of it was worked out of the base weight."""
+        placed, known = self._placed, self._known or ()
+        reads = any(one is not binding.adapter for one, binding in zip(known, self._bindings, strict=bool(known)))
+        if placed is None or placed.device.type != "cpu" or reads:
+            self.release(layer)
+            self._known = None
+            return
+        self._placed, self._parked = None, placed
+        self._budget.free(self._share)
+
+    @property
+    def parked_bytes(self) -> int:
+        """Bytes kept after `park`."""
+        return 0 if self._parked is None else self._parked.stored.nbytes
 
     def evict(self, why: str = "the call is over") -> None:
         """Drop what was placed; the next call places it again.
@@ -146,7 +166,7 @@ class Resident(ABC, Generic[P]):
         where = device, dtype, input_dtype or dtype
         if self._home is not None and not self._home.placed.is_for(*where):
             self._leave_home()
-        fits = self._budget.make_room(self._share, device)
+        fits, source = self._budget.make_room(self._share, device), self._source
         placed = self._if_there_is_memory(layer, where, fits)
         if placed is None:  # asked for again only here, where the failure and all that it held are gone
             self._budget.shrink(device)
@@ -156,7 +176,7 @@ class Resident(ABC, Generic[P]):
         may_stay = self._budget.charge(self._share, device, placed.stored.nbytes, lent=lent)
         if trace.moves:
             until = "" if may_stay else ", for this call only: no room"
-            trace.move(self._bindings, self._source, device, placed.stored.nbytes, why + until)
+            trace.move(self._bindings, source, device, placed.stored.nbytes, why + until)
         if may_stay:
             self._leave_home()
         elif self._home is None:
@@ -173,6 +193,9 @@ class Resident(ABC, Generic[P]):
 
     def _brought(self, layer: nn.Module, where: _Where, *, fits: bool) -> P:
         """The placement, from the home copy or made of the files, in memory of its own if it fits."""
+        parked, self._parked = self._parked, None
+        if parked is not None and parked.is_for(*where):
+            return parked
         with plain_mode(where[0]):
             if self._home is not None:
                 lane = self._budget.lane(where[0])

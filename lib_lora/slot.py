@@ -36,6 +36,15 @@ class Way(Protocol):
         """Leave nothing of ours in or beside the layer; the home copy stays."""
         ...
 
+    def park(self, layer: nn.Module) -> None:
+        """The same, but keep what makes coming back quicker and takes no room on a device."""
+        ...
+
+    @property
+    def parked_bytes(self) -> int:
+        """What is kept after `park`, until `prefetch` or `release`."""
+        ...
+
 
 class Slot:
     """What a layer carries: which way its adapters are computed, and which patch may call it.

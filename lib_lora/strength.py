@@ -366,7 +366,8 @@ class Strengths:
 
     def _factors(self, images: Sequence[int]) -> Tensor:
         """All factors of these images, (images, n)."""
-        factors = self._values[list(images)][:, self._owner] * self._scale
+        values = self._values if len(images) == len(self._values) == 1 else self._values[list(images)]
+        factors = values.index_select(1, self._owner).mul_(self._scale)
         if self.timestep is not None:
             for start, share, schedule in self._scheduled:
                 factors[:, start + share.per_rank * schedule.first(self.timestep) : start + share.count] = 0.0

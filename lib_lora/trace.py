@@ -60,10 +60,15 @@ def way(component: str, bindings: Iterable[Binding], chosen: object, why: str | 
     logger.warning("%s: %s.%s: %s: %s%s", DECISIONS, component, path, name, which, reason)
 
 
-def anew(kept: bool) -> None:
-    """Say whether an activation had to choose ways, or only wrote strengths."""
+def anew(kept: bool, parked: bool = False) -> None:
+    """Say whether an activation had to choose ways, or only wrote strengths.
+
+    Args:
+        kept: whether those that were in force serve it.
+        parked: whether those that were in force at another time do.
+    """
     what = "the same files and layers: strengths written" if kept else "ways chosen anew"
-    logger.warning("%s: %s", DECISIONS, what)
+    logger.warning("%s: %s", DECISIONS, "as at an earlier time: what was kept is used again" if parked else what)
 
 
 def move(

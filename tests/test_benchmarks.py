@@ -30,6 +30,17 @@ PROGRAMS = {
         "write_s",
         "seconds",
     },
+    "growth": {"what", "value", "base_s", "ours", "peft", "floor", "flops", "bytes", "differ_by", "seconds"},
+    "switch_sdxl": {
+        "operation",
+        "layers",
+        "median_s",
+        "minimum_s",
+        "peft_by_ours",
+        "bake_by_ours",
+        "differ_by",
+        "seconds",
+    },
     "load": {"way", "bytes", "keys", "median_s", "of_reading", "of_minima", "goal_met", "seconds"},
 }
 TINY = ("--tiny", "--rounds", "1", "--latent", "8", "--rank", "4")

@@ -293,12 +293,17 @@ class TestCommands:
             (tmp_path / "benchmarks" / name).touch()
         monkeypatch.setattr(install, "ROOT", tmp_path)
         self.codes = {"a.py": 1}
-        assert install.main(["bench", "--json", "x"]) == 1
+        results = tmp_path / "benchmarks" / "results"
+        results.mkdir()
+        (results / "a.json").write_text("of an earlier run")
+        assert install.main(["bench", "--tiny"]) == 1
         assert self.ensured == ["run", "bench"]
         assert [[Path(call[0]).name, *call[1:]] for call in self.calls] == [
-            ["a.py", "--json", "x"],
-            ["b.py", "--json", "x"],
+            ["a.py", "--tiny", "--json", str(results / "a.json")],
+            ["b.py", "--tiny", "--json", str(results / "b.json")],
+            ["_report.py", str(results)],
         ]
+        assert not list(results.iterdir())
         assert capsys.readouterr().err == "Remora: failed: a.py\n"
 
     @pytest.mark.parametrize(("codes", "code"), [({}, 0), ({"format": 1}, 1), ({"mypy": -9}, 9)])

@@ -21,10 +21,12 @@ LIB_LORA = {
     ),
     "__main__": "*",
     "engine": (
-        "buckets budget cache calls families hearing layer multiplier network patch plan pristine reading report"
-        " residency resident rows schedule scratch slot stack storage timing trace"
+        "buckets budget cache calls carriers families hearing layer multiplier network parking patch plan pristine"
+        " reading report residency resident rows schedule scratch stack storage timing trace"
     ),
     "buckets": "",
+    "carriers": "patch slot",
+    "parking": "network plan stack",
     "hearing": "calls families picture rows strength timing",
     "picture": "calls",
     "region": "",

@@ -19,6 +19,7 @@ from extension.options import (
     NEVER,
     ON_BAD_LORA,
     PAYS,
+    READY,
     SKIP,
     SPLIT_QKV,
     STORAGE,
@@ -93,7 +94,8 @@ def test_memory_is_in_bytes_and_no_budget_is_no_limit(host: StandaloneHost) -> N
     host.set_option(DEVICE_BUDGET, "512")
     host.set_option(CACHE, 0)
     host.set_option(IN_ORDER, True)
-    assert options.settings(host) == Settings(True, "live", True, Memory("float8", 512 * MB, 0))
+    host.set_option(READY, 3)
+    assert options.settings(host) == Settings(True, "live", True, Memory("float8", 512 * MB, 0, ready_bytes=3 * MB))
     host.set_option(DEVICE_BUDGET, 0)
     assert options.memory(host).device_budget is None
 

@@ -97,7 +97,9 @@ def test_the_report_counts_every_byte(files, model):
 
 def test_the_summary_says_where():
     report = Engine({}).memory()
-    assert report.summary() == "adapters: nothing placed; home 0 MB, files 0 MB, backups 0 MB, scratch 0 MB"
+    assert (
+        report.summary() == "adapters: nothing placed; home 0 MB, files 0 MB, backups 0 MB, scratch 0 MB, parked 0 MB"
+    )
 
 
 @torch.no_grad()

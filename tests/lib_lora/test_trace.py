@@ -103,6 +103,11 @@ def test_decisions_name_every_layer_its_way_and_every_unused_key(path: Path, cap
     engine.activate(Stack([Entry(path, 0.5)]))
     assert any("strengths written" in line for line in lines(caplog, "SD_LORA_DEBUG"))
     assert not any("factored" in line for line in lines(caplog, "SD_LORA_DEBUG"))
+    engine.activate(Stack())
+    caplog.clear()
+    engine.activate(Stack([Entry(path, 0.5)]))
+    assert any("what was kept is used again" in line for line in lines(caplog, "SD_LORA_DEBUG"))
+    assert not any("anew" in line for line in lines(caplog, "SD_LORA_DEBUG"))
 
 
 def test_decisions_say_why_a_layer_is_not_merged(path: Path, caplog: pytest.LogCaptureFixture) -> None:

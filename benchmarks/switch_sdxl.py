@@ -1,0 +1,97 @@
+"""Switch and change of strength for a LoRA on all of SDXL, 722 layers of its UNet and 264 of its text encoders."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from _common import DTYPES, Record, Variant, duration, measure, parse, parser, report, table
+from _models import LoraFile, check_equal
+from _sdxl import build_sdxl, sdxl_step, twin_sdxl, write_sdxl_lora
+from safetensors.torch import load_file
+from switch import Bake, Ours, Peft, Way, strengthener, switcher
+
+GOAL = 30e-3
+"""Seconds a switch may take at most."""
+GOAL_OF_PEERS = 20.0
+"""How many times faster than each of them at least."""
+STRENGTH_CALLS = 100
+HEADERS = ("operation", "ours", "PEFT", "bake", "PEFT/ours", "bake/ours", "least: ours", "differ by", "goal")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    made = parser(__doc__, rounds=7)
+    made.set_defaults(dtype="bfloat16", latent=16, rank=16)
+    options = parse(made, arguments)
+    base = build_sdxl(tiny=options.tiny, dtype=DTYPES[options.dtype])
+    step = sdxl_step(base, options.latent)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as name, torch.no_grad():
+        files = [write_sdxl_lora(Path(name), one, base, options.rank) for one in ("a", "b")]
+        ours, other = (twin_sdxl(base, tiny=options.tiny) for _ in range(2))
+        parts = dict(ours.named_children())
+        bake = Bake(base, files)
+        ways: dict[str, Way] = {"ours": Ours(ours, files, parts), "PEFT": Peft(other, files), "bake": bake}
+        switches = {key: Variant(switcher(way)) for key, way in ways.items()}
+        found = {"switch": measure(switches, options.rounds, warm_up=2)}
+        calls = {"ours": STRENGTH_CALLS}
+        strengths = {key: Variant(strengthener(way), calls=calls.get(key, 1)) for key, way in ways.items()}
+        found["strength"] = measure(strengths, options.rounds)
+        for way in ways.values():
+            way.switch(1)
+            way.strength(1.0)
+        check_bake(bake, files[1])
+        bake.off()  # the others stand on the same weights
+        apart = check_equal("ours and PEFT", step(ours), step(other), step(base))
+    rows: list[Record] = [
+        {
+            "operation": operation,
+            "layers": len(files[0].layers),
+            "median_s": {key: samples.median(key) for key in ways},
+            "minimum_s": {key: samples.minimum(key) for key in ways},
+            "peft_by_ours": samples.ratio("PEFT", "ours"),
+            "bake_by_ours": samples.ratio("bake", "ours"),
+            "differ_by": apart,
+            "seconds": samples.seconds,
+        }
+        for operation, samples in found.items()
+    ]
+    shown = table(HEADERS, [cells(row, tiny=options.tiny) for row in rows])
+    report("switch_sdxl", options, f"{len(files[0].layers)} layers\n\n{shown}", rows)
+    return 0
+
+
+def check_bake(bake: Bake, file: LoraFile) -> None:
+    """Compare some of its weights with their definition: rounded to half precision, whole outputs are no measure.
+
+    Raises:
+        RuntimeError: they are another's, by more than their last bit.
+    """
+    tensors = load_file(file.peft)
+    for path in file.layers[:: max(len(file.layers) // 20, 1)]:
+        weight = bake.model.get_parameter(f"{path}.weight")
+        down, up = (tensors[f"{path}.lora_{half}.weight"].float() for half in "AB")
+        want = bake.backup[path].float() + up @ down * (file.alpha / file.rank)
+        if (weight.float() - want).abs().max() > torch.finfo(weight.dtype).eps * want.abs().max():
+            raise RuntimeError(f"{path}: the bake is not what the file says")
+
+
+def cells(row: Record, *, tiny: bool) -> list[str]:
+    """One line of the table."""
+    medians = [duration(row["median_s"][key]) for key in ("ours", "PEFT", "bake")]
+    ratios = [f"{row[key]:.3g}" for key in ("peft_by_ours", "bake_by_ours")]
+    goal = "-"
+    if row["operation"] == "switch" and not tiny:
+        fast = row["median_s"]["ours"] < GOAL
+        faster = min(row["peft_by_ours"], row["bake_by_ours"]) >= GOAL_OF_PEERS
+        said = (f"< {duration(GOAL)} {'met' if fast else 'missed'}", f">= 20 x each {'met' if faster else 'missed'}")
+        goal = ", ".join(said)
+    least = duration(row["minimum_s"]["ours"])
+    return [row["operation"], *medians, *ratios, least, f"{row['differ_by']:.0e}", goal]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""The layers that carry slots of one engine: what serves them is put in place for all of them, or for none."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Mapping
+
+from torch import nn
+
+from . import patch
+from .errors import ComponentError, LoraError
+from .slot import Slot, Way
+
+
+class Carriers:
+    """Layers with slots. Held weakly."""
+
+    def __init__(self) -> None:
+        self._token = object()
+        self._layers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def publish(
+        self, ways: Mapping[nn.Module, Way], settle: Callable[[], None], resting: Callable[[], Collection[nn.Module]]
+    ) -> None:
+        """Have these ways serve their layers, and no others; what served before is parked. Or leave all as it was.
+
+        Args:
+            ways: by layer.
+            settle: called when nothing is placed.
+            resting: gives the layers that are not where they compute, so that placing beside them would be in vain.
+
+        Raises:
+            ComponentError: another engine serves one of the layers.
+        """
+        before = {layer: slot.way for layer in self._layers if (slot := patch.slot_of(layer)) is not None}
+        after = dict(ways)
+        try:
+            slots = {layer: self._slot(layer) for layer in after}
+            for layer, old in before.items():
+                if old is not None:
+                    old.park(layer)  # before the new ones are placed: never both on a device
+            for layer in before.keys() - after.keys():
+                self._leave(layer, before[layer])
+            settle()
+            for layer, way in after.items():
+                slots[layer].way = way
+            idle = resting()
+            for layer, way in after.items():
+                if way.at_rest or layer not in idle:
+                    way.prefetch(layer)
+        except BaseException:
+            self._restore(before)
+            raise
+
+    def park(self, ways: Mapping[nn.Module, Way]) -> None:
+        """Have these ways serve no more."""
+        for layer, way in list(ways.items()):
+            way.park(layer)
+            self._leave(layer, way)
+
+    def reattach(self, ways: Mapping[nn.Module, Way]) -> None:
+        """Have these ways serve their layers again, whose forward was replaced meanwhile."""
+        for layer, way in list(ways.items()):
+            self._slot(layer).way = way
+
+    def detach(self) -> None:
+        """Take the slots of all layers away, also where putting back the weights of one fails."""
+        failed: LoraError | None = None
+        for layer in list(self._layers):
+            try:
+                patch.detach(layer)
+            except LoraError as error:
+                failed = failed or error
+        self._layers.clear()
+        if failed is not None:
+            raise failed
+
+    def _restore(self, ways: Mapping[nn.Module, Way | None]) -> None:
+        for layer in list(self._layers):
+            slot = patch.slot_of(layer)
+            if slot is not None and slot.way is not None and slot.way is not ways.get(layer):
+                slot.way.release(layer)
+            if layer not in ways:
+                patch.detach(layer)
+                self._layers.discard(layer)
+        for layer, way in ways.items():
+            self._slot(layer).way = way
+            if way is not None and way.at_rest:
+                way.prefetch(layer)
+
+    def _leave(self, layer: nn.Module, way: Way | None) -> None:
+        """Take the slot of a layer away, and leave its way what it keeps."""
+        slot = patch.slot_of(layer)
+        if slot is not None and slot.way is way:
+            slot.way = None
+        patch.detach(layer)
+        self._layers.discard(layer)
+
+    def _slot(self, layer: nn.Module) -> Slot:
+        slot = patch.slot_of(layer)
+        if slot is None or slot.owner is not self._token:
+            if slot is not None and slot.way is not None:
+                raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
+            slot = Slot(self._token)
+        if not patch.is_attached(layer, slot):
+            patch.attach(layer, slot)
+        self._layers.add(layer)
+        return slot
+
+
+def carries(layer: nn.Module, way: Way) -> bool:
+    """Whether a way serves a layer."""
+    slot = patch.slot_of(layer)
+    return slot is not None and slot.way is way
