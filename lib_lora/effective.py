@@ -10,7 +10,7 @@ of W + dW, which is what the pair beside the layer is for.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -77,29 +77,22 @@ def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, stre
     return F.linear(x, _sum(layer, down, up, strength), layer._parameters.get("bias"))
 
 
-def rows_pay(layer: nn.Module, x: Tensor, rows: Sequence[int], sums: Sequence[Sum], rank: int) -> bool:
-    """Whether sums for images that have enough tokens, and what acts for others, cost less than the pair beside all.
+def rows_pay(layer: nn.Module, x: Tensor, sums: Sequence[Sum], factors: Tensor) -> bool:
+    """Whether sums for rows that have enough tokens, and what acts for others, cost less than the pair beside all.
 
     Args:
         layer: a linear layer.
         x: (rows * n, …, in).
-        rows: of which image each is.
-        sums: these images.
-        rank: of the pair.
+        sums: the rows.
+        factors: of each row, (rows, R).
     """
-    tokens, large = x.numel() // x.shape[-1], large_group(layer)
-    most = (min(large, tokens // len(rows) * len(_rows_of(one, rows))) * length(one.runs) for one in sums)
-    return sum(most) < rank * tokens
+    rows, rank = factors.shape
+    tokens, large = x.numel() // (x.shape[-1] * rows), large_group(layer)
+    return sum(min(large, tokens * len(one.rows)) * one.rank for one in sums) < rank * rows * tokens
 
 
 def effective_rows(
-    layer: nn.Module,
-    x: Tensor,
-    down: Tensor,
-    up: Tensor,
-    rows: Sequence[int],
-    sums: Sequence[Sum],
-    strength: Callable[[int], Tensor],
+    layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, sums: Sequence[Sum], factors: Tensor
 ) -> Tensor:
     """The same, for rows of a batch that have strengths of their own.
 
@@ -108,50 +101,32 @@ def effective_rows(
         x: (rows * n, …, in).
         down: see above.
         up: see above.
-        rows: of which image each is.
-        sums: these images.
-        strength: of an image, (R,).
+        sums: the rows.
+        factors: of each row, (rows, R).
     """
-    by_row = x.reshape(len(rows), -1, x.shape[-1])
-    y = by_row.new_empty(*by_row.shape[:2], up.shape[0])
+    by_row = x.reshape(len(factors), -1, x.shape[-1])
     weight, bias = layer._parameters["weight"], layer._parameters.get("bias")
     assert weight is not None
+    y = by_row.new_empty(*by_row.shape[:2], len(weight))
     least = large_group(layer) / by_row.shape[1]
-    large = [one for one in sums if one.runs and len(_rows_of(one, rows)) >= least]
+    large = [one for one in sums if one.rank and len(one.rows) >= least]
     with torch.no_grad():
         if not large:
-            _product(by_row.flatten(0, 1), weight, bias, y.view(-1, y.shape[-1]))
+            _product(by_row.flatten(0, 1), weight, bias, y.view(-1, len(weight)))
         for one in sums:
-            summed = one in large
-            for image, scaled in _scaled(layer, down, up, one, strength) if summed else _unscaled(one, weight):
-                for row in (i for i, own in enumerate(rows) if own == image):
-                    if large:
-                        _product(by_row[row], scaled, bias, y[row])
-                    if not summed:
-                        _add(by_row[row], down, up, strength(image), one.runs, y[row])
-    return y.view(*x.shape[:-1], up.shape[0])
-
-
-def _rows_of(one: Sum, rows: Sequence[int]) -> list[int]:
-    return [i for i, image in enumerate(rows) if image in one.of.images]
-
-
-def _unscaled(one: Sum, weight: Tensor) -> Iterator[tuple[int, Tensor]]:
-    return ((image, weight) for image in one.of.images)
-
-
-def _scaled(
-    layer: nn.Module, down: Tensor, up: Tensor, one: Sum, strength: Callable[[int], Tensor]
-) -> Iterator[tuple[int, Tensor]]:
-    """The effective weight of each image; only until the next is asked for."""
-    weight = layer._parameters["weight"]
-    assert weight is not None
-    total, scale = _sum(layer, down, up, strength(one.of.images[0]), one.runs), 1.0
-    for image, ratio in zip(one.of.images, one.of.ratios, strict=True):
-        if ratio != scale:
-            torch.lerp(weight, total, ratio / scale, out=total)  # W + ratio (W + dW - W)
-            scale = ratio
-        yield image, total
+            if one in large:
+                total, scale = _sum(layer, down, up, factors[one.rows[0]], one.runs), 1.0
+                for row, ratio in zip(one.rows, one.ratios, strict=True):
+                    if ratio != scale:
+                        torch.lerp(weight, total, ratio / scale, out=total)  # W + ratio (W + dW - W)
+                        scale = ratio
+                    _product(by_row[row], total, bias, y[row])
+                continue
+            for row in one.rows:
+                if large:
+                    _product(by_row[row], weight, bias, y[row])
+                _add(by_row[row], down, up, factors[row], one.runs, y[row])
+    return y.view(*x.shape[:-1], len(weight))
 
 
 def large_group(layer: nn.Module) -> int:

@@ -145,14 +145,10 @@ class Factored(Resident[Placed]):
 
     def _by_rows(self, layer: nn.Module, x: Tensor, placed: Placed, pair: FusedPair) -> Tensor | None:
         self._parts_per_row(layer, placed, x)  # raises where x has other rows
-        rows, sums = self._strengths.rows, self._strengths.sums(self._layout)
-        if not rows_pay(layer, x, rows, sums, self._rank):
+        sums, factors = self._strengths.sums(self._layout), placed.windows.pair.of_rows()
+        if not rows_pay(layer, x, sums, factors):
             return None
-
-        def strength(image: int) -> Tensor:
-            return self._strengths.of_image(self._layout, x.device, x.dtype, image)
-
-        return effective_rows(layer, x, pair.down, pair.up, rows, sums, strength)
+        return effective_rows(layer, x, pair.down, pair.up, sums, factors)
 
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,8 +31,10 @@ class Entry:
     """Use only the first so many rank components (`dyn` in prompts)."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))
-        object.__setattr__(self, "multiplier", checked(self.multiplier, self.name))
+        if not isinstance(self.path, Path):
+            object.__setattr__(self, "path", Path(self.path))
+        if type(self.multiplier) is not float or not math.isfinite(self.multiplier):  # as they are moved by sliders
+            object.__setattr__(self, "multiplier", checked(self.multiplier, self.name))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
             raise StackError(f"{self.name}: rank {self.rank!r} must be a whole number from 1 up")
 
@@ -63,6 +66,7 @@ class Entry:
 
 
 Mode = Literal["live", "merged", "auto"]
+_MODES: tuple[str, ...] = get_args(Mode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +106,8 @@ class Stack:
         calls: int | None = None,
         reading: Reading = USUAL,
     ) -> None:
-        if mode not in get_args(Mode):
-            raise StackError(f"mode {mode!r} must be one of {', '.join(get_args(Mode))}")
+        if mode not in _MODES:
+            raise StackError(f"mode {mode!r} must be one of {', '.join(_MODES)}")
         if calls is not None and (type(calls) is not int or calls < 0):
             raise StackError(f"the number of calls must be a whole number from 0 up, not {calls!r}")
         object.__setattr__(self, "entries", tuple(entries))

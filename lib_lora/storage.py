@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Generic, Literal, TypeVar, cast, get_args
 
 import torch
@@ -55,6 +55,7 @@ class Stored(Generic[T]):
     content: T
     """Where `packed`, some of its tensors are `Packed` ones, so it is of no use but to be stored and moved."""
     packed: bool
+    _nbytes: list[int] = field(default_factory=list, init=False, repr=False)
 
     def get(self) -> T:
         """What was stored, ready to compute with; not to be written to."""
@@ -62,8 +63,10 @@ class Stored(Generic[T]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device."""
-        return self.content.nbytes
+        """Bytes on the device; counted once."""
+        if not self._nbytes:
+            self._nbytes.append(self.content.nbytes)
+        return self._nbytes[0]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Stored[T]:
         """The same with every tensor replaced, scales included: a copy somewhere else."""

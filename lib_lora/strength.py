@@ -20,9 +20,9 @@ from torch import Tensor
 
 from .adapters.base import RankSchedule
 from .picture import Grid, Picture
-from .proportion import Proportion, proportions
+from .proportion import proportions
 from .schedule import Moment
-from .spread import NO_SPREAD, Grouped, Masks, Runs, Spread, Which, runs_of
+from .spread import NO_SPREAD, Grouped, Masks, Runs, Spread, Which, length, runs_of
 
 Values: TypeAlias = Sequence[Sequence[float]]
 """Of each image, the strength of every cell."""
@@ -105,11 +105,16 @@ class Window:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sum:
-    """Images of a call that need a single sum of weights."""
+    """Rows of a call that need a single sum of weights."""
 
-    of: Proportion
+    rows: tuple[int, ...]
+    """Their numbers, that with the largest strengths first."""
+    ratios: tuple[float, ...]
+    """What the strengths of each are, in units of those of the first: from 1 to -1, by falling size."""
     runs: Runs
     """The factors of a layer that act."""
+    rank: int
+    """How many these are."""
 
 
 class Strengths:
@@ -200,12 +205,16 @@ class Strengths:
         return whole.narrow(0, self._offsets[layout], sum(share.count for share in layout))
 
     def sums(self, layout: Layout) -> Sequence[Sum]:
-        """The images of the present call, those of one proportion together. Only while it is `mixed`."""
+        """The rows of the present call, those in one proportion together. Only while it is `mixed`."""
         found = self._sums.get((layout, self._rows))
         if found is None:
-            own = proportions(self.values, self._rows, (share.cell for share in layout))
             owners = [share.cell for share in layout for _ in range(share.count)]
-            found = [Sum(one, runs_of(cell in one.acting for cell in owners)) for one in own]
+            found = []
+            for one in proportions(self.values, self._rows, owners):
+                members = zip(one.images, one.ratios, strict=True)
+                rows = [(i, ratio) for image, ratio in members for i, own in enumerate(self._rows) if own == image]
+                runs = runs_of(cell in one.acting for cell in owners)
+                found.append(Sum(tuple(i for i, _ in rows), tuple(ratio for _, ratio in rows), runs, length(runs)))
             self._sums[layout, self._rows] = found
         return found
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .base import Scheme
+from .base import Scheme, every
 
 _MARKS = ("parameters_manual_cast", "ldm_patched_cast_weights", "comfy_cast_weights")
 
@@ -21,11 +21,17 @@ class CastOnForward(Scheme):
 
     @classmethod
     def rests(cls, component: nn.Module) -> bool:
-        return any(_on_cpu(layer) for layer in component.modules() if any(hasattr(layer, mark) for mark in _MARKS))
+        return any(_is_marked(layer) and _on_cpu(layer) for layer in every(component))
 
     @classmethod
     def stays(cls, layer: nn.Module) -> bool:
         return True
+
+
+def _is_marked(layer: nn.Module) -> bool:
+    """Asked of every module of a model: not by `hasattr`, for which a module that lacks something searches long."""
+    own, cls = layer.__dict__, type(layer)
+    return any(mark in own or hasattr(cls, mark) for mark in _MARKS)
 
 
 def _on_cpu(layer: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from .base import Scheme
+from .base import Scheme, every
 
 
 class DiffusersHook(Scheme):
@@ -29,12 +29,7 @@ class DiffusersHook(Scheme):
 
     @classmethod
     def rests(cls, component: nn.Module) -> bool:
-        modules = [component]
-        for module in modules:  # which grows: every module below, without the names that take the time
-            if "_diffusers_hook" in module.__dict__ and not cls.stays(module):
-                return True
-            modules.extend(child for child in module._modules.values() if child is not None)
-        return False
+        return any("_diffusers_hook" in module.__dict__ and not cls.stays(module) for module in every(component))
 
     @classmethod
     def stays(cls, layer: nn.Module) -> bool:

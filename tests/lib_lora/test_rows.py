@@ -386,7 +386,7 @@ def test_many_tokens_take_a_sum_for_each_proportion_only_where_it_loses_nothing(
     taken = []
 
     def noted(*args):
-        taken.append([set(one.of.images) for one in args[5] if one.of.acting])
+        taken.append([{rows[row] for row in one.rows} for one in args[4] if one.rank])
         return effective.effective_rows(*args)
 
     monkeypatch.setattr(factored, "effective_rows", noted)
