@@ -98,7 +98,8 @@ def draw(rows: Iterable[Record], file: Path) -> None:
         plot.grid(alpha=0.3)
     plots[0].set_ylabel("time of a step / without LoRA")
     plots[0].legend()
-    with matplotlib.rc_context({"svg.hashsalt": "remora"}):
+    # words as words, and the same file for the same figures
+    with matplotlib.rc_context({"svg.hashsalt": "remora", "svg.fonttype": "none"}):
         figure.savefig(file, metadata={"Date": None})
     pyplot.close(figure)
 

@@ -60,6 +60,12 @@ class ByTokens:
         self._beside.park(layer)
         self._dense.park(layer)
 
+    def resume(self, layer: nn.Module) -> bool:
+        """Both have it again; of what neither has, the first call tells which is needed."""
+        self._beside.resume(layer)
+        self._dense.resume(layer)
+        return True
+
     @property
     def parked_bytes(self) -> int:
         """What both keep."""

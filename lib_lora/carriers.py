@@ -44,8 +44,9 @@ class Carriers:
             settle()
             for layer, way in after.items():
                 slots[layer].way = way
-            idle = resting()
-            for layer, way in after.items():
+            new = [(layer, way) for layer, way in after.items() if not way.resume(layer)]
+            idle = resting() if new else ()
+            for layer, way in new:
                 if way.at_rest or layer not in idle:
                     way.prefetch(layer)
         except BaseException:
@@ -85,7 +86,7 @@ class Carriers:
                 self._layers.discard(layer)
         for layer, way in ways.items():
             self._slot(layer).way = way
-            if way is not None and way.at_rest:
+            if way is not None and not way.resume(layer) and way.at_rest:
                 way.prefetch(layer)
 
     def _leave(self, layer: nn.Module, way: Way | None) -> None:

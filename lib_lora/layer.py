@@ -206,8 +206,9 @@ def _structure(module: nn.Module) -> list[int]:
     """Identity of every module of a tree, in order, and which of them call fused projections; quicker than naming."""
     found = [module]
     for one in found:  # which grows
-        found.extend(child for child in one._modules.values() if child is not None)
-    return [-id(one) if are_fused(one) else id(one) for one in found]
+        if one._modules:
+            found.extend([child for child in one._modules.values() if child is not None])
+    return [-id(one) if "fused_projections" in one.__dict__ and are_fused(one) else id(one) for one in found]
 
 
 @lru_cache(maxsize=32)

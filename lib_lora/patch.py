@@ -139,8 +139,13 @@ def _is_hidden(layer: nn.Module) -> bool:
     if slot is None:
         return False
     if isinstance(slot.patch, ClassPatch) and "forward" not in layer.__dict__:
-        return type(layer).forward is not slot.patch.cls.forward  # as nearly never, and this is asked of every layer
+        return not _runs(layer, slot.patch)
     return not is_attached(layer, slot)
+
+
+def _runs(layer: nn.Module, patch: ClassPatch) -> bool:
+    """Whether the layer has no forward but that of the class, as nearly always; this is asked of every layer."""
+    return "forward" not in layer.__dict__ and type(layer).forward is patch.cls.forward
 
 
 def _renewed(patch: ClassPatch) -> ClassPatch:
@@ -174,7 +179,11 @@ def attach(layer: nn.Module, slot: Slot) -> None:
 
 def is_attached(layer: nn.Module, slot: Slot) -> bool:
     """Whether `layer` carries `slot` under the patch that calls of it come to."""
-    return layer.__dict__.get(SLOT) is slot and slot.patch is not None and slot.patch is _serving(layer)
+    if layer.__dict__.get(SLOT) is not slot or slot.patch is None:
+        return False
+    if isinstance(slot.patch, ClassPatch) and _runs(layer, slot.patch):
+        return _patches.get(slot.patch.cls) is slot.patch
+    return slot.patch is _serving(layer)
 
 
 def detach(layer: nn.Module) -> None:
@@ -276,6 +285,10 @@ class _Probe:
 
     def park(self, layer: nn.Module) -> None:
         """Nothing is placed."""
+
+    def resume(self, layer: nn.Module) -> bool:
+        """Nothing is kept."""
+        return False
 
 
 def _reaches(patch: ClassPatch) -> bool:

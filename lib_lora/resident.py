@@ -68,8 +68,6 @@ class Resident(ABC, Generic[P]):
     @property
     def _source(self) -> str:
         """Where it is placed from, for the trace."""
-        if self._parked is not None:
-            return "parked"
         return "file" if self._home is None else "home copy"
 
     @abstractmethod
@@ -111,6 +109,15 @@ class Resident(ABC, Generic[P]):
             return
         self._placed, self._parked = None, placed
         self._budget.free(self._share)
+
+    def resume(self, layer: nn.Module) -> bool:
+        """Have what was parked again, if the layer is still in the computer's memory; else drop it."""
+        parked, self._parked = self._parked, None
+        if parked is None or not any(one.device == parked.device for one in _own_tensors(layer)):
+            return False
+        self._placed = parked
+        self._stays = self._budget.charge(self._share, parked.device, parked.stored.nbytes) and stays(layer)
+        return True
 
     @property
     def parked_bytes(self) -> int:
@@ -166,7 +173,7 @@ class Resident(ABC, Generic[P]):
         where = device, dtype, input_dtype or dtype
         if self._home is not None and not self._home.placed.is_for(*where):
             self._leave_home()
-        fits, source = self._budget.make_room(self._share, device), self._source
+        fits = self._budget.make_room(self._share, device)
         placed = self._if_there_is_memory(layer, where, fits)
         if placed is None:  # asked for again only here, where the failure and all that it held are gone
             self._budget.shrink(device)
@@ -176,7 +183,7 @@ class Resident(ABC, Generic[P]):
         may_stay = self._budget.charge(self._share, device, placed.stored.nbytes, lent=lent)
         if trace.moves:
             until = "" if may_stay else ", for this call only: no room"
-            trace.move(self._bindings, source, device, placed.stored.nbytes, why + until)
+            trace.move(self._bindings, self._source, device, placed.stored.nbytes, why + until)
         if may_stay:
             self._leave_home()
         elif self._home is None:
@@ -193,9 +200,6 @@ class Resident(ABC, Generic[P]):
 
     def _brought(self, layer: nn.Module, where: _Where, *, fits: bool) -> P:
         """The placement, from the home copy or made of the files, in memory of its own if it fits."""
-        parked, self._parked = self._parked, None
-        if parked is not None and parked.is_for(*where):
-            return parked
         with plain_mode(where[0]):
             if self._home is not None:
                 lane = self._budget.lane(where[0])
@@ -220,6 +224,10 @@ class Resident(ABC, Generic[P]):
                 for one in self._bindings
             )
         return self._known
+
+
+def _own_tensors(layer: nn.Module) -> list[Tensor]:
+    return [one for one in (*layer._parameters.values(), *layer._buffers.values()) if one is not None]
 
 
 def _reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> Callable[[], Tensor]:

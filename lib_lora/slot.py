@@ -40,9 +40,13 @@ class Way(Protocol):
         """The same, but keep what makes coming back quicker and takes no room on a device."""
         ...
 
+    def resume(self, layer: nn.Module) -> bool:
+        """Have beside the layer what was kept, if it is of use there; whether it is, so that no `prefetch` is due."""
+        ...
+
     @property
     def parked_bytes(self) -> int:
-        """What is kept after `park`, until `prefetch` or `release`."""
+        """What is kept after `park`, until `resume` or `release`."""
         ...
 
 

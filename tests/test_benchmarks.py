@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
@@ -210,3 +211,45 @@ def test_unequal_outputs_are_refused(load) -> None:
         check("other", one * 1.01, one, base)
     with pytest.raises(RuntimeError, match="says nothing"):
         check("idle", one, one, one)
+
+
+class TestReport:
+    """All programs in one."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        machine = {"cpu": "some cpu", "cores": 2}
+        growth = [
+            {"what": what, "value": value, "ours": 1.1, "peft": 1.4, "floor": 1.05}
+            for what in ("LoRAs", "rank")
+            for value in (1, 2)
+        ]
+        for name, rows in (("growth", growth), ("idle", [{"patches": "none"}])):
+            told = {"benchmark": name, "machine": machine, "settings": {"rounds": 3}, "text": f"| {name} |"}
+            (tmp_path / f"{name}.json").write_text(json.dumps({**told, "rows": rows}))
+        return tmp_path
+
+    def test_it_has_the_machine_the_versions_every_table_and_the_plots(self, load, folder) -> None:
+        for _ in range(2):  # its own output is not taken for a program's
+            assert load("_report").main([str(folder)]) == 0
+        made = json.loads((folder / "report.json").read_text())
+        assert made["machine"] == {"cpu": "some cpu", "cores": 2}
+        assert made["versions"]["torch"] == version("torch")
+        assert [one["benchmark"] for one in made["programs"]] == ["growth", "idle"]
+        text = (folder / "report.md").read_text()
+        assert all(part in text for part in ("some cpu", f"torch {version('torch')}", "| growth |", "| idle |"))
+        assert "(growth.svg)" in text
+        drawn = (folder / "growth.svg").read_text()
+        assert all(label in drawn for label in ("LoRAs of rank 32", "rank of one LoRA", "Remora", "PEFT", "least work"))
+
+    def test_the_same_figures_are_the_same_picture(self, load, folder) -> None:
+        drawn = []
+        for _ in range(2):
+            load("_report").main([str(folder)])
+            drawn.append((folder / "growth.svg").read_bytes())
+        assert drawn[0] == drawn[1]
+
+    def test_nothing_is_told_as_such(self, load, tmp_path, capsys) -> None:
+        assert load("_report").main([str(tmp_path)]) == 1
+        assert "has no figures" in capsys.readouterr().err
+        assert load("_report").main([]) == 2

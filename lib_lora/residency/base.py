@@ -36,4 +36,5 @@ def every(component: nn.Module) -> Iterator[nn.Module]:
     found = [component]
     for module in found:  # which grows
         yield module
-        found.extend(child for child in module._modules.values() if child is not None)
+        if module._modules:
+            found.extend([child for child in module._modules.values() if child is not None])
