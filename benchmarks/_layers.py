@@ -8,24 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True, slots=True)
-class Layers:
-    """Seconds that layers took in one step."""
-
-    own: float
-    """All of them together."""
-    other: float
-    """Those of the other model."""
-
-
-def time_layers(
+def extra_seconds(
     step: Callable[[], object], model: nn.Module, other: nn.Module, paths: Iterable[str], *, own_first: bool, times: int
-) -> Layers:
+) -> float:
     """Run a step, and at each call of a layer call it and its like in turns, on the same input.
 
     Args:
@@ -34,20 +23,20 @@ def time_layers(
         other: built alike.
         paths: of the layers in both.
         own_first: whether the model's own layer is the first of each turn.
-        times: turns of each call; the faster half of them counts.
+        times: turns of each call; the fastest counts.
+
+    Returns:
+        Seconds that the model's layers take longer, all of them together.
     """
-    seconds = [0.0, 0.0]
+    total = 0.0
 
     def timed(like: nn.Module) -> Callable[[nn.Module, tuple[Tensor]], None]:
         def call(layer: nn.Module, arguments: tuple[Tensor]) -> None:
+            nonlocal total
             both = (layer, like) if own_first else (like, layer)
-            found: tuple[list[float], list[float]] = [], []
-            for _ in range(times):
-                for place, one in enumerate(both):
-                    found[place].append(_seconds(one, arguments))
-            first, second = (sum(sorted(one)[: -(-times // 2)]) / -(-times // 2) for one in found)
-            seconds[0] += first if own_first else second
-            seconds[1] += second if own_first else first
+            turns = [[_seconds(one, arguments) for one in both] for _ in range(times)]
+            first, second = map(min, zip(*turns, strict=True))
+            total += first - second if own_first else second - first
 
         return call
 
@@ -57,7 +46,7 @@ def time_layers(
     finally:
         for handle in handles:
             handle.remove()
-    return Layers(*seconds)
+    return total
 
 
 def _seconds(layer: nn.Module, arguments: tuple[Tensor]) -> float:

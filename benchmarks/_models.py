@@ -91,7 +91,19 @@ def conv_layers(unet: nn.Module) -> tuple[str, ...]:
     return tuple(name for name, module in unet.named_modules() if isinstance(module, nn.Conv2d))
 
 
-def write_lora(folder: Path, name: str, unet: nn.Module, layers: Sequence[str], rank: int) -> LoraFile:
+def kohya_key(path: str) -> str:
+    """The key of a layer of a UNet."""
+    return f"lora_unet_{path.replace('.', '_')}"
+
+
+def write_lora(
+    folder: Path,
+    name: str,
+    model: nn.Module,
+    layers: Sequence[str],
+    rank: int,
+    key_of: Callable[[str], str] = kohya_key,
+) -> LoraFile:
     """Write a LoRA of random numbers, as kohya's trainer and as PEFT would, in half precision as files are.
 
     Its weights are a third of the layers' in size, alpha is half the rank: `down_blocks.0.attentions.0.proj_in` has
@@ -101,10 +113,10 @@ def write_lora(folder: Path, name: str, unet: nn.Module, layers: Sequence[str], 
     alpha = rank / 2
     kohya, peft = {}, {}
     for path in layers:
-        out, fan_in, *kernel = unet.get_parameter(f"{path}.weight").shape
+        out, fan_in, *kernel = model.get_parameter(f"{path}.weight").shape
         down = torch.randn(rank, fan_in, *kernel, generator=some) * (fan_in * torch.Size(kernel).numel()) ** -0.5
         up = torch.randn(out, rank, *(1 for _ in kernel), generator=some) * (0.2 * rank / alpha * rank**-0.5)
-        key = f"lora_unet_{path.replace('.', '_')}"
+        key = key_of(path)
         kohya[f"{key}.lora_down.weight"] = peft[f"{path}.lora_A.weight"] = down.half()
         kohya[f"{key}.lora_up.weight"] = peft[f"{path}.lora_B.weight"] = up.half()
         kohya[f"{key}.alpha"] = torch.tensor(alpha).half()

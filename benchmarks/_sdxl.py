@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
-from _models import TINY, LoraFile
+from _models import TINY
 from diffusers import UNet2DConditionModel
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
@@ -144,21 +142,7 @@ def sdxl_layers(model: Sdxl) -> tuple[str, ...]:
     return tuple(chosen())
 
 
-def write_sdxl_lora(folder: Path, name: str, model: Sdxl, rank: int) -> LoraFile:
-    """Write a LoRA of random numbers, as kohya's trainer and as PEFT would, in half precision."""
-    some = torch.Generator().manual_seed(sum(map(ord, name)))
-    alpha, kohya, peft = rank / 2, {}, {}
-    layers = sdxl_layers(model)
-    for path in layers:
-        out, inside = model.get_parameter(f"{path}.weight").shape
-        down = (torch.randn(rank, inside, generator=some) * inside**-0.5).half()
-        up = (torch.randn(out, rank, generator=some) * (0.4 * rank / alpha * rank**-0.5)).half()
-        component, _, own = path.partition(".")
-        key = PREFIXES[component] + own.replace(".", "_")
-        kohya[f"{key}.lora_down.weight"] = peft[f"{path}.lora_A.weight"] = down
-        kohya[f"{key}.lora_up.weight"] = peft[f"{path}.lora_B.weight"] = up
-        kohya[f"{key}.alpha"] = torch.tensor(alpha).half()
-    file = LoraFile(folder / f"{name}.safetensors", folder / f"{name}.peft.safetensors", rank, alpha, layers)
-    save_file(kohya, file.kohya)
-    save_file(peft, file.peft)
-    return file
+def sdxl_key(path: str) -> str:
+    """Kohya's key of a layer."""
+    component, _, own = path.partition(".")
+    return PREFIXES[component] + own.replace(".", "_")

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from _common import DTYPES, Record, Spread, Variant, measure_beside, parse, parser, report, table
-from _layers import time_layers
+from _layers import extra_seconds
 from _models import build_unet, linear_layers, make_step, twin, write_lora
 from torch import Tensor, nn
 
@@ -136,8 +136,8 @@ class Served:
                     self.write(name)
                     self.step()
                     own_first = number % 2 == 0
-                    took = time_layers(self.step, self.model, model, self._paths, own_first=own_first, times=TURNS)
-                    found[name].append(took.own - took.other)
+                    took = extra_seconds(self.step, self.model, model, self._paths, own_first=own_first, times=TURNS)
+                    found[name].append(took)
         constant.close()
         return found
 

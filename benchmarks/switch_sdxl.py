@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 
 import torch
 from _common import DTYPES, Record, Variant, duration, measure, parse, parser, report, table
-from _models import LoraFile, check_equal
-from _sdxl import build_sdxl, sdxl_step, twin_sdxl, write_sdxl_lora
+from _models import LoraFile, check_equal, write_lora
+from _sdxl import build_sdxl, sdxl_key, sdxl_layers, sdxl_step, twin_sdxl
 from safetensors.torch import load_file
-from switch import Bake, Ours, Peft, Way, strengthener, switcher
+from switch import Bake, Ours, Peft, Way, row, strengthener, switcher
 from torch import nn
 
 GOAL = 30e-3
@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     base = build_sdxl(tiny=options.tiny, dtype=DTYPES[options.dtype])
     step = sdxl_step(base, options.latent)
     with TemporaryDirectory(ignore_cleanup_errors=True) as name, torch.no_grad():
-        files = [write_sdxl_lora(Path(name), one, base, options.rank) for one in ("a", "b")]
+        layers = sdxl_layers(base)
+        files = [write_lora(Path(name), one, base, layers, options.rank, sdxl_key) for one in ("a", "b")]
         ours, other = (twin_sdxl(base, tiny=options.tiny) for _ in range(2))
         parts = dict(ours.named_children())
         bake = Bake(base, files)
@@ -49,20 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not all(torch.isfinite(step(model)).all() for model in (ours, other, base)):
             raise RuntimeError("a step gives what is no number")
         apart = max(check_layer(path, ours, other, base) for path in some(files[1].layers))
-    rows: list[Record] = [
-        {
-            "operation": operation,
-            "layers": len(files[0].layers),
-            "median_s": {key: samples.median(key) for key in ways},
-            "minimum_s": {key: samples.minimum(key) for key in ways},
-            "peft_by_ours": samples.ratio("PEFT", "ours"),
-            "bake_by_ours": samples.ratio("bake", "ours"),
-            "differ_by": apart,
-            "seconds": samples.seconds,
-        }
-        for operation, samples in found.items()
-    ]
-    shown = table(HEADERS, [cells(row, tiny=options.tiny) for row in rows])
+    rows = [row(operation, files[0], samples, apart) for operation, samples in found.items()]
+    shown = table(HEADERS, [cells(one, tiny=options.tiny) for one in rows])
     report("switch_sdxl", options, f"{len(files[0].layers)} layers\n\n{shown}", rows)
     return 0
 

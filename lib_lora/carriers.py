@@ -20,14 +20,20 @@ class Carriers:
         self._layers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def publish(
-        self, ways: Mapping[nn.Module, Way], settle: Callable[[], None], resting: Callable[[], Collection[nn.Module]]
+        self,
+        ways: Mapping[nn.Module, Way],
+        settle: Callable[[], None],
+        resting: Callable[[], Collection[nn.Module]],
+        *,
+        keep: bool,
     ) -> None:
-        """Have these ways serve their layers, and no others; what served before is parked. Or leave all as it was.
+        """Have these ways serve their layers, and no others. Or leave all as it was.
 
         Args:
             ways: by layer.
             settle: called when nothing is placed.
             resting: gives the layers that are not where they compute, so that placing beside them would be in vain.
+            keep: whether what served before is parked, and not released.
 
         Raises:
             ComponentError: another engine serves one of the layers.
@@ -37,8 +43,8 @@ class Carriers:
         try:
             slots = {layer: self._slot(layer) for layer in after}
             for layer, old in before.items():
-                if old is not None:
-                    old.park(layer)  # before the new ones are placed: never both on a device
+                if old is not None:  # before the new ones are placed: never both on a device
+                    (old.park if keep else old.release)(layer)
             for layer in before.keys() - after.keys():
                 self._leave(layer, before[layer])
             settle()

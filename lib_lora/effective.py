@@ -10,7 +10,7 @@ of W + dW, which is what the pair beside the layer is for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -115,18 +115,26 @@ def effective_rows(
             _product(by_row.flatten(0, 1), weight, bias, y.view(-1, len(weight)))
         for one in sums:
             if one in large:
-                total, scale = _sum(layer, down, up, factors[one.rows[0]], one.runs), 1.0
-                for row, ratio in zip(one.rows, one.ratios, strict=True):
-                    if ratio != scale:
-                        torch.lerp(weight, total, ratio / scale, out=total)  # W + ratio (W + dW - W)
-                        scale = ratio
-                    _product(by_row[row], total, bias, y[row])
+                for row, summed in _summed(layer, down, up, one, factors):
+                    _product(by_row[row], summed, bias, y[row])
                 continue
             for row in one.rows:
                 if large:
                     _product(by_row[row], weight, bias, y[row])
                 _add(by_row[row], down, up, factors[row], one.runs, y[row])
     return y.view(*x.shape[:-1], len(weight))
+
+
+def _summed(layer: nn.Module, down: Tensor, up: Tensor, one: Sum, factors: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Each row with its effective weight, which is that only until the next is asked for."""
+    weight = layer._parameters["weight"]
+    assert weight is not None
+    total, scale = _sum(layer, down, up, factors[one.rows[0]], one.runs), 1.0
+    for row, ratio in zip(one.rows, one.ratios, strict=True):
+        if ratio != scale:
+            torch.lerp(weight, total, ratio / scale, out=total)  # W + ratio (W + dW - W)
+            scale = ratio
+        yield row, total
 
 
 def large_group(layer: nn.Module) -> int:

@@ -23,6 +23,7 @@ from .errors import ActivationError, ComponentError, LoraError, NoMatchError, St
 from .families import alias_table, is_flow
 from .hearing import Hearing, Layout
 from .layer import LayerIndex
+from .modules import every
 from .multiplier import Halves, Multiplier, PerImage, components_of
 from .network import Network
 from .parking import Parking
@@ -256,18 +257,18 @@ class Engine:
                 self._parking.clear()
 
     def _take_off(self) -> None:
-        with self._lock:
-            self._stack, former, self._plan = Stack(), self._plan, None
-            self._rows.chosen = 0
-            self._listen()
-            if former is not None and former.parks:
-                self._carriers.park(former.layers)
-                self._parking.put(former)
-            self._carriers.detach()
-            scratch.free()
-            self._budget.settle()
-            self._cache.trim()
-            self._parking.keep(self._cache.holds)
+        keep = self._keeps()
+        self._stack, former, self._plan = Stack(), self._plan, None
+        self._rows.chosen = 0
+        self._listen()
+        if former is not None and keep:
+            self._carriers.park(former.layers)
+            self._parking.put(former)
+        self._carriers.detach()
+        scratch.free()
+        self._budget.settle()
+        self._cache.trim()
+        self._parking.keep(self._cache.holds)
 
     def memory(self) -> MemoryReport:
         """What adapters take now, and where."""
@@ -349,11 +350,16 @@ class Engine:
 
     def _publish(self, plan: Plan, stack: Stack) -> None:
         """Put the plan in force, or leave all as it was."""
-        self._carriers.publish(plan.layers, self._budget.settle, self._resting)
-        former, self._plan = self._plan, plan
-        if former is not None:
+        former, keep = self._plan, self._keeps()
+        self._carriers.publish(plan.layers, self._budget.settle, self._resting, keep=keep)
+        self._plan = plan
+        if former is not None and keep:
             self._parking.put(former)
         self._listen(stack)
+
+    def _keeps(self) -> bool:
+        """Whether the plan in force is to be parked when another comes."""
+        return self._plan is not None and self._parking.takes(self._plan, self._budget.placed.get(_CPU, 0))
 
     def _write(self, stack: Stack) -> None:
         """Give the plan in force the strengths of a stack that it serves."""
@@ -392,10 +398,7 @@ class Engine:
     def _resting(self) -> set[nn.Module]:
         """Layers that are not where they compute, so that placing adapters beside them would be in vain."""
         return {
-            layer
-            for component in self.components.values()
-            if residency.rests(component)
-            for layer in component.modules()
+            layer for component in self.components.values() if residency.rests(component) for layer in every(component)
         }
 
     def _checkpoints(self, indexes: Sequence[LayerIndex], stack: Stack) -> dict[str, Checkpoint]:

@@ -19,6 +19,7 @@ from . import base_weights
 from .base_weights.base import WeightReader
 from .blocks import BlockNames, names_of
 from .errors import ComponentError
+from .modules import every
 from .places import AliasTable, Place, Target
 from .projections import PARTS, are_fused, fused
 from .registry import discover_classes
@@ -204,11 +205,7 @@ def _blocks_of(components: tuple[tuple[str, tuple[Target, ...]], ...]) -> BlockN
 
 def _structure(module: nn.Module) -> list[int]:
     """Identity of every module of a tree, in order, and which of them call fused projections; quicker than naming."""
-    found = [module]
-    for one in found:  # which grows
-        if one._modules:
-            found.extend([child for child in one._modules.values() if child is not None])
-    return [-id(one) if "fused_projections" in one.__dict__ and are_fused(one) else id(one) for one in found]
+    return [-id(one) if are_fused(one) else id(one) for one in every(module)]
 
 
 @lru_cache(maxsize=32)

@@ -27,11 +27,14 @@ class Parking:
         self._limit = limit
         self._plans: list[Plan] = []  # the latest last
 
+    def takes(self, plan: Plan, nbytes: int) -> bool:
+        """Whether a plan may come here that has so many bytes in the computer's memory."""
+        return plan.parks and nbytes <= self._limit
+
     def put(self, plan: Plan) -> None:
         """Keep a plan that is in force no more, and whose ways are parked; others go as far as it needs their room."""
-        if plan.parks:
-            self._plans.append(plan)
-            self._trim()
+        self._plans.append(plan)
+        self._trim()
 
     def take(self, stack: Stack, networks: Sequence[Network], components: Iterable[str]) -> Plan | None:
         """The plan that a stack needs, but for its strengths; it is not kept any more."""

@@ -14,10 +14,11 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .forwards import BaseForward as BaseForward
 from .forwards import InstancePatch, own_method, patched, places
+from .modules import device_of
 from .slot import Slot
 
 logger = logging.getLogger(__name__)
@@ -247,20 +248,12 @@ def _patched_apply(base_apply: Callable[..., nn.Module]) -> Callable[..., nn.Mod
         moved = base_apply(self, *args, **kwargs)
         slot: Slot | None = getattr(self, "_remora_slot", None)
         if slot is not None and slot.way is not None:  # whichever patch it names: following twice is following once
-            device = _device_of(self)
+            device = device_of(self)
             if device is not None:
                 slot.way.follow(self, device)
         return moved
 
     return _apply
-
-
-def _device_of(layer: nn.Module) -> torch.device | None:
-    """Where the layer's own parameters are; never its dtype, which adapters do not follow."""
-    for tensor in (*layer._parameters.values(), *layer._buffers.values()):
-        if isinstance(tensor, Tensor):
-            return tensor.device
-    return None
 
 
 class _Probe:

@@ -18,6 +18,7 @@ from .evaluation import Evaluation, Sheet, patterns
 from .factored import Factored
 from .layer import LayerIndex, blocks_of, has_plain_weight
 from .merged import Merged, why_not_merged
+from .modules import every
 from .multiplier import region_of, varies
 from .network import Network
 from .places import Place
@@ -311,7 +312,7 @@ def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:
 
 def _is_swapped(component: nn.Module) -> bool:
     """Whether an offload scheme lends its layers copies of their weights, so that what is written is lost."""
-    return not all(residency.stays(module) for module in component.modules())
+    return not all(residency.stays(module) for module in every(component))
 
 
 def _shared_parameters(components: Iterable[nn.Module]) -> frozenset[int]:

@@ -19,6 +19,7 @@ from .adapters.base import Adapter
 from .binding import Binding
 from .budget import OUT_OF_MEMORY, Budget
 from .layer import read_base_weight
+from .modules import device_of
 from .residency import stays
 from .storage import Storage
 from .streaming import Home, Placement
@@ -113,7 +114,7 @@ class Resident(ABC, Generic[P]):
     def resume(self, layer: nn.Module) -> bool:
         """Have what was parked again, if the layer is still in the computer's memory; else drop it."""
         parked, self._parked = self._parked, None
-        if parked is None or not any(one.device == parked.device for one in _own_tensors(layer)):
+        if parked is None or device_of(layer) != parked.device:
             return False
         self._placed = parked
         self._stays = self._budget.charge(self._share, parked.device, parked.stored.nbytes) and stays(layer)
@@ -224,10 +225,6 @@ class Resident(ABC, Generic[P]):
                 for one in self._bindings
             )
         return self._known
-
-
-def _own_tensors(layer: nn.Module) -> list[Tensor]:
-    return [one for one in (*layer._parameters.values(), *layer._buffers.values()) if one is not None]
 
 
 def _reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> Callable[[], Tensor]:

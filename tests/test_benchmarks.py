@@ -225,7 +225,7 @@ class TestReport:
             for value in (1, 2)
         ]
         for name, rows in (("growth", growth), ("idle", [{"patches": "none"}])):
-            told = {"benchmark": name, "machine": machine, "settings": {"rounds": 3}, "text": f"| {name} |"}
+            told = {"benchmark": name, "machine": machine, "settings": {"rounds": 3, "rank": 32}, "text": f"| {name} |"}
             (tmp_path / f"{name}.json").write_text(json.dumps({**told, "rows": rows}))
         return tmp_path
 

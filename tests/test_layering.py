@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # What a module or plug-in folder of lib_lora may import of lib_lora, beside its own folder and BASICS.
 # "slot?" is for type checking only, "*" is anything.
-BASICS = "errors registry tensors"
+BASICS = "errors modules registry tensors"
 LIB_LORA = {
     "__init__": (
         "blocks buckets engine file multiplier network patch provenance reading region report rows schedule stack"
@@ -101,6 +101,7 @@ LIB_LORA = {
     "formats": "components",
     "residency": "",
     "errors": "",
+    "modules": "",
     "registry": "",
     "tensors": "",
 }

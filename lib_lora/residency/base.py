@@ -29,12 +29,3 @@ class Scheme(ABC):
     @abstractmethod
     def stays(cls, layer: nn.Module) -> bool:
         """False where the scheme takes the layer's weights off the device after every call."""
-
-
-def every(component: nn.Module) -> Iterator[nn.Module]:
-    """A module and all below it, one that has several places several times; without the names that take the time."""
-    found = [component]
-    for module in found:  # which grows
-        yield module
-        if module._modules:
-            found.extend([child for child in module._modules.values() if child is not None])

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .base import Scheme, every
+from ..modules import every
+from .base import Scheme
 
 _MARKS = ("parameters_manual_cast", "ldm_patched_cast_weights", "comfy_cast_weights")
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from .base import Scheme, every
+from ..modules import every
+from .base import Scheme
 
 
 class DiffusersHook(Scheme):

@@ -5,20 +5,21 @@ from __future__ import annotations
 import gc
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import Curve, Engine, Entry, Moment, PerImage, Stack, StackError, Strength, engine, patch
+from lib_lora import BlockWeights, Curve, Engine, Entry, Moment, PerImage, Stack, StackError, Strength, engine, patch
+from lib_lora.factored import Factored
 from lib_lora.patch import slot_of
 from lib_lora.resident import Resident
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
 from tests.fakes.kinds.base import Sample
-from tests.fakes.layers import LAYERS, Model, make, weight_of
+from tests.fakes.layers import Model, make, weight_of
 from tests.fakes.models import kohya_lora, tiny_unet, unet_inputs
 from tests.lib_lora.test_kinds import CASES, write
 
@@ -59,6 +60,16 @@ def making(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
 
 def stack(file: Path, multiplier: float = 0.8) -> Stack:
     return Stack([Entry(file, multiplier)])
+
+
+def left(model: nn.Module, files: Sequence[Path], making: Callable[[], int] | None = None) -> Engine:
+    """An engine that has left the first file for the second, and made no plan since."""
+    own = Engine({"unet": model})
+    for file in files[:2]:
+        own.activate(stack(file))
+    if making is not None:
+        making()
+    return own
 
 
 def fresh(model: nn.Module, own: Stack, x: Tensor) -> Tensor:
@@ -138,7 +149,6 @@ def test_every_kind_is_what_it_would_be_anew_also_where_the_weight_changed(
     got = component(x)
     own.close()
     assert torch.equal(got, fresh(component, stack(one), x))
-    assert LAYERS[layer]
 
 
 @torch.no_grad()
@@ -198,9 +208,7 @@ class TestMemory:
 
     @pytest.mark.parametrize("how", ["deactivate", "close", "components"])
     def test_nothing_is_left_where_all_is_to_go(self, model, files, how):
-        own = Engine({"unet": model})
-        own.activate(stack(files[0]))
-        own.activate(stack(files[1]))
+        own = left(model, files)
         if how == "components":
             own.components = {"unet": model}
         else:
@@ -211,9 +219,7 @@ class TestMemory:
 
     def test_it_goes_with_the_model(self, files):
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
-        own, gone = Engine({"unet": model}), weakref.ref(model)
-        own.activate(stack(files[0]))
-        own.activate(stack(files[1]))
+        own, gone = left(model, files), weakref.ref(model)
         del model
         gc.collect()
         assert gone() is None
@@ -258,12 +264,9 @@ def test_nothing_is_left_on_a_device(model, files):
 
 @torch.no_grad()
 def test_a_file_that_was_replaced_meanwhile_is_read_again(model, files, tmp_path, making):
-    own, x = Engine({"unet": model}), torch.randn(3, WIDTH)
-    own.activate(stack(files[0]))
-    own.activate(stack(files[1]))
+    own, x = left(model, files, making), torch.randn(3, WIDTH)
     os.utime(files[2], (1, 1))  # those here were written within one tick of the clock
     files[2].replace(files[0])
-    making()
     own.activate(stack(files[0]))
     assert making() == 1
     got = model(x)
@@ -273,9 +276,7 @@ def test_a_file_that_was_replaced_meanwhile_is_read_again(model, files, tmp_path
 
 @torch.no_grad()
 def test_a_model_in_another_dtype_meanwhile(model, files):
-    own, x = Engine({"unet": model}), torch.randn(3, WIDTH, dtype=torch.float64)
-    own.activate(stack(files[0]))
-    own.activate(stack(files[1]))
+    own, x = left(model, files), torch.randn(3, WIDTH, dtype=torch.float64)
     model.double()
     own.activate(stack(files[0]))
     got = model(x)
@@ -297,11 +298,8 @@ def test_a_class_that_was_put_back_meanwhile_is_patched_again(model, files, monk
 
 @torch.no_grad()
 def test_a_layer_that_was_exchanged_meanwhile_is_served(model, files, making):
-    own, x = Engine({"unet": model}), torch.randn(3, WIDTH)
-    own.activate(stack(files[0]))
-    own.activate(stack(files[1]))
+    own, x = left(model, files, making), torch.randn(3, WIDTH)
     model[1] = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-    making()
     own.activate(stack(files[0]))
     assert making() == 1
     got = model(x)
@@ -355,14 +353,41 @@ def test_what_is_merged_is_taken_out(model, files, mode):
 
 
 @torch.no_grad()
-def test_a_stack_that_cannot_come_back_leaves_what_is_in_force(model, files):
-    own, x = Engine({"unet": model}), torch.randn(3, WIDTH)
-    own.activate(stack(files[0]))
-    own.activate(stack(files[1]))
+def test_a_stack_that_cannot_come_back_leaves_what_is_in_force(model, files, making):
+    own, x = left(model, files, making), torch.randn(3, WIDTH)
     want = model(x)
-    served = Engine({"unet": nn.Sequential(model[1])})
-    with pytest.raises(StackError):
-        own.activate(Stack([Entry(files[0], {"nobody": 1.0})]))
+    wrong = Strength(0.8, blocks=BlockWeights((1.0,) * 399))
+    with pytest.raises(StackError, match="399"):
+        own.activate(Stack([Entry(files[0], wrong)]))
+    assert making() == 0, "it failed while coming back"
     assert torch.equal(model(x), want)
     assert own.stack == stack(files[1])
-    served.close()
+    own.activate(stack(files[0]))
+    got = model(x)
+    own.close()
+    assert torch.equal(got, fresh(model, stack(files[0]), x))
+
+
+@torch.no_grad()
+def test_a_failure_while_another_is_placed_brings_back_what_was_in_force(model, files, monkeypatch):
+    own, x = left(model, files), torch.randn(3, WIDTH)
+    want = model(x)
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(Factored, "_make", fail)
+    with pytest.raises(MemoryError):
+        own.activate(stack(files[2]))
+    assert own.stack == stack(files[1])
+    assert own.memory().placed == {"cpu": BYTES}
+    assert torch.equal(model(x), want), "nothing is made anew"
+
+
+def test_what_there_is_no_room_for_is_dropped_before_the_next_is_placed(model, files, monkeypatch):
+    own, parked = Engine({"unet": model}, parked_bytes=BYTES - 1), []
+    own.activate(stack(files[0]))
+    monkeypatch.setattr(Factored, "park", lambda *args: parked.append(args))
+    own.activate(stack(files[1]))
+    own.activate(Stack())
+    assert not parked
