@@ -248,6 +248,8 @@ class Session:
     def end(self) -> None:
         """Switch all LoRAs off; the model is as it was without any."""
         self._batch = None
+        if self._engine is not None and self._engine.stack.entries:
+            self.last = replace(self.last, report=self._engine.report)  # on merging it may be decided on the way
         try:
             self.host.use_embeddings({})
         finally:
@@ -434,6 +436,7 @@ class Session:
 
 def make_engine(host: Host, memory: Memory) -> Engine:
     """Make the engine for the host's model."""
+    folder = host.data_dir()
     return Engine(
         host.components(),
         checkpoints=host.checkpoints(),
@@ -442,6 +445,7 @@ def make_engine(host: Host, memory: Memory) -> Engine:
         cache_bytes=memory.cache_bytes,
         rank_buckets=RANK_BUCKETS if memory.round_up else (),
         parked_bytes=memory.ready_bytes,
+        rates=None if folder is None else folder / "rates.json",
     )
 
 

@@ -30,8 +30,8 @@ class Carriers:
         """Have these ways serve their layers, and no others. Or leave all as it was.
 
         Args:
-            ways: by layer.
-            settle: called when nothing is placed.
+            ways: by layer; those that serve already go on as they are.
+            settle: called when nothing is placed, unless something stays.
             resting: gives the layers that are not where they compute, so that placing beside them would be in vain.
             keep: whether what served before is parked, and not released.
 
@@ -42,15 +42,17 @@ class Carriers:
         after = dict(ways)
         try:
             slots = {layer: self._slot(layer) for layer in after}
-            for layer, old in before.items():
-                if old is not None:  # before the new ones are placed: never both on a device
-                    (old.park if keep else old.release)(layer)
+            leaving = {layer: old for layer, old in before.items() if old is not None and old is not after.get(layer)}
+            for layer, old in leaving.items():  # before the new ones are placed: never both on a device
+                (old.park if keep else old.release)(layer)
             for layer in before.keys() - after.keys():
                 self._leave(layer, before[layer])
-            settle()
+            if all(old is None or layer in leaving for layer, old in before.items()):
+                settle()
             for layer, way in after.items():
                 slots[layer].way = way
-            new = [(layer, way) for layer, way in after.items() if not way.resume(layer)]
+            coming = [(layer, way) for layer, way in after.items() if way is not before.get(layer)]
+            new = [(layer, way) for layer, way in coming if not way.resume(layer)]
             idle = resting() if new else ()
             for layer, way in new:
                 if way.at_rest or layer not in idle:

@@ -141,8 +141,17 @@ def large_group(layer: nn.Module) -> int:
     """How many places, of all rows, must have the same strengths for a sum to pay."""
     weight = layer._parameters["weight"]
     assert weight is not None
-    out, inside = weight.shape
-    return math.ceil(_MARGIN * inside * out / (inside + out))
+    return math.ceil(most_places(weight.numel(), sum(weight.shape)))
+
+
+def most_places(entries: int, sides: int) -> float:
+    """For how many places the pair beside a layer costs what the sum costs for any number of them.
+
+    Args:
+        entries: of its weight.
+        sides: its inputs and outputs.
+    """
+    return _MARGIN * entries / sides
 
 
 def grouping_pays(grouped: Grouped, layer: nn.Module, rank: int) -> bool:

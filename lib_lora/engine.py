@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from . import patch, residency, scratch, trace
+from .auto import Auto
 from .buckets import check_buckets
 from .budget import Budget
 from .cache import NetworkCache
+from .calibration import measure
 from .calls import listen
 from .carriers import Carriers, carries
 from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
@@ -29,11 +31,13 @@ from .network import Network
 from .parking import Parking
 from .plan import Plan, how, make_plan
 from .pristine import Checkpoint
+from .rates import RateBook
 from .reading import Reading
 from .report import ActivationReport, MemoryReport
 from .resident import Keeping
 from .rows import RowMap, Rows
 from .schedule import Clock, Moment
+from .slot import Way
 from .stack import Entry, Stack
 from .storage import Storage, check_storage
 from .tensors import plain_mode
@@ -70,6 +74,7 @@ class Engine:
             ranks come to the same sizes on the same layers share compiled code. None rounds nothing. See `buckets.py`.
         parked_bytes: how many bytes of the computer's memory adapters may take that were in force before, so that they
             are there at once when they are again. See `parking.py`.
+        rates: the file for what the mode `auto` measures of a device; None measures in each process. See `rates.py`.
 
     Raises:
         StorageError: no such storage, or this torch has no float8; or the buckets do not rise.
@@ -86,6 +91,7 @@ class Engine:
         device_budget: int | None = None,
         rank_buckets: Sequence[int] = (),
         parked_bytes: int = PARKED_BYTES,
+        rates: Path | None = None,
     ) -> None:
         check_storage(storage)
         patch.install()
@@ -100,11 +106,12 @@ class Engine:
         self._rows = RowMap()
         self._timing = Timing()
         self._carriers = Carriers()
+        self._auto = Auto(RateBook(measure, rates))
         self._components: dict[str, weakref.ref[nn.Module]] = {}
         self._indexed: dict[str, LayerIndex] = {}
         self._stack = Stack()
         self._plan: Plan | None = None
-        self._finalizer = weakref.finalize(self, _clear, self._carriers, self._deaf)
+        self._finalizer = weakref.finalize(self, _clear, self._carriers, self._deaf, self._auto.stops)
         self.components = dict(components)
 
     @property
@@ -126,6 +133,12 @@ class Engine:
     def stack(self) -> Stack:
         """What is in force."""
         return self._stack
+
+    @property
+    def report(self) -> ActivationReport:
+        """What became of what is in force, by now: in the mode `auto` it is decided while the model runs."""
+        plan = self._plan
+        return ActivationReport(()) if plan is None else plan.report
 
     @property
     def embeddings(self) -> tuple[dict[str, dict[str, Tensor]], ...]:
@@ -158,7 +171,9 @@ class Engine:
             if trace.decisions:
                 trace.anew(kept, parked is not None)
                 trace.files(network.report for network in networks)
+            self._auto.end()
             if kept:
+                self._undecide()
                 self._write(stack)
             else:
                 self._publish(parked or self._made(stack, networks, indexes), stack)
@@ -166,6 +181,9 @@ class Engine:
             assert self._plan is not None
             self._rows.chosen = 0
             self._plan.strengths.show(0)
+            choices = self._plan.choices.by_layer
+            if choices:
+                self._auto.begin(choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
             return self._plan.report
 
     def set_multiplier(self, index: int, multiplier: Multiplier | Halves | PerImage) -> None:
@@ -257,6 +275,7 @@ class Engine:
                 self._parking.clear()
 
     def _take_off(self) -> None:
+        self._auto.end()
         keep = self._keeps()
         self._stack, former, self._plan = Stack(), self._plan, None
         self._rows.chosen = 0
@@ -357,6 +376,32 @@ class Engine:
             self._parking.put(former)
         self._listen(stack)
 
+    def _exchange(self, ways: Mapping[nn.Module, Way]) -> None:
+        """Have layers of the plan in force merged, as it was decided; where that fails, they stay live."""
+        with self._lock, plain_mode(_CPU):
+            plan = self._plan
+            if plan is None:
+                return
+            plan.choices.decided = True
+            try:
+                self._serve(plan, ways)
+            except (LoraError, OSError, RuntimeError, MemoryError) as error:
+                logger.warning("nothing is merged, and the stack stays live: %s", error)
+
+    def _undecide(self) -> None:
+        """Have the plan in force live, as it was made."""
+        plan = self._plan
+        if plan is not None and plan.choices.decided:
+            self._serve(plan, plan.choices.taken_back(plan.layers))
+            plan.choices.decided = False
+
+    def _serve(self, plan: Plan, ways: Mapping[nn.Module, Way]) -> None:
+        """Have some layers of the plan in force served otherwise, or leave all as it was."""
+        if ways:
+            after = {**plan.layers, **ways}
+            self._carriers.publish(after, self._budget.settle, self._resting, keep=False)
+            plan.layers.update(ways)
+
     def _keeps(self) -> bool:
         """Whether the plan in force is to be parked when another comes."""
         return self._plan is not None and self._parking.takes(self._plan, self._budget.placed.get(_CPU, 0))
@@ -417,9 +462,10 @@ def _layers_of(networks: Iterable[Network], indexes: Iterable[LayerIndex]) -> se
     return {by_component[one.component].module(one.target.path) for net in networks for one in net.bound}
 
 
-def _clear(carriers: Carriers, listeners: list[Callable[[], None]]) -> None:
+def _clear(carriers: Carriers, *listeners: list[Callable[[], None]]) -> None:
     """Leave nothing on a model whose engine is gone."""
-    _end(listeners)
+    for own in listeners:
+        _end(own)
     carriers.detach()
 
 

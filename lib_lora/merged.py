@@ -38,8 +38,8 @@ class _Written:
     """One parameter that is not as it was."""
 
     pristine: Pristine
-    before: tuple[int, int]  # digest of the pristine bits
-    after: tuple[int, int]  # digest of what was written
+    before: tuple[int, ...]  # digest of the pristine bits
+    after: tuple[int, ...]  # digest of what was written
 
 
 class Merged(Transient):

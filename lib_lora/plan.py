@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from . import residency, trace
+from .auto import COMPILED, Choice, Choices, is_compiled
 from .binding import Binding
 from .blocks import Element
 from .by_tokens import ByTokens
@@ -33,8 +34,6 @@ from .whole import Whole
 
 _APART = "the images of the batch have LoRA of their own"
 _HALVED = "positive and negative prompts have LoRA of their own"
-_PAYS = 20
-"""Calls of a model from which on merging costs less than it saves; a text encoder is called once or twice."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +42,8 @@ class How:
 
     merging: frozenset[str]
     """Components whose weights the stack wants merged."""
+    auto: bool
+    """Whether only where that pays, which the first call tells."""
     apart: str
     """Why nothing is merged all the same, as one weight cannot be that of several rows of a call; or empty."""
     in_order: bool
@@ -67,9 +68,19 @@ class Plan:
     patterns: tuple[tuple[Element, ...], ...]
     """Of each entry, the rules that its cells were made for."""
     strengths: Strengths
-    report: ActivationReport
+    choices: Choices
+    """The layers that are merged where that pays."""
+    why_live: Mapping[str, int]
+    """Why layers are never merged though the stack asks for it -> how many."""
     may_park: bool = True
     """Whether no layers are one in a file whose adapter depends on the weights of all of them."""
+
+    @property
+    def report(self) -> ActivationReport:
+        """What became of the stack, by now."""
+        merged = sum(isinstance(way, Merged) for way in list(self.layers.values()))
+        live = {**self.why_live, **self.choices.left_live(self.layers)}
+        return ActivationReport(tuple(network.report for network in self.networks), merged, live)
 
     def serves(self, stack: Stack, networks: Sequence[Network], components: Iterable[str]) -> bool:
         """Whether it is the plan that the stack needs, but for the strengths."""
@@ -134,18 +145,16 @@ class Plan:
 
 def how(stack: Stack, components: Iterable[str]) -> How:
     """What the stack wants of the components."""
-    merged = stack.mode == "merged" or (stack.mode == "auto" and (stack.calls or 0) >= _PAYS)
+    auto = stack.mode == "auto" and (stack.calls or 0) > 1
     merging = frozenset[str]()
-    if merged:
-        merging = frozenset(
-            name for name in components if stack.mode == "merged" or not name.startswith("text_encoder")
-        )
+    if auto or stack.mode == "merged":
+        merging = frozenset(name for name in components if not (auto and name.startswith("text_encoder")))
     if not merging:
-        return How(merging, "", stack.in_order)
+        return How(merging, auto=False, apart="", in_order=stack.in_order)
     varying = frozenset(i for i, entry in enumerate(stack) if any(map(varies, entry.every)))
     apart = _APART if stack.images > 1 else _HALVED if stack.halved else ""
     regional = frozenset(i for i, entry in enumerate(stack) if any(region_of(one) is not None for one in entry.every))
-    return How(merging, apart, stack.in_order, varying, regional)
+    return How(merging, auto, apart, stack.in_order, varying, regional)
 
 
 def make_plan(
@@ -186,7 +195,8 @@ def make_plan(
         sheet=sheet,
         patterns=tuple(map(patterns, stack)),
         strengths=strengths,
-        report=ActivationReport(tuple(network.report for network in networks), chooser.merged, dict(chooser.live)),
+        choices=Choices(weakref.WeakKeyDictionary(chooser.choices)),
+        why_live=dict(chooser.live),
         may_park=not read,
     )
 
@@ -235,21 +245,25 @@ class _Chooser:
         merging = self._how.merging
         self._shared = _shared_parameters(components.values()) if merging else frozenset()
         self._swapped = {name for name in merging if _is_swapped(components[name])}
-        self.merged = 0
+        self._compiled = {name for name in merging if self._how.auto and is_compiled(components[name])}
+        self.choices: dict[nn.Module, Choice] = {}
         self.live: Counter[str] = Counter()
 
     def way(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> Way:
         """The way for one layer."""
-        in_order, reason = self._how.in_order, None
+        in_order, reason, merged = self._how.in_order, None, None
         if component in self._how.merging:
             reason = self._why_live(component, layer, bindings)
             if reason is None:
-                self.merged += 1
                 checkpoint = self._checkpoints.get(component)
                 merged = Merged(bindings, self._strengths, in_order=in_order, checkpoint=checkpoint)
-                return _told(component, bindings, merged)
-            self.live[reason] += 1
+                if not self._how.auto:
+                    return _told(component, bindings, merged)
+            else:
+                self.live[reason] += 1
         live = live_way(layer, bindings, self._strengths, keeping=self._keeping, in_order=in_order)
+        if merged is not None:
+            self.choices[layer] = Choice.of(component, layer, bindings, live, merged)
         return _told(component, bindings, live, reason)
 
     def _why_live(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> str | None:
@@ -258,6 +272,8 @@ class _Chooser:
             return self._how.apart
         if component in self._swapped:
             return "its weights are swapped in and out"
+        if component in self._compiled:
+            return COMPILED
         if layer in self._read:
             return "a file has it as one with other layers, and its adapter depends on the weights of all of them"
         if any(binding.cell in self._varying for binding in bindings):

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_DROPPED = {torch.bfloat16: 16, torch.float16: 13}
+"""Bits of fp32 that other dtypes have not."""
+_WIDTH, _BLOCK = 1024, 1 << 17
 _RANDOM = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 
@@ -21,6 +24,37 @@ def round_stochastically(out: Tensor, value: Tensor, generator: torch.Generator)
         value: in fp32 or fp64; numbers outside of the range of `out` are rounded as torch does.
         generator: where the randomness comes from; on the device of `value`, or on the CPU.
     """
+    dropped = _DROPPED.get(out.dtype)
+    if dropped is None or value.dtype != torch.float32 or not _all_below(value, torch.finfo(out.dtype).max):
+        _round_to_neighbour(out, value, generator)
+    elif out.dtype == torch.float16:
+        # below 2^-14 numbers of fp16 are as far apart as those behind it, and those are made of bits of fp32
+        least = torch.finfo(out.dtype).tiny
+        lifted = torch.where(value.abs() < least, torch.copysign(torch.full_like(value, least), value), 0.0)
+        out.copy_(_cut(value + lifted, dropped, generator) - lifted)
+    else:
+        out.copy_(_cut(value, dropped, generator))
+
+
+def _cut(value: Tensor, dropped: int, generator: torch.Generator) -> Tensor:
+    """Have the last bits of fp32 be zero: a random number of as many bits is added first, so that they carry or not."""
+    bits = value.view(torch.int32) + _random_bits(value, dropped, generator)
+    return (bits & -(1 << dropped)).view(torch.float32)
+
+
+def _random_bits(like: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Random whole numbers of up to 16 bits; four of each that is drawn, which is what takes the time."""
+    drawn = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=generator.device)
+    short = drawn.random_(-(1 << 63), None, generator=generator).view(torch.int16)[: like.numel()]
+    return short.to(like.device, torch.int32).bitwise_and_((1 << count) - 1).view(like.shape)
+
+
+def _all_below(value: Tensor, limit: float) -> bool:
+    return value.numel() > 0 and bool(value.abs().amax() < limit)  # not so where something is no number
+
+
+def _round_to_neighbour(out: Tensor, value: Tensor, generator: torch.Generator) -> None:
+    """The same for every dtype and every number."""
     nearest = value.to(out.dtype)
     error = value - nearest.to(value.dtype)
     neighbour = _neighbour(nearest, error)
@@ -40,16 +74,36 @@ def generator_for(device: torch.device, seed: int) -> torch.Generator:
     return generator
 
 
-def digest(tensor: Tensor) -> tuple[int, int]:
-    """Two sums over the bits of a tensor; equal bits give equal sums on every device, a change other ones."""
-    bits = _bits(tensor.detach().contiguous()).flatten()
-    total, weighted = 0, 0
-    for i, block in enumerate(torch.split(bits, 1 << 20)):
-        numbers = block.to(torch.int64)
-        places = torch.arange(1, numbers.numel() + 1, device=numbers.device)
-        total += int(numbers.sum())
-        weighted += (i + 1) * int((numbers * places).sum())
-    return total, weighted
+def digest(tensor: Tensor) -> tuple[int, ...]:
+    """Sums over the bits of a tensor; equal bits give equal sums on every device, a change other ones.
+
+    Words of 64 bits lie in blocks of a size that a processor's cache holds: their sum, those of the sums of rows and of
+    columns times their places, and the same of the upper halves alone, as sums of whole words lose what is above.
+    """
+    sums = [0] * 6
+    for number, block in enumerate(torch.split(_words(tensor.detach()), _BLOCK), start=1):
+        words = block.to(torch.int64)
+        whole = words.numel() // _WIDTH * _WIDTH
+        for half, one in enumerate((words, words >> 32)):
+            for part in (one[:whole].view(-1, _WIDTH), one[whole:].view(1, -1)):
+                rows, columns = part.sum(1), part.sum(0)
+                sums[3 * half] += int(rows.sum())
+                sums[3 * half + 1] += number * int((rows * _places(rows)).sum())
+                sums[3 * half + 2] += number * int((columns * _places(columns)).sum())
+    return tuple(sums)
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """The bits of a tensor, 64 at a time where they are as many as that."""
+    flat = tensor.contiguous().flatten()
+    size = flat.element_size()
+    if flat.numel() * size % 8:
+        return _bits(flat)
+    return (flat if flat.storage_offset() * size % 8 == 0 else flat.clone()).view(torch.int64)
+
+
+def _places(numbers: Tensor) -> Tensor:
+    return torch.arange(1, numbers.numel() + 1, device=numbers.device)
 
 
 def _bits(tensor: Tensor) -> Tensor:

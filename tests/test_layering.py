@@ -21,9 +21,12 @@ LIB_LORA = {
     ),
     "__main__": "*",
     "engine": (
-        "buckets budget cache calls carriers families hearing layer multiplier network parking patch plan pristine"
-        " reading report residency resident rows schedule scratch stack storage timing trace"
+        "auto buckets budget cache calibration calls carriers families hearing layer multiplier network parking patch"
+        " plan pristine rates reading report residency resident rows schedule scratch slot stack storage timing trace"
     ),
+    "auto": "binding calls merged rates slot transient",
+    "rates": "effective",
+    "calibration": "cache families layer plan rates resident slot stack",
     "buckets": "",
     "carriers": "patch slot",
     "parking": "network plan stack",
@@ -33,7 +36,7 @@ LIB_LORA = {
     "spread": "picture region",
     "live": "picture strength",
     "plan": (
-        "binding blocks by_tokens cells evaluation factored layer merged multiplier network places pristine report"
+        "auto binding blocks by_tokens cells evaluation factored layer merged multiplier network places pristine report"
         " residency resident slot stack strength trace transient whole"
     ),
     "cells": "blocks evaluation layer places stack",

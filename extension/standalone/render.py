@@ -91,7 +91,7 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     finally:
         studio.session.end()
         pipeline.maybe_free_model_hooks()  # a pipeline left in the middle has not done it
-    return Result(tuple(pictures), plan.seed, cancelled, activation.lines(), notes, activation.warnings)
+    return Result(tuple(pictures), plan.seed, cancelled, studio.session.last.lines(), notes, activation.warnings)
 
 
 def _plan(studio: Studio, request: Txt2Img) -> _Plan:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -20,7 +22,7 @@ from lib_lora.rounding import digest, generator_for, round_stochastically
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
-from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet, unet_inputs
+from tests.fakes.models import kohya_lora, tiny_unet, unet_inputs
 from tests.fakes.schemes import call
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -245,17 +247,7 @@ def test_weights_made_in_inference_mode(file):
     assert bits(model) == before
 
 
-def test_auto_merges_where_it_pays(tmp_path):
-    unet, encoder = tiny_unet(0), tiny_text_encoder(0)
-    file = kohya_lora(tmp_path / "a.safetensors", {"unet": unet, "text_encoder": encoder})
-    engine = Engine({"unet": unet, "text_encoder": encoder})
-    for calls, some in ((None, False), (4, False), (50, True)):
-        report = engine.activate(Stack([Entry(file)], mode="auto", calls=calls))
-        assert bool(report.merged) is some
-        assert not report.live
-    ways = [slot.way for layer in encoder.modules() if (slot := slot_of(layer)) is not None]
-    assert ways
-    assert not any(isinstance(way, Merged) for way in ways), "a text encoder is called once"
+def test_modes_and_numbers_of_calls_that_are_none():
     with pytest.raises(StackError, match="mode 'often' must be one of live, merged, auto"):
         Stack(mode="often")  # type: ignore[arg-type]
     with pytest.raises(StackError, match="from 0 up"):
@@ -371,3 +363,39 @@ class TestRounding:
         for seed in range(20):
             round_stochastically(out, value, generator_for(torch.device("cpu"), seed))
             assert out.float().isfinite().all()
+
+
+class TestDigest:
+    """Equal bits have equal digests, wherever they lie; changed ones do not, so that foreign writes are noticed."""
+
+    @pytest.mark.parametrize("dtype", [*LOW, torch.float32, torch.float64], ids=str)
+    @pytest.mark.parametrize("count", [0, 1, 3, 1023, 8 * 1024, 300_001])
+    def test_it_is_of_the_bits_alone(self, dtype, count):
+        values = torch.randn(count + 3).to(dtype)
+        own = values[3:]  # at an odd place in memory
+        assert digest(own) == digest(own.clone())
+        square = torch.randn(24, 32).to(dtype)
+        assert digest(square.t()) == digest(square.t().contiguous()) != digest(square)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+    @given(
+        places=st.lists(st.integers(0, 299_999), min_size=1, max_size=4, unique=True),
+        bit=st.integers(0, 15),
+        kind=st.sampled_from(["flip", "swap", "negate"]),
+    )
+    @settings(max_examples=150, deadline=None)
+    def test_what_changes_a_bit_changes_it(self, dtype, places, bit, kind):
+        bits = torch.arange(300_000).to(dtype).view(torch.int16 if dtype == torch.float16 else torch.int32)
+        before, changed = bits.clone(), bits.clone()
+        if kind == "flip":
+            changed[places] ^= 1 << bit if bit < 15 else torch.iinfo(bits.dtype).min
+        elif kind == "negate":
+            changed[places] ^= torch.iinfo(bits.dtype).min
+        else:
+            changed[places] = bits[places[::-1]]
+        same = torch.equal(before, changed)
+        assert (digest(changed.view(dtype)) == digest(before.view(dtype))) is same
+
+    def test_a_negated_weight_is_another_one(self):
+        weight = torch.randn(64, 1024)
+        assert digest(-weight) != digest(weight)

@@ -608,7 +608,7 @@ def test_a_layer_on_which_images_agree_is_not_divided(tmp_path):
 @pytest.mark.parametrize("mode", ["merged", "auto"])
 def test_images_that_differ_are_not_merged(entries, mode):
     model, x = Denoiser(), input_for(3)
-    plain, weight = model(x), model.conv.weight.clone()
+    weight = model.conv.weight.clone()
     want = singles(model, x, entries, range(3))
     engine = Engine({"unet": model})
     report = engine.activate(Stack(entries, mode=mode, calls=100))
@@ -616,6 +616,13 @@ def test_images_that_differ_are_not_merged(entries, mode):
     assert dict(report.live) == {"the images of the batch have LoRA of their own": 3}
     same(model(x), want, 1e-12)
     assert torch.equal(model.conv.weight, weight)
+
+
+def test_images_that_begin_or_cease_to_differ_are_merged_by_it(entries):
+    model, x = Denoiser(), input_for(3)
+    plain, weight = model(x), model.conv.weight.clone()
+    engine = Engine({"unet": model})
+    engine.activate(Stack(entries, mode="merged"))
     engine.set_multiplier(0, 0.5)
     engine.set_multiplier(1, 0.5)
     assert not torch.equal(model.conv.weight, weight), "merged as soon as they are the same"

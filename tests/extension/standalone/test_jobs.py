@@ -19,6 +19,7 @@ from extension.standalone import render
 from extension.standalone.encode import encode_skipping
 from extension.standalone.jobs import Runner
 from extension.standalone.studio import Studio
+from lib_lora.rates import RateBook, Rates
 
 SMALL = Txt2Img("a red fox", steps=2, width=64, height=64, seed=7)
 WITH_LORA = replace(SMALL, prompt="a red fox <lora:zorp:0.8>")
@@ -94,10 +95,12 @@ def test_the_parameters_text_says_how_to_make_the_picture(runner: Runner, studio
     assert "264 of 264 layers" in result.lora_reports[0]
 
 
-def test_the_calls_that_decide_on_merging_are_those_of_the_whole_job(runner: Runner) -> None:
+def test_the_calls_that_decide_on_merging_are_those_of_the_whole_job(runner: Runner, monkeypatch) -> None:
+    merging_takes_five_calls = Rates(call=1.0, multiply=0.0, build=0.0, touch=5.0, entry=0.0)
+    monkeypatch.setattr(RateBook, "of", lambda *_: merging_takes_five_calls)
     request = replace(WITH_LORA, steps=2, settings={MERGE: PAYS})
-    few, many = (runner.submit(replace(request, n_iter=count)).result(60) for count in (1, 10))
-    assert few.lora_reports[1:] == ()
+    few, many = (runner.submit(replace(request, n_iter=count)).result(60) for count in (2, 10))
+    assert few.lora_reports[1:] == ("0 layers merged; 246 live: merging would not pay",)
     assert many.lora_reports[1:] == ("246 layers merged",)
     # the same sum, rounded once more
     assert np.abs(pixels(few.pictures[0]) - pixels(many.pictures[0])).max() <= 1

@@ -1,0 +1,195 @@
+"""The mode `auto`: the first call of a model is live and tells how many places each layer computes; then it is decided.
+
+Deciding is by what a device was measured to take, see `rates.py`, layer by layer: what the remaining calls would cost
+beside the layer against merging into it and putting it back. Each activation begins live again, so that a picture is
+the same whatever was made before it.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from .binding import Binding
+from .calls import Call, listen
+from .merged import Merged
+from .modules import device_of
+from .rates import RateBook, Work, is_exact
+from .slot import Way
+from .transient import Transient
+
+logger = logging.getLogger(__name__)
+
+UNDECIDED = "the first call tells where merging pays"
+CHEAPER = "merging would not pay"
+COMPILED = "the model is compiled, and would be anew"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A layer that may be served in either way."""
+
+    component: str
+    live: Way
+    merged: Merged
+    work: Work
+    outputs: int
+    """Channels of its output."""
+
+    @classmethod
+    def of(cls, component: str, layer: nn.Module, bindings: Iterable[Binding], live: Way, merged: Merged) -> Choice:
+        """That of a layer."""
+        bindings = tuple(bindings)
+        shape = bindings[0].target.shape
+        entries = layer.get_parameter(bindings[0].target.param).numel()
+        numbers = sum(tensor.numel() for one in bindings for _, tensor in one.adapter.tensors())
+        outputs = bindings[0].target.outputs or shape[0]
+        work = Work(numbers, entries, outputs + entries // outputs, isinstance(live, Transient))
+        return cls(component, live, merged, work, outputs)
+
+
+@dataclass(slots=True, eq=False)
+class Choices:
+    """The layers of a plan that may be served in either way."""
+
+    by_layer: weakref.WeakKeyDictionary[nn.Module, Choice]
+    decided: bool = False
+
+    def taken_back(self, ways: Mapping[nn.Module, Way]) -> dict[nn.Module, Way]:
+        """The live ways of those that these merge."""
+        return {layer: one.live for layer, one in list(self.by_layer.items()) if ways.get(layer) is not one.live}
+
+    def left_live(self, ways: Mapping[nn.Module, Way]) -> dict[str, int]:
+        """Why some are live as yet, or are to stay so -> how many."""
+        live = len(self.by_layer) - len(self.taken_back(ways))
+        return {CHEAPER if self.decided else UNDECIDED: live} if live else {}
+
+
+Exchange = Callable[[Mapping[nn.Module, Way]], None]
+"""Has these ways serve their layers from now on."""
+
+
+class Auto:
+    """Watches the first call of each component, and decides at the beginning of the second.
+
+    Args:
+        book: of the rates.
+    """
+
+    def __init__(self, book: RateBook) -> None:
+        self._book = book
+        self._left = 0  # calls that are still to come
+        self.stops: list[Callable[[], None]] = []
+        """Ends what was begun."""
+
+    def begin(
+        self,
+        choices: Mapping[nn.Module, Choice],
+        components: Mapping[str, nn.Module],
+        calls: int,
+        exchange: Callable[[], Exchange | None],
+    ) -> None:
+        """Watch the calls that come.
+
+        Args:
+            choices: by layer.
+            components: of the model.
+            calls: how many there will be.
+            exchange: gives what has the layers that are to be merged served so, if that is still there.
+        """
+        self.end()
+        self._left = calls
+        for name in {choice.component for choice in choices.values()}:
+            own = {layer: choice for layer, choice in choices.items() if choice.component == name}
+            self.stops.append(_Watch(self, components[name], own, exchange).stop)
+
+    def end(self) -> None:
+        """Watch no longer; what was decided stays."""
+        while self.stops:
+            self.stops.pop()()
+
+    def count(self) -> int:
+        """Note a call that begins; how many there are from it on."""
+        self._left -= 1
+        return self._left + 1
+
+    def pays(
+        self, choices: Mapping[nn.Module, Choice], places: Mapping[nn.Module, int], calls: int
+    ) -> dict[nn.Module, Way]:
+        """The layers for which merging costs less than it saves, and says so."""
+        chosen: dict[nn.Module, Way] = {}
+        saved = taken = 0.0
+        for layer, choice in choices.items():
+            device, weight = device_of(layer), next(layer.parameters(), None)
+            if device is None or device.type == "meta" or weight is None or not places.get(layer):
+                continue
+            rates = self._book.of(device, weight.dtype)
+            live = calls * rates.live(choice.work, places[layer], exact=is_exact(weight.dtype))
+            merging = rates.merging(choice.work)
+            if live > merging:
+                chosen[layer] = choice.merged
+                saved, taken = saved + live, taken + merging
+        text = "auto: %d of %d layers are merged: %.2g s to do and undo, and %.2g s less for %d calls"
+        logger.info(text, len(chosen), len(choices), taken, saved, calls)
+        return chosen
+
+
+class _Watch:
+    """The calls of one component, until it is decided."""
+
+    def __init__(
+        self,
+        auto: Auto,
+        component: nn.Module,
+        choices: Mapping[nn.Module, Choice],
+        exchange: Callable[[], Exchange | None],
+    ) -> None:
+        self._auto = weakref.ref(auto)
+        self._exchange = exchange
+        self._choices = weakref.WeakKeyDictionary(choices)
+        self._places: Counter[int] = Counter()  # by id, for as long as the layers are held above
+        self._began = False
+        self._hooks = [layer.register_forward_hook(self._count) for layer in choices]
+        self._deaf = listen(component, self._begin, _nothing)
+
+    def stop(self) -> None:
+        """Take the hooks away."""
+        self._deaf()
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begin(self, _: Call) -> None:
+        auto, exchange = self._auto(), self._exchange()
+        calls = 0 if auto is None else auto.count()
+        if not self._began:
+            self._began = True
+            return
+        self.stop()
+        if auto is None or exchange is None:
+            return
+        choices = dict(self._choices)
+        places = {layer: self._places[id(layer)] for layer in choices}
+        chosen = auto.pays(choices, places, calls)
+        exchange(chosen)
+
+    def _count(self, layer: nn.Module, _: tuple[Any, ...], output: Any) -> None:
+        if isinstance(output, Tensor):
+            self._places[id(layer)] += output.numel() // self._choices[layer].outputs
+
+
+def _nothing() -> None:
+    """A call's end tells nothing."""
+
+
+def is_compiled(component: nn.Module) -> bool:
+    """Whether torch compiles the component, or a block of it."""
+    return any(
+        hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) is not None
+        for one in component.modules()
+    )

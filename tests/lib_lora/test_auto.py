@@ -1,0 +1,362 @@
+"""The mode `auto`: live for one call, then merged where the device was measured to gain by it; put back bit for bit."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+from dataclasses import astuple, replace
+from math import isfinite
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lib_lora import Curve, Engine, Entry, Moment, PerImage, Stack, Strength, engine
+from lib_lora.calibration import measure
+from lib_lora.factored import Factored
+from lib_lora.merged import Merged
+from lib_lora.patch import slot_of
+from lib_lora.rates import RateBook, Rates, Work
+from tests.fakes.accelerator import device, simulated
+from tests.fakes.files import pair, save
+from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet, unet_inputs
+
+CPU, F32 = torch.device("cpu"), torch.float32
+MERGING = Rates(call=1.0, multiply=1.0, build=1.0, touch=0.0, entry=0.0)
+"""Of a device on which merging costs next to nothing."""
+LIVE = replace(MERGING, touch=1e9)
+"""Of one on which it costs more than anything else."""
+CALLS = 20
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Say what every device is measured to take."""
+
+    def say(rates: Rates) -> list[tuple[torch.device, torch.dtype]]:
+        asked: list[tuple[torch.device, torch.dtype]] = []
+        monkeypatch.setattr(engine, "measure", lambda *what: (asked.append(what), rates)[1])
+        return asked
+
+    say(MERGING)
+    return say
+
+
+@pytest.fixture
+def model():
+    return nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8)).requires_grad_(False)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return save(tmp_path / "a.safetensors", pair("lora_unet_0", (12, 8), 4) | pair("lora_unet_1", (8, 12), 4))
+
+
+def auto(file: Path, multiplier: float = 0.8, calls: int | None = CALLS) -> Stack:
+    return Stack([Entry(file, multiplier)], mode="auto", calls=calls)
+
+
+def ways(model: nn.Module) -> set[type]:
+    return {type(slot.way) for layer in model.modules() if (slot := slot_of(layer)) is not None}
+
+
+def bits(model: nn.Module) -> list[bytes]:
+    return [one.detach().cpu().numpy().tobytes() for one in model.parameters()]
+
+
+def hooks(model: nn.Module) -> int:
+    return sum(len(one._forward_hooks) + len(one._forward_pre_hooks) for one in model.modules())
+
+
+@torch.no_grad()
+def test_the_first_call_is_live_and_those_after_it_are_merged(model, file, measured):
+    own, before, x = Engine({"unet": model}), bits(model), torch.randn(5, 8)
+    report = own.activate(auto(file))
+    assert dict(report.live) == {"the first call tells where merging pays": 2}
+    outputs = [model(x)]
+    assert ways(model) == {Factored}
+    assert bits(model) == before
+    outputs += [model(x), model(x)]
+    assert ways(model) == {Merged}
+    assert bits(model) != before
+    assert (own.report.merged, dict(own.report.live)) == (2, {})
+    for other in outputs[1:]:
+        assert 0 < (other - outputs[0]).abs().max() < 1e-5 * outputs[0].abs().max()
+    assert hooks(model) == 0
+    own.deactivate()
+    assert bits(model) == before
+
+
+@torch.no_grad()
+def test_a_picture_does_not_depend_on_those_before_it(model, file, measured):
+    x = torch.randn(5, 8)
+
+    def picture(own: Engine, multiplier: float = 0.8) -> list[Tensor]:
+        own.activate(auto(file, multiplier))
+        return [model(x) for _ in range(3)]
+
+    own = Engine({"unet": model})
+    want = picture(own)
+    again = picture(own)
+    picture(own, 0.3)
+    own.activate(Stack([Entry(file)]))
+    once_more = picture(own)
+    own.close()
+    fresh = picture(Engine({"unet": model}))
+    for got in (again, once_more, fresh):
+        assert all(map(torch.equal, got, want))
+
+
+@torch.no_grad()
+def test_another_stack_takes_it_out_again(model, file, measured):
+    own, before, x = Engine({"unet": model}), bits(model), torch.randn(5, 8)
+    for after in (Stack([Entry(file, 0.3)]), Stack()):
+        own.activate(auto(file))
+        for _ in range(2):
+            model(x)
+        assert bits(model) != before
+        own.activate(after)
+        assert bits(model) == before
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("other", [Strength(Curve(((0, 0), (4, 1)))), PerImage((0.8, 0.1))])
+def test_a_strength_that_no_weight_can_hold_takes_it_out_again(model, file, measured, other):
+    own, before, x = Engine({"unet": model}), bits(model), torch.randn(2, 8)
+    own.activate(auto(file))
+    for _ in range(2):
+        model(x)
+    own.set_moment(Moment(step=2))
+    own.set_multiplier(0, other)
+    got = [model(x), model(x)]
+    assert bits(model) == before
+    assert ways(model) == {Factored}
+    own.activate(Stack([Entry(file, other)]))
+    assert all(torch.equal(one, model(x)) for one in got)
+
+
+@torch.no_grad()
+def test_nothing_is_merged_where_it_costs_more_than_it_saves(model, file, measured):
+    measured(LIVE)
+    own, before = Engine({"unet": model}), bits(model)
+    own.activate(auto(file))
+    for _ in range(3):
+        model(torch.randn(5, 8))
+    assert ways(model) == {Factored}
+    assert bits(model) == before
+    assert dict(own.report.live) == {"merging would not pay": 2}
+    assert hooks(model) == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("calls", [None, 0, 1])
+def test_few_calls_or_an_unknown_number_are_live(model, file, measured, calls):
+    own = Engine({"unet": model})
+    report = own.activate(auto(file, calls=calls))
+    for _ in range(3):
+        model(torch.randn(5, 8))
+    assert ways(model) == {Factored}
+    assert not report.merging
+    assert hooks(model) == 0
+
+
+@torch.no_grad()
+def test_each_layer_is_decided_by_its_own_places_and_by_the_calls_that_are_left(file, measured, caplog):
+    """The second layer sees a hundredth of the places of the first."""
+
+    class Pooled(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return self[1](self[0](x)[:1])
+
+    model = Pooled(nn.Linear(8, 12), nn.Linear(12, 8)).requires_grad_(False)
+    numbers = 4 * 20
+    # at 19 remaining calls the first, which computes 7 places, saves 19 * 80 * 7
+    measured(Rates(call=0.0, multiply=1.0, build=0.0, touch=19.0 * numbers * 7 - numbers * 96 / 20 - 1.0, entry=0.0))
+    own = Engine({"unet": model})
+    with caplog.at_level(logging.INFO):
+        for calls, some in ((20, 1), (19, 0)):
+            own.activate(auto(file, calls=calls))
+            for _ in range(2):
+                model(torch.randn(7, 8))
+            assert own.report.merged == some
+    assert isinstance(slot_of(model[0]).way, Factored)
+    assert [one.message.partition(":")[0] for one in caplog.records] == ["auto"] * 2, "one line for each"
+    assert "1 of 2 layers are merged" in caplog.records[0].message
+
+
+@torch.no_grad()
+def test_a_strength_that_changes_later_is_merged_anew(model, file, measured):
+    own, before, x = Engine({"unet": model}), bits(model), torch.randn(5, 8)
+    own.activate(auto(file))
+    for _ in range(2):
+        model(x)
+    own.set_multiplier(0, -0.5)
+    got = model(x)
+    own.activate(Stack([Entry(file, -0.5)]))
+    want = model(x)
+    assert (got - want).abs().max() < 1e-5 * want.abs().max()
+    own.deactivate()
+    assert bits(model) == before
+
+
+@torch.no_grad()
+def test_a_merge_that_fails_leaves_the_stack_live(model, file, measured, monkeypatch, caplog):
+    own, before, x = Engine({"unet": model}), bits(model), torch.randn(5, 8)
+    own.activate(auto(file))
+    want = model(x)
+    merge, done = Merged._merge, []
+
+    def fail(way: Merged, layer: nn.Module) -> None:
+        if done:
+            raise torch.OutOfMemoryError("nothing left")
+        done.append(merge(way, layer))
+
+    monkeypatch.setattr(Merged, "_merge", fail)
+    assert torch.equal(model(x), want)
+    assert "stays live: nothing left" in caplog.text
+    assert bits(model) == before
+    assert ways(model) == {Factored}
+
+
+@torch.no_grad()
+def test_a_first_call_that_fails_leaves_nothing_half_done(model, file, measured):
+    own, x = Engine({"unet": model}), torch.randn(5, 8)
+    own.activate(auto(file))
+    with pytest.raises(RuntimeError):
+        model(torch.randn(5, 7))
+    want = fresh_live(model, file, x)
+    assert (model(x) - want).abs().max() < 1e-5 * want.abs().max()
+    own.activate(auto(file))
+    assert (model(x) - want).abs().max() < 1e-5 * want.abs().max()
+    own.deactivate()
+    assert hooks(model) == 0
+
+
+def fresh_live(model: nn.Module, file: Path, x: Tensor) -> Tensor:
+    """What a live stack makes of a copy."""
+    other = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
+    other.load_state_dict(model.state_dict())
+    own = Engine({"unet": other.requires_grad_(False)})
+    own.activate(Stack([Entry(file, 0.8)]))
+    made: Tensor = other(x)
+    own.close()
+    return made
+
+
+@torch.no_grad()
+def test_text_encoders_are_live_and_components_are_decided_each_by_itself(tmp_path, measured):
+    unet, encoder = tiny_unet(0), tiny_text_encoder(0)
+    path = kohya_lora(tmp_path / "a.safetensors", {"unet": unet, "text_encoder": encoder})
+    own = Engine({"unet": unet, "text_encoder": encoder})
+    report = own.activate(auto(path))
+    assert set(report.live) == {"the first call tells where merging pays"}
+    for _ in range(2):
+        encoder(torch.ones(1, 4, dtype=torch.int64))
+        unet(**unet_inputs(0))
+    assert Merged in ways(unet)
+    assert Merged not in ways(encoder), "a text encoder is called once"
+
+
+@torch.no_grad()
+def test_a_compiled_model_is_left_as_it_was_compiled(model, file, measured):
+    model[1].compile(backend="eager")
+    own = Engine({"unet": model})
+    report = own.activate(auto(file))
+    assert dict(report.live) == {"the model is compiled, and would be anew": 2}
+    assert hooks(model) == 0
+
+
+@torch.no_grad()
+def test_an_engine_that_is_dropped_leaves_nothing_on_the_model(model, file, measured):
+    before = bits(model)
+    for calls in range(3):
+        own = Engine({"unet": model})
+        own.activate(auto(file))
+        for _ in range(calls):
+            model(torch.randn(5, 8))
+        del own
+        gc.collect()
+        assert hooks(model) == 0
+        assert bits(model) == before
+        assert ways(model) == set()
+
+
+@torch.no_grad()
+def test_on_a_device(file, measured):
+    asked = measured(MERGING)
+    with simulated():
+        model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8)).requires_grad_(False)
+        before = bits(model)
+        model.to(device())
+        own, x = Engine({"unet": model}), torch.randn(5, 8).to(device())
+        own.activate(auto(file))
+        first, second = (model(x).to("cpu") for _ in range(2))
+        assert ways(model) == {Merged}
+        own.deactivate()
+        model.to("cpu")
+    assert asked == [(device(), F32)]
+    assert (first - second).abs().max() < 1e-5 * first.abs().max()
+    assert bits(model) == before
+
+
+class TestRates:
+    def test_a_pair_costs_by_its_places_until_the_sum_is_cheaper(self):
+        work = Work(numbers=4 * 20, entries=96, sides=20, builds=False)
+        rates = Rates(call=2.0, multiply=0.5, build=100.0, touch=7.0, entry=0.25)
+        assert rates.live(work, 3, exact=True) == 2 + 0.5 * 80 * 3
+        assert rates.live(work, 100, exact=True) == pytest.approx(2 + 0.5 * 80 * 1.5 * 96 / 20)
+        assert rates.live(work, 100, exact=False) == 2 + 0.5 * 80 * 100
+        assert rates.live(replace(work, builds=True), 3, exact=True) == 2 + 100 * 96 + 0.5 * 4 * 96
+        assert rates.merging(work) == 7 + 0.25 * 96 + 0.5 * 4 * 96
+
+    @pytest.mark.parametrize("dtype", [F32, torch.bfloat16, torch.float16])
+    def test_a_device_is_measured(self, dtype):
+        rates = measure(CPU, dtype)
+        assert all(isfinite(one) and one >= 0 for one in astuple(rates))
+        assert min(rates.call, rates.touch) > 0
+        large = Work(numbers=16 * 2048, entries=1 << 20, sides=2048, builds=False)
+        assert rates.merging(large) > rates.touch
+
+    def test_a_simulated_device_is_measured(self):
+        with simulated():
+            assert measure(device(), F32).touch > 0
+
+
+class TestBook:
+    def test_a_device_is_measured_once_for_all_processes(self, tmp_path):
+        asked, path = [], tmp_path / "deep" / "rates.json"
+
+        def ask(*what: object) -> Rates:
+            asked.append(what)
+            return MERGING
+
+        for _ in range(2):
+            book = RateBook(ask, path)
+            assert book.of(CPU, F32) == book.of(CPU, F32) == MERGING
+        assert asked == [(CPU, F32)]
+        assert RateBook(ask, path).of(CPU, torch.bfloat16) == MERGING
+        assert len(json.loads(path.read_text())) == 2, "what others measured stays"
+        assert [one.name for one in path.parent.iterdir()] == ["rates.json"]
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", '{"a": 1}', '{"a": {"call": 1.0}}', "\x00"])
+    def test_a_damaged_file_is_said_and_made_anew(self, tmp_path, text, caplog):
+        path = tmp_path / "rates.json"
+        path.write_text(text)
+        assert RateBook(lambda *_: MERGING, path).of(CPU, F32) == MERGING
+        assert "rates.json cannot be read" in caplog.text
+        assert RateBook(lambda *_: LIVE, path).of(CPU, F32) == MERGING
+
+    @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -1.0, "1", None])
+    def test_numbers_that_are_no_times_are_measured_anew(self, tmp_path, wrong):
+        path = tmp_path / "rates.json"
+        RateBook(lambda *_: MERGING, path).of(CPU, F32)
+        ((key, rates),) = json.loads(path.read_text()).items()
+        path.write_text(json.dumps({key: {**rates, "touch": wrong}}))
+        assert RateBook(lambda *_: LIVE, path).of(CPU, F32) == LIVE
+
+    def test_a_file_that_cannot_be_written_is_said(self, tmp_path, caplog):
+        (tmp_path / "file").write_text("")
+        assert RateBook(lambda *_: MERGING, tmp_path / "file" / "rates.json").of(CPU, F32) == MERGING
+        assert "cannot be" in caplog.text
