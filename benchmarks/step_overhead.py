@@ -1,4 +1,4 @@
-"""One step of SD 1.5's UNet: without LoRA, with ours, and with the same LoRAs in PEFT."""
+"""One step of a model: without LoRA, with ours, and with the same LoRAs in PEFT; eager or compiled."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+from _blocks import MODELS, compile_model
 from _common import DTYPES, Record, Variant, measure, parse, parser, report, table
 from _models import (
     LoraFile,
-    build_unet,
     check_equal,
     linear_layers,
-    make_step,
     peft_activate,
     peft_load,
     peft_scale,
@@ -29,9 +28,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from lib_lora import Engine, Entry, Stack
 
 MULTIPLIER = 0.8
-GOALS = {1: 1.08, 4: 1.10, 8: 1.20}
-"""LoRAs -> time of a step at most, in units of the base's; for the default settings."""
-GOAL_OF_PEFT = {4: 0.5, 8: 0.5}
+GOAL_OF_FLOPS = 1.05
+"""Time of a step at most, in units of the base's time and the ratio of FLOPs that pairs beside their layers make."""
+GOAL_OF_PEFT = {1: 0.6, 4: 0.3, 8: 0.3}
 """LoRAs -> time above base at most, in units of PEFT's."""
 HEADERS = (
     "LoRAs",
@@ -55,12 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
     made = parser(__doc__, rounds=15)
     made.add_argument("--counts", type=int, nargs="+", default=[1, 4, 8], help="of LoRAs that act at once")
+    made.add_argument("--model", choices=sorted(MODELS), default="sd15", help="what is called")
+    made.add_argument("--compile", choices=("no", "blocks", "whole"), default="no", help="what torch compiles of it")
     options = parse(made, arguments)
-    base = build_unet(tiny=options.tiny, dtype=DTYPES[options.dtype])
+    model = MODELS[options.model]
+    base = model.build(tiny=options.tiny, dtype=DTYPES[options.dtype])
     layers = linear_layers(base)
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         files = [write_lora(Path(folder), f"lora{i}", base, layers, options.rank) for i in range(max(options.counts))]
-        bench = Bench(base, files, make_step(base, options.latent, options.batch))
+        bench = Bench(base, files, model.step(base, options.latent, options.batch), options.compile)
         rows = [bench.row(count, options.rounds) for count in options.counts]
         bench.engine.close()
     shown = table(HEADERS, [cells(row, goal(row, options)) for row in rows])
@@ -74,7 +76,7 @@ class Bench:
     The class patch is installed for all three; what it costs a layer without a slot is measured in idle.py.
     """
 
-    def __init__(self, base: nn.Module, files: Sequence[LoraFile], step: Step) -> None:
+    def __init__(self, base: nn.Module, files: Sequence[LoraFile], step: Step, compiled: str = "no") -> None:
         self.files = files
         self.step = step
         self.models = {"base": base, "ours": twin(base), "PEFT": twin(base)}
@@ -82,6 +84,8 @@ class Bench:
         for i, file in enumerate(files):
             peft_load(self.models["PEFT"], file, f"lora{i}")
             peft_scale(self.models["PEFT"], f"lora{i}", MULTIPLIER)
+        for model in self.models.values():
+            compile_model(model, compiled)
 
     def row(self, count: int, rounds: int) -> Record:
         """Measure with the first `count` LoRAs."""
@@ -111,8 +115,12 @@ class Bench:
 def count_flops(run: Callable[[], object]) -> int:
     """Count the work of products and convolutions; those in place too, which torch's own table leaves out."""
     in_place = {torch.ops.aten.addmm_: _product_flops, torch.ops.aten.baddbmm_: _product_flops}
-    with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
-        run()
+    torch.compiler.set_stance("force_eager")  # compiled code calls kernels that nobody counts
+    try:
+        with FlopCounterMode(display=False, custom_mapping=in_place) as counter:
+            run()
+    finally:
+        torch.compiler.set_stance("default")
     total: int = counter.get_total_flops()
     return total
 
@@ -131,13 +139,14 @@ def goal(row: Record, options: argparse.Namespace) -> str:
     """Say what was to be reached and whether it was, for the settings that the goals are for."""
     reference = {"latent": 32, "batch": 1, "rank": 32, "dtype": "float32", "tiny": False}
     count = row["loras"]
-    if count not in GOALS or any(getattr(options, key) != value for key, value in reference.items()):
+    if count not in GOAL_OF_PEFT or any(getattr(options, key) != value for key, value in reference.items()):
         return "-"
-    said = [f"<= {GOALS[count]:.2f} {'met' if row['ours'] <= GOALS[count] else 'missed'}"]
-    if count in GOAL_OF_PEFT:
-        met = row["above"] is not None and row["above"] <= GOAL_OF_PEFT[count]
-        said.append(f"<= {GOAL_OF_PEFT[count]:.2f} of PEFT {'met' if met else 'missed'}")
-    return ", ".join(said)
+    most = GOAL_OF_FLOPS * row["flops_peft"]
+    met = row["above"] is not None and row["above"] <= GOAL_OF_PEFT[count]
+    return (
+        f"<= {most:.2f} {'met' if row['ours'] <= most else 'missed'}, "
+        f"<= {GOAL_OF_PEFT[count]:.2f} of PEFT {'met' if met else 'missed'}"
+    )
 
 
 def cells(row: Record, goal_text: str) -> list[str]:

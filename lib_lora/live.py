@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .picture import Grid, Picture
-from .strength import Window
+from .windows import Window
 
 
 class Live(NamedTuple):

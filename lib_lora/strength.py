@@ -23,6 +23,7 @@ from .picture import Grid, Picture
 from .proportion import proportions
 from .schedule import Moment
 from .spread import NO_SPREAD, Grouped, Masks, Runs, Spread, Which, length, runs_of
+from .windows import Mirror, Window, rows_of
 
 Values: TypeAlias = Sequence[Sequence[float]]
 """Of each image, the strength of every cell."""
@@ -57,50 +58,6 @@ class Share:
 
 
 Layout = tuple[Share, ...]
-
-
-class Mirror:
-    """All factors of a plan on one device, in one dtype."""
-
-    __slots__ = ("factors", "rows")
-
-    def __init__(self, factors: Tensor, rows: Tensor | None) -> None:
-        self.factors = factors  # (n,), of the image that is shown
-        self.rows = rows  # (rows, n); None until a call has rows of several images
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Window:
-    """The live factors of one layer."""
-
-    factors: Tensor
-    """(sum of ranks,), of the image that is shown; later writes show through."""
-    _mirror: Mirror
-    _start: int
-    _of: Strengths
-
-    def of_rows(self) -> Tensor:
-        """(rows, sum of ranks), each row's own. Only while the call is `mixed`."""
-        rows = self._mirror.rows
-        assert rows is not None
-        return rows.narrow(1, self._start, self.factors.shape[0])
-
-    def of_places(self, grid: Grid | None, *, channels_first: bool = False) -> Tensor:
-        """Each place's own, (rows, places, sum of ranks), or (rows, sum of ranks, places) where channels are first.
-
-        One row is for all of them alike.
-
-        Args:
-            grid: the places; None is a single one that is none of the picture.
-            channels_first: see above.
-        """
-        weights: Tensor = self._of.weights(self._start, self.factors, grid, channels_first=channels_first)
-        factors = self.of_rows() if self._of.mixed else self.factors.unsqueeze(0)
-        return weights * factors.unsqueeze(2 if channels_first else 1)
-
-    def grouped(self, grid: Grid, rows: int, large: int) -> Grouped | None:
-        """The places by how far the factors act there; None while rows differ. See `Masks.grouped`."""
-        return None if self._of.mixed else self._of.grouped(self._start, self.factors, grid, rows, large)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,7 +98,9 @@ class Strengths:
         self._picture: Picture | None = None
         self._parts: tuple[int | None, ...] = ()  # of the prompt, that the rows of the present call are of
         self._offsets: dict[Layout, int] = {}
-        self._length = 0
+        self.length = 0
+        """Of the vector."""
+        self._orders: dict[int, Tensor] = {}
         self._cells: tuple[int, ...] = ()  # of each factor
         self._owner = torch.empty(0, dtype=torch.int64, device="cpu")
         self._scale = torch.empty(0, dtype=torch.float64, device="cpu")
@@ -159,8 +118,8 @@ class Strengths:
         if layout in self._offsets:
             return
         assert not self._mirrors, "views must never move"
-        self._offsets[layout] = self._length
-        self._length += sum(share.count for share in layout)
+        self._offsets[layout] = self.length
+        self.length += sum(share.count for share in layout)
 
     def seal(self) -> None:
         """Lay out what was registered."""
@@ -193,16 +152,19 @@ class Strengths:
     def window(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> Window:
         """The live factors of one layer."""
         mirror, start = self._mirror(device, dtype), self._offsets[layout]
-        return Window(mirror.factors.narrow(0, start, sum(share.count for share in layout)), mirror, start, self)
+        window = Window(mirror.factors.narrow(0, start, sum(share.count for share in layout)), start, self)
+        mirror.windows.add(window)
+        if mirror.rows is not None:
+            window.look(mirror.rows)
+        return window
 
     def of_image(self, layout: Layout, device: torch.device, dtype: torch.dtype, image: int | None = None) -> Tensor:
         """The factors of one layer for one image of the present call, (sum of ranks,); None is the one shown."""
-        mirror = self._mirror(device, dtype)
-        whole = mirror.factors
-        if image is not None:
-            assert mirror.rows is not None  # only a call of several images has one
-            whole = mirror.rows[self._rows.index(image)]
-        return whole.narrow(0, self._offsets[layout], sum(share.count for share in layout))
+        mirror, start, count = self._mirror(device, dtype), self._offsets[layout], sum(one.count for one in layout)
+        if image is None:
+            return mirror.factors.narrow(0, start, count)
+        assert mirror.rows is not None  # a call of several images has them
+        return rows_of(mirror.rows, start, count, self.length)[self._rows.index(image)]
 
     def sums(self, layout: Layout) -> Sequence[Sum]:
         """The rows of the present call, those in one proportion together. Only while it is `mixed`."""
@@ -343,11 +305,10 @@ class Strengths:
     def _mirror(self, device: torch.device, dtype: torch.dtype) -> Mirror:
         mirror = self._mirrors.get((device, dtype))
         if mirror is None:
-            factors, rows = self._factors((self._image,))[0], self._factors(self._rows) if self._rows else None
-            mirror = self._mirrors[device, dtype] = Mirror(
-                factors.to(device=device, dtype=dtype, copy=True),
-                None if rows is None else rows.to(device=device, dtype=dtype, copy=True),
-            )
+            factors = self._factors((self._image,))[0]
+            mirror = self._mirrors[device, dtype] = Mirror(factors.to(device=device, dtype=dtype, copy=True))
+            if self._rows:
+                mirror.write_rows(self._by_layout())
         return mirror
 
     def _refresh(self) -> None:
@@ -364,14 +325,24 @@ class Strengths:
                 mirror.factors.copy_(factors)
 
     def _refresh_rows(self) -> None:
-        """Write the matrices in place as long as there are as many rows: compiled code knows them by their shape."""
         if self._mirrors:
-            factors = self._factors(self._rows)
+            rows = self._by_layout()
             for mirror in self._mirrors.values():
-                if mirror.rows is None or mirror.rows.shape != factors.shape:
-                    mirror.rows = factors.to(mirror.factors.device, mirror.factors.dtype, copy=True)
-                else:
-                    mirror.rows.copy_(factors)
+                mirror.write_rows(rows)
+
+    def _by_layout(self) -> Tensor:
+        """The factors of all rows of the call, (rows * n,): those of the first layout for each row, then of the next.
+
+        So each layout has a matrix of its own in one piece, whose strides do not depend on the others.
+        """
+        count = len(self._rows)
+        order = self._orders.get(count)
+        if order is None:
+            ends = [*list(self._offsets.values())[1:], self.length]
+            every = torch.arange(count * self.length, device="cpu").view(count, self.length)
+            pieces = [every[:, start:end].flatten() for start, end in zip(self._offsets.values(), ends, strict=True)]
+            order = self._orders[count] = torch.cat(pieces)
+        return self._factors(self._rows).flatten()[order]
 
     def _factors(self, images: Sequence[int]) -> Tensor:
         """All factors of these images, (images, n)."""

@@ -14,6 +14,7 @@ import pytest
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 PROGRAMS = {
     "step_overhead": {"loras", "base_s", "ours", "peft", "above", "flops_ours", "flops_peft", "differ_by", "seconds"},
+    "picture": {"way", "loras", "picture_s", "of_base", "of_minima", "changed_weights", "differ_by", "seconds"},
     "switch": {"operation", "layers", "median_s", "minimum_s", "peft_by_ours", "bake_by_ours", "differ_by", "seconds"},
     "idle": {"patches", "seconds"},
     "kinds": {"kind", "layer", "way", "base_s", "ours", "peer_name", "peer", "peer_by_ours", "differ_by", "seconds"},
@@ -47,6 +48,7 @@ PROGRAMS = {
 TINY = ("--tiny", "--rounds", "1", "--latent", "8", "--rank", "4")
 EXTRA = {
     "step_overhead": ("--counts", "1", "3"),
+    "picture": ("--counts", "1", "--steps", "3"),
     "strength": ("--counts", "1"),
     "idle": ("--calls", "10"),
     "kinds": ("--kind", "lora", "full", "--shape", "conv640", "--merged"),

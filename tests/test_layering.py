@@ -34,7 +34,7 @@ LIB_LORA = {
     "picture": "calls",
     "region": "",
     "spread": "picture region",
-    "live": "picture strength",
+    "live": "picture windows",
     "plan": (
         "auto binding blocks by_tokens cells evaluation factored layer merged multiplier network places pristine report"
         " residency resident slot stack strength trace transient whole"
@@ -93,7 +93,8 @@ LIB_LORA = {
     "reading": "",
     "report": "",
     "stack": "multiplier reading",
-    "strength": "adapters.base picture proportion schedule spread",
+    "strength": "adapters.base picture proportion schedule spread windows",
+    "windows": "picture spread? strength?",
     "multiplier": "blocks region schedule",
     "schedule": "",
     "blocks": "components",

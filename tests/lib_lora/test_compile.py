@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora import Engine, Entry, PerImage, Region, Stack, Strength, install
+from lib_lora import Engine, Entry, PerImage, Region, Stack, Strength, install, uninstall
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
 
@@ -50,6 +50,61 @@ def test_strengths_removal_and_swap_are_seen_by_compiled_code(tmp_path):
     engine.deactivate()
     assert torch.equal(same(), plain)
     assert counter.frame_count == 2, "neither strength, nor swap, nor removal compiled again"
+
+
+class Scaled(nn.Linear):
+    """A class of a host, which is patched when the first of its layers gets a slot."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class Feed(nn.Module):
+    """A block."""
+
+    def __init__(self, layer: type[nn.Linear]) -> None:
+        super().__init__()
+        self.up, self.down = layer(8, 12), layer(12, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layer", [nn.Linear, Scaled])
+@pytest.mark.parametrize("how", ["model.compile()", "torch.compile(model)", "a block"])
+def test_a_model_that_was_compiled_and_run_before_anything_was_installed(tmp_path, layer, how):
+    torch._dynamo.reset()
+    uninstall()
+    model = (nn.Sequential(Feed(layer)) if how == "a block" else Feed(layer)).requires_grad_(False)
+    counter = testing.CompileCounter()
+    call = model
+    if how == "torch.compile(model)":
+        call = torch.compile(model, backend=counter, fullgraph=True)
+    else:
+        (model[0] if how == "a block" else model).compile(backend=counter, fullgraph=True)
+    x = torch.randn(3, 8)
+    plain = call(x)
+    prefix = "lora_unet_0_" if how == "a block" else "lora_unet_"
+    tensors = pair(f"{prefix}up", (12, 8), 4) | pair(f"{prefix}down", (8, 12), 4)
+    path = save(tmp_path / "a.safetensors", tensors)
+    install()
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, 0.5)]))
+    bare = copy.deepcopy(model)
+    for one in bare.modules():
+        one._compiled_call_impl = None
+    own = Engine({"unet": bare})
+    own.activate(Stack([Entry(path, 0.5)]))
+    got = call(x)
+    assert (got - bare(x)).abs().max() < 1e-6
+    assert not torch.equal(got, plain)
+    frames = counter.frame_count
+    engine.set_multiplier(0, -0.5)
+    assert not torch.equal(call(x), got)
+    engine.deactivate()
+    assert torch.equal(call(x), plain)
+    assert counter.frame_count <= frames + 1, "once more for the model without LoRA, and nothing for strengths"
 
 
 @torch.no_grad()

@@ -1,0 +1,223 @@
+"""A picture with LoRAs that stay as they are: put on, called for each step, taken off; and what is left behind."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from _common import DTYPES, Record, Variant, measure, parse, parser, report, table
+from _models import (
+    LoraFile,
+    build_unet,
+    check_equal,
+    linear_layers,
+    make_step,
+    peft_activate,
+    peft_layers,
+    peft_load,
+    twin,
+    write_lora,
+)
+from lycoris import create_lycoris_from_weights
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from lib_lora import Engine, Entry, Stack
+
+logging.getLogger("LyCORIS").setLevel(logging.ERROR)  # it tells of every layer
+logging.getLogger("lib_lora.auto").addHandler(logging.StreamHandler())
+GOAL = 1.02
+"""Time of a picture by `auto` at most, in units of the base's."""
+HEADERS = ("way", "LoRAs", "picture s", "of base", "of minima", "above base, in steps", "weights after", "goal")
+
+Nothing = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One program's way to a picture."""
+
+    model: nn.Module
+    on: Nothing
+    off: Nothing
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    made = parser(__doc__, rounds=3)
+    made.add_argument("--counts", type=int, nargs="+", default=[1, 4], help="of LoRAs")
+    made.add_argument("--steps", type=int, default=20, help="of a picture")
+    options = parse(made, arguments)
+    base = build_unet(tiny=options.tiny, dtype=DTYPES[options.dtype])
+    step = make_step(base, options.latent, options.batch)
+    rows: list[Record] = []
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, torch.no_grad():
+        layers = linear_layers(base)
+        every = [write_lora(Path(folder), f"lora{i}", base, layers, options.rank) for i in range(max(options.counts))]
+        for count in options.counts:
+            rows += measured(base, every[:count], step, options)
+    shown = table(HEADERS, [cells(row, options) for row in rows])
+    report("picture", options, f"{len(layers)} layers\n\n{shown}", rows)
+    return 0
+
+
+def measured(
+    base: nn.Module, files: Sequence[LoraFile], step: Callable[[nn.Module], Tensor], options: argparse.Namespace
+) -> list[Record]:
+    """Measure all ways with the same files, and what each leaves of the weights."""
+    pristine = {key: value.clone() for key, value in base.state_dict().items()}
+    ways = ways_of(base, files, options.steps)
+    plain = step(base)
+    apart, left = {}, {}
+    for name, way in ways.items():
+        way.on()
+        step(way.model)
+        output = step(way.model)  # `auto` has decided by now
+        way.off()
+        left[name] = sum(not torch.equal(pristine[key], value) for key, value in base.state_dict().items())
+        base.load_state_dict(pristine)
+        if name != "base":
+            apart[name] = output
+    differ = {name: check_equal(name, output, apart["PEFT"], plain) for name, output in apart.items()}
+
+    def picture(way: Way) -> None:
+        way.on()
+        for _ in range(options.steps):
+            step(way.model)
+        way.off()
+
+    restored = partial(base.load_state_dict, pristine)
+    samples = measure(
+        {name: Variant(partial(picture, way), restored) for name, way in ways.items()}, options.rounds, warm_up=0
+    )
+    return [
+        {
+            "way": name,
+            "loras": len(files),
+            "picture_s": samples.median(name),
+            "of_base": samples.ratio(name, "base"),
+            "of_minima": samples.minimum_ratio(name, "base"),
+            "changed_weights": left[name],
+            "differ_by": differ.get(name),
+            "seconds": samples.seconds[name],
+        }
+        for name in ways
+    ]
+
+
+def ways_of(base: nn.Module, files: Sequence[LoraFile], steps: int) -> Mapping[str, Way]:
+    """All of them, on separate trees of modules over one set of weights."""
+    ours = twin(base)
+    engine = Engine({"unet": ours})
+    entries = [Entry(file.kohya, 1.0) for file in files]
+    ways = {"base": Way(base, _nothing, _nothing)}
+    for mode in ("live", "auto", "merged"):
+        on = partial(engine.activate, Stack(entries, mode=mode, calls=steps))
+        ways[f"ours, {mode}"] = Way(ours, on, partial(engine.activate, Stack()))
+    peft = peft_of(base, files)
+    names = [f"lora{i}" for i in range(len(files))]
+    ways["PEFT"] = Way(peft, partial(peft_activate, peft, names), _nothing)
+    fused = peft_of(base, files)
+    ways["PEFT, fused"] = Way(fused, partial(merge, fused, names), partial(unmerge, fused))
+    diffused: Any = peft_of(base, files)
+    ways["diffusers, fused"] = Way(
+        diffused, partial(diffused.fuse_lora, adapter_names=names), lambda: quietly(diffused.unfuse_lora)
+    )
+    lycoris = twin(base)
+    networks = [lycoris_of(lycoris, file) for file in files]
+    ways["LyCORIS, merged"] = Way(
+        lycoris,
+        lambda: [one.onfly_merge() for one in networks],
+        lambda: [one.onfly_restore() for one in reversed(networks)],
+    )
+    ways["bake"] = baking(base, files)
+    return ways
+
+
+def peft_of(base: nn.Module, files: Sequence[LoraFile]) -> nn.Module:
+    """A model with the files loaded and active, as `set_adapters` leaves it."""
+    made = twin(base)
+    for i, file in enumerate(files):
+        peft_load(made, file, f"lora{i}")
+    peft_activate(made, [f"lora{i}" for i in range(len(files))])
+    return made
+
+
+def merge(model: nn.Module, names: Sequence[str]) -> None:
+    """Have PEFT write its adapters into the weights."""
+    for layer in peft_layers(model):
+        layer.merge(adapter_names=list(names))
+
+
+def unmerge(model: nn.Module) -> None:
+    """Have PEFT subtract them again."""
+    for layer in peft_layers(model):
+        layer.unmerge()
+
+
+def quietly(run: Nothing) -> None:
+    """Run it without the warnings that are meant for users."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run()
+
+
+def lycoris_of(model: nn.Module, file: LoraFile) -> Any:
+    """LyCORIS' network of a file, which it wants with its own names."""
+    state = {key.replace("lora_unet_", "lycoris_", 1): value for key, value in load_file(file.kohya).items()}
+    network, _ = create_lycoris_from_weights(1.0, None, model, weights_sd=state)
+    network.apply_to()
+    network.restore()
+    return network
+
+
+def baking(base: nn.Module, files: Sequence[LoraFile]) -> Way:
+    """The bake of switch.py, of several files; their tensors stay in memory, the backup is made for each picture."""
+    tensors = [load_file(file.peft) for file in files]
+    backup: dict[str, Tensor] = {}
+
+    def on() -> None:
+        for path in files[0].layers:
+            weight = base.get_parameter(f"{path}.weight")
+            backup[path] = weight.to("cpu", copy=True)
+            total = weight.float()
+            for file, own in zip(files, tensors, strict=True):
+                down, up = (own[f"{path}.lora_{half}.weight"].float() for half in "AB")
+                total = total + up @ down * (file.alpha / file.rank)
+            weight.copy_(total)
+
+    def off() -> None:
+        for path, saved in backup.items():
+            base.get_parameter(f"{path}.weight").copy_(saved)
+        backup.clear()
+
+    return Way(base, on, off)
+
+
+def _nothing() -> None:
+    """Nothing to put on or off."""
+
+
+def cells(row: Record, options: argparse.Namespace) -> list[str]:
+    """One line of the table."""
+    above = (row["of_base"] - 1) * options.steps
+    changed = f"{row['changed_weights']} changed" if row["changed_weights"] else "as before"
+    reference = {"steps": 20, "latent": 32, "batch": 1, "rank": 32, "dtype": "float32", "tiny": False}
+    goal = "-"
+    if row["way"] == "ours, auto" and all(getattr(options, key) == value for key, value in reference.items()):
+        goal = f"<= {GOAL} {'met' if row['of_base'] <= GOAL else 'missed'}"
+    numbers = [f"{row['picture_s']:.2f}", f"{row['of_base']:.3f}", f"{row['of_minima']:.3f}", f"{above:.2f}"]
+    return [row["way"], str(row["loras"]), *numbers, changed, goal]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
