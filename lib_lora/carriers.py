@@ -110,7 +110,7 @@ class Carriers:
         if slot is None or slot.owner is not self._token:
             if slot is not None and slot.way is not None:
                 raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
-            slot = Slot(self._token)
+            slot = Slot(self._token, layer)
         if not patch.is_attached(layer, slot):
             patch.attach(layer, slot)
         self._layers.add(layer)

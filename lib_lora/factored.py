@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
+from . import opaque
 from .adapters.base import Adapter, InputEffect, OutputEffect, Pair
 from .binding import Binding
 from .buckets import padded_rank
@@ -101,6 +102,8 @@ class Factored(Resident[Placed]):
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer plus its deltas."""
+        if self._strengths.has_regions and opaque.is_for(layer, args, kwargs):
+            return opaque.call(layer, base_forward, args)
         if self._budget.contended:
             self._budget.note(self._share)
         x: Tensor = args[0] if args else next(iter(kwargs.values()))

@@ -291,7 +291,7 @@ class _Probe:
 def _reaches(patch: ClassPatch) -> bool:
     """Call the class's present forward on a tiny layer and see whether it comes down to the patch."""
     layer = _tiny_layer(patch.cls)
-    probe, slot = _Probe(), Slot(patch)
+    probe, slot = _Probe(), Slot(patch, layer)
     slot.patch, slot.way = patch, probe
     setattr(layer, SLOT, slot)
     try:

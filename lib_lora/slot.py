@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import nn
 
+from .opaque import key_of
+
 if TYPE_CHECKING:
     from .forwards import BaseForward, InstancePatch
     from .patch import ClassPatch
@@ -57,10 +59,11 @@ class Slot:
     fp8 cast or an offload map. Copies of the layer start without one.
     """
 
-    __slots__ = ("__weakref__", "owner", "patch", "way")
+    __slots__ = ("__weakref__", "key", "owner", "patch", "way")
 
-    def __init__(self, owner: object) -> None:
+    def __init__(self, owner: object, layer: nn.Module) -> None:
         self.owner = owner
+        self.key = key_of(layer)
         self.patch: ClassPatch | InstancePatch | None = None
         self.way: Way | None = None
 

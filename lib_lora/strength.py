@@ -91,6 +91,8 @@ class Strengths:
         """Gives the values at a moment, where that makes a difference."""
         self.spread = spread
         """Where the cells act."""
+        self.has_regions = bool(spread.cells)
+        """Whether any of them is for a part of the picture; all that a graph is to know of that."""
         self.masks = Masks(spread.regions)
         """The weights of its regions."""
         self._which: dict[tuple[object, bool], Which] = {}  # by factors and rows, and whether there are places
@@ -259,6 +261,7 @@ class Strengths:
         self.source = source
         if spread != self.spread:
             self.spread, self.masks, self._which = spread, Masks(spread.regions), {}
+            self.has_regions = bool(spread.cells)
         self._set(values)
         if other:
             self._image, self.mixed = 0, False

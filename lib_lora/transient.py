@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import scratch
+from . import opaque, scratch
 from .adapters.base import Adapter
 from .apart import in_passes
 from .base_weights.base import WeightReader
@@ -82,10 +82,17 @@ class Transient(Resident[Placement[Adapters]]):
         for binding in self._bindings:
             strengths.register(binding.layout)
 
-    # a graph must not know scratch memory, which other layers and other graphs use too
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with effective weights instead of its own."""
+        if opaque.is_for(layer, args, kwargs):
+            return opaque.call(layer, base_forward, args)
+        return self._run_now(layer, base_forward, args, kwargs)
+
+    # a graph must not know scratch memory, which other layers and other graphs use too
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _run_now(
+        self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         if self._budget.contended:
             self._budget.note(self._share)
         try:

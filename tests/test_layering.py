@@ -57,10 +57,12 @@ LIB_LORA = {
     "peft_config": "adapters.base file",
     "skeleton": "components file",
     "factored": (
-        "adapters.base binding buckets effective live operation patch? picture resident rows storage streaming strength"
+        "adapters.base binding buckets effective live opaque operation patch? picture resident rows storage streaming"
+        " strength"
     ),
+    "opaque": "forwards? slot?",
     "transient": (
-        "adapters.base apart base_weights.base binding build layer live operation patch? picture places"
+        "adapters.base apart base_weights.base binding build layer live opaque operation patch? picture places"
         " resident scratch spread storage streaming strength"
     ),
     "by_tokens": "effective factored patch? strength transient",
@@ -86,7 +88,7 @@ LIB_LORA = {
     "components": "",
     "patch": "forwards slot",
     "forwards": "residency slot?",
-    "slot": "forwards? patch?",
+    "slot": "forwards? opaque patch?",
     "layer": "base_weights blocks places projections",
     "projections": "",
     "file": "",

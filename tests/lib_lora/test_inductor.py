@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import RANK_BUCKETS, Curve, Engine, Entry, Moment, PerImage, Stack, Strength, install
+from lib_lora import RANK_BUCKETS, Curve, Engine, Entry, Moment, PerImage, Region, Stack, Strength, install
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
 from tests.lib_lora.test_kinds import worst
 
 testing = pytest.importorskip("torch._dynamo.testing")
 pytestmark = [
-    pytest.mark.skipif(TORCH < (2, 3), reason="compilations are counted as torch 2.3 and later make them"),
+    pytest.mark.skipif(TORCH < (2, 4), reason="operations of our own are made as torch 2.4 and later take them"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),  # torch's own, when it is imported
     pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on the CPU"),
 ]
@@ -55,6 +55,13 @@ def files(folder: Path, model: nn.Module) -> list[Path]:
                 tensors |= pair(f"lora_unet_{path.replace('.', '_')}", tuple(layer.weight.shape), rank, seed=seed)
         made.append(save(folder / f"{rank}.safetensors", tensors))
     return made
+
+
+def full(folder: Path, model: nn.Module) -> Path:
+    """Of whole differences."""
+    names = (name for name, layer in model.named_modules() if isinstance(layer, nn.Linear))
+    tensors = {f"lora_unet_{name.replace('.', '_')}.diff": torch.randn(16, 16) * 0.1 for name in names}
+    return save(folder / "full.safetensors", tensors)
 
 
 @torch.no_grad()
@@ -102,3 +109,11 @@ def test_nothing_but_the_first_lora_and_the_first_rows_compile(tmp_path: Path, h
     assert compiled(Entry(other, PerImage((-0.2, 0.0)))) == rows
     assert compiled(Entry(one, 0.8)) == rows
     assert compiled() == rows
+    built = compiled(Entry(full(tmp_path, model), 0.5))
+    assert built == rows + 1, "a weight that is built is an operation of the graph"
+    for own in (engine, plainly):
+        own.set_multiplier(0, -0.5)
+    assert same() == built
+    region = compiled(Entry(one, Strength(0.8, region=Region.rectangle(0, 0, 0.5, 1))))
+    assert region == built + 1
+    assert compiled(Entry(other, Strength(-0.8, region=Region.rectangle(0.5, 0, 1, 1)))) == region
