@@ -23,8 +23,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from .compiler import compiling
 from .streaming import Home, Lane, Placement, home_bytes, lane_to
-from .tensors import compiling
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+
+from .compiler import uncompiled
 
 _INPUTS = ("sample", "hidden_states", "x", "img")
 """What UNets and transformers of diffusers, ldm and Wan, and of Flux' own code, call what they denoise."""
@@ -88,11 +89,11 @@ def listen(component: nn.Module, begin: Callable[[Call], None], end: Callable[[]
         A function that ends it.
     """
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # it reads a number off a tensor
+    @uncompiled  # it reads a number off a tensor
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         begin(Call(args, kwargs))
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         end()
 

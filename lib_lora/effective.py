@@ -18,8 +18,9 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 from . import scratch
+from .compiler import compiling
 from .spread import Grouped, Runs, length
-from .tensors import autocasts, compiling
+from .tensors import autocasts
 
 if TYPE_CHECKING:
     from .patch import BaseForward

@@ -23,6 +23,7 @@ from . import opaque
 from .adapters.base import Adapter, InputEffect, OutputEffect, Pair
 from .binding import Binding
 from .buckets import padded_rank
+from .compiler import compiling
 from .effective import (
     effective_linear,
     effective_places,
@@ -41,7 +42,7 @@ from .rows import parts_per_row
 from .storage import store
 from .streaming import Placement
 from .strength import Layout, Share, Strengths
-from .tensors import TensorFields, compiling
+from .tensors import TensorFields
 
 if TYPE_CHECKING:
     from .patch import BaseForward

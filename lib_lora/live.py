@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
+from .compiler import uncompiled
 from .picture import Grid, Picture
 from .windows import Window
 
@@ -60,7 +60,7 @@ class Spot:
 
 
 # a graph can neither keep such an object nor what was made already
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@uncompiled
 @lru_cache(maxsize=4096)
 def _spot(shape: tuple[int, ...], picture: Picture | None, spatial: int, of_text: bool) -> Spot:
     middle = shape[2:] if spatial else shape[1:-1]

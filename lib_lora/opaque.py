@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from .tensors import compiling
+from .compiler import compiling
 
 if TYPE_CHECKING:
     from .forwards import BaseForward

@@ -8,7 +8,6 @@ forward of its own, so that its class's is never run, is that one replaced; see 
 from __future__ import annotations
 
 import logging
-import sys
 import weakref
 from collections.abc import Callable, Iterable
 from types import MethodType
@@ -17,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from .compiler import forget_compiled
 from .forwards import BaseForward as BaseForward
 from .forwards import InstancePatch, own_method, patched, places
 from .modules import device_of
@@ -61,9 +61,7 @@ class ClassPatch:
         setattr(self.cls, SLOT, None)
         self.cls.forward = self.forward
         self.cls._apply = self.apply  # type: ignore[method-assign]
-        if "torch._dynamo" in sys.modules:  # else nothing was compiled yet
-            # code that was compiled before has the forward it found, which dynamo does not guard: LoRA would be ignored
-            torch.compiler.reset()
+        forget_compiled()
 
     def in_force(self) -> bool:
         """Whether calling a layer of the class still comes here, directly or through a patch put on top."""

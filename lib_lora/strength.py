@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .adapters.base import RankSchedule
+from .compiler import uncompiled
 from .picture import Grid, Picture
 from .proportion import proportions
 from .schedule import Moment
@@ -223,7 +224,7 @@ class Strengths:
         self._picture = picture
 
     # which rows and regions there are, and what masks are made already, no graph is to know
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def weights(self, start: int, factors: Tensor, grid: Grid | None, *, channels_first: bool) -> Tensor:
         """How far some factors act at each place, in the dtype and on the device of these; see `Masks.at`.
 

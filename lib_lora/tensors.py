@@ -92,9 +92,6 @@ def plain_mode(device: torch.device) -> Iterator[None]:
         yield
 
 
-compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
-"""Whether the code is being compiled; not in every 2.1."""
-
 _AUTOCASTING = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 

@@ -24,6 +24,7 @@ from .apart import in_passes
 from .base_weights.base import WeightReader
 from .binding import Binding
 from .build import Part, build
+from .compiler import uncompiled
 from .layer import weight_reader
 from .live import Spot, by_places
 from .operation import Operation
@@ -89,7 +90,7 @@ class Transient(Resident[Placement[Adapters]]):
         return self._run_now(layer, base_forward, args, kwargs)
 
     # a graph must not know scratch memory, which other layers and other graphs use too
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @uncompiled
     def _run_now(
         self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # What a module or plug-in folder of lib_lora may import of lib_lora, beside its own folder and BASICS.
 # "slot?" is for type checking only, "*" is anything.
-BASICS = "errors modules registry tensors"
+BASICS = "compiler errors modules registry tensors"
 LIB_LORA = {
     "__init__": (
         "blocks buckets engine file multiplier network patch provenance reading region report rows schedule stack"
@@ -106,6 +106,7 @@ LIB_LORA = {
     "base_weights": "",
     "formats": "components",
     "residency": "",
+    "compiler": "",
     "errors": "",
     "modules": "",
     "registry": "",

@@ -1,0 +1,55 @@
+"""torch.compile, for a library that most hosts use without it: importing the compiler would take a second."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar
+
+import torch
+from typing_extensions import ParamSpec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
+"""Whether the code is being compiled; not in every 2.1."""
+
+
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """As `torch.compiler.disable`, which imports the compiler: the function breaks the graph, and runs as it is."""
+    if _is_imported():
+        return _disabled(function)
+    disabled: Callable[P, R] | None = None
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal disabled
+        if disabled is None:
+            if not _is_imported():
+                return function(*args, **kwargs)
+            disabled = _disabled(function)
+        return disabled(*args, **kwargs)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the compiler looks for
+    return call
+
+
+def forget_compiled() -> None:
+    """Have everything that was compiled compiled anew.
+
+    Code has the forwards of classes that it found, which the compiler does not guard: where one is patched afterwards,
+    compiled models would ignore their adapters.
+    """
+    if _is_imported():  # else nothing was compiled yet
+        torch.compiler.reset()
+
+
+def _disabled(function: Callable[P, R]) -> Callable[P, R]:
+    found: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return found
+
+
+def _is_imported() -> bool:
+    return "torch._dynamo" in sys.modules
