@@ -27,6 +27,8 @@ from _models import (
     twin,
     write_lora,
 )
+from peft import LoraConfig
+from peft.utils.hotswap import hotswap_adapter_from_state_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -39,17 +41,14 @@ STRENGTH_GOAL = 100e-6
 """Seconds a change of strength may take at most, whatever the number of layers."""
 STRENGTH_CALLS = 100
 """Changes of strength per timing of ours: one is too short for the clock."""
+NAMES = ("ours", "PEFT", "hotswap", "bake")
 HEADERS = (
     "operation",
     "layers",
-    "ours",
-    "PEFT",
-    "bake",
-    "PEFT/ours",
-    "bake/ours",
+    *NAMES,
+    *(f"{name}/ours" for name in NAMES[1:]),
     "least: ours",
-    "PEFT",
-    "bake",
+    *NAMES[1:],
     "goal",
 )
 
@@ -150,6 +149,24 @@ class Peft:
         self.active = name
 
 
+class HotSwap(Peft):
+    """PEFT with one adapter, whose tensors are replaced by those of another file; both files are in memory."""
+
+    def __init__(self, model: nn.Module, files: Sequence[LoraFile]) -> None:
+        self._config = LoraConfig(r=files[0].rank, lora_alpha=files[0].alpha, target_modules=list(files[0].layers))
+        self._states = [_state(file, next(model.parameters()).dtype) for file in files]
+        super().__init__(model, files[:1])
+
+    def switch(self, index: int) -> None:
+        hotswap_adapter_from_state_dict(self.model, self._states[index], "lora0", self._config)
+
+
+def _state(file: LoraFile, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors of a file by the names that they have in the model."""
+    tensors = load_file(file.peft).items()
+    return {f"{key.removesuffix('.weight')}.lora0.weight": tensor.to(dtype) for key, tensor in tensors}
+
+
 class Bake:
     """What A1111's built-in Lora does: weights are saved on the CPU, then W + dW is written into the layers.
 
@@ -219,9 +236,11 @@ def file_rows(base: nn.Module, files: Sequence[LoraFile], step: Step, rounds: in
     """Measure the first use and the switch."""
     plain = step(base)
     ours, peft, bake = Ours(twin(base), files), Peft(twin(base), files), Bake(base, files)
+    swap = HotSwap(twin(base), files)
     ways: dict[str, Way] = {"ours": ours, "PEFT": peft, "bake": bake}
     firsts = {name: Variant(way.first, prepare=way.forget) for name, way in ways.items()}
     found = [row("first use", files[0], measure(firsts, rounds), compare(ways, step, plain))]
+    ways["hotswap"] = swap
     switches = {name: Variant(switcher(way)) for name, way in ways.items()}
     samples = measure(switches, rounds, warm_up=2)
     ours.check_placed(files[0].layers)
@@ -266,19 +285,20 @@ def compare(ways: dict[str, Way], step: Step, plain: Tensor) -> float:
     """Check that all three now make the same of the model; return how far they are apart."""
     baked = step(ways["bake"].model)
     ways["bake"].off()  # the others stand on the same weights
-    outputs = {name: step(ways[name].model) for name in ("ours", "PEFT")}
+    outputs = {name: step(way.model) for name, way in ways.items() if name != "bake"}
     return max(check_equal(f"{name} and bake", output, baked, plain) for name, output in outputs.items())
 
 
 def row(operation: str, file: LoraFile, samples: Samples, apart: float) -> Record:
     """Sum up one operation."""
-    names = ("ours", "PEFT", "bake")
+    names = tuple(samples.seconds)
     return {
         "operation": operation,
         "layers": len(file.layers),
         "median_s": {name: samples.median(name) for name in names},
         "minimum_s": {name: samples.minimum(name) for name in names},
         "peft_by_ours": samples.ratio("PEFT", "ours"),
+        "hotswap_by_ours": samples.ratio("hotswap", "ours") if "hotswap" in names else None,
         "bake_by_ours": samples.ratio("bake", "ours"),
         "differ_by": apart,
         "seconds": samples.seconds,
@@ -295,11 +315,22 @@ def goal(row: Record, options: argparse.Namespace) -> str:
     return "-" if least is None else f">= {least:.0f} x bake {'met' if row['bake_by_ours'] >= least else 'missed'}"
 
 
+def duration_of(seconds: Mapping[str, float], name: str) -> str:
+    """A time, where there is one."""
+    return duration(seconds[name]) if name in seconds else "-"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio, where there is one."""
+    if ratio is None:
+        return "-"
+    return f"{ratio:.3g}" if ratio < 100 else f"{ratio:.0f}"
+
+
 def cells(row: Record, options: argparse.Namespace) -> list[str]:
     """One line of the table."""
-    names = ("ours", "PEFT", "bake")
-    medians, minima = ([duration(row[key][name]) for name in names] for key in ("median_s", "minimum_s"))
-    ratios = [f"{row[key]:.3g}" if row[key] < 100 else f"{row[key]:.0f}" for key in ("peft_by_ours", "bake_by_ours")]
+    medians, minima = ([duration_of(row[key], name) for name in NAMES] for key in ("median_s", "minimum_s"))
+    ratios = [times(row[key]) for key in ("peft_by_ours", "hotswap_by_ours", "bake_by_ours")]
     return [row["operation"], str(row["layers"]), *medians, *ratios, *minima, goal(row, options)]
 
 
