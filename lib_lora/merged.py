@@ -21,7 +21,7 @@ from .binding import Binding
 from .build import Round, build
 from .errors import ComponentError, FileError
 from .layer import holds_values
-from .pristine import Backup, Checkpoint, Pristine
+from .pristine import Backup, Checkpoint, Held, Pristine
 from .rounding import digest, generator_for, round_stochastically
 from .strength import Strengths
 from .tensors import plain_mode, wide
@@ -38,8 +38,10 @@ class _Written:
     """One parameter that is not as it was."""
 
     pristine: Pristine
-    before: tuple[int, ...]  # digest of the pristine bits
-    after: tuple[int, ...]  # digest of what was written
+    after: tuple[int, ...] = ()
+    """Digest of what was written."""
+    held: Tensor | None = None
+    """Memory of ours that the parameter has instead of its own, which is the pristine one."""
 
 
 class Merged(Transient):
@@ -155,32 +157,52 @@ class Merged(Transient):
         if written is None:
             path = self._bindings[0].target.path
             found = None if self._checkpoint is None else self._checkpoint.find(path, param, parameter)
-            own = digest(parameter)
-            written = self._written[param] = _Written(found or Backup(parameter), own, own)
+            written = self._written[param] = _Written(found or _kept(parameter))
         return written.pristine.read()
 
     def _write(self, param: str, parameter: Tensor, total: Tensor) -> None:
+        """Have the parameter be `total`: a copy, or in place of its own memory where that is kept."""
         written = self._written[param]
-        self._written[param] = _Written(written.pristine, written.before, digest(total))
-        parameter.detach().copy_(total)
+        if isinstance(written.pristine, Held) and parameter.device == total.device:
+            self._written[param] = _Written(written.pristine, digest(total), total)
+            parameter.data = total
+        else:
+            self._written[param] = _Written(written.pristine, digest(total))
+            parameter.detach().copy_(total)
 
     def _put_back(self, layer: nn.Module, param: str, written: _Written) -> None:
         parameter = layer.get_parameter(param)
         if parameter.device.type == "meta":
             return  # the model was unloaded: there is nothing left to put back
         with _writing(parameter):
-            found = digest(parameter)
-            if found not in (written.after, written.before):
+            pristine = written.pristine.read()
+            if digest(parameter) != written.after and not _is_as(parameter, pristine):
                 name = f"{type(layer).__name__}.{param}"
                 logger.warning("%s was changed by something else while adapters were merged into it; left alone", name)
-                return
-            parameter.detach().copy_(written.pristine.read())
-            if digest(parameter) != written.before:
-                raise ComponentError(f"{param} of a {type(layer).__name__} is not what it was; load the model again")
+            elif written.held is not None and _is_in(parameter, written.held) and pristine.device == parameter.device:
+                parameter.data = pristine
+            else:
+                parameter.detach().copy_(pristine)
+                if not _is_as(parameter, pristine):
+                    text = f"{param} of a {type(layer).__name__} is not what it was"
+                    raise ComponentError(f"{text}; load the model again")
 
     def _seed(self, param: str) -> int:
         """The same for a layer whenever it is merged, so that one stack always gives the same bits."""
         return zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
+
+
+def _kept(parameter: Tensor) -> Pristine:
+    """On the CPU the memory itself, and the parameter is given other; a device has no room for two."""
+    return Held(parameter) if parameter.device.type == "cpu" and not parameter.is_inference() else Backup(parameter)
+
+
+def _is_in(parameter: Tensor, memory: Tensor) -> bool:
+    return parameter.device == memory.device and parameter.data_ptr() == memory.data_ptr()
+
+
+def _is_as(parameter: Tensor, pristine: Tensor) -> bool:
+    return digest(parameter) == digest(pristine)
 
 
 def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""Where a merged weight's original comes from when it is put back: a copy on the CPU, or the checkpoint itself."""
+"""Where a merged weight's original comes from when it is put back: its memory, a copy, or the checkpoint itself."""
 
 from __future__ import annotations
 
@@ -47,6 +47,21 @@ class Backup:
     @property
     def nbytes(self) -> int:
         return self._copy.numel() * self._copy.element_size()
+
+
+class Held:
+    """The parameter's own memory, which it has again when it is put back; meanwhile it has other."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self._own = parameter.data
+
+    def read(self) -> Tensor:
+        """The memory."""
+        return self._own
+
+    @property
+    def nbytes(self) -> int:
+        return self._own.numel() * self._own.element_size()
 
 
 class InFile:

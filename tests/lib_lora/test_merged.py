@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lib_lora import Engine, Entry, FileError, Stack, StackError, load_network, patch
 from lib_lora.merged import Merged
 from lib_lora.patch import slot_of
-from lib_lora.pristine import Backup, InFile
+from lib_lora.pristine import Held, InFile
 from lib_lora.rounding import digest, generator_for, round_stochastically
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
@@ -236,6 +236,43 @@ def test_a_model_that_moves_takes_the_merged_weights_along(file):
     assert bits(model) == before
 
 
+def test_memory_that_others_share_is_not_written_to(file):
+    """As of a twin over the same weights, or a checkpoint that is mapped."""
+    model = Model()
+    shared = {name: one.detach() for name, one in model.named_parameters()}
+    places = {name: one.data_ptr() for name, one in model.named_parameters()}
+    before = bits(model)
+    engine = Engine({"unet": model})
+    engine.activate(merged([Entry(file)]))
+    assert bits(model) != before
+    assert {name: digest(one) for name, one in shared.items()} == before
+    engine.set_multiplier(0, 0.3)
+    engine.deactivate()
+    assert bits(model) == before
+    assert {name: one.data_ptr() for name, one in model.named_parameters()} == places
+
+
+@pytest.mark.parametrize("moves", ["there", "there and back", "back", "merged there"])
+def test_it_comes_off_wherever_the_model_went_meanwhile(file, moves):
+    model, before = Model(), None
+    with simulated():
+        before = bits(model)
+        if moves in ("back", "merged there"):
+            model.to(device())
+        engine = Engine({"unet": model})
+        engine.activate(merged([Entry(file)]))
+        if moves != "merged there":
+            model.to("cpu" if moves == "back" else device())
+        if moves == "there and back":
+            model.to("cpu")
+        engine.set_multiplier(0, 0.4)
+        engine.deactivate()
+        where = {one.device for one in model.parameters()}
+        assert where == {torch.device("cpu") if moves.endswith("back") else device()}
+        model.to("cpu")
+        assert bits(model) == before
+
+
 def test_weights_made_in_inference_mode(file):
     with torch.inference_mode():
         model = Model()
@@ -281,12 +318,12 @@ class TestCheckpoint:
         engine.deactivate()
         assert bits(model) == before
 
-    def test_weights_that_differ_from_the_checkpoint_are_copied(self, model, file, tmp_path):
+    def test_weights_that_differ_from_the_checkpoint_are_kept(self, model, file, tmp_path):
         path = tmp_path / "model.safetensors"
         save_file({name: value + 1 for name, value in model.state_dict().items()}, path)
         engine = Engine({"unet": model}, checkpoints={"unet": [path]})
         engine.activate(merged([Entry(file)]))
-        assert self.sources(model) == {Backup}
+        assert self.sources(model) == {Held}
 
     def test_a_checkpoint_that_was_overwritten_is_named(self, model, file, tmp_path):
         path = tmp_path / "model.safetensors"
