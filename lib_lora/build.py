@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .adapters.base import Adapter, At
@@ -47,15 +48,58 @@ def build(
         write: how a block is rounded into `total`; plainly if not given.
     """
     dtype = wide(base.dtype)
+    fused, others = _fused(base, total, parts, dtype, in_order=in_order)
     for start, columns, own, out in _blocks(base, total, parts):
         block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)
         pristine = own.to(dtype) if any(part.adapter.reads_base for part in parts) else None
-        for part in parts:
+        if fused is not None:
+            fused.add(block, start, columns)
+        for part in others:
             _add(block, pristine, part, start, columns, in_order=in_order)
         if write is not None:
             write(out, block)
         elif block is not out:
             out.copy_(block)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fused:
+    """All low-rank pairs as one, which takes a single product; strengths are in it."""
+
+    down: Tensor  # (R, in * kernel)
+    up: Tensor  # (out, R)
+
+    def add(self, block: Tensor, start: int, columns: tuple[int, int] | None) -> None:
+        """Add its part of a block."""
+        rows = self.up if columns is not None else self.up[start : start + block.shape[0]]
+        down = self.down if columns is None else self.down[:, slice(*columns)]
+        block.view(block.shape[0], -1).addmm_(rows, down)
+
+
+def _fused(
+    base: Tensor, total: Tensor, parts: Sequence[Part], dtype: torch.dtype, *, in_order: bool
+) -> tuple[_Fused | None, Sequence[Part]]:
+    """The pairs that are for the whole weight, and the other parts."""
+    apart = in_order and any(part.adapter.reads_base for part in parts)
+    pairs = [] if apart or not (base.is_contiguous() and total.is_contiguous()) else list(filter(_is_pair, parts))
+    if not pairs:
+        return None, parts
+    ups, downs = [], []
+    for part in pairs:
+        factors, form = part.adapter.factors(part.rank), part.adapter.form(part.rank)
+        assert form is not None
+        assert form.pair is not None
+        ups.append(factors.up.to(base.device, dtype) * (part.multiplier.to(dtype) * form.pair.scale))
+        downs.append(factors.down.flatten(1).to(base.device, dtype))
+    return _Fused(torch.cat(downs), torch.cat(ups, 1)), [part for part in parts if part not in pairs]
+
+
+def _is_pair(part: Part) -> bool:
+    """Whether a part is a low-rank pair and nothing else, of all rows of a matrix or a convolution."""
+    form = part.adapter.form(part.rank)
+    if form is None or form.pair is None or part.rows is not None:
+        return False
+    return not (form.on_input or form.on_output)
 
 
 def _add(
