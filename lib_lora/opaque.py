@@ -24,19 +24,15 @@ if TYPE_CHECKING:
 
 
 _numbers = itertools.count()
-_keys: weakref.WeakKeyDictionary[nn.Module, Tensor] = weakref.WeakKeyDictionary()
-_layers: weakref.WeakValueDictionary[int, nn.Module] = weakref.WeakValueDictionary()
+_slots: weakref.WeakValueDictionary[int, Slot] = weakref.WeakValueDictionary()
 _CAN = hasattr(torch.library, "custom_op")
 
 
-def key_of(layer: nn.Module) -> Tensor:
-    """The number of a layer, (), by which it is found again as long as it is there."""
-    key = _keys.get(layer)
-    if key is None:
-        number = next(_numbers)
-        _layers[number] = layer
-        key = _keys[layer] = torch.tensor(number, device="cpu")
-    return key
+def key_for(slot: Slot) -> Tensor:
+    """A number, (), by which a slot is found again as long as it is there."""
+    number = next(_numbers)
+    _slots[number] = slot
+    return torch.tensor(number, device="cpu")
 
 
 def is_for(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -61,8 +57,9 @@ def call(layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...]) -> 
 
 
 def _compute(x: Tensor, key: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-    layer = _layers[int(key)]
-    slot: Slot = layer._remora_slot  # type: ignore[assignment]
+    slot = _slots[int(key)]
+    layer = slot.layer()
+    assert layer is not None  # it is being called
     assert slot.way is not None  # or other code would have been compiled
     assert slot.patch is not None
     y: Tensor = slot.way.run(layer, slot.patch.base_forward, (x,), {})

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
 
-from .opaque import key_of
+from .opaque import key_for
 
 if TYPE_CHECKING:
     from .forwards import BaseForward, InstancePatch
@@ -59,11 +60,12 @@ class Slot:
     fp8 cast or an offload map. Copies of the layer start without one.
     """
 
-    __slots__ = ("__weakref__", "key", "owner", "patch", "way")
+    __slots__ = ("__weakref__", "key", "layer", "owner", "patch", "way")
 
     def __init__(self, owner: object, layer: nn.Module) -> None:
         self.owner = owner
-        self.key = key_of(layer)
+        self.layer = weakref.ref(layer)
+        self.key = key_for(self)
         self.patch: ClassPatch | InstancePatch | None = None
         self.way: Way | None = None
 

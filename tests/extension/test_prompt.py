@@ -15,7 +15,7 @@ from extension.regions import NAMED, NO_MASK, Mask, read_mask
 from extension.tag import PASSES, Tag
 from lib_lora import Curve, Element, Entry, Halves, LoraError, Shape, Strength, Unit, Window
 
-FUZZ = settings(max_examples=int(os.environ.get("REMORA_EXAMPLES", "2000")), deadline=None)
+FUZZ = settings(max_examples=int(os.environ.get("REMORA_EXAMPLES", "1000")), deadline=None)
 """100,000 in the long run."""
 
 NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=["Cs", "Cc"]), min_size=1).filter(
