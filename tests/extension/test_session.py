@@ -18,6 +18,7 @@ from extension.session import Session
 from extension.standalone.demo import Demo
 from extension.tag import Tag
 from lib_lora import ActivationError, Engine, LoraError, PickleError, Reading
+from lib_lora.rates import RateBook, Rates
 from lib_lora.skeleton import skeleton
 from tests.fakes import accelerator
 from tests.fakes.demo import demo_pipeline
@@ -173,10 +174,20 @@ def test_what_is_merged_is_in_the_weights_until_the_end(setup: Setup) -> None:
 
 
 @pytest.mark.parametrize(("calls", "merged"), [(None, 0), (4, 0), (400, 246)])
-def test_whether_merging_pays_depends_on_the_calls(setup: Setup, calls: int | None, merged: int) -> None:
+def test_whether_merging_pays_depends_on_the_calls(
+    setup: Setup, calls: int | None, merged: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # the eighteen layers of the text encoder are called once
-    activation = setup.session.begin([Tag("zorp")], Settings(mode="auto"), calls)
-    assert activation.report.merged == merged
+    merging_takes_thirty_calls = Rates(call=1.0, multiply=0.0, build=0.0, touch=30.0, entry=0.0)
+    monkeypatch.setattr(RateBook, "of", lambda *_: merging_takes_thirty_calls)
+    before = setup.weight().clone()
+    setup.session.begin([Tag("zorp")], Settings(mode="auto"), calls)
+    for _ in range(2):
+        setup.output()
+    assert torch.equal(setup.weight(), before) is (merged == 0)
+    setup.session.end()
+    assert setup.session.last.report.merged == merged
+    assert torch.equal(setup.weight(), before)
 
 
 def test_order_counts_where_the_setting_says_so(setup: Setup) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import shutil
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,17 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning"),  # torch's own, when it is imported
     pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler on the CPU"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No processes of the compiler, and nothing of it left: other tests look at the memory of this one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        config = importlib.import_module("torch._inductor.config")
+    monkeypatch.setattr(config, "compile_threads", 1)
+    yield
+    torch._dynamo.reset()
 
 
 class Block(nn.Module):
