@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import shutil
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,10 +27,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No processes of the compiler, and nothing of it left: other tests look at the memory of this one."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        config = importlib.import_module("torch._inductor.config")
-    monkeypatch.setattr(config, "compile_threads", 1)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")  # it is read when the compiler is first used
     yield
     torch._dynamo.reset()
 
