@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from _models import build_unet, make_step
-from diffusers import Transformer2DModel
+from diffusers import FluxTransformer2DModel, Transformer2DModel
 from torch import Tensor, nn
 
 SDXL_BLOCKS = {
@@ -28,6 +28,18 @@ SMALL_BLOCKS = SDXL_BLOCKS | {
     "cross_attention_dim": 16,
     "norm_num_groups": 8,
 }
+FLUX_BLOCKS = {"num_layers": 2, "num_single_layers": 4}
+"""Six of FLUX.1's 57 blocks, at full width."""
+SMALL_FLUX = FLUX_BLOCKS | {
+    "num_single_layers": 2,
+    "in_channels": 16,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "axes_dims_rope": (4, 6, 6),
+    "joint_attention_dim": 16,
+    "pooled_projection_dim": 16,
+}
+_REPEATED = ("BasicTransformerBlock", "FluxTransformerBlock", "FluxSingleTransformerBlock")
 _COMPILATIONS = 64
 """As the trees of modules under comparison share their code, each of them counts against torch's limit."""
 
@@ -51,8 +63,9 @@ def build_blocks(*, tiny: bool, dtype: torch.dtype) -> nn.Module:
 def blocks_step(model: Any, latent: int, batch: int) -> Callable[[nn.Module], Tensor]:
     """Return a function that runs the blocks on inputs that stay the same: 32 is that of a picture of 1024 x 1024."""
     some = torch.Generator().manual_seed(1)
-    sample = torch.randn(batch, model.config["in_channels"], latent, latent, generator=some).to(model.dtype)
-    states = torch.randn(batch, 77, model.config["cross_attention_dim"], generator=some).to(model.dtype)
+    own = {"device": model.device, "dtype": model.dtype}
+    sample = torch.randn(batch, model.config["in_channels"], latent, latent, generator=some).to(**own)
+    states = torch.randn(batch, 77, model.config["cross_attention_dim"], generator=some).to(**own)
 
     def step(model: nn.Module) -> Tensor:
         with torch.no_grad():
@@ -62,7 +75,45 @@ def blocks_step(model: Any, latent: int, batch: int) -> Callable[[nn.Module], Te
     return step
 
 
-MODELS = {"sd15": Model(build_unet, make_step), "sdxl-blocks": Model(build_blocks, blocks_step)}
+def build_flux(*, tiny: bool, dtype: torch.dtype) -> nn.Module:
+    """Return some of FLUX.1's blocks with random weights."""
+    made: nn.Module = FluxTransformer2DModel(**(SMALL_FLUX if tiny else FLUX_BLOCKS))
+    return made.to(dtype).eval().requires_grad_(False)
+
+
+def flux_step(model: Any, latent: int, batch: int) -> Callable[[nn.Module], Tensor]:
+    """Return a function that runs the blocks; latents of 128 are of a picture of 1024 x 1024, and 4096 tokens."""
+    some = torch.Generator().manual_seed(1)
+    own = {"device": model.device, "dtype": model.dtype}
+    side = max(latent // 2, 1)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=some).to(**own)
+
+    rows, columns = torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij")
+    places = torch.stack([torch.zeros_like(rows), rows, columns], -1).flatten(0, 1).to(**own)
+    given = {
+        "hidden_states": random(batch, side * side, model.config["in_channels"]),
+        "encoder_hidden_states": random(batch, 512, model.config["joint_attention_dim"]),
+        "pooled_projections": random(batch, model.config["pooled_projection_dim"]),
+        "timestep": torch.full((batch,), 0.5).to(**own),
+        "img_ids": places,
+        "txt_ids": torch.zeros(512, 3).to(**own),
+    }
+
+    def step(model: nn.Module) -> Tensor:
+        with torch.no_grad():
+            output: Tensor = model(**given, return_dict=False)[0]
+        return output
+
+    return step
+
+
+MODELS = {
+    "flux-blocks": Model(build_flux, flux_step),
+    "sd15": Model(build_unet, make_step),
+    "sdxl-blocks": Model(build_blocks, blocks_step),
+}
 
 
 def compile_model(model: Any, how: str) -> None:
@@ -72,5 +123,5 @@ def compile_model(model: Any, how: str) -> None:
         model.compile(fullgraph=True, dynamic=False)
     elif how == "blocks":
         for block in model.modules():
-            if type(block).__name__ == "BasicTransformerBlock":
+            if type(block).__name__ in _REPEATED:
                 block.compile(fullgraph=True, dynamic=False)

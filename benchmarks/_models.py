@@ -69,8 +69,9 @@ def twin(model: Any) -> nn.Module:
 def make_step(unet: Any, latent: int, batch: int) -> Callable[[nn.Module], Tensor]:
     """Return a function that runs one step of a model on inputs that stay the same."""
     some = torch.Generator().manual_seed(1)
-    sample = torch.randn(batch, 4, latent, latent, generator=some).to(unet.dtype)
-    states = torch.randn(batch, 77, unet.config["cross_attention_dim"], generator=some).to(unet.dtype)
+    own = {"device": unet.device, "dtype": unet.dtype}
+    sample = torch.randn(batch, 4, latent, latent, generator=some).to(**own)
+    states = torch.randn(batch, 77, unet.config["cross_attention_dim"], generator=some).to(**own)
 
     def step(model: nn.Module) -> Tensor:
         with torch.no_grad():
@@ -132,7 +133,7 @@ def peft_load(unet: Any, file: LoraFile, name: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several adapters are meant
         inject_adapter_in_model(config, unet, adapter_name=name, low_cpu_mem_usage=True)
-    state = {key: tensor.to(unet.dtype) for key, tensor in load_file(file.peft).items()}
+    state = {key: tensor.to(unet.device, unet.dtype) for key, tensor in load_file(file.peft).items()}
     result = set_peft_model_state_dict(unet, state, adapter_name=name, low_cpu_mem_usage=True)
     if result.unexpected_keys:
         raise RuntimeError(f"PEFT could not use {result.unexpected_keys[:3]}")

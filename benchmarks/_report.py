@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from _common import Record
+from growth import WIDE
 
 PACKAGES = ("torch", "diffusers", "transformers", "peft", "lycoris-lora", "safetensors", "numpy")
 LABELS = {
     "LoRAs": "LoRAs of rank {rank}",
     "rank": "rank of one LoRA",
-    "layers": "layers of one LoRA",
-    "tokens": "tokens of the largest layers",
-    "batch": "images at once",
+    "layers": "layers, rank {wide}",
+    "tokens": "tokens of the largest layers, rank {wide}",
+    "batch": "images at once, rank {wide}",
 }
 LINES = (("ours", "Remora", "-o"), ("peft", "PEFT", "-s"), ("floor", "least work", "--"))
 
@@ -93,7 +94,7 @@ def draw(rows: Iterable[Record], rank: int, file: Path) -> None:
     for plot, (what, own) in zip(plots, by_what.items(), strict=True):
         for key, label, style in LINES:
             plot.plot([row["value"] for row in own], [row[key] for row in own], style, label=label, markersize=4)
-        plot.set_xlabel(LABELS[what].format(rank=rank))
+        plot.set_xlabel(LABELS[what].format(rank=rank, wide=WIDE * rank))
         plot.set_ylim(bottom=1.0)
         plot.grid(alpha=0.3)
     plots[0].set_ylabel("time of a step / without LoRA")

@@ -26,6 +26,8 @@ from torch.utils.hooks import RemovableHandle
 from lib_lora import Engine, Entry, Stack
 
 MULTIPLIER = 1.0
+WIDE = 4
+"""Of layers, tokens and images, for which the rank is so many times as large: what one costs drowns in the noise."""
 HEADERS = ("what", "value", "base s", "ours/base", "PEFT/base", "floor/base", "ours above base/floor above base")
 
 
@@ -47,17 +49,18 @@ class Point:
 def points(options: argparse.Namespace) -> Iterator[Point]:
     """All of them; what is not varied is as the options say."""
     usual = Point("", 0, rank=options.rank, latent=options.latent, batch=options.batch)
+    wide = replace(usual, rank=WIDE * options.rank)
     small = options.tiny
     for count in (1,) if small else (1, 2, 4, 8):
         yield replace(usual, what="LoRAs", value=count, loras=count)
     for rank in (4,) if small else (8, 32, 128, 256):
         yield replace(usual, what="rank", value=rank, rank=rank)
     for layers in (4,) if small else (23, 46, 91, 182):
-        yield replace(usual, what="layers", value=layers, layers=layers)
+        yield replace(wide, what="layers", value=layers, layers=layers)
     for latent in (8,) if small else (16, 32, 48, 64):
-        yield replace(usual, what="tokens", value=latent * latent, latent=latent)
+        yield replace(wide, what="tokens", value=latent * latent, latent=latent)
     for batch in (1,) if small else (1, 2, 4):
-        yield replace(usual, what="batch", value=batch, batch=batch)
+        yield replace(wide, what="batch", value=batch, batch=batch)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -56,13 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--counts", type=int, nargs="+", default=[1, 4, 8], help="of LoRAs that act at once")
     made.add_argument("--model", choices=sorted(MODELS), default="sd15", help="what is called")
     made.add_argument("--compile", choices=("no", "blocks", "whole"), default="no", help="what torch compiles of it")
+    made.add_argument("--device", default="cpu", help="where, such as cuda")
     options = parse(made, arguments)
     model = MODELS[options.model]
-    base = model.build(tiny=options.tiny, dtype=DTYPES[options.dtype])
+    base = model.build(tiny=options.tiny, dtype=DTYPES[options.dtype]).to(options.device)
     layers = linear_layers(base)
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         files = [write_lora(Path(folder), f"lora{i}", base, layers, options.rank) for i in range(max(options.counts))]
-        bench = Bench(base, files, model.step(base, options.latent, options.batch), options.compile)
+        step = waiting(model.step(base, options.latent, options.batch))
+        bench = Bench(base, files, step, options.compile)
         rows = [bench.row(count, options.rounds) for count in options.counts]
         bench.engine.close()
     shown = table(HEADERS, [cells(row, goal(row, options)) for row in rows])
@@ -110,6 +112,18 @@ class Bench:
             "differ_by": apart,
             "seconds": samples.seconds,
         }
+
+
+def waiting(step: Step) -> Step:
+    """The same, until the device has done it."""
+
+    def run(model: nn.Module) -> Tensor:
+        output = step(model)
+        if output.is_cuda:
+            torch.cuda.synchronize(output.device)
+        return output
+
+    return run
 
 
 def count_flops(run: Callable[[], object]) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .binding import Binding
 from .calls import Call, listen
+from .errors import LoraError
 from .merged import Merged
 from .modules import device_of
 from .rates import RateBook, Work, is_exact
@@ -175,7 +176,11 @@ class _Watch:
             return
         choices = dict(self._choices)
         places = {layer: self._places[id(layer)] for layer in choices}
-        chosen = auto.pays(choices, places, calls)
+        try:
+            chosen = auto.pays(choices, places, calls)
+        except (LoraError, OSError, RuntimeError, MemoryError) as error:  # what is measured takes memory, and a file
+            logger.warning("auto: nothing is merged, as the device could not be measured: %s", error)
+            chosen = {}
         exchange(chosen)
 
     def _count(self, layer: nn.Module, _: tuple[Any, ...], output: Any) -> None:

@@ -25,11 +25,11 @@ class _Kept:
 
     parsed: ParsedFile
     networks: OrderedDict[tuple[Reading, tuple[tuple[str, int], ...]], Network] = field(default_factory=OrderedDict)
+    nbytes: int = field(init=False)
+    """Bytes of all tensors in the file."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors in the file."""
-        return sum(info.end - info.start for info in self.parsed.file.infos.values())
+    def __post_init__(self) -> None:
+        self.nbytes = sum(info.end - info.start for info in self.parsed.file.infos.values())
 
 
 class NetworkCache:

@@ -19,7 +19,8 @@ def every(module: nn.Module) -> Iterator[nn.Module]:
 
 def device_of(layer: nn.Module) -> torch.device | None:
     """Where the layer's own parameters are; never its dtype, which adapters do not follow."""
-    for tensor in (*layer._parameters.values(), *layer._buffers.values()):
-        if tensor is not None:
-            return tensor.device
+    for tensors in (layer._parameters, layer._buffers):
+        for tensor in tensors.values():
+            if tensor is not None:
+                return tensor.device
     return None

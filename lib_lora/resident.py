@@ -102,8 +102,10 @@ class Resident(ABC, Generic[P]):
 
     def park(self, layer: nn.Module) -> None:
         """Keep what lies in the computer's memory, if nothing of it was worked out of the base weight."""
-        placed, known = self._placed, self._known or ()
-        reads = any(one is not binding.adapter for one, binding in zip(known, self._bindings, strict=bool(known)))
+        placed, known = self._placed, self._known
+        reads = known is not None and any(
+            one is not binding.adapter for one, binding in zip(known, self._bindings, strict=True)
+        )
         if placed is None or placed.device.type != "cpu" or reads:
             self.release(layer)
             self._known = None
@@ -117,7 +119,8 @@ class Resident(ABC, Generic[P]):
         if parked is None or device_of(layer) != parked.device:
             return False
         self._placed = parked
-        self._stays = self._budget.charge(self._share, parked.device, parked.stored.nbytes) and stays(layer)
+        # in the computer's memory it may stay whatever becomes of the weights: a call elsewhere places it anew
+        self._stays = self._budget.charge(self._share, parked.device, parked.stored.nbytes)
         return True
 
     @property

@@ -90,10 +90,11 @@ def test_program_prints_a_table_and_writes_json(name, load, tmp_path, capsys) ->
     assert all(PROGRAMS[name] <= set(row) for row in written["rows"])
 
 
-def test_step_overhead_of_another_model(load, tmp_path) -> None:
+@pytest.mark.parametrize(("model", "layers"), [("sdxl-blocks", 22), ("flux-blocks", 48)])
+def test_step_overhead_of_another_model(load, tmp_path, model, layers) -> None:
     file = tmp_path / "out.json"
-    load("step_overhead").main([*TINY, "--model", "sdxl-blocks", "--counts", "1", "--json", str(file)])
-    assert json.loads(file.read_text())["text"].startswith("22 layers")
+    load("step_overhead").main([*TINY, "--model", model, "--counts", "1", "--json", str(file)])
+    assert json.loads(file.read_text())["text"].startswith(f"{layers} layers")
 
 
 @pytest.mark.parametrize(("how", "compiled"), [("no", 0), ("blocks", 2), ("whole", 1)])

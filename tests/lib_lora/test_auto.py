@@ -221,6 +221,21 @@ def test_a_merge_that_fails_leaves_the_stack_live(model, file, measured, monkeyp
 
 
 @torch.no_grad()
+def test_a_device_that_cannot_be_measured_leaves_the_stack_live(model, file, monkeypatch, caplog):
+    def fail(*_: object) -> Rates:
+        raise torch.OutOfMemoryError("not even a layer")
+
+    monkeypatch.setattr(engine, "measure", fail)
+    own, x = Engine({"unet": model}), torch.randn(5, 8)
+    own.activate(auto(file))
+    outputs = [model(x) for _ in range(3)]
+    assert torch.equal(outputs[0], outputs[2])
+    assert "could not be measured: not even a layer" in caplog.text
+    assert ways(model) == {Factored}
+    assert dict(own.report.live) == {"merging would not pay": 2}
+
+
+@torch.no_grad()
 def test_a_first_call_that_fails_leaves_nothing_half_done(model, file, measured):
     own, x = Engine({"unet": model}), torch.randn(5, 8)
     own.activate(auto(file))
