@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from _common import Record
-from growth import WIDE
 
 PACKAGES = ("torch", "diffusers", "transformers", "peft", "lycoris-lora", "safetensors", "numpy")
 LABELS = {
     "LoRAs": "LoRAs of rank {rank}",
     "rank": "rank of one LoRA",
-    "layers": "layers, rank {wide}",
-    "tokens": "tokens of the largest layers, rank {wide}",
-    "batch": "images at once, rank {wide}",
+    "layers": "layers, rank {rank}",
+    "tokens": "tokens of the largest layers, rank {rank}",
+    "batch": "images at once, rank {rank}",
 }
 LINES = (("ours", "Remora", "-o"), ("peft", "PEFT", "-s"), ("floor", "least work", "--"))
 
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     (folder / "report.md").write_text(markdown(made), encoding="utf-8")
     growth = next((one for one in found if one["benchmark"] == "growth"), None)
     if growth is not None:
-        draw(growth["rows"], growth["settings"]["rank"], folder / "growth.svg")
+        draw(growth["rows"], folder / "growth.svg")
     print(f"{folder / 'report.md'}: {len(found)} programs")
     return 0
 
@@ -79,7 +78,7 @@ def markdown(made: Record) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def draw(rows: Iterable[Record], rank: int, file: Path) -> None:
+def draw(rows: Iterable[Record], file: Path) -> None:
     """Time of a step in units of the base's, one plot for each thing that grows."""
     import matplotlib
 
@@ -94,7 +93,7 @@ def draw(rows: Iterable[Record], rank: int, file: Path) -> None:
     for plot, (what, own) in zip(plots, by_what.items(), strict=True):
         for key, label, style in LINES:
             plot.plot([row["value"] for row in own], [row[key] for row in own], style, label=label, markersize=4)
-        plot.set_xlabel(LABELS[what].format(rank=rank, wide=WIDE * rank))
+        plot.set_xlabel(LABELS[what].format(rank=own[0]["rank"]))
         plot.set_ylim(bottom=1.0)
         plot.grid(alpha=0.3)
     plots[0].set_ylabel("time of a step / without LoRA")

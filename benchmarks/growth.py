@@ -28,7 +28,7 @@ from lib_lora import Engine, Entry, Stack
 MULTIPLIER = 1.0
 WIDE = 4
 """Of layers, tokens and images, for which the rank is so many times as large: what one costs drowns in the noise."""
-HEADERS = ("what", "value", "base s", "ours/base", "PEFT/base", "floor/base", "ours above base/floor above base")
+HEADERS = ("what", "value", "rank", "base s", "ours/base", "PEFT/base", "floor/base", "above base: ours/floor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ def measured(base: nn.Module, point: Point, folder: Path, rounds: int, rate: flo
     floor = 1 + max(work / rate, nbytes / bandwidth) / base_s
     return {
         "what": point.what,
+        "rank": point.rank,
         "value": point.value,
         "base_s": base_s,
         "ours": samples.ratio("ours", "base"),
@@ -157,7 +158,7 @@ def cells(row: Record) -> list[str]:
     """One line of the table."""
     beyond = (row["ours"] - 1) / (row["floor"] - 1)
     numbers = [f"{row[key]:.3f}" for key in ("base_s", "ours", "peft", "floor")]
-    return [row["what"], str(row["value"]), *numbers, f"{beyond:.2f}"]
+    return [row["what"], str(row["value"]), str(row["rank"]), *numbers, f"{beyond:.2f}"]
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ PROGRAMS = {
         "write_s",
         "seconds",
     },
-    "growth": {"what", "value", "base_s", "ours", "peft", "floor", "flops", "bytes", "differ_by", "seconds"},
+    "growth": {"what", "value", "rank", "base_s", "ours", "peft", "floor", "flops", "bytes", "differ_by", "seconds"},
     "switch_sdxl": {
         "operation",
         "layers",
@@ -239,12 +239,12 @@ class TestReport:
     def folder(self, tmp_path: Path) -> Path:
         machine = {"cpu": "some cpu", "cores": 2}
         growth = [
-            {"what": what, "value": value, "ours": 1.1, "peft": 1.4, "floor": 1.05}
+            {"what": what, "value": value, "rank": 32, "ours": 1.1, "peft": 1.4, "floor": 1.05}
             for what in ("LoRAs", "rank")
             for value in (1, 2)
         ]
         for name, rows in (("growth", growth), ("idle", [{"patches": "none"}])):
-            told = {"benchmark": name, "machine": machine, "settings": {"rounds": 3, "rank": 32}, "text": f"| {name} |"}
+            told = {"benchmark": name, "machine": machine, "settings": {"rounds": 3}, "text": f"| {name} |"}
             (tmp_path / f"{name}.json").write_text(json.dumps({**told, "rows": rows}))
         return tmp_path
 
