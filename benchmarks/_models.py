@@ -133,7 +133,8 @@ def peft_load(unet: Any, file: LoraFile, name: str) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Already found a `peft_config`")  # several adapters are meant
         inject_adapter_in_model(config, unet, adapter_name=name, low_cpu_mem_usage=True)
-    state = {key: tensor.to(unet.device, unet.dtype) for key, tensor in load_file(file.peft).items()}
+    device = next(unet.parameters()).device
+    state = {key: tensor.to(device, unet.dtype) for key, tensor in load_file(file.peft).items()}
     result = set_peft_model_state_dict(unet, state, adapter_name=name, low_cpu_mem_usage=True)
     if result.unexpected_keys:
         raise RuntimeError(f"PEFT could not use {result.unexpected_keys[:3]}")

@@ -53,7 +53,7 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
         return False
     if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *_own(layer))):
         return False
-    return not compiling() and not autocasts(x.device.type)
+    return not autocasts(x.device.type)
 
 
 def _own(layer: nn.Module) -> list[Tensor]:
@@ -68,6 +68,8 @@ def is_torchs(base_forward: BaseForward) -> bool:
 def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> Tensor:
     """x (W + up diag(strength) down)^T + b.
 
+    In compiled code the sum is a tensor of the graph, which knows best where to put it.
+
     Args:
         layer: a linear layer with a plain weight (out, in).
         x: (…, in).
@@ -75,7 +77,10 @@ def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, stre
         up: (out, R).
         strength: (R,).
     """
-    return F.linear(x, _sum(layer, down, up, strength), layer._parameters.get("bias"))
+    weight = layer._parameters["weight"]
+    assert weight is not None  # `pays` said so
+    total = torch.addmm(weight, up * strength, down) if compiling() else _sum(layer, down, up, strength)
+    return F.linear(x, total, layer._parameters.get("bias"))
 
 
 def rows_pay(layer: nn.Module, x: Tensor, sums: Sequence[Sum], factors: Tensor) -> bool:

@@ -115,8 +115,10 @@ class Factored(Resident[Placed]):
                 self.evict()
 
     def _run(self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        if self._only_pairs and self._kind == "linear" and not compiling() and pays(layer, base_forward, x):
-            summed = self._summed(layer, x)
+        if self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
+            # how rows and places are summed depends on their strengths, which a graph is not to know
+            beside = compiling() and (self._strengths.mixed or self._strengths.has_regions)
+            summed = None if beside else self._summed(layer, x)
             if summed is not None:
                 return summed
         y, live, parts = self._beside(layer, base_forward, base, x)

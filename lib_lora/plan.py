@@ -78,7 +78,7 @@ class Plan:
     @property
     def report(self) -> ActivationReport:
         """What became of the stack, by now."""
-        merged = sum(isinstance(way, Merged) for way in list(self.layers.values()))
+        merged = sum(isinstance(way, Merged) for way in list(self.layers.values())) if self.how.merging else 0
         live = {**self.why_live, **self.choices.left_live(self.layers)}
         return ActivationReport(tuple(network.report for network in self.networks), merged, live)
 

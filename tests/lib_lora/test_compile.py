@@ -125,6 +125,28 @@ def test_a_storage_of_fewer_bytes_is_widened_in_the_graph(tmp_path, storage):
     assert counter.frame_count == 1
 
 
+@torch.no_grad()
+def test_many_tokens_take_the_sum_of_weights_in_the_graph_too(tmp_path):
+    torch._dynamo.reset()
+    install()
+    model = nn.Sequential(nn.Linear(16, 16)).requires_grad_(False)
+    files = [save(tmp_path / f"{i}.safetensors", pair("lora_unet_0", (16, 16), 4, seed=i)) for i in range(2)]
+    engine, graphs = Engine({"unet": model}), []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    many, few = torch.randn(2, 64, 16), torch.randn(2, 3, 16)
+    for file, multiplier in ((files[0], 0.5), (files[1], -1.0)):
+        engine.activate(Stack([Entry(file, multiplier)]))
+        for x in (many, few):
+            want = model(x)
+            assert (compiled(x) - want).abs().max() < 1e-6 * want.abs().max()
+    assert [torch.addmm in graph for graph in graphs] == [True, False], "one graph for each number of tokens"
+
+
 class Net(nn.Module):
     """Layers that act beside themselves, on pictures and on tokens folded behind them."""
 
