@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from _models import build_unet, make_step
 from diffusers import FluxTransformer2DModel, Transformer2DModel
 from torch import Tensor, nn
+
+Config = Mapping[str, Any]
 
 SDXL_BLOCKS = {
     "num_attention_heads": 20,
@@ -54,9 +57,9 @@ class Model:
     """Called with the model, the latents' width and the batch."""
 
 
-def build_blocks(*, tiny: bool, dtype: torch.dtype) -> nn.Module:
-    """Return the stack of blocks with random weights."""
-    made: nn.Module = Transformer2DModel(**(SMALL_BLOCKS if tiny else SDXL_BLOCKS))
+def build(kind: Callable[..., Any], full: Config, small: Config, *, tiny: bool, dtype: torch.dtype) -> nn.Module:
+    """Return a model of a class with random weights."""
+    made: nn.Module = kind(**(small if tiny else full))
     return made.to(dtype).eval().requires_grad_(False)
 
 
@@ -73,12 +76,6 @@ def blocks_step(model: Any, latent: int, batch: int) -> Callable[[nn.Module], Te
         return output
 
     return step
-
-
-def build_flux(*, tiny: bool, dtype: torch.dtype) -> nn.Module:
-    """Return some of FLUX.1's blocks with random weights."""
-    made: nn.Module = FluxTransformer2DModel(**(SMALL_FLUX if tiny else FLUX_BLOCKS))
-    return made.to(dtype).eval().requires_grad_(False)
 
 
 def flux_step(model: Any, latent: int, batch: int) -> Callable[[nn.Module], Tensor]:
@@ -110,9 +107,9 @@ def flux_step(model: Any, latent: int, batch: int) -> Callable[[nn.Module], Tens
 
 
 MODELS = {
-    "flux-blocks": Model(build_flux, flux_step),
+    "flux-blocks": Model(partial(build, FluxTransformer2DModel, FLUX_BLOCKS, SMALL_FLUX), flux_step),
     "sd15": Model(build_unet, make_step),
-    "sdxl-blocks": Model(build_blocks, blocks_step),
+    "sdxl-blocks": Model(partial(build, Transformer2DModel, SDXL_BLOCKS, SMALL_BLOCKS), blocks_step),
 }
 
 

@@ -83,7 +83,7 @@ def measured(
         step(way.model)
         output = step(way.model)  # `auto` has decided by now
         way.off()
-        left[name] = sum(not torch.equal(pristine[key], value) for key, value in base.state_dict().items())
+        left[name] = changed(way.model, base, pristine)
         base.load_state_dict(pristine)
         if name != "base":
             apart[name] = output
@@ -112,6 +112,15 @@ def measured(
         }
         for name in ways
     ]
+
+
+def changed(model: nn.Module, base: nn.Module, pristine: Mapping[str, Tensor]) -> int:
+    """How many weights are not what they were, in the model or in the memory that all of them share."""
+    own = model.state_dict()
+    return sum(
+        not (torch.equal(value, shared) and torch.equal(value, own.get(key, value)))
+        for (key, value), shared in zip(pristine.items(), base.state_dict().values(), strict=True)
+    )
 
 
 def ways_of(base: nn.Module, files: Sequence[LoraFile], steps: int) -> Mapping[str, Way]:

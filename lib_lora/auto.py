@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from .binding import Binding
 from .calls import Call, listen
+from .effective import EXACT
 from .errors import LoraError
 from .merged import Merged
-from .modules import device_of
-from .rates import RateBook, Work, is_exact
+from .modules import device_of, every
+from .rates import RateBook, Work
 from .slot import Way
 from .transient import Transient
 
@@ -131,7 +132,7 @@ class Auto:
             if device is None or device.type == "meta" or weight is None or not places.get(layer):
                 continue
             rates = self._book.of(device, weight.dtype)
-            live = calls * rates.live(choice.work, places[layer], exact=is_exact(weight.dtype))
+            live = calls * rates.live(choice.work, places[layer], exact=weight.dtype in EXACT)
             merging = rates.merging(choice.work)
             if live > merging:
                 chosen[layer] = choice.merged
@@ -195,6 +196,5 @@ def _nothing() -> None:
 def is_compiled(component: nn.Module) -> bool:
     """Whether torch compiles the component, or a block of it."""
     return any(
-        hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) is not None
-        for one in component.modules()
+        hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) is not None for one in every(component)
     )

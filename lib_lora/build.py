@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .adapters.base import Adapter, At
+from .adapters.base import Adapter, At, Pair
 from .tensors import wide
 
 _BLOCKS = 16
@@ -80,26 +80,28 @@ def _fused(
     base: Tensor, total: Tensor, parts: Sequence[Part], dtype: torch.dtype, *, in_order: bool
 ) -> tuple[_Fused | None, Sequence[Part]]:
     """The pairs that are for the whole weight, and the other parts."""
-    apart = in_order and any(part.adapter.reads_base for part in parts)
-    pairs = [] if apart or not (base.is_contiguous() and total.is_contiguous()) else list(filter(_is_pair, parts))
-    if not pairs:
+    if in_order and any(part.adapter.reads_base for part in parts):
         return None, parts
-    ups, downs = [], []
-    for part in pairs:
-        factors, form = part.adapter.factors(part.rank), part.adapter.form(part.rank)
-        assert form is not None
-        assert form.pair is not None
-        ups.append(factors.up.to(base.device, dtype) * (part.multiplier.to(dtype) * form.pair.scale))
+    if not (base.is_contiguous() and total.is_contiguous()):
+        return None, parts
+    ups, downs, others = [], [], []
+    for part in parts:
+        pair = _pair_of(part)
+        if pair is None:
+            others.append(part)
+            continue
+        factors = part.adapter.factors(part.rank)
+        ups.append(factors.up.to(base.device, dtype) * (part.multiplier.to(dtype) * pair.scale))
         downs.append(factors.down.flatten(1).to(base.device, dtype))
-    return _Fused(torch.cat(downs), torch.cat(ups, 1)), [part for part in parts if part not in pairs]
+    return (_Fused(torch.cat(downs), torch.cat(ups, 1)) if ups else None), others
 
 
-def _is_pair(part: Part) -> bool:
-    """Whether a part is a low-rank pair and nothing else, of all rows of a matrix or a convolution."""
+def _pair_of(part: Part) -> Pair | None:
+    """The low-rank pair of a part that is nothing else, and of all rows of a matrix or a convolution."""
     form = part.adapter.form(part.rank)
-    if form is None or form.pair is None or part.rows is not None:
-        return False
-    return not (form.on_input or form.on_output)
+    if form is None or part.rows is not None or form.on_input or form.on_output:
+        return None
+    return form.pair
 
 
 def _add(

@@ -10,7 +10,7 @@ import logging
 import zlib
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +38,8 @@ class _Written:
     """One parameter that is not as it was."""
 
     pristine: Pristine
+    before: tuple[int, ...] | None
+    """Digest of the pristine bits, taken where the parameter was; None where they stay in their memory."""
     after: tuple[int, ...] = ()
     """Digest of what was written."""
     held: Tensor | None = None
@@ -157,17 +159,19 @@ class Merged(Transient):
         if written is None:
             path = self._bindings[0].target.path
             found = None if self._checkpoint is None else self._checkpoint.find(path, param, parameter)
-            written = self._written[param] = _Written(found or _kept(parameter))
+            pristine = found or _kept(parameter)
+            before = None if isinstance(pristine, Held) else digest(parameter)
+            written = self._written[param] = _Written(pristine, before)
         return written.pristine.read()
 
     def _write(self, param: str, parameter: Tensor, total: Tensor) -> None:
         """Have the parameter be `total`: a copy, or in place of its own memory where that is kept."""
         written = self._written[param]
         if isinstance(written.pristine, Held) and parameter.device == total.device:
-            self._written[param] = _Written(written.pristine, digest(total), total)
+            self._written[param] = replace(written, after=digest(total), held=total)
             parameter.data = total
         else:
-            self._written[param] = _Written(written.pristine, digest(total))
+            self._written[param] = replace(written, after=digest(total), held=None)
             parameter.detach().copy_(total)
 
     def _put_back(self, layer: nn.Module, param: str, written: _Written) -> None:
@@ -176,14 +180,15 @@ class Merged(Transient):
             return  # the model was unloaded: there is nothing left to put back
         with _writing(parameter):
             pristine = written.pristine.read()
-            if digest(parameter) != written.after and not _is_as(parameter, pristine):
+            found = digest(parameter)
+            if found != written.after and found != _before(written):
                 name = f"{type(layer).__name__}.{param}"
                 logger.warning("%s was changed by something else while adapters were merged into it; left alone", name)
             elif written.held is not None and _is_in(parameter, written.held) and pristine.device == parameter.device:
                 parameter.data = pristine
             else:
                 parameter.detach().copy_(pristine)
-                if not _is_as(parameter, pristine):
+                if digest(parameter) != _before(written):
                     text = f"{param} of a {type(layer).__name__} is not what it was"
                     raise ComponentError(f"{text}; load the model again")
 
@@ -201,8 +206,8 @@ def _is_in(parameter: Tensor, memory: Tensor) -> bool:
     return parameter.device == memory.device and parameter.data_ptr() == memory.data_ptr()
 
 
-def _is_as(parameter: Tensor, pristine: Tensor) -> bool:
-    return digest(parameter) == digest(pristine)
+def _before(written: _Written) -> tuple[int, ...]:
+    return digest(written.pristine.read()) if written.before is None else written.before
 
 
 def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from .effective import EXACT, most_places
+from .effective import most_places
 
 logger = logging.getLogger(__name__)
 
@@ -122,11 +122,6 @@ class RateBook:
             new.replace(self._path)
         except OSError as error:
             logger.warning("%s cannot be written, so its measurements are made anew next time: %s", self._path, error)
-
-
-def is_exact(dtype: torch.dtype) -> bool:
-    """Whether layers of this dtype add pairs to their weights; see `Rates.live`."""
-    return dtype in EXACT
 
 
 def _is_time(value: object) -> bool:

@@ -100,7 +100,7 @@ def test_step_overhead_of_another_model(load, tmp_path, model, layers) -> None:
 @pytest.mark.parametrize(("how", "compiled"), [("no", 0), ("blocks", 2), ("whole", 1)])
 def test_what_is_compiled_of_a_model(load, how, compiled) -> None:
     blocks = load("_blocks")
-    model = blocks.build_blocks(tiny=True, dtype=torch.float32)
+    model = blocks.MODELS["sdxl-blocks"].build(tiny=True, dtype=torch.float32)
     blocks.compile_model(model, how)
     assert sum(one._compiled_call_impl is not None for one in model.modules()) == compiled
 

@@ -24,7 +24,7 @@ LIB_LORA = {
         "auto buckets budget cache calibration calls carriers families hearing layer multiplier network parking patch"
         " plan pristine rates reading report residency resident rows schedule scratch slot stack storage timing trace"
     ),
-    "auto": "binding calls merged rates slot transient",
+    "auto": "binding calls effective merged rates slot transient",
     "rates": "effective",
     "calibration": "cache families layer plan rates resident slot stack",
     "buckets": "",
