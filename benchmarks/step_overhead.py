@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import torch
 from _blocks import MODELS, compile_model
@@ -48,6 +49,7 @@ HEADERS = (
 )
 
 Step = Callable[[nn.Module], Tensor]
+Kernels = Literal["torch", "measured"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--model", choices=sorted(MODELS), default="sd15", help="what is called")
     made.add_argument("--compile", choices=("no", "blocks", "whole"), default="no", help="what torch compiles of it")
     made.add_argument("--device", default="cpu", help="where, such as cuda")
+    made.add_argument("--kernels", choices=("torch", "measured"), default="torch", help="see Engine")
     options = parse(made, arguments)
     model = MODELS[options.model]
     base = model.build(tiny=options.tiny, dtype=DTYPES[options.dtype]).to(options.device)
@@ -64,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         files = [write_lora(Path(folder), f"lora{i}", base, layers, options.rank) for i in range(max(options.counts))]
         step = waiting(model.step(base, options.latent, options.batch))
-        bench = Bench(base, files, step, options.compile)
+        bench = Bench(base, files, step, options.compile, options.kernels)
         rows = [bench.row(count, options.rounds) for count in options.counts]
         bench.engine.close()
     shown = table(HEADERS, [cells(row, goal(row, options)) for row in rows])
@@ -78,11 +81,18 @@ class Bench:
     The class patch is installed for all three; what it costs a layer without a slot is measured in idle.py.
     """
 
-    def __init__(self, base: nn.Module, files: Sequence[LoraFile], step: Step, compiled: str = "no") -> None:
+    def __init__(
+        self,
+        base: nn.Module,
+        files: Sequence[LoraFile],
+        step: Step,
+        compiled: str = "no",
+        kernels: Kernels = "torch",
+    ) -> None:
         self.files = files
         self.step = step
         self.models = {"base": base, "ours": twin(base), "PEFT": twin(base)}
-        self.engine = Engine({"unet": self.models["ours"]})
+        self.engine = Engine({"unet": self.models["ours"]}, kernels=kernels)
         for i, file in enumerate(files):
             peft_load(self.models["PEFT"], file, f"lora{i}")
             peft_scale(self.models["PEFT"], f"lora{i}", MULTIPLIER)

@@ -24,6 +24,7 @@ DYLORA = "remora_dylora_as_trained"
 STORAGE = "remora_storage"
 DEVICE_BUDGET = "remora_device_budget_mb"
 ROUND_UP = "remora_round_up_ranks"
+OWN_KERNELS = "remora_own_kernels"
 CACHE = "remora_cache_mb"
 READY = "remora_ready_mb"
 
@@ -97,6 +98,12 @@ TABLE: tuple[Option, ...] = (
         "LoRA that come to the same ranks on the same layers share compiled code; off, each other rank compiles anew",
     ),
     Option(
+        OWN_KERNELS,
+        False,
+        "Use a kernel of Remora's own where it is faster",
+        "on NVIDIA GPUs, with Triton: each shape is measured once; pictures may differ in their last bits",
+    ),
+    Option(
         CACHE,
         4096,
         "LoRA files to keep open after use, in MB",
@@ -124,6 +131,7 @@ _PARAMETERS: Mapping[str, tuple[str, Mapping[object, str]]] = {
     SPLIT_QKV: ("Remora split_qkv", {True: "as trained"}),
     DYLORA: ("Remora DyLoRA", {True: "as trained"}),
     STORAGE: ("Remora storage", {"bfloat16": "bfloat16", "float8": "float8"}),
+    OWN_KERNELS: ("Remora kernels", {True: "own"}),
 }
 
 
@@ -206,7 +214,8 @@ def memory(values: Values) -> Memory:
     budget = int(_number(values, DEVICE_BUDGET)) * _MB
     storage = _STORAGES[checked(STORAGE, values.option(STORAGE))]
     cache, ready = (int(_number(values, key)) * _MB for key in (CACHE, READY))
-    return Memory(storage, budget or None, cache, bool(values.option(ROUND_UP)), ready)
+    own = bool(values.option(OWN_KERNELS))
+    return Memory(storage, budget or None, cache, bool(values.option(ROUND_UP)), own, ready)
 
 
 def settings(values: Values) -> Settings:

@@ -27,6 +27,8 @@ class Memory:
     """Bytes that files kept open after use may have together; None is no limit."""
     round_up: bool = False
     """Whether ranks are rounded up, for compiled models."""
+    own_kernels: bool = False
+    """Whether kernels of our own are used where they are measured to be faster."""
     ready_bytes: int = 1 << 30
     """Bytes of the computer's memory for LoRA that were used before, so that they are there at once."""
 

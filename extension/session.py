@@ -445,6 +445,7 @@ def make_engine(host: Host, memory: Memory) -> Engine:
         cache_bytes=memory.cache_bytes,
         rank_buckets=RANK_BUCKETS if memory.round_up else (),
         parked_bytes=memory.ready_bytes,
+        kernels="measured" if memory.own_kernels else "torch",
         rates=None if folder is None else folder / "rates.json",
     )
 

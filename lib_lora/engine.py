@@ -24,6 +24,7 @@ from .carriers import Carriers, carries
 from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
 from .families import alias_table, is_flow
 from .hearing import Hearing, Layout
+from .kernels import Chooser, Kernels, check_kernels
 from .layer import LayerIndex
 from .modules import every
 from .multiplier import Halves, Multiplier, PerImage, components_of
@@ -75,9 +76,11 @@ class Engine:
         parked_bytes: how many bytes of the computer's memory adapters may take that were in force before, so that they
             are there at once when they are again. See `parking.py`.
         rates: the file for what the mode `auto` measures of a device; None measures in each process. See `rates.py`.
+        kernels: what adds LoRA to linear layers on a CUDA device: `torch`, torch's own products; `measured`, a kernel
+            of ours for the shapes for which it is measured to be faster. See `kernels.py`.
 
     Raises:
-        StorageError: no such storage, or this torch has no float8; or the buckets do not rise.
+        StorageError: no such storage, or this torch has no float8; the buckets do not rise; no such kernels.
     """
 
     def __init__(
@@ -92,11 +95,14 @@ class Engine:
         rank_buckets: Sequence[int] = (),
         parked_bytes: int = PARKED_BYTES,
         rates: Path | None = None,
+        kernels: Kernels = "torch",
     ) -> None:
         check_storage(storage)
+        check_kernels(kernels)
         patch.install()
         self._budget = Budget(device_budget)
-        self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets))
+        chooser = Chooser() if kernels == "measured" else None
+        self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets), chooser)
         self._sources = dict(checkpoints or {})
         self._opened: dict[str, Checkpoint] = {}
         self._lock = threading.RLock()

@@ -92,6 +92,7 @@ class Factored(Resident[Placed]):
         self._layout, self._bias_layout = _layouts(self._bindings, keeping.buckets)
         self._rank = sum(share.count for share in self._layout)
         forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
+        self._chooser = keeping.chooser
         self._on_input = any(form.on_input for form in forms if form)
         others = any(form.on_input or form.on_output for form in forms if form)
         self._only_pairs = bool(self._layout) and not others
@@ -169,12 +170,25 @@ class Factored(Resident[Placed]):
         if parts.pair is not None:
             # under autocast, or with a host that casts inside its forward, the two differ
             x = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
-            y = _add_pair(self._kind, layer, x, y, parts.pair, live.pair, base_forward)
+            y = self._with_pair(layer, base_forward, x, y, parts.pair, live.pair)
         if deltas:
             # what torch's own forward has just made, or a sum, nobody else holds
             fresh = is_torchs(base_forward) or parts.pair is not None
             y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
         return y, live, parts
+
+    def _with_pair(
+        self, layer: nn.Module, base_forward: BaseForward, x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor
+    ) -> Tensor:
+        if self._kind == "conv":
+            return _add_conv(layer, x, y, pair, strength)
+        if self._kind == "embedding":
+            return y + (F.embedding(x, pair.up) * strength) @ pair.down
+        # torch's own forward has just made y, so nobody else holds it
+        fresh = is_torchs(base_forward) and not y.requires_grad and y.is_contiguous()
+        if fresh and self._chooser is not None and self._chooser.add_pair_(y, x, pair.down, pair.up, strength):
+            return y
+        return _add_linear(x, y, pair, strength, fresh=fresh)
 
     def _live(self, layer: nn.Module, placed: Placed, x: Tensor, y: Tensor) -> Live:
         """The strengths of this call: of each row of the batch and each place, where these differ.
@@ -314,23 +328,13 @@ def _calling(
     return lambda x: base_forward(layer, **{**kwargs, name: x})
 
 
-def _add_pair(
-    kind: str, layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor, base_forward: BaseForward
-) -> Tensor:
-    if kind == "linear":
-        return _add_linear(x, y, pair, strength, base_forward)
-    if kind == "conv":
-        return _add_conv(layer, x, y, pair, strength)
-    return y + (F.embedding(x, pair.up) * strength) @ pair.down
-
-
-def _add_linear(x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor, base_forward: BaseForward) -> Tensor:
+def _add_linear(x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor, *, fresh: bool) -> Tensor:
     h = F.linear(x, pair.down) * strength
     if not y.is_contiguous():
         return y + F.linear(h, pair.up)
     flat, h = y.view(-1, y.shape[-1]), h.view(-1, h.shape[-1])
-    if is_torchs(base_forward) and not y.requires_grad:
-        flat.addmm_(h, pair.up.t())  # torch's own forward has just made y, so nobody else holds it
+    if fresh:
+        flat.addmm_(h, pair.up.t())
         return y
     return torch.addmm(flat, h, pair.up.t()).view(y.shape)
 

@@ -18,6 +18,7 @@ from . import trace
 from .adapters.base import Adapter
 from .binding import Binding
 from .budget import OUT_OF_MEMORY, Budget
+from .kernels import Chooser
 from .layer import read_base_weight
 from .modules import device_of
 from .residency import stays
@@ -38,6 +39,8 @@ class Keeping:
     budget: Budget = field(default_factory=Budget)
     buckets: tuple[int, ...] = ()
     """To which ranks are rounded up; see `buckets.py`."""
+    chooser: Chooser | None = None
+    """Adds pairs of linear layers where a kernel of our own is faster; None never asks. See `kernels.py`."""
 
 
 P = TypeVar("P", bound=Placement[Any])

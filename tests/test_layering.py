@@ -21,13 +21,16 @@ LIB_LORA = {
     ),
     "__main__": "*",
     "engine": (
-        "auto buckets budget cache calibration calls carriers families hearing layer multiplier network parking patch"
-        " plan pristine rates reading report residency resident rows schedule scratch slot stack storage timing trace"
+        "auto buckets budget cache calibration calls carriers families hearing kernels layer multiplier network parking"
+        " patch plan pristine rates reading report residency resident rows schedule scratch slot stack storage timing"
+        " trace"
     ),
     "auto": "binding calls effective merged rates slot transient",
     "rates": "effective",
     "calibration": "cache families layer plan rates resident slot stack",
     "buckets": "",
+    "kernels": "budget",
+    "triton_pair": "",
     "carriers": "patch slot",
     "parking": "network plan stack",
     "hearing": "calls families picture rows strength timing",
@@ -67,7 +70,7 @@ LIB_LORA = {
     ),
     "by_tokens": "effective factored patch? strength transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
-    "resident": "adapters.base binding budget layer patch? residency storage streaming strength trace",
+    "resident": "adapters.base binding budget kernels layer patch? residency storage streaming strength trace",
     "budget": "streaming",
     "streaming": "storage",
     "storage": "",
@@ -195,6 +198,7 @@ OUTSIDE = {
     "torch": ("lib_lora/", "extension/", "training/"),
     "tqdm": ("training/",),
     "transformers": PIPELINE,
+    "triton": ("lib_lora/triton_pair.py",),
     "typing_extensions": ("lib_lora/", "extension/"),
     "watchdog": ("extension/collection/scan.py",),
     "uvicorn": ("extension/standalone/",),

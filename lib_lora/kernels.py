@@ -1,0 +1,227 @@
+"""Whether a kernel of our own adds a layer's pair, instead of torch's products: where it was measured to be faster.
+
+It is measured on the layer's own call, once for each shape, and what it gives is held against what torch's products
+give, both against double precision. A kernel that fails or is coarser is not asked again. In compiled code, where there
+are gradients, and while a CUDA graph is being captured, torch's products are taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any, Literal, NamedTuple, Protocol, get_args
+
+import torch
+from torch import Tensor
+
+from .budget import OUT_OF_MEMORY
+from .compiler import compiling
+from .errors import StorageError
+
+logger = logging.getLogger(__name__)
+
+Kernels = Literal["torch", "measured"]
+
+_MUST_BE = 0.95  # of the time of torch's products
+_COARSER = 1.5  # times the error of torch's products, beside one rounding of the largest output
+_CHECKED = 128  # rows at the beginning and at the end that are held against double precision
+_RUNS = 20
+_DTYPES = (torch.float16, torch.bfloat16)
+
+
+class PairKernel(Protocol):
+    """What `triton_pair` is."""
+
+    LARGEST_RANK: int
+
+    def blocks_for(self, rows: int, rank: int) -> Iterable[object]:
+        """The ways in which the work may be cut up."""
+
+    def add_pair_(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, strength: Tensor, blocks: object) -> None:
+        """Add x down^T diag(strength) up^T onto `y`."""
+
+
+class _Shape(NamedTuple):
+    """What makes calls alike."""
+
+    device: torch.device
+    dtype: torch.dtype
+    rows: int
+    """The next power of two."""
+    inputs: int
+    outputs: int
+    rank: int
+    single: bool
+    """Whether all rows have the same strengths."""
+
+
+class _Call(NamedTuple):
+    y: Tensor  # (rows, outputs)
+    x: Tensor  # (rows, inputs)
+    down: Tensor  # (R, inputs)
+    up: Tensor  # (outputs, R)
+    strength: Tensor  # (groups, R)
+
+    @property
+    def shape(self) -> _Shape:
+        (rows, outputs), inputs, (groups, rank) = self.y.shape, self.x.shape[1], self.strength.shape
+        at_most = 1 << (rows - 1).bit_length()
+        return _Shape(self.y.device, self.y.dtype, at_most, inputs, outputs, rank, groups == 1)
+
+
+class Chooser:
+    """Adds pairs by the faster way; remembers which that is.
+
+    Args:
+        kernel: gives the kernel, or None where there is none for a device; Triton's if absent.
+        seconds: how long something takes, run again and again; CUDA's clock if absent.
+    """
+
+    def __init__(
+        self,
+        kernel: Callable[[torch.device], PairKernel | None] | None = None,
+        seconds: Callable[[Callable[[], None]], float] | None = None,
+    ) -> None:
+        self._kernel = kernel or _triton
+        self._seconds = seconds or _cuda_seconds
+        self._chosen: dict[_Shape, object] = {}  # how it is cut up; None where torch's products are faster
+
+    def add_pair_(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> bool:
+        """Add x down^T diag(strength) up^T onto `y`, if a kernel does that faster.
+
+        Args:
+            y: (…, outputs), contiguous, which nobody else holds; written.
+            x: (…, inputs), of the same dtype.
+            down: (R, inputs).
+            up: (outputs, R).
+            strength: (R,), or with ones and the first of the other dimensions of `y` in front.
+
+        Returns:
+            Whether it was added; else nothing is changed.
+        """
+        if compiling() or y.dtype not in _DTYPES or not y.numel():
+            return False
+        kernel = self._kernel(y.device)
+        if kernel is None or down.shape[0] > kernel.LARGEST_RANK:
+            return False
+        groups = _grouped(strength, y.shape[:-1])
+        if groups is None or not x.is_contiguous():
+            return False
+        call = _Call(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), down, up, groups)
+        blocks = self._blocks(kernel, call)
+        if blocks is None:
+            return False
+        kernel.add_pair_(*call, blocks)
+        return True
+
+    def _blocks(self, kernel: PairKernel, call: _Call) -> object:
+        shape = call.shape
+        if shape not in self._chosen:
+            if _captures(shape.device):
+                return None  # nothing may wait for the device now; other calls will tell
+            try:
+                self._chosen[shape] = self._fastest(kernel, call, shape)
+            except OUT_OF_MEMORY:
+                return None  # for measuring alone; torch's products may still have room
+        return self._chosen[shape]
+
+    def _fastest(self, kernel: PairKernel, call: _Call, shape: _Shape) -> object:
+        best: object = None
+        trial = call._replace(y=call.y.clone())
+        plain = least = self._seconds(lambda: _plain_(trial))
+        for blocks in kernel.blocks_for(call.y.shape[0], shape.rank):
+            try:
+                if not _is_right(kernel, call, blocks):
+                    logger.warning("a kernel for %s is less exact than torch's products, and is not used", shape)
+                    continue
+                taken = self._seconds(lambda blocks=blocks: kernel.add_pair_(*trial, blocks))  # type: ignore[misc]
+            except Exception as error:  # noqa: BLE001  # whatever a compiler, a driver or a device says against it
+                logger.warning("a kernel for %s cannot be used: %s", shape, error)
+                continue
+            if taken < min(least, _MUST_BE * plain):
+                best, least = blocks, taken
+        logger.debug("%s: %.1f us by torch's products, %.1f us by %s", shape, plain * 1e6, least * 1e6, best)
+        return best
+
+
+def check_kernels(kernels: str) -> None:
+    """Refuse a choice that is none.
+
+    Raises:
+        StorageError: it is none.
+    """
+    if kernels not in get_args(Kernels):
+        raise StorageError(f"kernels are one of {', '.join(get_args(Kernels))}, not {kernels!r}")
+
+
+def _grouped(strength: Tensor, lead: torch.Size) -> Tensor | None:
+    """Strengths as (groups, R), each for as many rows, one group after the other; None where they are not so."""
+    sizes = tuple(strength.shape[:-1])
+    if not sizes:
+        return strength.unsqueeze(0).contiguous()
+    if len(sizes) != len(lead):
+        return None
+    own = next((i for i, size in enumerate(sizes) if size != lead[i]), len(sizes))
+    if any(size != 1 for size in sizes[own:]):
+        return None
+    return strength.reshape(-1, strength.shape[-1]).contiguous()
+
+
+def _plain_(call: _Call) -> None:
+    rows, (groups, rank) = call.x.shape[0], call.strength.shape
+    h = (call.x @ call.down.t()).view(groups, rows // groups, rank) * call.strength.unsqueeze(1)
+    call.y.addmm_(h.view(rows, rank), call.up.t())
+
+
+def _is_right(kernel: PairKernel, call: _Call, blocks: object) -> bool:
+    """Whether the kernel is as exact as torch's products, on rows of both ends."""
+    ours, torchs = (call._replace(y=call.y.clone()) for _ in range(2))
+    kernel.add_pair_(*ours, blocks)
+    _plain_(torchs)
+    rows = call.y.shape[0]
+    per_group = rows // call.strength.shape[0]
+    ends = sorted({*range(min(_CHECKED, rows)), *range(max(rows - _CHECKED, 0), rows)})
+    at = torch.tensor(ends, device=call.y.device)
+    y, x, strength = call.y[at].double(), call.x[at].double(), call.strength[at // per_group].double()
+    want = y + ((x @ call.down.double().t()) * strength) @ call.up.double().t()
+    ours_off, torchs_off = ((one.y[at].double() - want).abs().max() for one in (ours, torchs))
+    return bool(ours_off <= _COARSER * torchs_off + torch.finfo(call.y.dtype).eps * want.abs().max())
+
+
+def _captures(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _cuda_seconds(run: Callable[[], None]) -> float:
+    """The least of some turns, each of many runs: the host's share counts where it is the larger one."""
+    found: list[float] = []
+    run()
+    for _ in range(3):
+        began: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        ended: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        began.record()
+        for _ in range(_RUNS):
+            run()
+        ended.record()
+        ended.synchronize()
+        found.append(began.elapsed_time(ended) / _RUNS / 1000)
+    return min(found)
+
+
+@lru_cache(maxsize=64)
+def _triton(device: torch.device) -> ModuleType | None:
+    """The kernel, on devices whose tensor cores have both half precisions; found once per device."""
+    if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
+        return None
+    if find_spec("triton") is None:
+        logger.info("there is no Triton, so torch's products are used")
+        return None
+    try:
+        return import_module(f"{__package__}.triton_pair")
+    except (ImportError, AttributeError, OSError, RuntimeError) as error:  # it does not fit this torch, or this driver
+        logger.warning("Triton cannot be used, so torch's products are: %s", error)
+        return None

@@ -1,0 +1,272 @@
+"""A kernel of our own is used where it is faster and as exact, and nowhere else."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from lib_lora import Engine, Entry, PerImage, Stack, StorageError, kernels
+from lib_lora.kernels import Chooser
+from tests.fakes.files import pair, save
+from tests.lib_lora.test_kinds import worst
+
+
+def exact(y, x, down, up, strength):
+    """In double precision; strengths for groups of rows."""
+    own = strength.double().repeat_interleave(y.shape[0] // strength.shape[0], 0)
+    return y.double() + ((x.double() @ down.double().t()) * own) @ up.double().t()
+
+
+def numbers(rows, inputs, outputs, rank, groups, dtype, device="cpu"):
+    torch.manual_seed(rows + inputs)
+    sizes = ((rows, outputs), (rows, inputs), (rank, inputs), (outputs, rank), (groups, rank))
+    y, x, down, up, strength = (torch.randn(size).to(device, dtype) for size in sizes)
+    return y, x, down / inputs**0.5, up / rank**0.5, strength
+
+
+class Fake:
+    """A kernel for any device, which notes its calls."""
+
+    LARGEST_RANK = 32
+
+    def __init__(self, error=0.0, raises=None):
+        self.error, self.raises, self.calls = error, raises, []
+
+    def blocks_for(self, rows, rank):
+        return ["large", "small"]
+
+    def add_pair_(self, y, x, down, up, strength, blocks):
+        if self.raises is not None:
+            raise self.raises
+        self.calls.append(blocks)
+        y.copy_(exact(y, x, down, up, strength) * (1 + self.error))
+
+
+def clock(**of):
+    """Says how long torch's products and the ways of the fake take, one after the other, and runs each once."""
+    turns = iter([of["torch"], of["large"], of["small"]])
+
+    def seconds(run):
+        run()
+        return next(turns)
+
+    return seconds
+
+
+def chooser(fake, **of):
+    return Chooser(lambda device: fake, clock(**of))
+
+
+@pytest.mark.parametrize(
+    ("times", "blocks"),
+    [
+        ({"torch": 1.0, "large": 0.5, "small": 0.7}, "large"),
+        ({"torch": 1.0, "large": 0.9, "small": 0.7}, "small"),
+        ({"torch": 1.0, "large": 0.97, "small": 1.5}, None),
+    ],
+)
+def test_the_faster_way_is_found_once_and_kept(times, blocks):
+    fake = Fake()
+    own = chooser(fake, **times)
+    y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.bfloat16)
+    for rows in (6, 5):  # of the same power of two
+        fake_calls = len(fake.calls)
+        got = y[:rows].clone()
+        assert own.add_pair_(got, x[:rows], down, up, strength[0]) is (blocks is not None)
+        if blocks is None:
+            assert torch.equal(got, y[:rows])
+            continue
+        assert fake.calls[-1] == blocks
+        assert torch.equal(got, exact(y[:rows], x[:rows], down, up, strength).to(got.dtype))
+        assert rows == 6 or len(fake.calls) == fake_calls + 1, "not measured again"
+
+
+def test_a_coarse_kernel_is_refused_however_fast(caplog):
+    own = chooser(Fake(error=0.05), torch=1.0, large=0.1, small=0.1)
+    y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.bfloat16)
+    before = y.clone()
+    with caplog.at_level(logging.WARNING):
+        assert not own.add_pair_(y, x, down, up, strength[0])
+    assert "less exact than torch's products" in caplog.text
+    assert torch.equal(y, before)
+
+
+def test_a_kernel_that_fails_is_told_and_torch_goes_on(caplog):
+    own = chooser(Fake(raises=RuntimeError("no such instruction")), torch=1.0, large=0.1, small=0.1)
+    y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.float16)
+    with caplog.at_level(logging.WARNING):
+        assert not own.add_pair_(y, x, down, up, strength[0])
+        assert not own.add_pair_(y, x, down, up, strength[0])
+    assert caplog.text.count("no such instruction") == 2, "once for each way, and not again"
+
+
+def test_without_room_to_measure_torch_goes_on_and_it_is_asked_again():
+    fake = Fake()
+    turns = iter([torch.cuda.OutOfMemoryError("no room"), 1.0, 0.1, 0.1])
+
+    def seconds(run):
+        turn = next(turns)
+        if isinstance(turn, Exception):
+            raise turn
+        return turn
+
+    own = Chooser(lambda device: fake, seconds)
+    y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.float16)
+    assert not own.add_pair_(y, x, down, up, strength[0])
+    assert own.add_pair_(y, x, down, up, strength[0])
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"),
+    [((4,), 1), ((2, 1, 4), 2), ((2, 3, 4), 6), ((1, 1, 4), 1), ((1, 3, 4), None), ((3, 4), None)],
+)
+def test_strengths_for_rows_and_places(shape, groups):
+    fake = Fake()
+    own = chooser(fake, torch=1.0, large=0.1, small=0.1)
+    y, x, down, up, _ = numbers(6, 8, 10, 4, 1, torch.float16)
+    strength = torch.randn(shape).half()
+    h = (x.view(2, 3, 8).double() @ down.double().t()) * strength.double()
+    want = (y.view(2, 3, 10).double() + h @ up.double().t()).half()
+    got = y.clone().view(2, 3, 10)
+    assert own.add_pair_(got, x.view(2, 3, 8), down, up, strength) is (groups is not None)
+    assert torch.equal(got, y.view(2, 3, 10) if groups is None else want)
+
+
+def test_what_it_is_not_for():
+    own = chooser(Fake(), torch=1.0, large=0.1, small=0.1)
+    y, x, down, up, strength = numbers(6, 8, 10, 40, 1, torch.float16)
+    assert not own.add_pair_(y, x, down, up, strength[0]), "the rank is too large"
+    y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.float32)
+    assert not own.add_pair_(y, x, down, up, strength[0]), "no tensor cores"
+    y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.float16)
+    assert not own.add_pair_(y, x.t().contiguous().t(), down, up, strength[0]), "rows in pieces"
+    assert not own.add_pair_(y[:0], x[:0], down, up, strength[0]), "nothing"
+
+
+def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch):
+    own = chooser(Fake(), torch=1.0, large=0.1, small=0.1)
+    y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.float16)
+    monkeypatch.setattr(kernels, "_captures", lambda device: True)
+    assert not own.add_pair_(y, x, down, up, strength[0])
+    monkeypatch.setattr(kernels, "_captures", lambda device: False)
+    assert own.add_pair_(y, x, down, up, strength[0])
+    monkeypatch.setattr(kernels, "_captures", lambda device: True)
+    assert own.add_pair_(y, x, down, up, strength[0]), "what is known is used there"
+
+
+def test_there_is_none_for_the_cpu():
+    assert kernels._triton(torch.device("cpu")) is None
+
+
+def test_an_unknown_choice_is_refused():
+    with pytest.raises(StorageError, match="kernels are one of torch, measured, not 'fast'"):
+        Engine({}, kernels="fast")
+
+
+@torch.no_grad()
+def test_an_engine_asks_it_for_linear_layers_alone(tmp_path, monkeypatch):
+    """Compared with the same engine without it, uniform and by rows; under compilation it is not asked."""
+    fake = Fake()
+    monkeypatch.setattr(kernels, "_triton", lambda device: fake)
+    monkeypatch.setattr(kernels, "_cuda_seconds", lambda run: 1.0 / (1 + len(fake.calls)))
+    model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Flatten(2), nn.Linear(9, 12)).requires_grad_(False).bfloat16()
+    tensors = pair("lora_unet_0", (8, 4, 1, 1), 4) | pair("lora_unet_2", (12, 9), 4)
+    file = save(tmp_path / "a.safetensors", tensors)
+    x = torch.randn(2, 4, 3, 3).bfloat16()
+    for multiplier in (0.8, PerImage((0.5, -1.0))):
+        outputs = {}
+        for name in ("torch", "measured"):
+            engine = Engine({"unet": model}, kernels=name)
+            engine.activate(Stack([Entry(file, multiplier)]))
+            outputs[name] = model(x)
+            assert bool(fake.calls) is (name == "measured")
+            engine.close()
+        assert worst(outputs["measured"], outputs["torch"].double()) < 2**-7
+        fake.calls.clear()
+
+
+def imported(patch, *, interpreted):
+    """The real kernel, to be run by Triton's interpreter or to be compiled."""
+    name = "lib_lora.triton_pair"
+    patch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
+    patch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module(name)
+    patch.delitem(sys.modules, name)
+    return module
+
+
+@pytest.fixture
+def triton_pair(monkeypatch):
+    pytest.importorskip("triton")
+    return imported(monkeypatch, interpreted=not torch.cuda.is_available())
+
+
+SIZES = [(7, 40, 50, 3, 1), (130, 64, 96, 16, 2), (64, 33, 130, 20, 64), (300, 64, 64, 40, 3), (20, 16, 16, 256, 1)]
+BOUNDS = {torch.float16: 2**-10, torch.float32: 2**-20}  # of the largest output; the interpreter has no bf16 products
+
+
+@pytest.mark.parametrize("dtype", BOUNDS)
+@pytest.mark.parametrize("size", SIZES)
+def test_the_kernel_is_what_it_says(triton_pair, size, dtype):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    y, x, down, up, strength = numbers(*size, dtype, device)
+    want = exact(y, x, down, up, strength)
+    wide = torch.zeros(y.shape[0], y.shape[1] + 5, dtype=dtype, device=device)
+    every = triton_pair.blocks_for(size[0], size[3])
+    assert every
+    for blocks in every:
+        wide[:, : y.shape[1]] = y
+        triton_pair.add_pair_(wide[:, : y.shape[1]], x, down, up, strength, blocks)
+        assert (wide[:, : y.shape[1]].double() - want).abs().max() < BOUNDS[dtype] * want.abs().max()
+        assert not wide[:, y.shape[1] :].any(), "nothing beside it is written"
+
+
+@pytest.mark.parametrize("processors", [1, 8, 200])
+def test_outputs_are_shared_out_where_rows_are_few(triton_pair, monkeypatch, processors):
+    monkeypatch.setattr(triton_pair, "_processors", lambda device: processors)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    y, x, down, up, strength = numbers(9, 32, 500, 8, 1, torch.float16, device)
+    want = exact(y, x, down, up, strength)
+    triton_pair.add_pair_(y, x, down, up, strength, triton_pair.BLOCKS[-1])
+    assert (y.double() - want).abs().max() < BOUNDS[torch.float16] * want.abs().max()
+
+
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("name", ["fp16", "bf16"])
+@pytest.mark.parametrize("rank", [16, 64, 256])
+def test_it_compiles_for_tensor_cores(name, rank, capability, monkeypatch):
+    """For the devices it is for, without one; the interpreter says nothing of that."""
+    pytest.importorskip("triton", minversion="3.3")
+    compiler, backend = (importlib.import_module(f"triton.{one}compiler") for one in ("", "backends."))
+    module = imported(monkeypatch, interpreted=False)
+    for blocks in module.blocks_for(4096, rank):
+        constants = dict(zip(("block_rows", "block_outputs", "block_inputs"), blocks, strict=False), block_rank=rank)
+        names = module._kernel.arg_names
+        kinds = {one: f"*{name}" if i < 5 else "i32" for i, one in enumerate(names)} | dict.fromkeys(
+            constants, "constexpr"
+        )
+        source = compiler.ASTSource(fn=module._kernel, signature=kinds, constexprs=constants)
+        target = backend.GPUTarget("cuda", capability, 32)
+        made = compiler.compile(source, target=target, options={"num_warps": blocks.warps, "enable_fp_fusion": True})
+        assert "mma" in made.asm["ptx"]
+        assert made.metadata.shared <= 99 << 10, "what every such device has for a block"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [77, 4096])
+def test_a_gpu_chooses_by_its_own_clock(dtype, rows, caplog):
+    own = Chooser()
+    y, x, down, up, strength = numbers(rows, 640, 1280, 32, 1, dtype, "cuda")
+    want = exact(y, x, down, up, strength)
+    with caplog.at_level(logging.WARNING):
+        added = own.add_pair_(y, x, down, up, strength[0])
+    assert not caplog.text
+    if added:
+        assert (y.double() - want).abs().max() < 2 * torch.finfo(dtype).eps * want.abs().max()
