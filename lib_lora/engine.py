@@ -40,6 +40,7 @@ from .rows import RowMap, Rows
 from .schedule import Clock, Moment
 from .slot import Way
 from .stack import Entry, Stack
+from .steady import Steady
 from .storage import Storage, check_storage
 from .tensors import plain_mode
 from .timing import Timing
@@ -72,7 +73,8 @@ class Engine:
         device_budget: how many bytes of each device but the CPU adapters may take; None for any number. Layers for
             which that is not enough are placed for each call and dropped after it, to the same result. See `budget.py`.
         rank_buckets: sizes to which the ranks of each layer are rounded up, for models that are compiled: stacks whose
-            ranks come to the same sizes on the same layers share compiled code. None rounds nothing. See `buckets.py`.
+            ranks come to the same sizes on the same layers share compiled code, and on devices memory, which is kept
+            until `deactivate` where there is no `device_budget`. None rounds nothing. See `buckets.py`, `steady.py`.
         parked_bytes: how many bytes of the computer's memory adapters may take that were in force before, so that they
             are there at once when they are again. See `parking.py`.
         rates: the file for what the mode `auto` measures of a device; None measures in each process. See `rates.py`.
@@ -102,7 +104,8 @@ class Engine:
         patch.install()
         self._budget = Budget(device_budget)
         chooser = Chooser() if kernels == "measured" else None
-        self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets), chooser)
+        self._steady = Steady() if rank_buckets and device_budget is None else None
+        self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets), self._steady, chooser)
         self._sources = dict(checkpoints or {})
         self._opened: dict[str, Checkpoint] = {}
         self._lock = threading.RLock()
@@ -279,6 +282,8 @@ class Engine:
                 self._take_off()
             finally:
                 self._parking.clear()
+                if self._steady is not None:
+                    self._steady.clear()
 
     def _take_off(self) -> None:
         self._auto.end()
@@ -307,6 +312,7 @@ class Engine:
                 backups=0 if self._plan is None else self._plan.backup_bytes,
                 scratch=scratch.nbytes(),
                 parked=self._parking.nbytes,
+                steady=0 if self._steady is None else self._steady.nbytes,
             )
 
     def close(self) -> None:
@@ -376,7 +382,12 @@ class Engine:
     def _publish(self, plan: Plan, stack: Stack) -> None:
         """Put the plan in force, or leave all as it was."""
         former, keep = self._plan, self._keeps()
-        self._carriers.publish(plan.layers, self._budget.settle, self._resting, keep=keep)
+        try:
+            self._carriers.publish(plan.layers, self._budget.settle, self._resting, keep=keep)
+        except BaseException:
+            if former is not None and self._steady is not None:
+                former.strengths.refresh()  # both had them in the same memory
+            raise
         self._plan = plan
         if former is not None and keep:
             self._parking.put(former)

@@ -89,7 +89,7 @@ class Factored(Resident[Placed]):
         self._kind = target.kind
         self._spatial = len(target.shape) - 2
         self._of_text = is_of_text(target.path)
-        self._layout, self._bias_layout = _layouts(self._bindings, keeping.buckets)
+        self._layout, self._bias_layout = map(strengths.owned, _layouts(self._bindings, keeping.buckets))
         self._rank = sum(share.count for share in self._layout)
         forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
         self._chooser = keeping.chooser
@@ -279,7 +279,10 @@ class Factored(Resident[Placed]):
         )
         live = windows.live(self._spatial)
         rows = tuple(self._bindings[i].target.rows for i in on_output)
-        return Placed(device, dtype, input_dtype, store(parts, self._storage), live, windows, rows)
+        stored = store(parts, self._storage)
+        if self._steady is not None:
+            stored = self._steady.settled(layer, stored)
+        return Placed(device, dtype, input_dtype, stored, live, windows, rows)
 
     def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
         pairs = []

@@ -75,7 +75,11 @@ def _like(x: Tensor, key: Tensor, shape: Sequence[int], stride: Sequence[int], d
 def _define() -> Callable[..., Tensor]:
     schema = "(Tensor x, Tensor key, SymInt[] shape, SymInt[] stride, ScalarType dtype) -> Tensor"
     name = f"{__name__.replace('.', '_')}::served"  # a library may be loaded twice, under two names
-    made = torch.library.custom_op(name, _compute, mutates_args=(), schema=schema)
+    # what it computes with is not among its inputs, so a CUDA graph may not have it; older inductors have none at all
+    # around an operation with an input on the CPU, as the key is
+    tag: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
+    told = {} if tag is None else {"tags": (tag,)}
+    made = torch.library.custom_op(name, _compute, mutates_args=(), schema=schema, **told)
     made.register_fake(_like)
     found: Callable[..., Tensor] = made
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -180,10 +180,12 @@ def make_plan(
     bindings = list(_bindings(stack, networks, indexes, cells))
     sheet = Sheet(cells.all, model)
     evaluation = Evaluation(stack, sheet)
-    strengths = Strengths(evaluation.values(None), evaluation.source, evaluation.spread)
+    keepings = _keepings(keeping, components)
+    steady = next((one.steady for one in keepings.values() if one.steady is not None), None)
+    strengths = Strengths(evaluation.values(None), evaluation.source, evaluation.spread, steady)
     read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
     varying = cells.numbers(lambda cell: cell.entry in evaluation.varying and cell.denoises)
-    chooser = _Chooser(stack, strengths, components, checkpoints, keeping, read, varying)
+    chooser = _Chooser(stack, strengths, components, checkpoints, keepings, read, varying)
     layers: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
     layers.update((layer, chooser.way(component, layer, bound)) for component, layer, bound in bindings)
     strengths.seal()
@@ -199,6 +201,14 @@ def make_plan(
         why_live=dict(chooser.live),
         may_park=not read,
     )
+
+
+def _keepings(keeping: Keeping, components: Mapping[str, nn.Module]) -> dict[str, Keeping]:
+    """That of each component: only those that are compiled need memory that stays where it is."""
+    if keeping.steady is None:
+        return dict.fromkeys(components, keeping)
+    other = replace(keeping, steady=None)
+    return {name: keeping if is_compiled(module) else other for name, module in components.items()}
 
 
 def _bindings(
@@ -220,7 +230,9 @@ def _bindings(
             cell = cells.number(i, one.component, one.target)
             binding = Binding(one.adapter, one.target, network.file, cell, entry.rank, whole)
             found.setdefault(layer, (one.component, []))[1].append(binding)
-    return [(component, layer, bound) for layer, (component, bound) in found.items()]
+    # in the order of the model, whatever that of the files, as the addresses of compiled models go by it
+    every = [(component, layer, bound) for layer, (component, bound) in found.items()]
+    return sorted(every, key=lambda one: (one[0].startswith("text_encoder"), one[0], one[2][0].target.path))
 
 
 class _Chooser:
@@ -232,12 +244,12 @@ class _Chooser:
         strengths: Strengths,
         components: Mapping[str, nn.Module],
         checkpoints: Mapping[str, Checkpoint],
-        keeping: Keeping,
+        keepings: Mapping[str, Keeping],
         read: Collection[nn.Module],
         varying: Collection[int],
     ) -> None:
         self._varying = varying
-        self._keeping = keeping
+        self._keepings = keepings
         self._read = read
         self._strengths = strengths
         self._checkpoints = checkpoints
@@ -261,7 +273,7 @@ class _Chooser:
                     return _told(component, bindings, merged)
             else:
                 self.live[reason] += 1
-        live = live_way(layer, bindings, self._strengths, keeping=self._keeping, in_order=in_order)
+        live = live_way(layer, bindings, self._strengths, keeping=self._keepings[component], in_order=in_order)
         if merged is not None:
             self.choices[layer] = Choice.of(component, layer, bindings, live, merged)
         return _told(component, bindings, live, reason)

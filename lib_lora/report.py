@@ -223,6 +223,8 @@ class MemoryReport:
     """Effective weights and the like, of all engines of the process."""
     parked: int = 0
     """Adapters of stacks that were in force before, in the computer's memory."""
+    steady: int = 0
+    """Memory of compiled models for adapters, in force or not. What is in force counts as placed, too."""
 
     def summary(self) -> str:
         """One line for a log."""
@@ -230,7 +232,8 @@ class MemoryReport:
         streams = f", {self.streaming} layers streamed" if self.streaming else ""
         names = ("home", "files", "backups", "scratch", "parked")
         others = ", ".join(f"{name} {getattr(self, name) >> 20} MB" for name in names)
-        return f"adapters: {placed or 'nothing placed'}{streams}; {others}"
+        steady = f", steady {self.steady >> 20} MB" if self.steady else ""
+        return f"adapters: {placed or 'nothing placed'}{streams}; {others}{steady}"
 
 
 def _range(low: int, high: int) -> str:

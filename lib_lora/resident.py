@@ -22,6 +22,7 @@ from .kernels import Chooser
 from .layer import read_base_weight
 from .modules import device_of
 from .residency import stays
+from .steady import Steady
 from .storage import Storage
 from .streaming import Home, Placement
 from .strength import Strengths
@@ -39,6 +40,8 @@ class Keeping:
     budget: Budget = field(default_factory=Budget)
     buckets: tuple[int, ...] = ()
     """To which ranks are rounded up; see `buckets.py`."""
+    steady: Steady | None = None
+    """Where compiled models have their adapters from stack to stack; None where it may change. See `steady.py`."""
     chooser: Chooser | None = None
     """Adds pairs of linear layers where a kernel of our own is faster; None never asks. See `kernels.py`."""
 
@@ -55,6 +58,7 @@ class Resident(ABC, Generic[P]):
         self._storage = keeping.storage
         self._budget = keeping.budget
         self._share = keeping.budget.join(self)
+        self._steady = keeping.steady
         self._home: Home[P] | None = None
         self._bindings = tuple(bindings)
         self._cells = frozenset(binding.cell for binding in self._bindings)
@@ -88,6 +92,8 @@ class Resident(ABC, Generic[P]):
         if placed is None or placed.device == device:
             return
         self.evict("the layer left")
+        if self._steady is not None:
+            self._steady.forget(layer)
         if device.type not in ("cpu", "meta"):
             self._place_early(layer, device, placed.dtype, "the layer went there")
 

@@ -12,7 +12,7 @@ matrix beside it has the factors of each row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import torch
@@ -24,6 +24,7 @@ from .picture import Grid, Picture
 from .proportion import proportions
 from .schedule import Moment
 from .spread import NO_SPREAD, Grouped, Masks, Runs, Spread, Which, length, runs_of
+from .steady import Steady
 from .windows import Mirror, Window, rows_of
 
 Values: TypeAlias = Sequence[Sequence[float]]
@@ -56,6 +57,8 @@ class Share:
     """Which of its ranks act at a timestep."""
     per_rank: int = 1
     """Components that make one rank of the schedule; they lie together."""
+    owner: int = 0
+    """The layer that shares these factors with no other; 0 where all layers of the same layout have the same ones."""
 
 
 Layout = tuple[Share, ...]
@@ -84,9 +87,17 @@ class Strengths:
         values: of each image, the strength of every cell.
         source: what they are at a moment, where that makes a difference; `values` are those of the beginning then.
         spread: the parts of the picture they are for.
+        steady: where they are on devices from plan to plan; None where each plan has memory of its own.
     """
 
-    def __init__(self, values: Values, source: Source | None = None, spread: Spread = NO_SPREAD) -> None:
+    def __init__(
+        self,
+        values: Values,
+        source: Source | None = None,
+        spread: Spread = NO_SPREAD,
+        steady: Steady | None = None,
+    ) -> None:
+        self._steady = steady
         self._set(values)
         self.source = source
         """Gives the values at a moment, where that makes a difference."""
@@ -115,6 +126,12 @@ class Strengths:
         """Whether the rows of the present call are of more than one image."""
         self._image = 0  # which the vectors show
         self._rows: tuple[int, ...] = ()  # the image of each row of the matrices; empty if they are out of date
+
+    def owned(self, layout: Layout) -> Layout:
+        """The same for one layer alone, where addresses are not to depend on which layers have the same."""
+        if self._steady is None:
+            return layout
+        return tuple(replace(share, owner=len(self._offsets) + 1) for share in layout)
 
     def register(self, layout: Layout) -> None:
         """Reserve room for a layer's factors; layers of the same layout share it. Before the first `view` only."""
@@ -266,7 +283,7 @@ class Strengths:
         self._set(values)
         if other:
             self._image, self.mixed = 0, False
-        self._refresh()
+        self.refresh()
 
     def show(self, image: int) -> None:
         """Say which image the next calls are for, all rows of them; shows at once in every view."""
@@ -298,7 +315,7 @@ class Strengths:
             self._set(values)
             stale = True
         if stale:
-            self._refresh()
+            self.refresh()
 
     def _set(self, values: Values) -> None:
         self.values: tuple[tuple[float, ...], ...] = tuple(map(tuple, values))
@@ -310,12 +327,15 @@ class Strengths:
         mirror = self._mirrors.get((device, dtype))
         if mirror is None:
             factors = self._factors((self._image,))[0]
-            mirror = self._mirrors[device, dtype] = Mirror(factors.to(device=device, dtype=dtype, copy=True))
+            mirror = self._mirrors[device, dtype] = Mirror(
+                factors.to(device=device, dtype=dtype, copy=True), self._steady
+            )
             if self._rows:
                 mirror.write_rows(self._by_layout())
         return mirror
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Write all factors again, where others have written to their memory."""
         self._refresh_vectors()
         if self.mixed:
             self._refresh_rows()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from .picture import Grid
+from .steady import Steady
 
 if TYPE_CHECKING:
     from .spread import Grouped
@@ -17,10 +18,11 @@ if TYPE_CHECKING:
 class Mirror:
     """All factors of a plan on one device, in one dtype."""
 
-    __slots__ = ("factors", "rows", "windows")
+    __slots__ = ("_steady", "factors", "rows", "windows")
 
-    def __init__(self, factors: Tensor) -> None:
-        self.factors = factors  # (n,), of the image that is shown
+    def __init__(self, factors: Tensor, steady: Steady | None = None) -> None:
+        self._steady = steady
+        self.factors = factors if steady is None else steady.vector("factors", factors)  # (n,), of the image shown
         self.rows: Tensor | None = None  # those of all rows of a call, layout by layout; see `Strengths._by_layout`
         self.windows: weakref.WeakSet[Window] = weakref.WeakSet()
 
@@ -29,7 +31,8 @@ class Mirror:
         if self.rows is not None and self.rows.shape == rows.shape:
             self.rows.copy_(rows)
             return
-        self.rows = rows.to(self.factors.device, self.factors.dtype, copy=True)
+        own = rows.to(self.factors.device, self.factors.dtype, copy=True)
+        self.rows = own if self._steady is None else self._steady.vector("rows", own)
         for window in list(self.windows):
             window.look(self.rows)
 

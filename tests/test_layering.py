@@ -22,14 +22,15 @@ LIB_LORA = {
     "__main__": "*",
     "engine": (
         "auto buckets budget cache calibration calls carriers families hearing kernels layer multiplier network parking"
-        " patch plan pristine rates reading report residency resident rows schedule scratch slot stack storage timing"
-        " trace"
+        " patch plan pristine rates reading report residency resident rows schedule scratch slot stack steady storage"
+        " timing trace"
     ),
     "auto": "binding calls effective merged rates slot transient",
     "rates": "effective",
     "calibration": "cache families layer plan rates resident slot stack",
     "buckets": "",
     "kernels": "budget",
+    "steady": "storage",
     "triton_pair": "",
     "carriers": "patch slot",
     "parking": "network plan stack",
@@ -70,7 +71,7 @@ LIB_LORA = {
     ),
     "by_tokens": "effective factored patch? strength transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
-    "resident": "adapters.base binding budget kernels layer patch? residency storage streaming strength trace",
+    "resident": "adapters.base binding budget kernels layer patch? residency steady storage streaming strength trace",
     "budget": "streaming",
     "streaming": "storage",
     "storage": "",
@@ -98,8 +99,8 @@ LIB_LORA = {
     "reading": "",
     "report": "",
     "stack": "multiplier reading",
-    "strength": "adapters.base picture proportion schedule spread windows",
-    "windows": "picture spread? strength?",
+    "strength": "adapters.base picture proportion schedule spread steady windows",
+    "windows": "picture spread? steady strength?",
     "multiplier": "blocks region schedule",
     "schedule": "",
     "blocks": "components",

@@ -1,0 +1,79 @@
+"""Memory that stays where it is from stack to stack, for models that are compiled with CUDA graphs.
+
+A graph that was captured has the addresses of what it reads. torch records it anew where one of them has changed, which
+takes as long as several steps. So the tensors of a layer are copied to where those of the last stack were, if they have
+the same shapes, as they do where ranks are rounded up; and so are the strengths, of which each layer has its own.
+It is kept while nothing is in force, too, until the engine is told to keep nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .storage import Stored
+from .tensors import TensorFields
+
+T = TypeVar("T", bound=TensorFields)
+
+
+class Steady:
+    """The memory, by layer and by what it is for. Layers are held weakly."""
+
+    def __init__(self) -> None:
+        self._layers: weakref.WeakKeyDictionary[nn.Module, dict[int, Tensor]] = weakref.WeakKeyDictionary()
+        self._vectors: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+
+    def settled(self, layer: nn.Module, stored: Stored[T]) -> Stored[T]:
+        """The same, in the memory that the layer had before as far as it fits; else its own is kept from now on."""
+        former, number = self._layers.setdefault(layer, {}), 0
+
+        def kept(tensor: Tensor) -> Tensor:
+            nonlocal number
+            number += 1
+            own = former.get(number)
+            if own is None or not _alike(own, tensor):
+                former[number] = own = tensor
+            elif own is not tensor:
+                own.copy_(tensor)
+            return own
+
+        return stored.mapped(kept) if _graphs(next(stored.content.tensors())[1].device) else stored
+
+    def vector(self, name: str, like: Tensor) -> Tensor:
+        """A vector, (n,), in the memory that one of this name had on the device before; with room to grow."""
+        if not _graphs(like.device):
+            return like
+        key = name, like.device, like.dtype
+        own = self._vectors.get(key)
+        if own is None or own.shape[0] < like.shape[0]:
+            room = 1 << (like.shape[0] - 1).bit_length()
+            own = self._vectors[key] = torch.empty(room, device=like.device, dtype=like.dtype)
+        return own[: like.shape[0]].copy_(like)
+
+    def forget(self, layer: nn.Module) -> None:
+        """Give back what a layer had: it is somewhere else now."""
+        self._layers.pop(layer, None)
+
+    def clear(self) -> None:
+        """Give all of it back that nothing in force uses."""
+        self._layers.clear()
+        self._vectors.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept, in force or not."""
+        tensors = [tensor for own in list(self._layers.values()) for tensor in own.values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *self._vectors.values()))
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.stride(), one.dtype, one.device) == (other.shape, other.stride(), other.dtype, other.device)
+
+
+def _graphs(device: torch.device) -> bool:
+    """Whether graphs may be captured there: what is in the computer's memory is kept as it was, see `parking.py`."""
+    return device.type not in ("cpu", "meta")
