@@ -80,6 +80,12 @@ def _positive(text: str) -> int:
     return number
 
 
+def wait() -> None:
+    """Wait for CUDA devices, if any is in use: a call returns before they have done what it wants."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One of the things that are compared."""
@@ -94,9 +100,11 @@ class Variant:
         """Seconds of one call."""
         if self.prepare is not None:
             self.prepare()
+        wait()
         start = time.perf_counter()
         for _ in range(self.calls):
             self.run()
+        wait()
         return (time.perf_counter() - start) / self.calls
 
 

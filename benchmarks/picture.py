@@ -56,8 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = parser(__doc__, rounds=3)
     made.add_argument("--counts", type=int, nargs="+", default=[1, 4], help="of LoRAs")
     made.add_argument("--steps", type=int, default=20, help="of a picture")
+    made.add_argument("--device", default="cpu", help="where, such as cuda")
     options = parse(made, arguments)
-    base = build_unet(tiny=options.tiny, dtype=DTYPES[options.dtype])
+    base = build_unet(tiny=options.tiny, dtype=DTYPES[options.dtype]).to(options.device)
     step = make_step(base, options.latent, options.batch)
     rows: list[Record] = []
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder, torch.no_grad():
@@ -184,6 +185,7 @@ def lycoris_of(model: nn.Module, file: LoraFile) -> Any:
     """LyCORIS' network of a file, which it wants with its own names."""
     state = {key.replace("lora_unet_", "lycoris_", 1): value for key, value in load_file(file.kohya).items()}
     network, _ = create_lycoris_from_weights(1.0, None, model, weights_sd=state)
+    network.to(next(model.parameters()).device)
     network.apply_to()
     network.restore()
     return network
@@ -191,7 +193,7 @@ def lycoris_of(model: nn.Module, file: LoraFile) -> Any:
 
 def baking(base: nn.Module, files: Sequence[LoraFile]) -> Way:
     """The bake of switch.py, of several files; their tensors stay in memory, the backup is made for each picture."""
-    tensors = [load_file(file.peft) for file in files]
+    tensors = [load_file(file.peft, device=str(next(base.parameters()).device)) for file in files]
     backup: dict[str, Tensor] = {}
 
     def on() -> None:

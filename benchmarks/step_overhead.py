@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     layers = linear_layers(base)
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         files = [write_lora(Path(folder), f"lora{i}", base, layers, options.rank) for i in range(max(options.counts))]
-        step = waiting(model.step(base, options.latent, options.batch))
+        step = model.step(base, options.latent, options.batch)
         bench = Bench(base, files, step, options.compile, options.kernels)
         rows = [bench.row(count, options.rounds) for count in options.counts]
         bench.engine.close()
@@ -122,18 +122,6 @@ class Bench:
             "differ_by": apart,
             "seconds": samples.seconds,
         }
-
-
-def waiting(step: Step) -> Step:
-    """The same, until the device has done it."""
-
-    def run(model: nn.Module) -> Tensor:
-        output = step(model)
-        if output.is_cuda:
-            torch.cuda.synchronize(output.device)
-        return output
-
-    return run
 
 
 def count_flops(run: Callable[[], object]) -> int:

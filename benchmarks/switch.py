@@ -154,17 +154,17 @@ class HotSwap(Peft):
 
     def __init__(self, model: nn.Module, files: Sequence[LoraFile]) -> None:
         self._config = LoraConfig(r=files[0].rank, lora_alpha=files[0].alpha, target_modules=list(files[0].layers))
-        self._states = [_state(file, next(model.parameters()).dtype) for file in files]
+        self._states = [_state(file, next(model.parameters())) for file in files]
         super().__init__(model, files[:1])
 
     def switch(self, index: int) -> None:
         hotswap_adapter_from_state_dict(self.model, self._states[index], "lora0", self._config)
 
 
-def _state(file: LoraFile, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of a file by the names that they have in the model."""
+def _state(file: LoraFile, like: Tensor) -> dict[str, Tensor]:
+    """The tensors of a file by the names that they have in the model, where its weights are."""
     tensors = load_file(file.peft).items()
-    return {f"{key.removesuffix('.weight')}.lora0.weight": tensor.to(dtype) for key, tensor in tensors}
+    return {f"{key.removesuffix('.weight')}.lora0.weight": tensor.to(like) for key, tensor in tensors}
 
 
 class Bake:
@@ -196,7 +196,8 @@ class Bake:
     def strength(self, multiplier: float) -> None:
         file = self.files[self.index]
         if self.index not in self.tensors:
-            self.tensors[self.index] = load_file(file.peft)
+            device = next(self.model.parameters()).device
+            self.tensors[self.index] = load_file(file.peft, device=str(device))
         tensors = self.tensors[self.index]
         factor = multiplier * file.alpha / file.rank
         for path in file.layers:
@@ -215,8 +216,10 @@ class Bake:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line."""
-    options = parse(parser(__doc__, rounds=10), arguments)
-    base = build_unet(tiny=options.tiny, dtype=DTYPES[options.dtype])
+    made = parser(__doc__, rounds=10)
+    made.add_argument("--device", default="cpu", help="where, such as cuda")
+    options = parse(made, arguments)
+    base = build_unet(tiny=options.tiny, dtype=DTYPES[options.dtype]).to(options.device)
     step = make_step(base, options.latent, options.batch)
     linear, conv = linear_layers(base), conv_layers(base)
     sizes = sorted({min(16, len(linear)), min(64, len(linear)), len(linear), len(linear + conv)})

@@ -12,6 +12,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from tests.fakes.accelerator import simulated
+
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 PROGRAMS = {
     "step_overhead": {"loras", "base_s", "ours", "peft", "above", "flops_ours", "flops_peft", "differ_by", "seconds"},
@@ -46,6 +48,7 @@ PROGRAMS = {
     },
     "load": {"way", "bytes", "keys", "median_s", "of_reading", "of_minima", "goal_met", "seconds"},
 }
+ON_A_GPU = {"overlap": {"loras", "bytes", "base_s", "resident_s", "streamed_s", "copies_s", "hidden", "seconds"}}
 TINY = ("--tiny", "--rounds", "1", "--latent", "8", "--rank", "4")
 EXTRA = {
     "step_overhead": ("--counts", "1", "3"),
@@ -72,7 +75,7 @@ def common(load) -> ModuleType:
 
 
 def test_all_programs_are_known() -> None:
-    assert {file.stem for file in FOLDER.glob("[!_]*.py")} == set(PROGRAMS)
+    assert {file.stem for file in FOLDER.glob("[!_]*.py")} == set(PROGRAMS) | set(ON_A_GPU)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -88,6 +91,22 @@ def test_program_prints_a_table_and_writes_json(name, load, tmp_path, capsys) ->
     assert written["settings"]["rank"] == 4
     assert written["rows"]
     assert all(PROGRAMS[name] <= set(row) for row in written["rows"])
+
+
+def test_what_streams_is_measured_on_devices_alone(load, tmp_path, capsys) -> None:
+    file = tmp_path / "out.json"
+    overlap = load("overlap")
+    with simulated():
+        assert overlap.main([*TINY, "--counts", "1", "--device", "lazy:0", "--json", str(file)]) == 0
+    (row,) = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert ON_A_GPU["overlap"] <= set(row)
+    assert row["streaming"] == 22, "each layer"
+    assert row["bytes"] > 0
+    assert row["differ_by"] == 0
+    if not torch.cuda.is_available():
+        capsys.readouterr()
+        assert overlap.main([*TINY]) == 0
+        assert capsys.readouterr().out.strip() == overlap.NO_DEVICE
 
 
 @pytest.mark.parametrize(("model", "layers"), [("sdxl-blocks", 22), ("flux-blocks", 48)])
