@@ -165,7 +165,7 @@ class Environment:
 
     def _install(self, name: str) -> None:
         wanted = pins(self.requirements / f"{name}.txt")
-        say("installing " + ", ".join(dict.fromkeys(pin.partition("==")[0] for pin in wanted)))
+        say("installing " + ", ".join(dict.fromkeys(re.split("[=<>; ]", pin)[0] for pin in wanted)))
         flags = (
             "--disable-pip-version-check",
             "--no-input",
