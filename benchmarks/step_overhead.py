@@ -93,6 +93,7 @@ class Bench:
         self.step = step
         self.models = {"base": base, "ours": twin(base), "PEFT": twin(base)}
         self.engine = Engine({"unet": self.models["ours"]}, kernels=kernels)
+        self.by_torch = kernels == "torch"
         for i, file in enumerate(files):
             peft_load(self.models["PEFT"], file, f"lora{i}")
             peft_scale(self.models["PEFT"], f"lora{i}", MULTIPLIER)
@@ -117,7 +118,7 @@ class Bench:
             "above": above(samples.ratio, "ours", "PEFT"),
             "above_of_minima": above(samples.minimum_ratio, "ours", "PEFT"),
             "flops_base": flops["base"],
-            "flops_ours": flops["ours"] / flops["base"],
+            "flops_ours": flops["ours"] / flops["base"] if self.by_torch else None,  # nobody counts those of a kernel
             "flops_peft": flops["PEFT"] / flops["base"],
             "differ_by": apart,
             "seconds": samples.seconds,
@@ -165,7 +166,7 @@ def cells(row: Record, goal_text: str) -> list[str]:
     """One line of the table."""
     shares = ["-" if row[key] is None else f"{row[key]:.2f}" for key in ("above", "above_of_minima")]
     times = [f"{row[key]:.3f}" for key in ("base_s", "ours", "peft", "ours_of_minima", "peft_of_minima")]
-    flops = [f"{row[key]:.3f}" for key in ("flops_ours", "flops_peft")]
+    flops = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("flops_ours", "flops_peft")]
     return [str(row["loras"]), *times, *shares, *flops, f"{row['differ_by']:.0e}", goal_text]
 
 

@@ -18,7 +18,7 @@ import math
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -74,6 +74,8 @@ class Budget:
     def __init__(self, limit: int | None = None, homes: int = _HOMES) -> None:
         self.contended = False
         """Whether something streams, so that it matters who is called when."""
+        self.relief: list[Callable[[], None]] = []
+        """Called first where a device has run out of memory: gives back what is only kept."""
         self._limit = limit
         self._fitted: dict[torch.device, int] = {}
         """Lower limits, found by running out of memory."""
@@ -156,6 +158,8 @@ class Budget:
 
     def shrink(self, device: torch.device) -> None:
         """Memory ran out: give some of it back, and go on with what is left as the limit."""
+        for relieve in self.relief:
+            relieve()
         with self._lock:
             self._count_gone()
             there = sorted(self._residents(device), key=lambda one: one[0].used)

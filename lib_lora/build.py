@@ -1,7 +1,7 @@
 """The effective weight of a layer, W + sum of dW, written block by block into memory that somebody else owns.
 
 By blocks of rows or columns, so that no more than a sixteenth of a second weight is alive at a time, wherever all
-adapters of the layer can give such a part of their delta alone.
+adapters of the layer can give such a part of their delta alone. Low-rank pairs alone are one product into that memory.
 """
 
 from __future__ import annotations
@@ -49,6 +49,9 @@ def build(
     """
     dtype = wide(base.dtype)
     fused, others = _fused(base, total, parts, dtype, in_order=in_order)
+    if fused is not None and not others and write is None and total.dtype == base.dtype == dtype:
+        fused.add_all(base, total)
+        return
     for start, columns, own, out in _blocks(base, total, parts):
         block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)
         pristine = own.to(dtype) if any(part.adapter.reads_base for part in parts) else None
@@ -68,6 +71,11 @@ class _Fused:
 
     down: Tensor  # (R, in * kernel)
     up: Tensor  # (out, R)
+
+    def add_all(self, base: Tensor, total: Tensor) -> None:
+        """Write the base and its part into `total`, at once: blocks would spare nothing, as nothing is beside it."""
+        rows = base.shape[0]
+        torch.addmm(base.view(rows, -1), self.up, self.down, out=total.view(rows, -1))
 
     def add(self, block: Tensor, start: int, columns: tuple[int, int] | None) -> None:
         """Add its part of a block."""

@@ -39,7 +39,7 @@ class Carriers:
             ComponentError: another engine serves one of the layers.
         """
         before = {layer: slot.way for layer in self._layers if (slot := patch.slot_of(layer)) is not None}
-        after = dict(ways)
+        after = dict(ways.items())  # a dictionary of weak keys would look up each again
         try:
             slots = {layer: self._slot(layer) for layer in after}
             leaving = {layer: old for layer, old in before.items() if old is not None and old is not after.get(layer)}
@@ -111,8 +111,9 @@ class Carriers:
             if slot is not None and slot.way is not None:
                 raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
             slot = Slot(self._token, layer)
-        if not patch.is_attached(layer, slot):
-            patch.attach(layer, slot)
+        elif patch.is_attached(layer, slot):
+            return slot  # and known
+        patch.attach(layer, slot)
         self._layers.add(layer)
         return slot
 

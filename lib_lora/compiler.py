@@ -15,6 +15,8 @@ R = TypeVar("R")
 
 compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
 """Whether the code is being compiled; not in every 2.1."""
+tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
+"""Whether `torch.jit.trace` records what is called, of which it knows torch's own operations alone."""
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:

@@ -105,6 +105,8 @@ class Engine:
         self._budget = Budget(device_budget)
         chooser = Chooser() if kernels == "measured" else None
         self._steady = Steady() if rank_buckets and device_budget is None else None
+        if self._steady is not None:
+            self._budget.relief.append(self._steady.give_up)
         self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets), self._steady, chooser)
         self._sources = dict(checkpoints or {})
         self._opened: dict[str, Checkpoint] = {}

@@ -12,7 +12,7 @@ Where the rows of the batch are of images with strengths of their own, m has a r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -101,6 +101,12 @@ class Factored(Resident[Placed]):
         if others:
             for binding in self._bindings:
                 strengths.register(binding.layout)
+
+    def follow(self, layer: nn.Module, device: torch.device) -> None:
+        """Go where the layer went."""
+        if self._steady is not None:
+            self._steady.forget(layer, device)
+        super().follow(layer, device)
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer plus its deltas."""
@@ -279,10 +285,10 @@ class Factored(Resident[Placed]):
         )
         live = windows.live(self._spatial)
         rows = tuple(self._bindings[i].target.rows for i in on_output)
-        stored = store(parts, self._storage)
-        if self._steady is not None:
-            stored = self._steady.settled(layer, stored)
-        return Placed(device, dtype, input_dtype, stored, live, windows, rows)
+        return Placed(device, dtype, input_dtype, store(parts, self._storage), live, windows, rows)
+
+    def _settled(self, layer: nn.Module, placed: Placed) -> Placed:
+        return placed if self._steady is None else replace(placed, stored=self._steady.settled(layer, placed.stored))
 
     def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
         pairs = []

@@ -1,17 +1,17 @@
 """Whether a kernel of our own adds a layer's pair, instead of torch's products: where it was measured to be faster.
 
 It is measured on the layer's own call, once for each shape, and what it gives is held against what torch's products
-give, both against double precision. A kernel that fails or is coarser is not asked again. In compiled code, where there
-are gradients, and while a CUDA graph is being captured, torch's products are taken.
+give, both against double precision. A kernel that fails or is coarser is not asked again. In compiled and traced code,
+where there are gradients, and for new shapes while a CUDA graph is captured, torch's products are taken.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .budget import OUT_OF_MEMORY
-from .compiler import compiling
+from .compiler import compiling, tracing
 from .errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 Kernels = Literal["torch", "measured"]
 
 _MUST_BE = 0.95  # of the time of torch's products
-_COARSER = 1.5  # times the error of torch's products, beside one rounding of the largest output
+_COARSER = 1.5  # times the error of torch's products, beside one rounding of the largest change
 _CHECKED = 128  # rows at the beginning and at the end that are held against double precision
 _RUNS = 20
 _DTYPES = (torch.float16, torch.bfloat16)
@@ -73,6 +73,10 @@ class _Call(NamedTuple):
         return _Shape(self.y.device, self.y.dtype, at_most, inputs, outputs, rank, groups == 1)
 
 
+class _NotNow(Exception):  # noqa: N818  # no error: another call will tell
+    """This call cannot tell which way is the faster one."""
+
+
 class Chooser:
     """Adds pairs by the faster way; remembers which that is.
 
@@ -89,6 +93,7 @@ class Chooser:
         self._kernel = kernel or _triton
         self._seconds = seconds or _cuda_seconds
         self._chosen: dict[_Shape, object] = {}  # how it is cut up; None where torch's products are faster
+        self._broken: set[torch.device] = set()  # where nothing of it runs
 
     def add_pair_(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> bool:
         """Add x down^T diag(strength) up^T onto `y`, if a kernel does that faster.
@@ -103,47 +108,64 @@ class Chooser:
         Returns:
             Whether it was added; else nothing is changed.
         """
-        if compiling() or y.dtype not in _DTYPES or not y.numel():
+        if compiling() or tracing() or y.dtype not in _DTYPES or not y.numel():
             return False
         kernel = self._kernel(y.device)
-        if kernel is None or down.shape[0] > kernel.LARGEST_RANK:
+        if kernel is None or down.shape[0] > kernel.LARGEST_RANK or y.device in self._broken:
             return False
         groups = _grouped(strength, y.shape[:-1])
         if groups is None or not x.is_contiguous():
             return False
         call = _Call(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), down, up, groups)
-        blocks = self._blocks(kernel, call)
-        if blocks is None:
+        with _on(y.device):
+            shape = call.shape
+            blocks = self._blocks(kernel, call, shape)
+            return blocks is not None and self._runs(kernel, call, shape, blocks)
+
+    def _runs(self, kernel: PairKernel, call: _Call, shape: _Shape, blocks: object) -> bool:
+        """Run the kernel; whether it could be."""
+        try:
+            kernel.add_pair_(*call, blocks)
+        except OUT_OF_MEMORY:
+            raise
+        except Exception as error:  # noqa: BLE001  # it may have to be compiled once more, as other addresses are aligned
+            logger.warning("a kernel for %s cannot be used: %s", shape, _in_short(error))
+            self._chosen[shape] = None
             return False
-        kernel.add_pair_(*call, blocks)
         return True
 
-    def _blocks(self, kernel: PairKernel, call: _Call) -> object:
-        shape = call.shape
+    def _blocks(self, kernel: PairKernel, call: _Call, shape: _Shape) -> object:
         if shape not in self._chosen:
             if _captures(shape.device):
-                return None  # nothing may wait for the device now; other calls will tell
+                return None  # nothing may wait for the device now
             try:
                 self._chosen[shape] = self._fastest(kernel, call, shape)
-            except OUT_OF_MEMORY:
+            except (_NotNow, OUT_OF_MEMORY):
                 return None  # for measuring alone; torch's products may still have room
         return self._chosen[shape]
 
     def _fastest(self, kernel: PairKernel, call: _Call, shape: _Shape) -> object:
         best: object = None
+        failures = []
         trial = call._replace(y=call.y.clone())
         plain = least = self._seconds(lambda: _plain_(trial))
-        for blocks in kernel.blocks_for(call.y.shape[0], shape.rank):
+        every = list(kernel.blocks_for(call.y.shape[0], shape.rank))
+        for blocks in every:
             try:
                 if not _is_right(kernel, call, blocks):
                     logger.warning("a kernel for %s is less exact than torch's products, and is not used", shape)
                     continue
                 taken = self._seconds(lambda blocks=blocks: kernel.add_pair_(*trial, blocks))  # type: ignore[misc]
+            except (_NotNow, OUT_OF_MEMORY):
+                raise
             except Exception as error:  # noqa: BLE001  # whatever a compiler, a driver or a device says against it
-                logger.warning("a kernel for %s cannot be used: %s", shape, error)
+                failures.append(_in_short(error))
                 continue
             if taken < min(least, _MUST_BE * plain):
                 best, least = blocks, taken
+        if failures and len(failures) == len(every):
+            self._broken.add(shape.device)
+            logger.warning("kernels cannot be used on %s, so torch's products are: %s", shape.device, failures[0])
         logger.debug("%s: %.1f us by torch's products, %.1f us by %s", shape, plain * 1e6, least * 1e6, best)
         return best
 
@@ -178,18 +200,35 @@ def _plain_(call: _Call) -> None:
 
 
 def _is_right(kernel: PairKernel, call: _Call, blocks: object) -> bool:
-    """Whether the kernel is as exact as torch's products, on rows of both ends."""
-    ours, torchs = (call._replace(y=call.y.clone()) for _ in range(2))
+    """Whether the kernel is as exact as torch's products, on rows of both ends.
+
+    Both add to nothing here: beside a large output the whole change could be lost and not be missed.
+
+    Raises:
+        _NotNow: the change is not finite.
+    """
+    ours, torchs = (call._replace(y=torch.zeros_like(call.y)) for _ in range(2))
     kernel.add_pair_(*ours, blocks)
     _plain_(torchs)
     rows = call.y.shape[0]
     per_group = rows // call.strength.shape[0]
     ends = sorted({*range(min(_CHECKED, rows)), *range(max(rows - _CHECKED, 0), rows)})
     at = torch.tensor(ends, device=call.y.device)
-    y, x, strength = call.y[at].double(), call.x[at].double(), call.strength[at // per_group].double()
-    want = y + ((x @ call.down.double().t()) * strength) @ call.up.double().t()
+    x, strength = call.x[at].double(), call.strength[at // per_group].double()
+    want = ((x @ call.down.double().t()) * strength) @ call.up.double().t()
+    if not want.isfinite().all():
+        raise _NotNow
     ours_off, torchs_off = ((one.y[at].double() - want).abs().max() for one in (ours, torchs))
     return bool(ours_off <= _COARSER * torchs_off + torch.finfo(call.y.dtype).eps * want.abs().max())
+
+
+def _on(device: torch.device) -> AbstractContextManager[object]:
+    """Triton and CUDA's clock take the current device, which need not be that of a tensor."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _in_short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _captures(device: torch.device) -> bool:
@@ -217,11 +256,8 @@ def _triton(device: torch.device) -> ModuleType | None:
     """The kernel, on devices whose tensor cores have both half precisions; found once per device."""
     if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
         return None
-    if find_spec("triton") is None:
-        logger.info("there is no Triton, so torch's products are used")
-        return None
     try:
         return import_module(f"{__package__}.triton_pair")
-    except (ImportError, AttributeError, OSError, RuntimeError) as error:  # it does not fit this torch, or this driver
+    except (ImportError, AttributeError, OSError, RuntimeError, ValueError) as error:  # or it does not fit this torch
         logger.warning("Triton cannot be used, so torch's products are: %s", error)
         return None

@@ -115,6 +115,7 @@ class Plan:
             StackError: see `write`.
         """
         self.strengths.timestep = None
+        self.strengths.leave_devices()
         self.write(stack)
 
     def _merge(self) -> None:

@@ -67,6 +67,7 @@ class Resident(ABC, Generic[P]):
         self._parked: P | None = None
         self._stays = True
         self._known: tuple[Adapter, ...] | None = None
+        self._reads = False  # whether some of these depend on the base weight
 
     @property
     def device(self) -> torch.device | None:
@@ -92,8 +93,6 @@ class Resident(ABC, Generic[P]):
         if placed is None or placed.device == device:
             return
         self.evict("the layer left")
-        if self._steady is not None:
-            self._steady.forget(layer)
         if device.type not in ("cpu", "meta"):
             self._place_early(layer, device, placed.dtype, "the layer went there")
 
@@ -111,11 +110,8 @@ class Resident(ABC, Generic[P]):
 
     def park(self, layer: nn.Module) -> None:
         """Keep what lies in the computer's memory, if nothing of it was worked out of the base weight."""
-        placed, known = self._placed, self._known
-        reads = known is not None and any(
-            one is not binding.adapter for one, binding in zip(known, self._bindings, strict=True)
-        )
-        if placed is None or placed.device.type != "cpu" or reads:
+        placed = self._placed
+        if placed is None or placed.device.type != "cpu" or self._reads:
             self.release(layer)
             self._known = None
             return
@@ -202,7 +198,11 @@ class Resident(ABC, Generic[P]):
         elif self._home is None:
             self._home = self._budget.home(self._share, placed)
         self._stays = may_stay and stays(layer)
-        self._placed = placed
+        self._placed = placed = self._settled(layer, placed) if self._stays else placed
+        return placed
+
+    def _settled(self, layer: nn.Module, placed: P) -> P:
+        """What was placed and stays, where the layer had such things before."""
         return placed
 
     def _if_there_is_memory(self, layer: nn.Module, where: _Where, fits: bool) -> P | None:
@@ -236,6 +236,8 @@ class Resident(ABC, Generic[P]):
                 else one.whole.known(one.adapter, one.rank)
                 for one in self._bindings
             )
+            pairs = zip(self._known, self._bindings, strict=True)
+            self._reads = any(known is not binding.adapter for known, binding in pairs)
         return self._known
 
 

@@ -77,20 +77,18 @@ def generator_for(device: torch.device, seed: int) -> torch.Generator:
 def digest(tensor: Tensor) -> tuple[int, ...]:
     """Sums over the bits of a tensor; equal bits give equal sums on every device, a change other ones.
 
-    Words of 64 bits lie in blocks of a size that a processor's cache holds: their sum, those of the sums of rows and of
-    columns times their places, and the same of the upper halves alone, as sums of whole words lose what is above.
+    Words of 64 bits lie in rows, and rows in blocks of a size that a processor's cache holds. Summed are the words of
+    each row, and of each column of a block; then these sums times their places, and their upper halves likewise, as
+    sums of whole words lose what is above.
     """
-    sums = [0] * 6
-    for number, block in enumerate(torch.split(_words(tensor.detach()), _BLOCK), start=1):
-        words = block.to(torch.int64)
-        whole = words.numel() // _WIDTH * _WIDTH
-        for half, one in enumerate((words, words >> 32)):
-            for part in (one[:whole].view(-1, _WIDTH), one[whole:].view(1, -1)):
-                rows, columns = part.sum(1), part.sum(0)
-                sums[3 * half] += int(rows.sum())
-                sums[3 * half + 1] += number * int((rows * _places(rows)).sum())
-                sums[3 * half + 2] += number * int((columns * _places(columns)).sum())
-    return tuple(sums)
+    words = _words(tensor.detach())
+    whole = words.numel() // _WIDTH * _WIDTH
+    rows, columns = [words[whole:].to(torch.int64)], []
+    for block in torch.split(words[:whole].view(whole // _WIDTH, _WIDTH), _BLOCK // _WIDTH):
+        rows.append(block.sum(1, dtype=torch.int64))
+        columns.append(block.sum(0, dtype=torch.int64))
+    sums = [_placed(torch.cat(one)) for one in (rows, columns) if one]
+    return tuple(torch.stack([one for pair in sums for one in pair]).tolist())
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -102,8 +100,10 @@ def _words(tensor: Tensor) -> Tensor:
     return (flat if flat.storage_offset() * size % 8 == 0 else flat.clone()).view(torch.int64)
 
 
-def _places(numbers: Tensor) -> Tensor:
-    return torch.arange(1, numbers.numel() + 1, device=numbers.device)
+def _placed(numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of numbers times their places, and that of their upper halves."""
+    places = torch.arange(1, numbers.numel() + 1, device=numbers.device)
+    return (numbers * places).sum(), ((numbers >> 32) * places).sum()
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ from .tensors import TensorFields
 
 T = TypeVar("T", bound=TensorFields)
 
+_WITHOUT_GRAPHS = frozenset({"cpu", "meta", "mps"})
+
 
 class Steady:
     """The memory, by layer and by what it is for. Layers are held weakly."""
@@ -26,9 +28,12 @@ class Steady:
     def __init__(self) -> None:
         self._layers: weakref.WeakKeyDictionary[nn.Module, dict[int, Tensor]] = weakref.WeakKeyDictionary()
         self._vectors: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+        self._given_up = False
 
     def settled(self, layer: nn.Module, stored: Stored[T]) -> Stored[T]:
         """The same, in the memory that the layer had before as far as it fits; else its own is kept from now on."""
+        if not self._keeps(next(stored.content.tensors())[1].device):
+            return stored
         former, number = self._layers.setdefault(layer, {}), 0
 
         def kept(tensor: Tensor) -> Tensor:
@@ -41,11 +46,11 @@ class Steady:
                 own.copy_(tensor)
             return own
 
-        return stored.mapped(kept) if _graphs(next(stored.content.tensors())[1].device) else stored
+        return stored.mapped(kept)
 
     def vector(self, name: str, like: Tensor) -> Tensor:
         """A vector, (n,), in the memory that one of this name had on the device before; with room to grow."""
-        if not _graphs(like.device):
+        if not self._keeps(like.device):
             return like
         key = name, like.device, like.dtype
         own = self._vectors.get(key)
@@ -54,26 +59,34 @@ class Steady:
             own = self._vectors[key] = torch.empty(room, device=like.device, dtype=like.dtype)
         return own[: like.shape[0]].copy_(like)
 
-    def forget(self, layer: nn.Module) -> None:
-        """Give back what a layer had: it is somewhere else now."""
-        self._layers.pop(layer, None)
+    def forget(self, layer: nn.Module, now_on: torch.device) -> None:
+        """Give back what a layer had elsewhere."""
+        former = self._layers.get(layer, {})
+        for number in [number for number, tensor in former.items() if tensor.device != now_on]:
+            del former[number]
 
     def clear(self) -> None:
         """Give all of it back that nothing in force uses."""
         self._layers.clear()
         self._vectors.clear()
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """The same, and keep nothing more: a device has run out of memory."""
+        self.clear()
+        self._given_up = True
 
     @property
     def nbytes(self) -> int:
         """Bytes that are kept, in force or not."""
-        tensors = [tensor for own in list(self._layers.values()) for tensor in own.values()]
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *self._vectors.values()))
+        tensors = [tensor for own in list(self._layers.values()) for tensor in list(own.values())]
+        vectors = list(self._vectors.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *vectors))
+
+    def _keeps(self, device: torch.device) -> bool:
+        """What is in the computer's memory is kept as it was, see `parking.py`."""
+        return not self._given_up and device.type not in _WITHOUT_GRAPHS
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
     return (one.shape, one.stride(), one.dtype, one.device) == (other.shape, other.stride(), other.dtype, other.device)
-
-
-def _graphs(device: torch.device) -> bool:
-    """Whether graphs may be captured there: what is in the computer's memory is kept as it was, see `parking.py`."""
-    return device.type not in ("cpu", "meta")

@@ -334,6 +334,10 @@ class Strengths:
                 mirror.write_rows(self._by_layout())
         return mirror
 
+    def leave_devices(self) -> None:
+        """Forget the memory on devices, where nothing is placed that reads it; the next has that of now."""
+        self._mirrors = {key: mirror for key, mirror in self._mirrors.items() if key[0].type == "cpu"}
+
     def refresh(self) -> None:
         """Write all factors again, where others have written to their memory."""
         self._refresh_vectors()

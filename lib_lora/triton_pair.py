@@ -17,6 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+if int(triton.__version__.split(".")[0]) < 3:
+    raise ImportError(f"Triton 3.0 or newer is needed, this is {triton.__version__}")
+
 LARGEST_RANK = 256
 """Of which a block of rows still fits into registers."""
 _LEAST = 16  # of each side of a product in a kernel

@@ -35,7 +35,7 @@ class Fake:
     LARGEST_RANK = 32
 
     def __init__(self, error=0.0, raises=None):
-        self.error, self.raises, self.calls = error, raises, []
+        self.error, self.raises, self.calls, self.shapes = error, raises, [], []
 
     def blocks_for(self, rows, rank):
         return ["large", "small"]
@@ -44,7 +44,8 @@ class Fake:
         if self.raises is not None:
             raise self.raises
         self.calls.append(blocks)
-        y.copy_(exact(y, x, down, up, strength) * (1 + self.error))
+        self.shapes.append((x.shape[1], y.shape[1]))
+        y.copy_(y.double() + (1 + self.error) * exact(torch.zeros_like(y), x, down, up, strength))
 
 
 def clock(**of):
@@ -86,9 +87,12 @@ def test_the_faster_way_is_found_once_and_kept(times, blocks):
         assert rows == 6 or len(fake.calls) == fake_calls + 1, "not measured again"
 
 
-def test_a_coarse_kernel_is_refused_however_fast(caplog):
-    own = chooser(Fake(error=0.05), torch=1.0, large=0.1, small=0.1)
+@pytest.mark.parametrize("error", [0.05, -1.0])
+@pytest.mark.parametrize("size", [1, 1000])
+def test_a_coarse_kernel_is_refused_however_fast_and_whatever_it_is_added_to(caplog, error, size):
+    own = chooser(Fake(error=error), torch=1.0, large=0.1, small=0.1)
     y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.bfloat16)
+    y = y * size
     before = y.clone()
     with caplog.at_level(logging.WARNING):
         assert not own.add_pair_(y, x, down, up, strength[0])
@@ -102,12 +106,15 @@ def test_a_kernel_that_fails_is_told_and_torch_goes_on(caplog):
     with caplog.at_level(logging.WARNING):
         assert not own.add_pair_(y, x, down, up, strength[0])
         assert not own.add_pair_(y, x, down, up, strength[0])
-    assert caplog.text.count("no such instruction") == 2, "once for each way, and not again"
+        other = numbers(6, 8, 12, 4, 1, torch.float16)
+        assert not own.add_pair_(*other[:4], other[4][0])
+    assert caplog.text.count("no such instruction") == 1, "once for the device, and no shape is tried again"
 
 
-def test_without_room_to_measure_torch_goes_on_and_it_is_asked_again():
+@pytest.mark.parametrize("where", [0, 1, 2])
+def test_without_room_to_measure_torch_goes_on_and_it_is_asked_again(where):
     fake = Fake()
-    turns = iter([torch.cuda.OutOfMemoryError("no room"), 1.0, 0.1, 0.1])
+    turns = iter([*[1.0] * where, torch.cuda.OutOfMemoryError("no room"), 1.0, 0.1, 0.1])
 
     def seconds(run):
         turn = next(turns)
@@ -119,6 +126,28 @@ def test_without_room_to_measure_torch_goes_on_and_it_is_asked_again():
     y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.float16)
     assert not own.add_pair_(y, x, down, up, strength[0])
     assert own.add_pair_(y, x, down, up, strength[0])
+
+
+def test_what_is_not_finite_tells_nothing_of_a_kernel(caplog):
+    own = chooser(Fake(), torch=1.0, large=0.1, small=0.1)
+    y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.float16)
+    assert not own.add_pair_(y, x * torch.inf, down, up, strength[0])
+    assert not caplog.text
+    assert not own._chosen
+
+
+def test_a_kernel_that_fails_later_leaves_it_to_torch(caplog):
+    fake = Fake()
+    own = chooser(fake, torch=1.0, large=0.1, small=0.1)
+    y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.float16)
+    assert own.add_pair_(y, x, down, up, strength[0])
+    fake.raises = RuntimeError("cannot be compiled while a graph is captured")
+    before = y.clone()
+    assert not own.add_pair_(y, x, down, up, strength[0])
+    assert "while a graph is captured" in caplog.text
+    fake.raises = None
+    assert not own.add_pair_(y, x, down, up, strength[0])
+    assert torch.equal(y, before)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +188,13 @@ def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch):
     assert own.add_pair_(y, x, down, up, strength[0]), "what is known is used there"
 
 
+def test_nothing_is_left_out_of_a_trace(monkeypatch):
+    own = chooser(Fake(), torch=1.0, large=0.1, small=0.1)
+    y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.float16)
+    monkeypatch.setattr(kernels, "tracing", lambda: True)
+    assert not own.add_pair_(y, x, down, up, strength[0])
+
+
 def test_there_is_none_for_the_cpu():
     assert kernels._triton(torch.device("cpu")) is None
 
@@ -184,10 +220,14 @@ def test_an_engine_asks_it_for_linear_layers_alone(tmp_path, monkeypatch):
             engine = Engine({"unet": model}, kernels=name)
             engine.activate(Stack([Entry(file, multiplier)]))
             outputs[name] = model(x)
-            assert bool(fake.calls) is (name == "measured")
+            assert set(fake.shapes) == ({(9, 12)} if name == "measured" else set())
+            calls = len(fake.calls)
+            torch.compile(model, backend="eager", fullgraph=True)(x)
+            assert len(fake.calls) == calls
             engine.close()
         assert worst(outputs["measured"], outputs["torch"].double()) < 2**-7
         fake.calls.clear()
+        fake.shapes.clear()
 
 
 def imported(patch, *, interpreted):
@@ -236,7 +276,7 @@ def test_outputs_are_shared_out_where_rows_are_few(triton_pair, monkeypatch, pro
     assert (y.double() - want).abs().max() < BOUNDS[torch.float16] * want.abs().max()
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [80, 86, 89, 90])
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
 @pytest.mark.parametrize("rank", [16, 64, 256])
 def test_it_compiles_for_tensor_cores(name, rank, capability, monkeypatch):
@@ -250,7 +290,9 @@ def test_it_compiles_for_tensor_cores(name, rank, capability, monkeypatch):
         kinds = {one: f"*{name}" if i < 5 else "i32" for i, one in enumerate(names)} | dict.fromkeys(
             constants, "constexpr"
         )
-        source = compiler.ASTSource(fn=module._kernel, signature=kinds, constexprs=constants)
+        # as they are called: tensors, strides and sizes are multiples of 16
+        aligned = {(names.index(one),): [["tt.divisibility", 16]] for one in names if one not in (*constants, "rank")}
+        source = compiler.ASTSource(fn=module._kernel, signature=kinds, constexprs=constants, attrs=aligned)
         target = backend.GPUTarget("cuda", capability, 32)
         made = compiler.compile(source, target=target, options={"num_warps": blocks.warps, "enable_fp_fusion": True})
         assert "mma" in made.asm["ptx"]

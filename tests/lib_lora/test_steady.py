@@ -27,6 +27,7 @@ LAYERS = len(PATHS)
 def accelerated() -> Iterator[None]:
     with simulated():
         yield
+    _seen.clear()
 
 
 def network() -> nn.Sequential:
@@ -73,11 +74,16 @@ def placed(model: nn.Module) -> list[Placed]:
     return found
 
 
+_seen: list[Tensor] = []
+"""Kept, so that no memory is given to others that was free meanwhile."""
+
+
 def addresses(model: nn.Module, *, rows: bool = False) -> list[int]:
     tensors: list[Tensor] = []
     for one in placed(model):
         tensors += [tensor for _, tensor in one.stored.content.tensors()]
         tensors += [one.windows.pair.of_rows() if rows else one.live.pair]
+    _seen.extend(tensors)
     return [tensor.data_ptr() for tensor in tensors]
 
 
@@ -164,6 +170,39 @@ def test_it_is_given_back(model: nn.Sequential, files: list[Path]) -> None:
     engine.activate(Stack([Entry(files[0])]))
     model.cpu()
     assert engine.memory().steady < kept / 4, "the strengths alone are left"
+
+
+@torch.no_grad()
+def test_where_a_device_has_no_room_nothing_is_kept_and_layers_stream(
+    model: nn.Sequential, files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine({"unet": model}, rank_buckets=RANK_BUCKETS)
+    x = torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH)
+    engine.activate(Stack([Entry(files[0], 0.8)]))
+    assert engine.memory().steady > 0
+    engine._budget.shrink(device())
+    assert engine.memory().steady == 0
+    for file in (0, 1):
+        stack = Stack([Entry(files[file], 0.8)])
+        engine.activate(stack)
+        assert worst(model.forward(x.to(device())).cpu(), want(stack, x).double()) < 1e-5
+        assert engine.memory().streaming > 0
+        assert engine.memory().steady == 0
+
+
+@torch.no_grad()
+def test_a_stack_that_comes_back_is_where_others_were(tmp_path: Path, model: nn.Sequential, files: list[Path]) -> None:
+    """Also where the memory for strengths had to grow meanwhile: a larger rank in between."""
+    large: dict[str, Tensor] = {}
+    for path in PATHS:
+        large |= pair(f"lora_unet_{path.replace('.', '_')}", (WIDTH, WIDTH), 60, seed=5)
+    other = save(tmp_path / "large.safetensors", large)
+    engine = Engine({"unet": model}, rank_buckets=RANK_BUCKETS)
+    for file in (files[0], other, files[1]):
+        engine.activate(Stack([Entry(file)]))
+    before = addresses(model)
+    engine.activate(Stack([Entry(files[0])]))
+    assert addresses(model) == before
 
 
 @torch.no_grad()
