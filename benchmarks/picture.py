@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from _common import DTYPES, Record, Variant, measure, parse, parser, report, table
+from _common import DTYPES, Record, Spread, Variant, measure, parse, parser, report, table
 from _models import (
     LoraFile,
     build_unet,
@@ -35,9 +35,10 @@ from lib_lora import Engine, Entry, Stack
 
 logging.getLogger("LyCORIS").setLevel(logging.ERROR)  # it tells of every layer
 logging.getLogger("lib_lora.auto").addHandler(logging.StreamHandler())
+logging.getLogger("lib_lora.auto").setLevel(logging.INFO)  # one line says what was decided
 GOAL = 1.02
 """Time of a picture by `auto` at most, in units of the base's."""
-HEADERS = ("way", "LoRAs", "picture s", "of base", "of minima", "above base, in steps", "weights after", "goal")
+HEADERS = ("way", "LoRAs", "picture s", "of base", "95 %", "of minima", "above base, in steps", "weights after", "goal")
 
 Nothing = Callable[[], object]
 
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = parser(__doc__, rounds=3)
     made.add_argument("--counts", type=int, nargs="+", default=[1, 4], help="of LoRAs")
     made.add_argument("--steps", type=int, default=20, help="of a picture")
+    made.add_argument("--ways", nargs="+", default=[], help="beside the base, those that are timed; all if absent")
     made.add_argument("--device", default="cpu", help="where, such as cuda")
     options = parse(made, arguments)
     base = build_unet(tiny=options.tiny, dtype=DTYPES[options.dtype]).to(options.device)
@@ -97,8 +99,11 @@ def measured(
         way.off()
 
     restored = partial(base.load_state_dict, pristine)
+    timed = {name: way for name, way in ways.items() if not options.ways or name in ("base", *options.ways)}
+    if len(timed) <= len(set(options.ways)):
+        raise SystemExit(f"ways are {', '.join(ways)}")
     samples = measure(
-        {name: Variant(partial(picture, way), restored) for name, way in ways.items()}, options.rounds, warm_up=0
+        {name: Variant(partial(picture, way), restored) for name, way in timed.items()}, options.rounds, warm_up=0
     )
     return [
         {
@@ -107,11 +112,12 @@ def measured(
             "picture_s": samples.median(name),
             "of_base": samples.ratio(name, "base"),
             "of_minima": samples.minimum_ratio(name, "base"),
+            "interval": Spread.of(samples.ratios(name, "base")).interval,
             "changed_weights": left[name],
             "differ_by": differ.get(name),
             "seconds": samples.seconds[name],
         }
-        for name in ways
+        for name in timed
     ]
 
 
@@ -226,7 +232,9 @@ def cells(row: Record, options: argparse.Namespace) -> list[str]:
     goal = "-"
     if row["way"] == "ours, auto" and all(getattr(options, key) == value for key, value in reference.items()):
         goal = f"<= {GOAL} {'met' if row['of_base'] <= GOAL else 'missed'}"
-    numbers = [f"{row['picture_s']:.2f}", f"{row['of_base']:.3f}", f"{row['of_minima']:.3f}", f"{above:.2f}"]
+    interval = "-" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"])
+    of_base = [f"{row['of_base']:.3f}", interval, f"{row['of_minima']:.3f}"]
+    numbers = [f"{row['picture_s']:.2f}", *of_base, f"{above:.2f}"]
     return [row["way"], str(row["loras"]), *numbers, changed, goal]
 
 

@@ -152,17 +152,14 @@ class LayerIndex:
             self._modules[path] = weakref.ref(layer)
             targets.extend(own)
         self.targets = tuple(targets)
+        self.signature = component, hash(self.targets)
+        """Equal for components with the same layers, shapes and names."""
         self._dotted, self._flat = _name_tables(component, self.targets, aliases)
         self._names: dict[str, list[str]] | None = None  # by path, made when asked for
 
     def holds(self, module: nn.Module) -> bool:
         """Whether `module` is built as it was when it was indexed, layer by layer the same objects."""
         return self._structure == _structure(module) and all(ref() is not None for ref in self._modules.values())
-
-    @property
-    def signature(self) -> tuple[str, int]:
-        """Equal for components with the same layers, shapes and names."""
-        return self.component, hash(self.targets)
 
     def module(self, path: str) -> nn.Module:
         """The layer at `path`.
@@ -205,7 +202,7 @@ def _blocks_of(components: tuple[tuple[str, tuple[Target, ...]], ...]) -> BlockN
 
 def _structure(module: nn.Module) -> list[int]:
     """Identity of every module of a tree, in order, and which of them call fused projections; quicker than naming."""
-    return [-id(one) if are_fused(one) else id(one) for one in every(module)]
+    return [-id(one) if "fused_projections" in one.__dict__ and are_fused(one) else id(one) for one in every(module)]
 
 
 @lru_cache(maxsize=32)

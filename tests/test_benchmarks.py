@@ -93,6 +93,15 @@ def test_program_prints_a_table_and_writes_json(name, load, tmp_path, capsys) ->
     assert all(PROGRAMS[name] <= set(row) for row in written["rows"])
 
 
+def test_a_picture_by_some_ways_alone(load, tmp_path) -> None:
+    file, picture = tmp_path / "out.json", load("picture")
+    few = [*TINY, "--counts", "1", "--steps", "2", "--ways"]
+    assert picture.main([*few, "ours, auto", "--json", str(file)]) == 0
+    assert [row["way"] for row in json.loads(file.read_text(encoding="utf-8"))["rows"]] == ["base", "ours, auto"]
+    with pytest.raises(SystemExit, match="ways are base, ours, live"):
+        picture.main([*few, "ours"])
+
+
 def test_what_streams_is_measured_on_devices_alone(load, tmp_path, capsys) -> None:
     file = tmp_path / "out.json"
     overlap = load("overlap")
