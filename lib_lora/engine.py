@@ -372,7 +372,7 @@ class Engine:
     def _parked(self, stack: Stack, networks: Sequence[Network], indexes: Sequence[LayerIndex]) -> Plan | None:
         """The plan that was in force for such a stack before, with the strengths of this one."""
         plan = self._parking.take(stack, networks, self.components)
-        if plan is None or _layers_of(networks, indexes) != set(plan.layers):
+        if plan is None or not (plan.is_for(indexes) or _layers_of(networks, indexes) == set(plan.layers)):
             return None
         plan.resume(stack)
         return plan

@@ -72,6 +72,8 @@ class Plan:
     """The layers that are merged where that pays."""
     why_live: Mapping[str, int]
     """Why layers are never merged though the stack asks for it -> how many."""
+    indexes: tuple[LayerIndex, ...] = ()
+    """Of the components, as they were when it was made."""
     may_park: bool = True
     """Whether no layers are one in a file whose adapter depends on the weights of all of them."""
 
@@ -89,6 +91,10 @@ class Plan:
         if self.patterns != tuple(map(patterns, stack)):
             return False
         return len(self.networks) == len(networks) and all(a is b for a, b in zip(self.networks, networks, strict=True))
+
+    def is_for(self, indexes: Sequence[LayerIndex]) -> bool:
+        """Whether the components are those it was made for, layer by layer, so that its layers are the right ones."""
+        return len(self.indexes) == len(indexes) and all(a is b for a, b in zip(self.indexes, indexes, strict=True))
 
     def write(self, stack: Stack) -> None:
         """Set the strengths, and merge anew where they are in the weights; on failure all is as before.
@@ -200,6 +206,7 @@ def make_plan(
         strengths=strengths,
         choices=Choices(weakref.WeakKeyDictionary(chooser.choices)),
         why_live=dict(chooser.live),
+        indexes=tuple(indexes),
         may_park=not read,
     )
 
