@@ -62,13 +62,13 @@ def measured(base: nn.Module, stack: Stack, step: Callable[[nn.Module], Tensor],
     variants = {name: Variant(partial(step, model)) for name, model in models.items()}
     samples = measure({**variants, "copies": Variant(copies(models["streamed"]))}, rounds)
     seconds = {name: samples.median(name) for name in samples.seconds}
-    report = engines["streamed"].memory()
+    memory = engines["streamed"].memory()
     for engine in engines.values():
         engine.close()
     return {
         "loras": len(stack),
-        "bytes": report.home,
-        "streaming": report.streaming,
+        "bytes": memory.home,
+        "streaming": memory.streaming,
         "differ_by": apart,
         **{f"{name}_s": value for name, value in seconds.items()},
         "hidden": 1 - (seconds["streamed"] - seconds["resident"]) / seconds["copies"],

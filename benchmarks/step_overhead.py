@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import get_args
 
 import torch
 from _blocks import MODELS, compile_model
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lib_lora import Engine, Entry, Stack
+from lib_lora.kernels import Kernels
 
 MULTIPLIER = 0.8
 GOAL_OF_FLOPS = 1.05
@@ -49,7 +50,6 @@ HEADERS = (
 )
 
 Step = Callable[[nn.Module], Tensor]
-Kernels = Literal["torch", "measured"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--model", choices=sorted(MODELS), default="sd15", help="what is called")
     made.add_argument("--compile", choices=("no", "blocks", "whole"), default="no", help="what torch compiles of it")
     made.add_argument("--device", default="cpu", help="where, such as cuda")
-    made.add_argument("--kernels", choices=("torch", "measured"), default="torch", help="see Engine")
+    made.add_argument("--kernels", choices=get_args(Kernels), default="torch", help="see Engine")
     options = parse(made, arguments)
     model = MODELS[options.model]
     base = model.build(tiny=options.tiny, dtype=DTYPES[options.dtype]).to(options.device)

@@ -136,8 +136,7 @@ class Budget:
             Whether it may stay after the call.
         """
         with self._lock:
-            if self._gone:
-                self._count_gone()
+            self._count_gone()
             stays = not lent and self._fits(share, device, nbytes)
             share.device, share.nbytes, share.known, share.streams = device, nbytes, nbytes, not stays
             share.used = max(share.used, self._clock)

@@ -92,7 +92,7 @@ class Factored(Resident[Placed]):
         self._layout, self._bias_layout = map(strengths.owned, _layouts(self._bindings, keeping.buckets))
         self._rank = sum(share.count for share in self._layout)
         forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
-        self._chooser = keeping.chooser
+        self._chooser, self._steady = keeping.chooser, keeping.steady
         self._on_input = any(form.on_input for form in forms if form)
         others = any(form.on_input or form.on_output for form in forms if form)
         self._only_pairs = bool(self._layout) and not others

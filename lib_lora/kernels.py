@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
@@ -73,8 +74,37 @@ class _Call(NamedTuple):
         return _Shape(self.y.device, self.y.dtype, at_most, inputs, outputs, rank, groups == 1)
 
 
-class _NotNow(Exception):  # noqa: N818  # no error: another call will tell
-    """This call cannot tell which way is the faster one."""
+@dataclass(frozen=True, slots=True)
+class _Reference:
+    """What a call adds, in double precision, on rows of both ends; and how far a kernel may be off."""
+
+    at: Tensor  # (n,), the rows
+    want: Tensor  # (n, outputs)
+    bound: Tensor  # ()
+
+    @classmethod
+    def of(cls, call: _Call) -> _Reference | None:
+        """That of a call, added to nothing: beside a large output the whole change could be lost and not be missed.
+
+        None where it is not finite, which tells nothing.
+        """
+        rows, per_group = call.y.shape[0], call.y.shape[0] // call.strength.shape[0]
+        ends = sorted({*range(min(_CHECKED, rows)), *range(max(rows - _CHECKED, 0), rows)})
+        at = torch.tensor(ends, device=call.y.device)
+        x, strength = call.x[at].double(), call.strength[at // per_group].double()
+        want = ((x @ call.down.double().t()) * strength) @ call.up.double().t()
+        if not want.isfinite().all():
+            return None
+        torchs = call._replace(y=torch.zeros_like(call.y))
+        _plain_(torchs)
+        off = (torchs.y[at].double() - want).abs().max()
+        return cls(at, want, _COARSER * off + torch.finfo(call.y.dtype).eps * want.abs().max())
+
+    def allows(self, kernel: PairKernel, call: _Call, blocks: object) -> bool:
+        """Whether a kernel is as exact as torch's products."""
+        ours = call._replace(y=torch.zeros_like(call.y))
+        kernel.add_pair_(*ours, blocks)
+        return bool((ours.y[self.at].double() - self.want).abs().max() <= self.bound)
 
 
 class Chooser:
@@ -139,12 +169,15 @@ class Chooser:
             if _captures(shape.device):
                 return None  # nothing may wait for the device now
             try:
-                self._chosen[shape] = self._fastest(kernel, call, shape)
-            except (_NotNow, OUT_OF_MEMORY):
+                reference = _Reference.of(call)
+                if reference is None:
+                    return None
+                self._chosen[shape] = self._fastest(kernel, call, shape, reference)
+            except OUT_OF_MEMORY:
                 return None  # for measuring alone; torch's products may still have room
         return self._chosen[shape]
 
-    def _fastest(self, kernel: PairKernel, call: _Call, shape: _Shape) -> object:
+    def _fastest(self, kernel: PairKernel, call: _Call, shape: _Shape, reference: _Reference) -> object:
         best: object = None
         failures = []
         trial = call._replace(y=call.y.clone())
@@ -152,11 +185,11 @@ class Chooser:
         every = list(kernel.blocks_for(call.y.shape[0], shape.rank))
         for blocks in every:
             try:
-                if not _is_right(kernel, call, blocks):
+                if not reference.allows(kernel, call, blocks):
                     logger.warning("a kernel for %s is less exact than torch's products, and is not used", shape)
                     continue
                 taken = self._seconds(lambda blocks=blocks: kernel.add_pair_(*trial, blocks))  # type: ignore[misc]
-            except (_NotNow, OUT_OF_MEMORY):
+            except OUT_OF_MEMORY:
                 raise
             except Exception as error:  # noqa: BLE001  # whatever a compiler, a driver or a device says against it
                 failures.append(_in_short(error))
@@ -197,29 +230,6 @@ def _plain_(call: _Call) -> None:
     rows, (groups, rank) = call.x.shape[0], call.strength.shape
     h = (call.x @ call.down.t()).view(groups, rows // groups, rank) * call.strength.unsqueeze(1)
     call.y.addmm_(h.view(rows, rank), call.up.t())
-
-
-def _is_right(kernel: PairKernel, call: _Call, blocks: object) -> bool:
-    """Whether the kernel is as exact as torch's products, on rows of both ends.
-
-    Both add to nothing here: beside a large output the whole change could be lost and not be missed.
-
-    Raises:
-        _NotNow: the change is not finite.
-    """
-    ours, torchs = (call._replace(y=torch.zeros_like(call.y)) for _ in range(2))
-    kernel.add_pair_(*ours, blocks)
-    _plain_(torchs)
-    rows = call.y.shape[0]
-    per_group = rows // call.strength.shape[0]
-    ends = sorted({*range(min(_CHECKED, rows)), *range(max(rows - _CHECKED, 0), rows)})
-    at = torch.tensor(ends, device=call.y.device)
-    x, strength = call.x[at].double(), call.strength[at // per_group].double()
-    want = ((x @ call.down.double().t()) * strength) @ call.up.double().t()
-    if not want.isfinite().all():
-        raise _NotNow
-    ours_off, torchs_off = ((one.y[at].double() - want).abs().max() for one in (ours, torchs))
-    return bool(ours_off <= _COARSER * torchs_off + torch.finfo(call.y.dtype).eps * want.abs().max())
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

@@ -202,7 +202,7 @@ def _blocks_of(components: tuple[tuple[str, tuple[Target, ...]], ...]) -> BlockN
 
 def _structure(module: nn.Module) -> list[int]:
     """Identity of every module of a tree, in order, and which of them call fused projections; quicker than naming."""
-    return [-id(one) if "fused_projections" in one.__dict__ and are_fused(one) else id(one) for one in every(module)]
+    return [-id(one) if are_fused(one) else id(one) for one in every(module)]
 
 
 @lru_cache(maxsize=32)

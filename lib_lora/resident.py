@@ -58,7 +58,6 @@ class Resident(ABC, Generic[P]):
         self._storage = keeping.storage
         self._budget = keeping.budget
         self._share = keeping.budget.join(self)
-        self._steady = keeping.steady
         self._home: Home[P] | None = None
         self._bindings = tuple(bindings)
         self._cells = frozenset(binding.cell for binding in self._bindings)
