@@ -19,11 +19,10 @@ from .buckets import check_buckets
 from .budget import Budget
 from .cache import NetworkCache
 from .calibration import measure
-from .calls import listen
 from .carriers import Carriers, carries
 from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
 from .families import alias_table, is_flow
-from .hearing import Hearing, Layout
+from .hearing import hear
 from .kernels import Chooser, Kernels, check_kernels
 from .layer import LayerIndex
 from .modules import every
@@ -441,23 +440,13 @@ class Engine:
     def _listen(self, stack: Stack = _NOTHING) -> None:
         """Hear of model calls as long as something depends on their moment, their rows or what is where in them."""
         _end(self._deaf)
-        if self._plan is None:
-            return
-        strengths = self._plan.strengths
-        if not (strengths.varying or strengths.regional or len(stack.variants) > 1):
-            return
-        for name, component in self.components.items():
-            if name.startswith(("unet", "transformer", "prior")):
-                hearing = Hearing(
-                    strengths,
-                    self._rows,
-                    self._timing,
-                    images=stack.images,
-                    halved=stack.halved,
-                    flow=strengths.by_noise and is_flow(self._indexes(), name),
-                    layout=Layout(component, unet=not name.startswith("transformer")),
-                )
-                self._deaf.append(listen(component, hearing.begin, hearing.end))
+        if self._plan is not None:
+            strengths, components = self._plan.strengths, self.components
+
+            def flow(name: str) -> bool:
+                return is_flow(self._indexes(), name)
+
+            self._deaf.extend(hear(components, strengths, self._rows, self._timing, stack, flow))
 
     def _resting(self) -> set[nn.Module]:
         """Layers that are not where they compute, so that placing adapters beside them would be in vain."""

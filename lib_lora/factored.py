@@ -36,6 +36,7 @@ from .effective import (
 )
 from .live import Live, Spot, Windows
 from .operation import Operation
+from .pairs import FusedPair, add_pair, stacked
 from .picture import is_of_text
 from .resident import Keeping, Resident
 from .rows import parts_per_row
@@ -46,14 +47,6 @@ from .tensors import TensorFields
 
 if TYPE_CHECKING:
     from .patch import BaseForward
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FusedPair(TensorFields):
-    """The low-rank pairs of a layer as one."""
-
-    down: Tensor  # (R, in, *kernel), R = sum of ranks
-    up: Tensor  # (out, R)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -176,25 +169,12 @@ class Factored(Resident[Placed]):
         if parts.pair is not None:
             # under autocast, or with a host that casts inside its forward, the two differ
             x = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
-            y = self._with_pair(layer, base_forward, x, y, parts.pair, live.pair)
+            y = add_pair(self._kind, layer, x, y, parts.pair, live.pair, base_forward, self._chooser)
         if deltas:
             # what torch's own forward has just made, or a sum, nobody else holds
             fresh = is_torchs(base_forward) or parts.pair is not None
             y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
         return y, live, parts
-
-    def _with_pair(
-        self, layer: nn.Module, base_forward: BaseForward, x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor
-    ) -> Tensor:
-        if self._kind == "conv":
-            return _add_conv(layer, x, y, pair, strength)
-        if self._kind == "embedding":
-            return y + (F.embedding(x, pair.up) * strength) @ pair.down
-        # torch's own forward has just made y, so nobody else holds it
-        fresh = is_torchs(base_forward) and not y.requires_grad and y.is_contiguous()
-        if fresh and self._chooser is not None and self._chooser.add_pair_(y, x, pair.down, pair.up, strength):
-            return y
-        return _add_linear(x, y, pair, strength, fresh=fresh)
 
     def _live(self, layer: nn.Module, placed: Placed, x: Tensor, y: Tensor) -> Live:
         """The strengths of this call: of each row of the batch and each place, where these differ.
@@ -275,7 +255,7 @@ class Factored(Resident[Placed]):
             pair=self._pair(adapters, device, dtype) if self._layout else None,
             inputs=tuple(adapters[i].input_effect(device, input_dtype) for i in on_input),
             outputs=tuple(adapters[i].output_effect(device, dtype) for i in on_output),
-            bias=_stacked(biases, 0, device, dtype) if biases else None,
+            bias=stacked(biases, 0, device, dtype) if biases else None,
         )
         windows = Windows(
             pair=window(self._layout, device, dtype),
@@ -297,8 +277,8 @@ class Factored(Resident[Placed]):
             if form is not None and form.pair is not None:
                 pairs.append((adapter.factors(binding.rank), binding.target.rows))
         windows = [rows for _, rows in pairs]
-        down = _stacked([one.down for one, _ in pairs], 0, device, dtype, length=self._rank)
-        up = _stacked([one.up for one, _ in pairs], 1, device, dtype, windows, self._outputs, length=self._rank)
+        down = stacked([one.down for one, _ in pairs], 0, device, dtype, length=self._rank)
+        up = stacked([one.up for one, _ in pairs], 1, device, dtype, windows, self._outputs, length=self._rank)
         return FusedPair(down, up)
 
     @property
@@ -337,29 +317,6 @@ def _calling(
     return lambda x: base_forward(layer, **{**kwargs, name: x})
 
 
-def _add_linear(x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor, *, fresh: bool) -> Tensor:
-    h = F.linear(x, pair.down) * strength
-    if not y.is_contiguous():
-        return y + F.linear(h, pair.up)
-    flat, h = y.view(-1, y.shape[-1]), h.view(-1, h.shape[-1])
-    if fresh:
-        flat.addmm_(h, pair.up.t())
-        return y
-    return torch.addmm(flat, h, pair.up.t()).view(y.shape)
-
-
-def _add_conv(layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor) -> Tensor:
-    # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
-    h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]
-    spatial = pair.down.ndim - 2
-    h = h * strength
-    if y.ndim == spatial + 2 and y.is_contiguous() and h.is_contiguous():
-        up = pair.up.expand(y.shape[0], *pair.up.shape)
-        return torch.baddbmm(y.flatten(2), up, h.flatten(2)).view(y.shape)
-    convolve = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
-    return y + convolve(h, pair.up.view(*pair.up.shape, *(1,) * spatial))
-
-
 def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Operation, *, fresh: bool) -> Tensor:
     """Add changes of an output, or of some of the outputs, which are written in place if nobody else holds it."""
     for delta, own in deltas:
@@ -370,40 +327,3 @@ def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Opera
             y, fresh = y.clone(), True
         own.outputs(y).add_(delta)
     return y
-
-
-def _stacked(
-    parts: Sequence[Tensor],
-    dim: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    rows: Sequence[tuple[int, int] | None] = (),
-    outputs: int = 0,
-    *,
-    length: int = 0,
-) -> Tensor:
-    """Own memory in one piece, never a view of the mapped file: that file may be replaced while we compute.
-
-    Args:
-        parts: matrices, or for convolutions more.
-        dim: along which they lie.
-        device: where.
-        dtype: as what.
-        rows: for columns that are shorter than the others, where they begin and end; zero around it.
-        outputs: as long as columns are then.
-        length: along `dim`, if it is more than they have together; zero behind them.
-    """
-    windows = any(window is not None for window in rows)
-    shape = list(parts[0].shape)
-    filled = sum(part.shape[dim] for part in parts)
-    shape[dim] = max(filled, length)
-    if windows:
-        shape[0] = outputs
-    stacked = (torch.zeros if windows or length > filled else torch.empty)(shape, device=device, dtype=dtype)
-    start = 0
-    for i, part in enumerate(parts):
-        place = stacked.narrow(dim, start, part.shape[dim])
-        window = rows[i] if windows else None
-        (place if window is None else place[slice(*window)]).copy_(part)
-        start += part.shape[dim]
-    return stacked

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from .calls import Call
+from .calls import Call, listen
 from .errors import RegionError, RowsError
 from .families import is_image_first
 from .picture import Picture, patch_of
 from .rows import RowMap, RowsOfCall
+from .stack import Stack
 from .strength import Strengths
 from .tensors import plain_mode
 from .timing import Timing
@@ -101,3 +103,40 @@ class Hearing:
             text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
             raise RowsError(f"{text}; make them in batches of one")
         return found
+
+
+def hear(
+    components: Mapping[str, nn.Module],
+    strengths: Strengths,
+    rows: RowMap,
+    timing: Timing,
+    stack: Stack,
+    flow: Callable[[str], bool],
+) -> Iterator[Callable[[], None]]:
+    """Hear of model calls, if anything depends on their moment, their rows or what is where in them.
+
+    Args:
+        components: of the model, by name.
+        strengths: of the plan in force.
+        rows: how rows belong to images.
+        timing: when calls are.
+        stack: whose strengths they are.
+        flow: whether the timesteps of a component are shares of noise.
+
+    Yields:
+        What ends it, for each component that is heard.
+    """
+    if not (strengths.varying or strengths.regional or len(stack.variants) > 1):
+        return
+    for name, component in components.items():
+        if name.startswith(("unet", "transformer", "prior")):
+            hearing = Hearing(
+                strengths,
+                rows,
+                timing,
+                images=stack.images,
+                halved=stack.halved,
+                flow=strengths.by_noise and flow(name),
+                layout=Layout(component, unet=not name.startswith("transformer")),
+            )
+            yield listen(component, hearing.begin, hearing.end)

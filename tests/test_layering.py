@@ -21,7 +21,7 @@ LIB_LORA = {
     ),
     "__main__": "*",
     "engine": (
-        "auto buckets budget cache calibration calls carriers families hearing kernels layer multiplier network parking"
+        "auto buckets budget cache calibration carriers families hearing kernels layer multiplier network parking"
         " patch plan pristine rates reading report residency resident rows schedule scratch slot stack steady storage"
         " timing trace"
     ),
@@ -34,7 +34,8 @@ LIB_LORA = {
     "triton_pair": "",
     "carriers": "patch slot",
     "parking": "network plan stack",
-    "hearing": "calls families picture rows strength timing",
+    "hearing": "calls families picture rows stack strength timing",
+    "pairs": "effective kernels patch?",
     "picture": "calls",
     "region": "",
     "spread": "picture region",
@@ -61,8 +62,8 @@ LIB_LORA = {
     "peft_config": "adapters.base file",
     "skeleton": "components file",
     "factored": (
-        "adapters.base binding buckets effective live opaque operation patch? picture resident rows storage streaming"
-        " strength"
+        "adapters.base binding buckets effective live opaque operation pairs patch? picture resident rows storage"
+        " streaming strength"
     ),
     "opaque": "forwards? slot?",
     "transient": (
