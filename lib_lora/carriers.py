@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from torch import nn
 
@@ -26,6 +26,7 @@ class Carriers:
         resting: Callable[[], Collection[nn.Module]],
         *,
         keep: bool,
+        sound: bool = False,
     ) -> None:
         """Have these ways serve their layers, and no others. Or leave all as it was.
 
@@ -34,20 +35,22 @@ class Carriers:
             settle: called when nothing is placed, unless something stays.
             resting: gives the layers that are not where they compute, so that placing beside them would be in vain.
             keep: whether what served before is parked, and not released.
+            sound: whether the layers with slots have just been found to call them.
 
         Raises:
             ComponentError: another engine serves one of the layers.
         """
-        before = {layer: slot.way for layer in self._layers if (slot := patch.slot_of(layer)) is not None}
+        held = {layer: slot for layer in self._layers if (slot := self._own(layer)) is not None}
+        before = {layer: slot.way for layer, slot in held.items()}
         after = dict(ways.items())  # a dictionary of weak keys would look up each again
+        known = held if sound else {}
         try:
-            slots = {layer: self._slot(layer) for layer in after}
-            leaving = {layer: old for layer, old in before.items() if old is not None and old is not after.get(layer)}
-            for layer, old in leaving.items():  # before the new ones are placed: never both on a device
-                (old.park if keep else old.release)(layer)
+            slots = {layer: known.get(layer) or self._slot(layer) for layer in after}
+            leaving = [(layer, old) for layer, old in before.items() if old is not after.get(layer)]
+            self._end(leaving, keep=keep)  # before the new ones are placed: never both on a device
             for layer in before.keys() - after.keys():
                 self._leave(layer, before[layer])
-            if all(old is None or layer in leaving for layer, old in before.items()):
+            if len(leaving) == len(before):
                 settle()
             for layer, way in after.items():
                 slots[layer].way = way
@@ -63,9 +66,19 @@ class Carriers:
 
     def park(self, ways: Mapping[nn.Module, Way]) -> None:
         """Have these ways serve no more."""
-        for layer, way in list(ways.items()):
-            way.park(layer)
+        own = list(ways.items())
+        self._end(own, keep=True)
+        for layer, way in own:
             self._leave(layer, way)
+
+    @staticmethod
+    def _end(ways: Iterable[tuple[nn.Module, Way | None]], *, keep: bool) -> None:
+        """Park ways, or release them."""
+        for layer, way in ways:
+            if way is not None and keep:
+                way.park(layer)
+            elif way is not None:
+                way.release(layer)
 
     def reattach(self, ways: Mapping[nn.Module, Way]) -> None:
         """Have these ways serve their layers again, whose forward was replaced meanwhile."""
@@ -104,6 +117,10 @@ class Carriers:
             slot.way = None
         patch.detach(layer)
         self._layers.discard(layer)
+
+    def _own(self, layer: nn.Module) -> Slot | None:
+        slot = patch.slot_of(layer)
+        return None if slot is None or slot.owner is not self._token else slot
 
     def _slot(self, layer: nn.Module) -> Slot:
         slot = patch.slot_of(layer)

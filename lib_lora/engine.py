@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -186,7 +187,7 @@ class Engine:
                 self._undecide()
                 self._write(stack)
             else:
-                self._publish(parked or self._made(stack, networks, indexes), stack)
+                self._publish(parked or self._made(stack, networks, indexes), stack, sound=not repatched)
             self._stack = stack
             assert self._plan is not None
             self._rows.chosen = 0
@@ -288,13 +289,13 @@ class Engine:
 
     def _take_off(self) -> None:
         self._auto.end()
-        keep = self._keeps()
+        room = self._parking.room_for(self._plan)
         self._stack, former, self._plan = Stack(), self._plan, None
         self._rows.chosen = 0
         self._listen()
-        if former is not None and keep:
+        if former is not None and room is not None:
             self._carriers.park(former.layers)
-            self._parking.put(former)
+            self._parking.put(former, room)
         self._carriers.detach()
         scratch.free()
         self._budget.settle()
@@ -304,15 +305,17 @@ class Engine:
     def memory(self) -> MemoryReport:
         """What adapters take now, and where."""
         with self._lock:
+            parked = self._parking.nbytes
+            placed = Counter(self._budget.placed) - Counter({_CPU: parked})  # what is parked was left where it is
             return MemoryReport(
-                placed={str(device): nbytes for device, nbytes in self._budget.placed.items()},
+                placed={str(device): nbytes for device, nbytes in placed.items()},
                 staging=self._budget.staging,
                 streaming=self._budget.streaming,
                 home=self._budget.home_bytes,
                 files=self._cache.nbytes,
                 backups=0 if self._plan is None else self._plan.backup_bytes,
                 scratch=scratch.nbytes(),
-                parked=self._parking.nbytes,
+                parked=parked,
                 steady=0 if self._steady is None else self._steady.nbytes,
             )
 
@@ -380,18 +383,19 @@ class Engine:
         checkpoints = self._checkpoints(indexes, stack)
         return make_plan(stack, networks, indexes, self.components, checkpoints, self._keeping)
 
-    def _publish(self, plan: Plan, stack: Stack) -> None:
-        """Put the plan in force, or leave all as it was."""
-        former, keep = self._plan, self._keeps()
+    def _publish(self, plan: Plan, stack: Stack, *, sound: bool) -> None:
+        """Put the plan in force, and park what was if there is room; or leave all as it was."""
+        former, settle = self._plan, self._budget.settle
+        room = self._parking.room_for(former)
         try:
-            self._carriers.publish(plan.layers, self._budget.settle, self._resting, keep=keep)
+            self._carriers.publish(plan.layers, settle, self._resting, keep=room is not None, sound=sound)
         except BaseException:
             if former is not None and self._steady is not None:
                 former.strengths.refresh()  # both had them in the same memory
             raise
         self._plan = plan
-        if former is not None and keep:
-            self._parking.put(former)
+        if former is not None and room is not None:
+            self._parking.put(former, room)
         self._listen(stack)
 
     def _exchange(self, ways: Mapping[nn.Module, Way]) -> None:
@@ -419,10 +423,6 @@ class Engine:
             after = {**plan.layers, **ways}
             self._carriers.publish(after, self._budget.settle, self._resting, keep=False)
             plan.layers.update(ways)
-
-    def _keeps(self) -> bool:
-        """Whether the plan in force is to be parked when another comes."""
-        return self._plan is not None and self._parking.takes(self._plan, self._budget.placed.get(_CPU, 0))
 
     def _write(self, stack: Stack) -> None:
         """Give the plan in force the strengths of a stack that it serves."""

@@ -159,7 +159,7 @@ class LayerIndex:
 
     def holds(self, module: nn.Module) -> bool:
         """Whether `module` is built as it was when it was indexed, layer by layer the same objects."""
-        return self._structure == _structure(module) and all(ref() is not None for ref in self._modules.values())
+        return self._structure == _structure(module) and None not in [ref() for ref in self._modules.values()]
 
     def module(self, path: str) -> nn.Module:
         """The layer at `path`.
@@ -202,7 +202,8 @@ def _blocks_of(components: tuple[tuple[str, tuple[Target, ...]], ...]) -> BlockN
 
 def _structure(module: nn.Module) -> list[int]:
     """Identity of every module of a tree, in order, and which of them call fused projections; quicker than naming."""
-    return [-id(one) if are_fused(one) else id(one) for one in every(module)]
+    found = every(module)
+    return [*map(id, found), *[i for i, one in enumerate(found) if are_fused(one)]]
 
 
 @lru_cache(maxsize=32)

@@ -25,47 +25,49 @@ class Parking:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._plans: list[Plan] = []  # the latest last
+        self._plans: list[tuple[Plan, int]] = []  # with their bytes; the latest last
 
-    def takes(self, plan: Plan, nbytes: int) -> bool:
-        """Whether a plan may come here that has so many bytes in the computer's memory."""
-        return plan.parks and nbytes <= self._limit
+    def room_for(self, plan: Plan | None) -> int | None:
+        """How many bytes a plan would keep here; None where it may not come."""
+        if plan is None or not plan.parks:
+            return None
+        nbytes = plan.parked_bytes
+        return nbytes if nbytes <= self._limit else None
 
-    def put(self, plan: Plan) -> None:
-        """Keep a plan that is in force no more, and whose ways are parked; others go as far as it needs their room."""
-        self._plans.append(plan)
-        self._trim()
+    def put(self, plan: Plan, nbytes: int) -> None:
+        """Keep a plan that is in force no more; others go as far as it needs their room.
+
+        Args:
+            plan: its ways are parked.
+            nbytes: what they keep.
+        """
+        self._plans.append((plan, nbytes))
+        while len(self._plans) > _PLANS or sum(nbytes for _, nbytes in self._plans) > self._limit:
+            self._forget(0)
 
     def take(self, stack: Stack, networks: Sequence[Network], components: Iterable[str]) -> Plan | None:
         """The plan that a stack needs, but for its strengths; it is not kept any more."""
         names = tuple(components)
-        for plan in reversed(self._plans):
-            if plan.serves(stack, networks, names):
-                self._plans.remove(plan)
-                return plan
+        for i in reversed(range(len(self._plans))):
+            if self._plans[i][0].serves(stack, networks, names):
+                return self._plans.pop(i)[0]
         return None
 
     def keep(self, known: Callable[[Network], bool]) -> None:
         """Forget the plans of files that are not known any more."""
-        for plan in [one for one in self._plans if not all(map(known, one.networks))]:
-            self._forget(plan)
+        for i in reversed(range(len(self._plans))):
+            if not all(map(known, self._plans[i][0].networks)):
+                self._forget(i)
 
     def clear(self) -> None:
         """Forget all."""
         while self._plans:
-            self._forget(self._plans[-1])
+            self._forget(-1)
 
     @property
     def nbytes(self) -> int:
         """What they take."""
-        return sum(plan.parked_bytes for plan in self._plans)
+        return sum(plan.parked_bytes for plan, _ in self._plans)
 
-    def _trim(self) -> None:
-        total = self.nbytes
-        while self._plans and (len(self._plans) > _PLANS or total > self._limit):
-            total -= self._plans[0].parked_bytes
-            self._forget(self._plans[0])
-
-    def _forget(self, plan: Plan) -> None:
-        self._plans.remove(plan)
-        plan.release()
+    def _forget(self, i: int) -> None:
+        self._plans.pop(i)[0].release()

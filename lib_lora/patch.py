@@ -137,18 +137,9 @@ def ensure_in_force() -> bool:
 
 
 def _is_hidden(layer: nn.Module) -> bool:
-    """Whether the layer was given a forward of its own, or another class, since its slot was attached."""
+    """Whether the layer was given a forward of its own, another class or a new patch since its slot was attached."""
     slot = slot_of(layer)
-    if slot is None:
-        return False
-    if isinstance(slot.patch, ClassPatch) and "forward" not in layer.__dict__:
-        return not _runs(layer, slot.patch)
-    return not is_attached(layer, slot)
-
-
-def _runs(layer: nn.Module, patch: ClassPatch) -> bool:
-    """Whether the layer has no forward but that of the class, as nearly always; this is asked of every layer."""
-    return "forward" not in layer.__dict__ and type(layer).forward is patch.cls.forward
+    return slot is not None and not is_attached(layer, slot)
 
 
 def _renewed(patch: ClassPatch) -> ClassPatch:
@@ -184,9 +175,10 @@ def is_attached(layer: nn.Module, slot: Slot) -> bool:
     """Whether `layer` carries `slot` under the patch that calls of it come to."""
     if layer.__dict__.get(SLOT) is not slot or slot.patch is None:
         return False
-    if isinstance(slot.patch, ClassPatch) and _runs(layer, slot.patch):
-        return _patches.get(slot.patch.cls) is slot.patch
-    return slot.patch is _serving(layer)
+    patch = slot.patch
+    if isinstance(patch, ClassPatch) and "forward" not in layer.__dict__ and type(layer).forward is patch.cls.forward:
+        return _patches.get(patch.cls) is patch
+    return patch is _serving(layer)
 
 
 def detach(layer: nn.Module) -> None:

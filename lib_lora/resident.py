@@ -63,7 +63,6 @@ class Resident(ABC, Generic[P]):
         self._cells = frozenset(binding.cell for binding in self._bindings)
         self._strengths = strengths
         self._placed: P | None = None
-        self._parked: P | None = None
         self._stays = True
         self._known: tuple[Adapter, ...] | None = None
         self._reads = False  # whether some of these depend on the base weight
@@ -105,32 +104,29 @@ class Resident(ABC, Generic[P]):
         """Drop what was placed; the file's own tensors stay."""
         self.evict("it is taken off")
         self._leave_home()
-        self._parked = None
 
     def park(self, layer: nn.Module) -> None:
-        """Keep what lies in the computer's memory, if nothing of it was worked out of the base weight."""
+        """Leave where it is what lies in the computer's memory, if nothing of it was worked out of the base weight."""
         placed = self._placed
         if placed is None or placed.device.type != "cpu" or self._reads:
             self.release(layer)
             self._known = None
-            return
-        self._placed, self._parked = None, placed
-        self._budget.free(self._share)
+        else:
+            self._stays = True  # there, whatever becomes of the weights: a call elsewhere places it anew
 
     def resume(self, layer: nn.Module) -> bool:
-        """Have what was parked again, if the layer is still in the computer's memory; else drop it."""
-        parked, self._parked = self._parked, None
-        if parked is None or device_of(layer) != parked.device:
-            return False
-        self._placed = parked
-        # in the computer's memory it may stay whatever becomes of the weights: a call elsewhere places it anew
-        self._stays = self._budget.charge(self._share, parked.device, parked.stored.nbytes)
-        return True
+        """Go on with what was left, if the layer is still in the computer's memory; else drop it."""
+        placed = self._placed
+        if placed is not None and device_of(layer) == placed.device:
+            return True
+        self.evict("the layer left")
+        return False
 
     @property
     def parked_bytes(self) -> int:
-        """Bytes kept after `park`."""
-        return 0 if self._parked is None else self._parked.stored.nbytes
+        """Bytes that `park` leaves."""
+        placed = self._placed
+        return 0 if placed is None or placed.device.type != "cpu" or self._reads else placed.stored.nbytes
 
     def evict(self, why: str = "the call is over") -> None:
         """Drop what was placed; the next call places it again.

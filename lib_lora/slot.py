@@ -49,7 +49,7 @@ class Way(Protocol):
 
     @property
     def parked_bytes(self) -> int:
-        """What is kept after `park`, until `resume` or `release`."""
+        """What `park` keeps, or has kept, until `release`."""
         ...
 
 

@@ -297,6 +297,21 @@ def test_a_class_that_was_put_back_meanwhile_is_patched_again(model, files, monk
 
 
 @torch.no_grad()
+def test_a_class_that_another_engine_patched_again_meanwhile_calls_what_was_parked(model, files, monkeypatch):
+    own, x = left(model, files), torch.randn(3, WIDTH)
+    original = patch._patches[nn.Linear].base_forward
+    monkeypatch.setattr(nn.Linear, "forward", lambda layer, given: original(layer, given))
+    second = nn.Sequential(nn.Linear(WIDTH, WIDTH))
+    other = Engine({"unet": second})
+    other.activate(stack(files[2]))
+    own.activate(stack(files[0]))
+    got = model(x)
+    own.close()
+    other.close()
+    assert torch.equal(got, fresh(model, stack(files[0]), x))
+
+
+@torch.no_grad()
 def test_a_layer_that_was_exchanged_meanwhile_is_served(model, files, making):
     own, x = left(model, files, making), torch.randn(3, WIDTH)
     model[1] = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
