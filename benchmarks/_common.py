@@ -11,7 +11,8 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -172,14 +173,10 @@ def measure(variants: Mapping[str, Variant], rounds: int, *, warm_up: int = 1) -
     for variant in (variant for _ in range(warm_up) for variant in variants.values()):
         variant.time()
     names = list(variants)
-    gc.collect()
-    gc.disable()
-    try:
+    with undisturbed():
         for number in range(rounds):
             for name in names if number % 2 == 0 else reversed(names):
                 seconds[name].append(variants[name].time())
-    finally:
-        gc.enable()
     return Samples(seconds)
 
 
@@ -193,17 +190,24 @@ def measure_beside(base: Variant, variants: Mapping[str, Variant], rounds: int) 
     for variant in variants.values():
         variant.time()
     seconds: dict[str, dict[str, list[float]]] = {name: {"variant": [], "base": []} for name in variants}
-    gc.collect()
-    gc.disable()
-    try:
+    with undisturbed():
         for number in range(rounds):
             for name, variant in variants.items():
                 both = [("base", base), ("variant", variant)]
                 for key, one in both if number % 2 == 0 else both[::-1]:
                     seconds[name][key].append(one.time())
+    return {name: Samples(pair) for name, pair in seconds.items()}
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """No garbage is collected inside."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
     finally:
         gc.enable()
-    return {name: Samples(pair) for name, pair in seconds.items()}
 
 
 def machine() -> Record:

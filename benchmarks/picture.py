@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from _common import DTYPES, Record, Spread, Variant, measure, parse, parser, report, table
+from _common import DTYPES, Record, Samples, Spread, Variant, measure, parse, parser, report, table, undisturbed
 from _models import (
     LoraFile,
     build_unet,
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--counts", type=int, nargs="+", default=[1, 4], help="of LoRAs")
     made.add_argument("--steps", type=int, default=20, help="of a picture")
     made.add_argument("--ways", nargs="+", default=[], help="beside the base, those that are timed; all if absent")
+    made.add_argument("--in-turns", action="store_true", help="each step beside one of the base: resolves a percent")
     made.add_argument("--device", default="cpu", help="where, such as cuda")
     options = parse(made, arguments)
     base = build_unet(tiny=options.tiny, dtype=DTYPES[options.dtype]).to(options.device)
@@ -92,33 +93,70 @@ def measured(
             apart[name] = output
     differ = {name: check_equal(name, output, apart["PEFT"], plain) for name, output in apart.items()}
 
+    samples = timed(ways, base, step, options, partial(base.load_state_dict, pristine))
+    return [
+        {
+            "way": name,
+            "loras": len(files),
+            "picture_s": own.median("way"),
+            "of_base": own.ratio("way", "base"),
+            "of_minima": own.minimum_ratio("way", "base"),
+            "interval": Spread.of(own.ratios("way", "base")).interval,
+            "changed_weights": left[name],
+            "differ_by": differ.get(name),
+            "seconds": own.seconds["way"],
+            "base_seconds": own.seconds["base"],
+        }
+        for name, own in samples.items()
+    ]
+
+
+def timed(
+    ways: Mapping[str, Way],
+    base: nn.Module,
+    step: Callable[[nn.Module], Tensor],
+    options: argparse.Namespace,
+    restored: Nothing,
+) -> dict[str, Samples]:
+    """Time pictures of some ways, under the name `way`, and of the base beside each."""
+
     def picture(way: Way) -> None:
         way.on()
         for _ in range(options.steps):
             step(way.model)
         way.off()
 
-    restored = partial(base.load_state_dict, pristine)
-    timed = {name: way for name, way in ways.items() if not options.ways or name in ("base", *options.ways)}
-    if len(timed) <= len(set(options.ways)):
+    chosen = {name: way for name, way in ways.items() if not options.ways or name in ("base", *options.ways)}
+    if len(chosen) <= len(set(options.ways)):
         raise SystemExit(f"ways are {', '.join(ways)}")
-    samples = measure(
-        {name: Variant(partial(picture, way), restored) for name, way in timed.items()}, options.rounds, warm_up=0
-    )
-    return [
-        {
-            "way": name,
-            "loras": len(files),
-            "picture_s": samples.median(name),
-            "of_base": samples.ratio(name, "base"),
-            "of_minima": samples.minimum_ratio(name, "base"),
-            "interval": Spread.of(samples.ratios(name, "base")).interval,
-            "changed_weights": left[name],
-            "differ_by": differ.get(name),
-            "seconds": samples.seconds[name],
-        }
-        for name in timed
-    ]
+    if options.in_turns:
+        return {name: in_turns(way, base, step, options, restored) for name, way in chosen.items()}
+    variants = {name: Variant(partial(picture, way), restored) for name, way in chosen.items()}
+    seconds = measure(variants, options.rounds, warm_up=0).seconds
+    return {name: Samples({"way": seconds[name], "base": seconds["base"]}) for name in chosen}
+
+
+def in_turns(
+    way: Way,
+    base: nn.Module,
+    step: Callable[[nn.Module], Tensor],
+    options: argparse.Namespace,
+    restored: Nothing,
+) -> Samples:
+    """Time pictures of a way and of the base whose steps take turns, as a machine's moods last for many steps."""
+    seconds: dict[str, list[float]] = {"way": [], "base": []}
+    turns = {name: Variant(partial(step, model)) for name, model in (("way", way.model), ("base", base))}
+    with undisturbed():
+        for number in range(options.rounds):
+            restored()
+            took = {"way": Variant(way.on).time(), "base": 0.0}
+            for i in range(options.steps):
+                for name in turns if (number + i) % 2 == 0 else reversed(turns):
+                    took[name] += turns[name].time()
+            took["way"] += Variant(way.off).time()
+            for name, own in seconds.items():
+                own.append(took[name])
+    return Samples(seconds)
 
 
 def changed(model: nn.Module, base: nn.Module, pristine: Mapping[str, Tensor]) -> int:
