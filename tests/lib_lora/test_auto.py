@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import time
 from dataclasses import astuple, replace
 from math import isfinite
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Curve, Engine, Entry, Moment, PerImage, Stack, Strength, engine
-from lib_lora.calibration import measure
+from lib_lora.calibration import _fastest, measure
 from lib_lora.factored import Factored
 from lib_lora.merged import Merged
 from lib_lora.patch import slot_of
@@ -333,6 +334,17 @@ class TestRates:
         assert min(rates.call, rates.touch) > 0
         large = Work(numbers=16 * 2048, entries=1 << 20, sides=2048, builds=False)
         assert rates.merging(large) > rates.touch
+
+    def test_a_moment_in_which_the_machine_is_busy_does_not_decide(self):
+        calls: list[float] = []
+
+        def run() -> Tensor:
+            calls.append(0.01 if len(calls) < 8 else 0.0)
+            time.sleep(calls[-1])
+            return torch.zeros(1)
+
+        assert _fastest(run) < 0.005
+        assert len(calls) > 8
 
     def test_a_simulated_device_is_measured(self):
         with simulated():
