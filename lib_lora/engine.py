@@ -14,24 +14,23 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from . import patch, residency, scratch, trace
+from . import patch, scratch, trace
 from .auto import Auto
 from .buckets import check_buckets
 from .budget import Budget
 from .cache import NetworkCache
 from .calibration import measure
 from .carriers import Carriers, carries
-from .errors import ActivationError, ComponentError, LoraError, NoMatchError, StackError
-from .families import alias_table, is_flow
+from .errors import ActivationError, LoraError, NoMatchError, StackError
+from .families import is_flow
 from .hearing import hear
 from .kernels import Chooser, Kernels, check_kernels
 from .layer import LayerIndex
-from .modules import every
-from .multiplier import Halves, Multiplier, PerImage, components_of
+from .model import Model
+from .multiplier import Halves, Multiplier, PerImage
 from .network import Network
 from .parking import Parking
 from .plan import Plan, how, make_plan
-from .pristine import Checkpoint
 from .rates import RateBook
 from .reading import Reading
 from .report import ActivationReport, MemoryReport
@@ -50,7 +49,6 @@ logger = logging.getLogger(__name__)
 PARKED_BYTES = 1 << 30
 _NOTHING = Stack()
 _CPU = torch.device("cpu")
-_KNOWN_COMPONENTS = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
 
 
 class Engine:
@@ -109,7 +107,6 @@ class Engine:
             self._budget.relief.append(self._steady.give_up)
         self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets), self._steady, chooser)
         self._sources = dict(checkpoints or {})
-        self._opened: dict[str, Checkpoint] = {}
         self._lock = threading.RLock()
         self._cache = NetworkCache(cache_size, cache_bytes)
         self._parking = Parking(parked_bytes)
@@ -118,8 +115,7 @@ class Engine:
         self._timing = Timing()
         self._carriers = Carriers()
         self._auto = Auto(RateBook(measure, rates))
-        self._components: dict[str, weakref.ref[nn.Module]] = {}
-        self._indexed: dict[str, LayerIndex] = {}
+        self._model = Model({}, self._sources)
         self._stack = Stack()
         self._plan: Plan | None = None
         self._finalizer = weakref.finalize(self, _clear, self._carriers, self._deaf, self._auto.stops)
@@ -128,16 +124,14 @@ class Engine:
     @property
     def components(self) -> dict[str, nn.Module]:
         """The components that are still alive."""
-        return {name: module for name, ref in self._components.items() if (module := ref()) is not None}
+        return self._model.components
 
     @components.setter
     def components(self, components: Mapping[str, nn.Module]) -> None:
         """Serve another model; what was active is taken off the old one."""
         with self._lock:
             self.deactivate()
-            self._components = {name: weakref.ref(module) for name, module in components.items()}
-            self._indexed = {}
-            self._opened = {}
+            self._model = Model(components, self._sources)
             self._budget.forget()
 
     @property
@@ -173,9 +167,9 @@ class Engine:
             if not stack.entries:
                 self._take_off()
                 return ActivationReport(())
-            self._check_names(stack)
+            self._model.check_names(stack)
             repatched = patch.ensure_in_force()
-            indexes = self._indexes()
+            indexes = self._model.indexes()
             networks = tuple(self._network(i, entry, indexes, stack.reading) for i, entry in enumerate(stack))
             kept = not repatched and self._serves(networks, stack, indexes)
             parked = None if kept else self._parked(stack, networks, indexes)
@@ -211,7 +205,7 @@ class Engine:
             entries = list(self._stack)
             entries[index] = replace(entries[index], multiplier=multiplier)
             stack = replace(self._stack, entries=tuple(entries))
-            self._check_names(stack)
+            self._model.check_names(stack)
             if self._plan.how != how(stack, self.components):
                 self.activate(stack)
                 return
@@ -334,23 +328,6 @@ class Engine:
             self._cache.trim(self._plan.networks if self._plan is not None else ())
             self._parking.keep(self._cache.holds)
 
-    def _check_names(self, stack: Stack) -> None:
-        known = {*self._components, *_KNOWN_COMPONENTS}
-        for i, entry in enumerate(stack):
-            for name in dict.fromkeys(name for one in entry.multipliers for name in components_of(one)):
-                if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
-                    raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._components)}", i)
-
-    def _indexes(self) -> list[LayerIndex]:
-        for name, ref in self._components.items():
-            module = ref()
-            if module is None:
-                raise ComponentError(f"component {name} was unloaded; give the engine the model that is loaded now")
-            index = self._indexed.get(name)
-            if index is None or not index.holds(module):
-                self._indexed[name] = LayerIndex(name, module, alias_table())
-        return list(self._indexed.values())
-
     def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex], reading: Reading) -> Network:
         try:
             network = self._cache.resolved(Path(entry.path), indexes, reading)
@@ -380,7 +357,8 @@ class Engine:
         return plan
 
     def _made(self, stack: Stack, networks: tuple[Network, ...], indexes: Sequence[LayerIndex]) -> Plan:
-        checkpoints = self._checkpoints(indexes, stack)
+        wanted = how(stack, self.components)
+        checkpoints = self._model.checkpoints(indexes, () if wanted.apart else wanted.merging)
         return make_plan(stack, networks, indexes, self.components, checkpoints, self._keeping)
 
     def _publish(self, plan: Plan, stack: Stack, *, sound: bool) -> None:
@@ -388,7 +366,7 @@ class Engine:
         former, settle = self._plan, self._budget.settle
         room = self._parking.room_for(former)
         try:
-            self._carriers.publish(plan.layers, settle, self._resting, keep=room is not None, sound=sound)
+            self._carriers.publish(plan.layers, settle, self._model.resting, keep=room is not None, sound=sound)
         except BaseException:
             if former is not None and self._steady is not None:
                 former.strengths.refresh()  # both had them in the same memory
@@ -421,7 +399,7 @@ class Engine:
         """Have some layers of the plan in force served otherwise, or leave all as it was."""
         if ways:
             after = {**plan.layers, **ways}
-            self._carriers.publish(after, self._budget.settle, self._resting, keep=False)
+            self._carriers.publish(after, self._budget.settle, self._model.resting, keep=False)
             plan.layers.update(ways)
 
     def _write(self, stack: Stack) -> None:
@@ -444,24 +422,9 @@ class Engine:
             strengths, components = self._plan.strengths, self.components
 
             def flow(name: str) -> bool:
-                return is_flow(self._indexes(), name)
+                return is_flow(self._model.indexes(), name)
 
             self._deaf.extend(hear(components, strengths, self._rows, self._timing, stack, flow))
-
-    def _resting(self) -> set[nn.Module]:
-        """Layers that are not where they compute, so that placing adapters beside them would be in vain."""
-        return {
-            layer for component in self.components.values() if residency.rests(component) for layer in every(component)
-        }
-
-    def _checkpoints(self, indexes: Sequence[LayerIndex], stack: Stack) -> dict[str, Checkpoint]:
-        """Where pristine weights can be read again; opened when something is merged for the first time."""
-        wanted = how(stack, self.components)
-        merging = frozenset[str]() if wanted.apart else wanted.merging
-        for index in indexes:
-            if index.component in merging and index.component in self._sources and index.component not in self._opened:
-                self._opened[index.component] = Checkpoint(self._sources[index.component], index)
-        return self._opened
 
 
 def _layers_of(networks: Iterable[Network], indexes: Iterable[LayerIndex]) -> set[nn.Module]:

@@ -21,10 +21,10 @@ LIB_LORA = {
     ),
     "__main__": "*",
     "engine": (
-        "auto buckets budget cache calibration carriers families hearing kernels layer multiplier network parking"
-        " patch plan pristine rates reading report residency resident rows schedule scratch slot stack steady storage"
-        " timing trace"
+        "auto buckets budget cache calibration carriers families hearing kernels layer model multiplier network parking"
+        " patch plan rates reading report resident rows schedule scratch slot stack steady storage timing trace"
     ),
+    "model": "families layer multiplier pristine residency stack",
     "auto": "binding calls effective merged rates slot transient",
     "rates": "effective",
     "calibration": "cache families layer plan rates resident slot stack",

@@ -343,7 +343,7 @@ def test_weights_are_put_back_from_the_checkpoint_the_host_names(
     monkeypatch.setattr(setup.host, "checkpoints", lambda: files)
     setup.session.begin([Tag("zorp")], Settings(mode="merged"))
     assert setup.session._engine is not None
-    assert set(setup.session._engine._opened) == {"unet"}
+    assert set(setup.session._engine._model._opened) == {"unet"}
 
 
 class Lent:
