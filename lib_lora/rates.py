@@ -133,4 +133,4 @@ def _name(device: torch.device, dtype: torch.dtype) -> str:
         what = torch.cuda.get_device_name(device)
     else:
         what = f"{device.type}, {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
-    return f"{what}, {dtype}, torch {torch.__version__}"
+    return f"{what}, {dtype}, torch {torch.__version__}, cold caches"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Curve, Engine, Entry, Moment, PerImage, Stack, Strength, engine
-from lib_lora.calibration import _fastest, measure
+from lib_lora.calibration import _seconds, measure
 from lib_lora.factored import Factored
 from lib_lora.merged import Merged
 from lib_lora.patch import slot_of
@@ -337,14 +337,20 @@ class TestRates:
 
     def test_a_moment_in_which_the_machine_is_busy_does_not_decide(self):
         calls: list[float] = []
+        before: list[int] = []
 
         def run() -> Tensor:
-            calls.append(0.01 if len(calls) < 8 else 0.0)
+            calls.append(0.002 if len(calls) < 20 else 0.0)
             time.sleep(calls[-1])
             return torch.zeros(1)
 
-        assert _fastest(run) < 0.005
-        assert len(calls) > 8
+        def turn() -> Tensor:
+            before.append(len(calls))
+            return torch.zeros(())
+
+        assert _seconds(run, turn) < 0.001
+        assert len(calls) > 40
+        assert before == list(range(1, len(calls))), "before each but the first, which only warms up"
 
     def test_a_simulated_device_is_measured(self):
         with simulated():
