@@ -46,6 +46,7 @@ PROGRAMS = {
         "differ_by",
         "seconds",
     },
+    "startup": {"what", "median_s", "minimum_s", "goal_met", "seconds"},
     "load": {"way", "bytes", "keys", "median_s", "of_reading", "of_minima", "goal_met", "seconds"},
 }
 ON_A_GPU = {"overlap": {"loras", "bytes", "base_s", "resident_s", "streamed_s", "copies_s", "hidden", "seconds"}}
