@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made = parser(__doc__, rounds=3)
     made.add_argument("--counts", type=int, nargs="+", default=[1, 4], help="of LoRAs")
     made.add_argument("--steps", type=int, default=20, help="of a picture")
-    made.add_argument("--ways", nargs="+", default=[], help="beside the base, those that are timed; all if absent")
+    made.add_argument("--ways", nargs="+", default=[], help="those that are timed; all if absent")
     made.add_argument("--in-turns", action="store_true", help="each step beside one of the base: resolves a percent")
     made.add_argument("--device", default="cpu", help="where, such as cuda")
     options = parse(made, arguments)
@@ -126,9 +126,10 @@ def timed(
             step(way.model)
         way.off()
 
-    chosen = {name: way for name, way in ways.items() if not options.ways or name in ("base", *options.ways)}
-    if len(chosen) <= len(set(options.ways)):
+    if not set(options.ways) <= set(ways):
         raise SystemExit(f"ways are {', '.join(ways)}")
+    wanted = options.ways or ways
+    chosen = {name: way for name, way in ways.items() if name in wanted or (name == "base" and not options.in_turns)}
     if options.in_turns:
         return {name: in_turns(way, base, step, options, restored) for name, way in chosen.items()}
     variants = {name: Variant(partial(picture, way), restored) for name, way in chosen.items()}

@@ -108,12 +108,11 @@ def test_a_picture_whose_steps_take_turns_with_those_of_the_base(load, tmp_path)
     few = [*TINY, "--counts", "1", "--steps", "2", "--rounds", "2", "--in-turns", "--ways", "ours, auto"]
     assert picture.main([*few, "--json", str(file)]) == 0
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    assert [row["way"] for row in rows] == ["base", "ours, auto"]
-    assert [row["changed_weights"] for row in rows] == [0, 0]
-    for row in rows:
-        assert len(row["seconds"]) == len(row["base_seconds"]) == 2
-        ratios = [way / base for way, base in zip(row["seconds"], row["base_seconds"], strict=True)]
-        assert row["of_base"] == pytest.approx(sum(ratios) / 2)
+    assert [row["way"] for row in rows] == ["ours, auto"]
+    assert rows[0]["changed_weights"] == 0
+    assert len(rows[0]["seconds"]) == len(rows[0]["base_seconds"]) == 2
+    ratios = [way / base for way, base in zip(rows[0]["seconds"], rows[0]["base_seconds"], strict=True)]
+    assert rows[0]["of_base"] == pytest.approx(sum(ratios) / 2)
 
 
 def test_what_streams_is_measured_on_devices_alone(load, tmp_path, capsys) -> None:
