@@ -18,11 +18,12 @@ GOAL = 0.3
 WARM_UP = 1
 """Processes before those that count: they compile the packages and bring them into the system's file cache."""
 CHILD = """
-import json, runpy, sys, time
+import json, logging, runpy, sys, time
 from pathlib import Path
 import fastapi, gradio, numpy, PIL.Image, safetensors.torch, torch  # which every web UI has imported by then
 
 entry, folder = Path(sys.argv[1]), Path(sys.argv[2])
+logging.getLogger("remora").setLevel(logging.ERROR)  # the web UI is there only after the import
 known = set(sys.modules)
 began = time.perf_counter()
 runpy.run_path(str(entry))
