@@ -100,8 +100,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         OWN_KERNELS,
         False,
-        "Use a kernel of Remora's own where it is faster",
-        "on NVIDIA GPUs, with Triton: each shape is measured once; pictures may differ in their last bits",
+        "Use products of Remora's own where they are faster",
+        "on NVIDIA GPUs: a kernel, and one product for q, k and v; each shape is measured once; last bits may differ",
     ),
     Option(
         CACHE,

@@ -37,6 +37,7 @@ from .report import ActivationReport, MemoryReport
 from .resident import Keeping
 from .rows import RowMap, Rows
 from .schedule import Clock, Moment
+from .sharing import Sharing
 from .slot import Way
 from .stack import Entry, Stack
 from .steady import Steady
@@ -76,8 +77,9 @@ class Engine:
         parked_bytes: how many bytes of the computer's memory adapters may take that were in force before, so that they
             are there at once when they are again. See `parking.py`.
         rates: the file for what the mode `auto` measures of a device; None measures in each process. See `rates.py`.
-        kernels: what adds LoRA to linear layers on a CUDA device: `torch`, torch's own products; `measured`, a kernel
-            of ours for the shapes for which it is measured to be faster. See `kernels.py`.
+        kernels: how LoRA are added to linear layers on a CUDA device: `torch`, by torch's own products, two for each
+            layer; `measured`, where that is measured to be faster, by a kernel of ours, or by one first product for
+            layers that are given the same tensor. See `kernels.py`, `sharing.py`.
 
     Raises:
         StorageError: no such storage, or this torch has no float8; the buckets do not rise; no such kernels.
@@ -105,7 +107,10 @@ class Engine:
         self._steady = Steady() if rank_buckets and device_budget is None else None
         if self._steady is not None:
             self._budget.relief.append(self._steady.give_up)
-        self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets), self._steady, chooser)
+        may_lie_together = storage == "file" and device_budget is None and not rank_buckets
+        self._sharing = Sharing() if kernels == "measured" and may_lie_together else None
+        buckets = check_buckets(rank_buckets)
+        self._keeping = Keeping(storage, self._budget, buckets, self._steady, chooser, self._sharing)
         self._sources = dict(checkpoints or {})
         self._lock = threading.RLock()
         self._cache = NetworkCache(cache_size, cache_bytes)
@@ -291,6 +296,8 @@ class Engine:
             self._carriers.park(former.layers)
             self._parking.put(former, room)
         self._carriers.detach()
+        if self._sharing is not None:
+            self._sharing.forget_last()
         scratch.free()
         self._budget.settle()
         self._cache.trim()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -40,7 +41,8 @@ from .pairs import FusedPair, add_pair, stacked
 from .picture import is_of_text
 from .resident import Keeping, Resident
 from .rows import parts_per_row
-from .storage import store
+from .sharing import Lowering
+from .storage import Stored, store
 from .streaming import Placement
 from .strength import Layout, Share, Strengths
 from .tensors import TensorFields
@@ -72,7 +74,7 @@ class Placed(Placement[Parts]):
     """Which outputs each change of the output is for; None for all."""
 
 
-class Factored(Resident[Placed]):
+class Factored(Resident[Placed], Lowering):
     """Bindings of one linear, convolution or embedding layer that act beside it."""
 
     def __init__(self, bindings: Sequence[Binding], strengths: Strengths, keeping: Keeping | None = None) -> None:
@@ -85,7 +87,7 @@ class Factored(Resident[Placed]):
         self._layout, self._bias_layout = map(strengths.owned, _layouts(self._bindings, keeping.buckets))
         self._rank = sum(share.count for share in self._layout)
         forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
-        self._chooser, self._steady = keeping.chooser, keeping.steady
+        self._chooser, self._steady, self._sharing = keeping.chooser, keeping.steady, keeping.sharing
         self._on_input = any(form.on_input for form in forms if form)
         others = any(form.on_input or form.on_output for form in forms if form)
         self._only_pairs = bool(self._layout) and not others
@@ -100,6 +102,22 @@ class Factored(Resident[Placed]):
         if self._steady is not None:
             self._steady.forget(layer, device)
         super().follow(layer, device)
+
+    def down(self) -> Tensor | None:
+        """The down matrix of all its pairs, where it lies now; None where it does not stay there."""
+        placed = self._placed
+        if placed is None or not self._stays or self._kind != "linear" or placed.stored.packed:
+            return None
+        pair = placed.stored.content.pair
+        return None if pair is None else pair.down
+
+    def lie(self, down: Tensor) -> None:
+        """Have the same numbers elsewhere."""
+        placed = self._placed
+        parts = None if placed is None else placed.stored.content
+        if placed is not None and parts is not None and parts.pair is not None:
+            pair = FusedPair(down, parts.pair.up)
+            self._placed = replace(placed, stored=Stored(replace(parts, pair=pair), packed=False))
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer plus its deltas."""
@@ -168,8 +186,9 @@ class Factored(Resident[Placed]):
         deltas = self._output_deltas(live, placed.rows, parts, x, y, op)
         if parts.pair is not None:
             # under autocast, or with a host that casts inside its forward, the two differ
-            x = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
-            y = add_pair(self._kind, layer, x, y, parts.pair, live.pair, base_forward, self._chooser)
+            own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
+            lowered = F.linear if self._sharing is None else partial(self._sharing.lowered, layer, x)
+            y = add_pair(self._kind, layer, own, y, parts.pair, live.pair, base_forward, self._chooser, lowered)
         if deltas:
             # what torch's own forward has just made, or a sum, nobody else holds
             fresh = is_torchs(base_forward) or parts.pair is not None

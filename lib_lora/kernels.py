@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 Kernels = Literal["torch", "measured"]
 
-_MUST_BE = 0.95  # of the time of torch's products
+MUST_BE = 0.95
+"""Of the time of what it is to replace."""
 _COARSER = 1.5  # times the error of torch's products, beside one rounding of the largest change
 _CHECKED = 128  # rows at the beginning and at the end that are held against double precision
 _RUNS = 20
@@ -121,7 +122,7 @@ class Chooser:
         seconds: Callable[[Callable[[], None]], float] | None = None,
     ) -> None:
         self._kernel = kernel or _triton
-        self._seconds = seconds or _cuda_seconds
+        self._seconds = seconds or cuda_seconds
         self._chosen: dict[_Shape, object] = {}  # how it is cut up; None where torch's products are faster
         self._broken: set[torch.device] = set()  # where nothing of it runs
 
@@ -166,8 +167,8 @@ class Chooser:
 
     def _blocks(self, kernel: PairKernel, call: _Call, shape: _Shape) -> object:
         if shape not in self._chosen:
-            if _captures(shape.device):
-                return None  # nothing may wait for the device now
+            if captures(shape.device):
+                return None
             try:
                 reference = _Reference.of(call)
                 if reference is None:
@@ -194,7 +195,7 @@ class Chooser:
             except Exception as error:  # noqa: BLE001  # whatever a compiler, a driver or a device says against it
                 failures.append(_in_short(error))
                 continue
-            if taken < min(least, _MUST_BE * plain):
+            if taken < min(least, MUST_BE * plain):
                 best, least = blocks, taken
         if failures and len(failures) == len(every):
             self._broken.add(shape.device)
@@ -241,11 +242,12 @@ def _in_short(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _captures(device: torch.device) -> bool:
+def captures(device: torch.device) -> bool:
+    """Whether a CUDA graph is captured, so that nothing may wait for the device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _cuda_seconds(run: Callable[[], None]) -> float:
+def cuda_seconds(run: Callable[[], object]) -> float:
     """The least of some turns, each of many runs: the host's share counts where it is the larger one."""
     found: list[float] = []
     run()

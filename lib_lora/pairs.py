@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ def add_pair(
     strength: Tensor,
     base_forward: BaseForward,
     chooser: Chooser | None = None,
+    lowered: Callable[[Tensor, Tensor], Tensor] = F.linear,
 ) -> Tensor:
     """y + up (strength * (down x)), in place where nobody else holds `y`.
 
@@ -47,6 +48,7 @@ def add_pair(
         strength: (R, *ones), or with the rows and places of `y` in front; see `Live`.
         base_forward: what made `y`.
         chooser: adds the pair of a linear layer where it knows a faster way than torch's products.
+        lowered: makes the first of these products, of x and (R, in).
     """
     if kind == "conv":
         return _add_conv(layer, x, y, pair, strength)
@@ -56,11 +58,10 @@ def add_pair(
     fresh = is_torchs(base_forward) and not y.requires_grad and y.is_contiguous()
     if fresh and chooser is not None and chooser.add_pair_(y, x, pair.down, pair.up, strength):
         return y
-    return _add_linear(x, y, pair, strength, fresh=fresh)
+    return _add_linear(lowered(x, pair.down) * strength, y, pair, fresh=fresh)
 
 
-def _add_linear(x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor, *, fresh: bool) -> Tensor:
-    h = F.linear(x, pair.down) * strength
+def _add_linear(h: Tensor, y: Tensor, pair: FusedPair, *, fresh: bool) -> Tensor:
     if not y.is_contiguous():
         return y + F.linear(h, pair.up)
     flat, h = y.view(-1, y.shape[-1]), h.view(-1, h.shape[-1])

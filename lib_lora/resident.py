@@ -22,6 +22,7 @@ from .kernels import Chooser
 from .layer import read_base_weight
 from .modules import device_of
 from .residency import stays
+from .sharing import Sharing
 from .steady import Steady
 from .storage import Storage
 from .streaming import Home, Placement
@@ -44,6 +45,8 @@ class Keeping:
     """Where compiled models have their adapters from stack to stack; None where it may change. See `steady.py`."""
     chooser: Chooser | None = None
     """Adds pairs of linear layers where a kernel of our own is faster; None never asks. See `kernels.py`."""
+    sharing: Sharing | None = None
+    """Makes the first products of layers with the same input as one; None never does. See `sharing.py`."""
 
 
 P = TypeVar("P", bound=Placement[Any])

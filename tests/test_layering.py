@@ -22,7 +22,7 @@ LIB_LORA = {
     "__main__": "*",
     "engine": (
         "auto buckets budget cache calibration carriers families hearing kernels layer model multiplier network parking"
-        " patch plan rates reading report resident rows schedule scratch slot stack steady storage timing trace"
+        " patch plan rates reading report resident rows schedule scratch sharing slot stack steady storage timing trace"
     ),
     "model": "families layer multiplier pristine residency stack",
     "auto": "binding calls effective merged rates slot transient",
@@ -31,6 +31,7 @@ LIB_LORA = {
     "buckets": "",
     "kernels": "budget",
     "steady": "storage",
+    "sharing": "budget kernels patch",
     "triton_pair": "",
     "carriers": "patch slot",
     "parking": "network plan stack",
@@ -62,8 +63,8 @@ LIB_LORA = {
     "peft_config": "adapters.base file",
     "skeleton": "components file",
     "factored": (
-        "adapters.base binding buckets effective live opaque operation pairs patch? picture resident rows storage"
-        " streaming strength"
+        "adapters.base binding buckets effective live opaque operation pairs patch? picture resident rows sharing"
+        " storage streaming strength"
     ),
     "opaque": "forwards? slot?",
     "transient": (
@@ -72,7 +73,9 @@ LIB_LORA = {
     ),
     "by_tokens": "effective factored patch? strength transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
-    "resident": "adapters.base binding budget kernels layer patch? residency steady storage streaming strength trace",
+    "resident": (
+        "adapters.base binding budget kernels layer patch? residency sharing steady storage streaming strength trace"
+    ),
     "budget": "streaming",
     "streaming": "storage",
     "storage": "",

@@ -180,11 +180,11 @@ def test_what_it_is_not_for():
 def test_nothing_is_measured_while_a_graph_is_captured(monkeypatch):
     own = chooser(Fake(), torch=1.0, large=0.1, small=0.1)
     y, x, down, up, strength = numbers(6, 8, 10, 4, 1, torch.float16)
-    monkeypatch.setattr(kernels, "_captures", lambda device: True)
+    monkeypatch.setattr(kernels, "captures", lambda device: True)
     assert not own.add_pair_(y, x, down, up, strength[0])
-    monkeypatch.setattr(kernels, "_captures", lambda device: False)
+    monkeypatch.setattr(kernels, "captures", lambda device: False)
     assert own.add_pair_(y, x, down, up, strength[0])
-    monkeypatch.setattr(kernels, "_captures", lambda device: True)
+    monkeypatch.setattr(kernels, "captures", lambda device: True)
     assert own.add_pair_(y, x, down, up, strength[0]), "what is known is used there"
 
 
@@ -209,7 +209,7 @@ def test_an_engine_asks_it_for_linear_layers_alone(tmp_path, monkeypatch):
     """Compared with the same engine without it, uniform and by rows; under compilation it is not asked."""
     fake = Fake()
     monkeypatch.setattr(kernels, "_triton", lambda device: fake)
-    monkeypatch.setattr(kernels, "_cuda_seconds", lambda run: 1.0 / (1 + len(fake.calls)))
+    monkeypatch.setattr(kernels, "cuda_seconds", lambda run: 1.0 / (1 + len(fake.calls)))
     model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Flatten(2), nn.Linear(9, 12)).requires_grad_(False).bfloat16()
     tensors = pair("lora_unet_0", (8, 4, 1, 1), 4) | pair("lora_unet_2", (12, 9), 4)
     file = save(tmp_path / "a.safetensors", tensors)
