@@ -148,7 +148,7 @@ class Chooser:
         if groups is None or not x.is_contiguous():
             return False
         call = _Call(y.view(-1, y.shape[-1]), x.view(-1, x.shape[-1]), down, up, groups)
-        with _on(y.device):
+        with current(y.device):
             shape = call.shape
             blocks = self._blocks(kernel, call, shape)
             return blocks is not None and self._runs(kernel, call, shape, blocks)
@@ -233,7 +233,7 @@ def _plain_(call: _Call) -> None:
     call.y.addmm_(h.view(rows, rank), call.up.t())
 
 
-def _on(device: torch.device) -> AbstractContextManager[object]:
+def current(device: torch.device) -> AbstractContextManager[object]:
     """Triton and CUDA's clock take the current device, which need not be that of a tensor."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from . import patch
 from .budget import OUT_OF_MEMORY
 from .compiler import compiling, tracing
-from .kernels import MUST_BE, captures, cuda_seconds
+from .kernels import MUST_BE, captures, cuda_seconds, current
 from .tensors import plain_mode
 
 logger = logging.getLogger(__name__)
@@ -194,8 +194,9 @@ class Sharing:
         seconds = self._clock(x.device)
         if shape not in self._pays and seconds is not None:
             downs = [over.narrow(0, share.start, share.rank) for share in group.shares]
-            one = seconds(lambda: F.linear(x, over))
-            each = seconds(lambda: [F.linear(x, own) for own in downs])
+            with current(x.device):
+                one = seconds(lambda: F.linear(x, over))
+                each = seconds(lambda: [F.linear(x, own) for own in downs])
             logger.debug("%s: %.1f us by a product for each layer, %.1f us by one", shape, each * 1e6, one * 1e6)
             self._pays[shape] = one < MUST_BE * each
         return self._pays.get(shape, False)
