@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import torch
 from _common import DTYPES, Record, Samples, Spread, Variant, duration, measure_beside, parse, parser, report, table
-from _models import check_equal, write_lora
+from _models import check_equal, twin, write_lora
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
@@ -48,20 +48,18 @@ class Projections(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
+        self.config = {"width": width}  # as diffusers' models have it
         for name in NAMES:
             self.add_module(name, nn.Linear(width, width, bias=False))
+
+    @classmethod
+    def from_config(cls, config: dict[str, int]) -> Projections:
+        """The same layers with other weights."""
+        return cls(**config)
 
     def forward(self, x: Tensor) -> Tensor:
         """All three, one behind the other."""
         return torch.cat([self.get_submodule(name)(x) for name in NAMES], -1)
-
-
-def alike(base: nn.Module, width: int) -> nn.Module:
-    """The same layers over the same weights."""
-    with torch.device("meta"):
-        made = Projections(width)
-    made.load_state_dict(base.state_dict(), assign=True)
-    return made.requires_grad_(False)
 
 
 def sharing(model: nn.Module) -> Engine:
@@ -84,7 +82,7 @@ def rows_of(tokens: int, width: int, options: argparse.Namespace) -> list[Record
         RuntimeError: the outputs are not those of each layer's own product.
     """
     base = Projections(width).requires_grad_(False).to(options.device, DTYPES[options.dtype])
-    models = {"base": base, "own": alike(base, width), "shared": alike(base, width)}
+    models = {"base": base, "own": twin(base), "shared": twin(base)}
     engines = {"own": Engine({"unet": models["own"]}), "shared": sharing(models["shared"])}
     x = torch.randn(options.batch, tokens, width, device=options.device, dtype=DTYPES[options.dtype])
     rows = []

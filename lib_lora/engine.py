@@ -108,9 +108,8 @@ class Engine:
         if self._steady is not None:
             self._budget.relief.append(self._steady.give_up)
         may_lie_together = storage == "file" and device_budget is None and not rank_buckets
-        self._sharing = Sharing() if kernels == "measured" and may_lie_together else None
-        buckets = check_buckets(rank_buckets)
-        self._keeping = Keeping(storage, self._budget, buckets, self._steady, chooser, self._sharing)
+        sharing = Sharing() if kernels == "measured" and may_lie_together else None
+        self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets), self._steady, chooser, sharing)
         self._sources = dict(checkpoints or {})
         self._lock = threading.RLock()
         self._cache = NetworkCache(cache_size, cache_bytes)
@@ -296,8 +295,8 @@ class Engine:
             self._carriers.park(former.layers)
             self._parking.put(former, room)
         self._carriers.detach()
-        if self._sharing is not None:
-            self._sharing.forget_last()
+        if self._keeping.sharing is not None:
+            self._keeping.sharing.forget_last()
         scratch.free()
         self._budget.settle()
         self._cache.trim()

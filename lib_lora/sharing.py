@@ -2,8 +2,9 @@
 
 Which layers these are is learned as the model calls them: one directly after the other, with the same tensor. From then
 on the first makes the product of that tensor with the down matrices of all of them, which lie one behind the other in
-memory, and each of the others finds its share, as long as the tensor has not been written to. Whether that is faster
-than a product for each is measured, once for each shape. On a CPU it never is, see `benchmarks/sharing.py`.
+memory, and each of the others finds its share, as long as the tensor has not been written to. torch does not count that
+in its inference mode; there each of the others is tried once against a product of its own. Whether it is faster than a
+product for each is measured, once for each shape. On a CPU it never is, see `benchmarks/sharing.py`.
 
 A product of several matrices is not to the last bit that of each of them. What comes to a device with its layer alone
 cannot be multiplied before, and the first call of a model has nothing learned. So where this is used pictures may
@@ -160,7 +161,7 @@ class Sharing:
         """The product of a first layer, and of those that are expected after it."""
         last, self._last = self._last, None  # what that still holds goes before more is made
         if last is not None and last.made:
-            self._disappointed(last)
+            self._forget(last, last.made.keys())  # those that did not come after all are not expected again
         group = self._groups.get(layer)
         made = {} if group is None or not group.others else self._made(group, layer, x, down)
         self._last = _Call(weakref.ref(layer), weakref.ref(given), _version(given), made)
@@ -226,10 +227,6 @@ class Sharing:
             group.others.append(weakref.ref(layer))
         if not any(share.down() is down for share in group.shares):
             group.down = _dead
-
-    def _disappointed(self, last: _Call) -> None:
-        """Those that did not come after all are not expected again."""
-        self._forget(last, last.made.keys())
 
     def _forget(self, last: _Call, layers: Collection[int]) -> None:
         group = self._groups.get(first) if (first := last.first()) is not None else None
