@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from lib_lora import AdapterFile, Family, Glance, LoraError, base_model, glance, inspect_file
 
@@ -23,6 +23,7 @@ _TAGS = 100  # shown
 _SEARCHED = 20  # found by the search
 _LONGEST_TAG = 60  # characters; longer ones are whole captions
 _LONGEST = 4000  # characters of a text
+_MOST_PICTURES = 10**9  # that a folder of training pictures may hold
 _EVERY = 0.97  # of the captions: a word of so many is what the file was trained to act on,
 _FEW = 3  # unless these are many
 PICTURES = ("modelspec.thumbnail", "ssmd_cover_images")
@@ -187,7 +188,7 @@ def _words(said: Mapping[str, str], tags: Sequence[tuple[str, int]]) -> tuple[st
 def _counts(text: str, name: str) -> Iterator[int]:
     for folder in _object(text).values():
         count = folder.get(name) if isinstance(folder, dict) else None
-        if isinstance(count, int):
+        if _is_count(count):
             yield count
 
 
@@ -196,9 +197,14 @@ def _frequencies(text: str) -> Counter[str]:
     counts: Counter[str] = Counter()
     for tags in _object(text).values():
         for tag, count in tags.items() if isinstance(tags, dict) else ():
-            if isinstance(count, int) and tag.strip():
+            if _is_count(count) and tag.strip():
                 counts[tag.strip()] += count
     return counts
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    """Tell whether a number from a header may count pictures; Python's integers have no end, and floats overflow."""
+    return isinstance(value, int) and 0 <= value <= _MOST_PICTURES
 
 
 def _object(text: str) -> Mapping[str, Any]:

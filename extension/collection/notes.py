@@ -9,7 +9,6 @@ changed; what others keep there stays. Both kinds of fields are kept in one file
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from html.parser import HTMLParser
@@ -230,8 +229,9 @@ def _texts(value: object) -> list[str]:
 
 def _number(value: object) -> float | None:
     """A strength; 0 is none, as in A1111's editor."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    # compared as it is: an integer of 400 digits cannot become a float
     return float(value) if value and abs(value) <= 100 else None
 
 

@@ -100,11 +100,37 @@ def test_facts_are_the_same_after_they_were_kept(demo: Demo) -> None:
     assert Facts.from_json({**facts.to_json(), "version": 0}) is None
 
 
+NUMBERS = st.integers() | st.integers(-9, 9).map(lambda digits: digits * 10**400) | st.floats()
+JSON = st.recursive(
+    st.none() | st.booleans() | st.text() | NUMBERS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+ANY = st.text().map(lambda text: text.encode("utf-8", "replace").decode()) | JSON.map(json.dumps)
+
+
+def per_folder(*names: str) -> st.SearchStrategy[str]:
+    """Draw {folder: {one of `names`: a number}}, as trainers write it."""
+    inner = st.dictionaries(st.sampled_from(names), NUMBERS, min_size=1)
+    return st.dictionaries(st.text(), inner, min_size=1, max_size=3).map(json.dumps)
+
+
 @settings(deadline=None)
-@given(text=st.one_of(st.text(), st.recursive(st.none() | st.text() | st.integers(), st.lists).map(json.dumps)))
-def test_any_metadata_are_read(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+@given(st.tuples(per_folder("cat", " ") | ANY, per_folder("img_count") | ANY, ANY, ANY))
+def test_any_metadata_are_read(tmp_path_factory: pytest.TempPathFactory, texts: tuple[str, ...]) -> None:
     path = tmp_path_factory.mktemp("any") / "a.safetensors"
-    clean = text.encode("utf-8", "replace").decode()
-    lora(path, ss_tag_frequency=clean, ss_dataset_dirs=clean, ss_output_name=clean, modelspec__thumbnail=clean)
+    keys = ("ss_tag_frequency", "ss_dataset_dirs", "ss_output_name", "modelspec__thumbnail")
+    lora(path, **dict(zip(keys, texts, strict=True)))
     assert FactsReader().read(path).problem == ""
     read_training(path)
+
+
+@pytest.mark.parametrize("count", [10**400, -(10**400), -1, 1e308, "20", None], ids=lambda count: f"{count!s:.9}")
+def test_a_number_that_counts_nothing_is_ignored(tmp_path: Path, count: object) -> None:
+    said = {
+        "ss_tag_frequency": json.dumps({"a": {"sks": 20, "cat": count}}),
+        "ss_dataset_dirs": json.dumps({"a": {"img_count": 20}, "b": {"img_count": count}}),
+    }
+    path = lora(tmp_path / "a.safetensors", **said)
+    assert FactsReader().read(path).words == ("sks",)
+    assert read_training(path).tags == (("sks", 20),)
