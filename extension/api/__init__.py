@@ -16,7 +16,7 @@ from .answers import answer
 from .app import front_end
 from .blocks import BlocksApi
 from .compare import CompareApi
-from .guard import guard
+from .guard import guard, refuse_other_sites
 from .library import Library
 from .presets import PresetsApi
 from .regions import RegionsApi
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ..session import Session
 
-__all__ = ["add_routes", "list_loras"]
+__all__ = ["add_routes", "list_loras", "refuse_other_sites"]
 
 _OWN = "/remora/v1"
 _APP = "/remora/app/{name:path}"
@@ -39,7 +39,7 @@ _APP = "/remora/app/{name:path}"
 def add_routes(app: FastAPI, session: Session) -> None:
     """Add the routes the host has not got; a host's own `/sdapi/v1/loras` stays. Ours demand what the host's do."""
     taken = {getattr(route, "path", "") for route in app.routes}
-    guarded = [Depends(guard(session.host.access(app)))]
+    guarded = [Depends(refuse_other_sites), Depends(guard(session.host.access(app)))]
     session.catalog.start()
     if "/sdapi/v1/loras" not in taken:
         app.add_api_route("/sdapi/v1/loras", lambda: list_loras(session), methods=["GET"], dependencies=guarded)

@@ -8,7 +8,8 @@ from typing import Any
 
 from fastapi import HTTPException, Request, Response
 
-UNAUTHORIZED, NOT_FOUND, CONFLICT, TOO_LARGE, UNPROCESSABLE, BROKEN = 401, 404, 409, 413, 422, 500
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, TOO_LARGE, UNSUPPORTED = 401, 403, 404, 409, 413, 415
+UNPROCESSABLE, BROKEN = 422, 500
 
 
 def answer(request: Request, data: object) -> Response:

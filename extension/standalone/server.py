@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.responses import FileResponse
 
+from ..api import refuse_other_sites
 from ..generation import Txt2Img
 from ..options import checked
 from . import offload
@@ -59,7 +60,7 @@ class PageBackend:
 
 def make_api(runner: Runner) -> FastAPI:
     """Return an application with the HTTP API alone."""
-    app = FastAPI(title="Remora")
+    app = FastAPI(title="Remora", dependencies=[Depends(refuse_other_sites)])
     SdApi(runner).add_routes(app)
     runner.studio.host.paint_with(RunnerPainter(runner))
     runner.studio.host.app_started(app)

@@ -287,7 +287,42 @@ def test_a_wrong_option_changes_nothing(client: TestClient, values: dict[str, An
     assert client.get("/sdapi/v1/options").json() == before
 
 
-def test_a_page_of_another_site_cannot_start_a_job(client: TestClient) -> None:
-    # a browser sends this content type across sites without asking first
-    answer = client.post(TXT2IMG, content=json.dumps(SMALL), headers={"content-type": "text/plain"})
-    assert answer.status_code == 422
+OTHER_SITES: dict[str, dict[str, str]] = {
+    "origin": {"origin": "http://evil.example", "content-type": "application/json"},
+    "origin of a sandboxed frame": {"origin": "null"},
+    "another port": {"origin": "http://testserver:8000"},
+    "as the browser says": {"sec-fetch-site": "cross-site", "origin": "http://testserver"},
+    "a sister site": {"sec-fetch-site": "same-site"},
+    "plain text": {"content-type": "text/plain;charset=UTF-8"},
+    "a form": {"content-type": "application/x-www-form-urlencoded"},
+    "a form with files": {"content-type": "multipart/form-data; boundary=x"},
+}
+
+
+@pytest.mark.parametrize("headers", OTHER_SITES.values(), ids=OTHER_SITES)
+def test_a_page_of_another_site_cannot_change_anything(client: TestClient, headers: dict[str, str]) -> None:
+    """Every route that may change something refuses it, whatever its body says; the schema lists them."""
+    asked = set()
+    for schema in ("/openapi.json", "/remora/v1/openapi.json"):
+        for path, methods in client.get(schema).json()["paths"].items():
+            for method in set(methods) - {"get", "head", "options"}:
+                answer = client.request(method, path, content=json.dumps(SMALL), headers=headers)
+                assert answer.status_code in (403, 415), (method, path, answer.text)
+                assert set(answer.json()) == {"detail"}
+                asked.add((method, path))
+    assert {("post", TXT2IMG), ("post", "/remora/v1/compare"), ("put", "/remora/v1/stack")} <= asked
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "http://testserver", "sec-fetch-site": "same-origin"},
+        {"origin": "http://testserver"},
+        {"origin": "https://behind.a.proxy", "sec-fetch-site": "same-origin"},
+        {"origin": "https://behind.a.proxy", "x-forwarded-host": "behind.a.proxy"},
+    ],
+)
+def test_the_web_uis_own_page_and_programs_are_not_refused(client: TestClient, headers: dict[str, str]) -> None:
+    answer = client.post("/remora/v1/resolve", content='{"names": ["zorp"]}', headers=headers)
+    assert answer.status_code == 200, answer.text
