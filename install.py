@@ -4,17 +4,19 @@ usage: python install.py [COMMAND [ARGUMENTS]]
 
   (none)   what a web UI calls at every start: name what is missing, change nothing
   demo     open the embedded web UI on the small model that comes with it; ARGUMENTS go to it
-  test     run the tests, in several processes where no ARGUMENTS are given; those go to pytest
+  test     run a selection of the tests in about four minutes, or with --all every test; ARGUMENTS go to pytest
   bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
-  check    run ruff and mypy
+  check    run ruff and mypy, and the type checker and linter of the JavaScript
   train    make the demo's model and LoRAs anew, which takes over two hours; ARGUMENTS go to it
 
-Every command makes .venv beside this file, or completes it.
+`python install.py COMMAND --help` tells more, and installs nothing. Every command makes .venv beside this file, or
+completes it; that takes 1.6 GB of disk for the demo and 3 GB for the tests, and more where torch brings CUDA.
 """
 
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import platform
@@ -36,8 +38,10 @@ GROUPS = {  # files in requirements/, in order
     "bench": ("bench",),
     "train": ("train",),
 }
+GIGABYTES = {"run": 1.6, "test": 1.6, "bench": 0.2, "train": 0.2}  # on disk, with torch for CPUs
 EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
 MOST_PROCESSES = 4  # for tests; each takes two gigabytes
+HELP = {"-h", "--help"}
 THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -71,6 +75,18 @@ def child_environment() -> dict[str, str]:
     """Return the user's environment, with nothing on Python's path but this project."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONHOME"}
     return {**kept, "PYTHONPATH": str(ROOT)}
+
+
+def run_pip(command: list[str], advice: str) -> None:
+    """Run pip; in a terminal it shows its own progress (what it downloads, how large, how fast), elsewhere nothing.
+
+    Raises:
+        InstallError: it failed; the text is `advice`.
+    """
+    if not sys.stdout.isatty():
+        run_quietly(command, advice)
+    elif subprocess.run(command, env=child_environment(), stdin=subprocess.DEVNULL).returncode != 0:
+        raise InstallError(advice)
 
 
 def run_quietly(command: list[str], advice: str) -> None:
@@ -119,14 +135,19 @@ class Environment:
     def ensure(self, *groups: str) -> None:
         """Install what is missing of `groups`."""
         version = self._prepare()
-        for group in groups:
-            installed, wanted = self._installed(), self._digest(group, version)
-            if installed.pop(group, None) == wanted:
-                continue
-            self._record(installed)  # interrupted half-way, the group counts as not installed
-            for name in GROUPS[group]:
-                self._install(name)
-            self._record({**installed, group: wanted})
+        missing = [group for group in groups if self._installed().get(group) != self._digest(group, version)]
+        if not missing:
+            return
+        steps = [(group, name) for group in missing for name in GROUPS[group]]
+        gigabytes = sum(GIGABYTES[group] for group in missing)
+        say(f"{self.folder.name} grows by about {gigabytes:.1f} GB, by several more where torch brings CUDA")
+        for number, (group, name) in enumerate(steps, 1):
+            installed = self._installed()
+            if installed.pop(group, None) is not None:
+                self._record(installed)  # interrupted half-way, the group counts as not installed
+            self._install(name, f"step {number} of {len(steps)}")
+            if name == GROUPS[group][-1]:
+                self._record({**installed, group: self._digest(group, version)})
 
     def _prepare(self) -> str:
         """Return the version of a Python that runs in the folder; make it unless it is there."""
@@ -163,9 +184,9 @@ class Environment:
         except (OSError, subprocess.CalledProcessError):
             return None
 
-    def _install(self, name: str) -> None:
+    def _install(self, name: str, step: str) -> None:
         wanted = pins(self.requirements / f"{name}.txt")
-        say("installing " + ", ".join(dict.fromkeys(re.split("[=<>; ]", pin)[0] for pin in wanted)))
+        say(f"{step}: installing " + ", ".join(dict.fromkeys(re.split("[=<>; ]", pin)[0] for pin in wanted)))
         flags = (
             "--disable-pip-version-check",
             "--no-input",
@@ -173,9 +194,7 @@ class Environment:
             str(self.requirements / "constraints.txt"),
         )
         command = [str(self.python), "-m", "pip", "install", *wanted, *flags, *EXTRA_FLAGS.get(name, ())]
-        run_quietly(
-            command, f"pip could not install {name}.txt: mend what it says above, then run the same command again"
-        )
+        run_pip(command, f"pip could not install {name}.txt: mend what it says above, then run the same command again")
 
     def _digest(self, group: str, version: str) -> str:
         digest = hashlib.sha256(version.encode())
@@ -206,13 +225,29 @@ def become(command: list[str]) -> int:
 
 
 def demo(environment: Environment, arguments: list[str]) -> int:
+    """Open the embedded web UI on the small model that comes with it, or on your own (--model).
+
+    usage: python install.py demo [OPTIONS]
+    """
+    if HELP & set(arguments):  # the options are told without anything installed
+        return call([sys.executable, "-m", "extension.standalone", "--demo", "--help"])
     environment.ensure("run")
     return become([str(environment.python), "-m", "extension.standalone", "--demo", *arguments])
 
 
 def test(environment: Environment, arguments: list[str]) -> int:
+    """Run a selection of the tests, in about four minutes on two cores.
+
+    usage: python install.py test [--all] [ARGUMENTS]
+
+    --all      run every test, in about fifteen minutes on two cores
+    ARGUMENTS  go to pytest, as tests/lib_lora -k dora; without any, the tests run in several processes side by side
+
+    Browser tests need Chromium, or Chrome; REMORA_CHROMIUM may name one.
+    """
     environment.ensure("run", "test")
-    return become([str(environment.python), "-m", "pytest", *(arguments or all_at_once())])
+    spread = all_at_once() if set(arguments) <= {"--all"} else []
+    return become([str(environment.python), "-m", "pytest", *spread, *arguments])
 
 
 def all_at_once() -> list[str]:
@@ -224,6 +259,12 @@ def all_at_once() -> list[str]:
 
 
 def bench(environment: Environment, arguments: list[str]) -> int:
+    """Run every program in benchmarks/, and write a report in benchmarks/results.
+
+    usage: python install.py bench [ARGUMENTS]
+
+    ARGUMENTS  go to each program; `python benchmarks/NAME.py --help` tells those of one
+    """
     environment.ensure("run", "bench")
     folder = ROOT / "benchmarks"
     results, failed = folder / "results", []
@@ -242,6 +283,10 @@ def bench(environment: Environment, arguments: list[str]) -> int:
 
 
 def check(environment: Environment, arguments: list[str]) -> int:
+    """Run ruff and mypy, and the type checker and linter of the JavaScript.
+
+    usage: python install.py check
+    """
     if arguments:
         raise InstallError("check takes no arguments")
     environment.ensure("run", "test")
@@ -250,6 +295,12 @@ def check(environment: Environment, arguments: list[str]) -> int:
 
 
 def train(environment: Environment, arguments: list[str]) -> int:
+    """Make the demo's model and LoRAs anew, which takes over two hours on two cores.
+
+    usage: python install.py train [ARGUMENTS]
+
+    ARGUMENTS  the parts to make, as judge; none is all of them
+    """
     environment.ensure("run", "train")
     return become([str(environment.python), "-m", "training", *arguments])
 
@@ -263,12 +314,15 @@ def main(arguments: list[str]) -> int:
         for problem in problems:
             say(problem)
         return 0  # a web UI starts all the same, and says the rest itself
-    if arguments[0] in ("-h", "--help"):
+    if arguments[0] in HELP:
         print(__doc__.strip() if __doc__ else "")
         return 0
     if arguments[0] not in COMMANDS:
         print(f"unknown command {arguments[0]!r}\n\n{(__doc__ or '').strip()}", file=sys.stderr)
         return 2
+    if HELP & set(arguments) and arguments[0] != "demo":
+        print(inspect.getdoc(COMMANDS[arguments[0]]))
+        return 0
     try:
         if sys.version_info < PYTHON_FLOOR:
             raise InstallError(problems[0])

@@ -25,11 +25,13 @@ class Processes:
 
     def __init__(self) -> None:
         self.pip: list[list[str]] = []
+        self.shown: list[tuple[list[str], bool]] = []
         self.made = 0
         self.failing = ""
         self.python_version: str | None = install.THIS_PYTHON
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        self.shown.append((list(command), "stdout" not in options and not options.get("capture_output")))
         if self.failing and self.failing in command:
             return subprocess.CompletedProcess(command, 1, stdout="first line\nno space left on device\n")
         if "venv" in command:
@@ -90,7 +92,38 @@ class TestEnsure:
     ) -> None:
         (environment.requirements / "test.txt").write_text('pytest==4\ntriton>=3.3; sys_platform == "linux"')
         environment.ensure("test")
-        assert "installing pytest, triton\n" in capsys.readouterr().out
+        assert "Remora: step 1 of 1: installing pytest, triton\n" in capsys.readouterr().out
+
+    def test_size_and_steps_are_told_before_pip_runs(
+        self, environment: Environment, processes: Processes, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        environment.ensure("run", "test")
+        folder, size, *steps = capsys.readouterr().out.splitlines()
+        assert folder.startswith("Remora: making .venv")
+        assert size == "Remora: .venv grows by about 3.2 GB, by several more where torch brings CUDA"
+        assert [step.partition(":")[2] for step in steps] == [
+            " step 1 of 4: installing torch",
+            " step 2 of 4: installing gradio",
+            " step 3 of 4: installing words",
+            " step 4 of 4: installing pytest",
+        ]
+        environment.ensure("run", "test")
+        assert capsys.readouterr().out == ""
+
+    def test_in_a_terminal_pip_shows_its_own_progress(
+        self, environment: Environment, processes: Processes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        environment.ensure("run")
+        assert [shown for command, shown in processes.shown if "pip" in command] == [True] * 3
+        processes.failing = "pytest==4"
+        with pytest.raises(InstallError, match="run the same command again"):
+            environment.ensure("test")
+        assert "test" not in environment.stamp.read_text()
+
+    def test_elsewhere_pip_is_silent(self, environment: Environment, processes: Processes) -> None:
+        environment.ensure("run")
+        assert [shown for command, shown in processes.shown if "pip" in command] == [False] * 3
 
     def test_adds_only_the_missing_group(self, environment: Environment, processes: Processes) -> None:
         environment.ensure("run")
@@ -328,6 +361,19 @@ class TestCommands:
         assert install.main(["--help"]) == 0
         assert "usage: python install.py" in capsys.readouterr().out
 
+    @pytest.mark.parametrize("flag", ["-h", "--help"])
+    @pytest.mark.parametrize("command", sorted(install.COMMANDS))
+    def test_help_of_a_command_installs_and_changes_nothing(
+        self, command: str, flag: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert install.main([command, flag]) == 0
+        assert not self.ensured
+        if command == "demo":
+            assert self.calls == [["-m", "extension.standalone", "--demo", "--help"]]
+        else:
+            assert f"usage: python install.py {command}" in capsys.readouterr().out
+            assert not self.calls
+
     def test_old_python_is_refused(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         monkeypatch.setattr(sys, "version_info", (3, 9, 1))
         assert install.main(["demo"]) == 1
@@ -363,3 +409,12 @@ class TestPins:
         assert [name for name, versions in found.items() if len(versions) > 1] == []
         conditional = {name for name, condition in found if condition}
         assert [name for name, condition in found if not condition and name in conditional] == []
+
+
+def test_the_demos_help_needs_the_standard_library_only() -> None:
+    """As on a machine with nothing installed: -S takes all packages away."""
+    command = [sys.executable, "-S", "-m", "extension.standalone", "--demo", "--help"]
+    done = subprocess.run(command, cwd=INSTALL.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: python install.py demo ")
+    assert "--lora-dir" in done.stdout

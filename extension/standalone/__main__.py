@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m extension.standalone", description=__doc__)
+    prog = "python install.py demo" if "--demo" in sys.argv else "python -m extension.standalone"  # as users write it
+    parser = argparse.ArgumentParser(prog=prog, description="Start the embedded web UI.")
     parser.add_argument("--model", type=Path, help="diffusers folder, or checkpoint in one .safetensors file")
     parser.add_argument("--demo", action="store_true", help="use the small model that comes with Remora, and its LoRAs")
     parser.add_argument("--lora-dir", type=Path, action="append", default=[], help="folder of LoRA files; repeatable")
