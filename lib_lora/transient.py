@@ -188,13 +188,22 @@ class Transient(Resident[Placement[Adapters]]):
     ) -> Any:
         x: Tensor = next(iter(args or kwargs.values()))
         readers = {param: weight_reader(layer, param) for param in self._params}
+        packed = not all(reader.holds_values for reader in readers.values())
+        if packed and not self._acts(which):
+            # a product with the decoded weight has other bits than the layer's own
+            return base_forward(layer, *args, **kwargs)
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
             effective = self._effective(layer, readers, placed.stored.get().all, x, which)
-        if all(reader.holds_values for reader in readers.values()):
-            return base_forward(_stand_in(layer, effective), *args, **kwargs)
-        # a forward that unpacks its weight cannot be handed one that is not packed
-        return self._product(layer, x, effective)
+        if packed:  # a forward that unpacks its weight cannot be handed one that is not packed
+            return self._product(layer, x, effective)
+        return base_forward(_stand_in(layer, effective), *args, **kwargs)
+
+    def _acts(self, which: _Pass) -> bool:
+        """Tell whether any adapter of a pass has a strength other than 0."""
+        image = self._strengths.shown if which.image is None else which.image
+        values, acting = self._strengths.values[image], which.acting
+        return any(values[own.cell] for i, own in enumerate(self._bindings) if acting is None or i in acting)
 
     def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
         """The product of a linear layer or a convolution with an effective weight."""

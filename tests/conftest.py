@@ -1,4 +1,4 @@
-"""Fixtures and skips that every test shares."""
+"""Fixtures, skips and the choice of tests that every test shares."""
 
 from __future__ import annotations
 
@@ -19,6 +19,25 @@ os.environ.update(
 import pytest
 import torch
 
+from tests.selection import (
+    pytest_addoption,
+    pytest_configure,
+    pytest_fixture_setup,
+    pytest_runtest_setup,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+    select,
+)
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_fixture_setup",
+    "pytest_runtest_setup",
+    "pytest_terminal_summary",
+    "pytest_testnodedown",
+]
+
 torch.set_num_threads(1)  # the models here are small: more threads cost time, and bits would depend on the machine
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +52,13 @@ def find_chromium() -> str | None:
     return os.environ.get("REMORA_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    skip_what_cannot_run(items)
+    select(config, items)
+
+
+def skip_what_cannot_run(items: list[pytest.Item]) -> None:
     missing = {}
     if not torch.cuda.is_available():
         missing["gpu"] = pytest.mark.skip(reason="no CUDA device")
@@ -59,7 +84,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
 @pytest.fixture(autouse=True)
 def seed() -> None:
-    torch.manual_seed(0)
+    # torch.manual_seed formats a stack for each kind of device that is not in use, which takes longer than many a test
+    torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,6 +22,8 @@ EXAMPLES = {
         r"```python\n# (\S+)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), re.DOTALL
     )
 }
+PLUGINS = {path: text for path, text in EXAMPLES.items() if not path.startswith("tests/")}
+SAMPLES = {path: text for path, text in EXAMPLES.items() if path.startswith("tests/")}
 PROGRAM = """
 import torch
 from torch import nn
@@ -48,13 +53,13 @@ parsed = tide.parse(tide.example)
 assert (parsed.component, parsed.module, parsed.param) == ("denoiser", "blocks.0.attn.qkv", "lora_down.weight")
 
 known = discover(architectures, Architecture)
-assert recognise(known.values(), [fact("transformer", "polyps.0.attn.qkv", 3072)]) is known["reef"]
+assert recognise(known.values(), [fact("transformer", "reef_blocks.0.attn.qkv", 3072)]) is known["reef"]
 split = nn.Module()
 for part in "qkv":
     split.add_module(f"to_{part}", nn.Linear(4, 4))
 model = nn.ModuleDict({"polyp_blocks": nn.ModuleList([nn.ModuleDict({"attn": split})])})
 index = LayerIndex("transformer", model, AliasTable(known["reef"].aliases))
-assert index.find("polyps.0.attn.qkv").shape == (12, 4)
+assert index.find("reef_blocks.0.attn.qkv").shape == (12, 4)
 
 assert "int8_rows" in {reader.name for reader in discover_classes(base_weights, WeightReader)}
 layer = nn.Linear(2, 3)
@@ -72,21 +77,74 @@ assert current_host() is None
 """
 
 
+def folders(paths: Iterable[str]) -> set[str]:
+    return {path.rpartition("/")[0] for path in paths}
+
+
 def test_every_kind_of_plugin_has_an_example() -> None:
-    folders = {path.rpartition("/")[0] for path in EXAMPLES}
     plugins = {"adapters", "formats", "architectures", "base_weights", "residency"}
-    assert folders == {"extension/hosts", *(f"lib_lora/{folder}" for folder in plugins)}
+    assert folders(PLUGINS) == {"extension/hosts", *(f"lib_lora/{folder}" for folder in plugins)}
 
 
-@pytest.mark.parametrize("path", EXAMPLES)
+def test_every_folder_of_samples_has_an_example() -> None:
+    assert folders(SAMPLES) == {"tests/fakes/kinds", "tests/fakes/quantized", "tests/families"}
+
+
+@pytest.mark.parametrize("path", PLUGINS)
 def test_example_keeps_the_layers(path: str) -> None:
-    assert violations(path, EXAMPLES[path], modules_of(sources())) == []
+    assert violations(path, PLUGINS[path], modules_of(sources())) == []
+
+
+def copy_with_examples(folder: Path, parts: Iterable[str]) -> None:
+    """Copy parts of the project into a folder, and add the examples that belong there."""
+    for part in parts:
+        if (ROOT / part).is_dir():
+            shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / part, folder)
+    for path, text in EXAMPLES.items():
+        if (folder / path).parent.is_dir():
+            (folder / path).write_text(text, encoding="utf-8")
 
 
 def test_examples_are_found_and_work(tmp_path: Path) -> None:
-    for package in ("lib_lora", "extension"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for path, text in EXAMPLES.items():
-        (tmp_path / path).write_text(text, encoding="utf-8")
+    copy_with_examples(tmp_path, ("lib_lora", "extension"))
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+PROJECT = ("lib_lora", "extension", "training", "scripts", "tests", "install.py", "pyproject.toml", "CONTRIBUTING.md")
+TESTS = {
+    "tests/test_contributing.py": "examples and not no_other_change",
+    "tests/test_layering.py": "every_import",
+    "tests/extension/hosts/test_hosts.py": "contract",
+    "tests/lib_lora/test_registry.py": "shipped or asked",
+    "tests/lib_lora/test_formats.py": "example or other_keys",
+    "tests/lib_lora/test_signs.py": "reef or metadata or one_layer or architecture",
+    "tests/lib_lora/test_families.py": "reef",
+    "tests/lib_lora/test_base_weights.py": "int8_rows or every_reader",
+    "tests/lib_lora/test_kinds.py": "hira or every_kind",
+    "tests/lib_lora/test_kinds_chosen.py": "hira",
+    "tests/lib_lora/test_kinds_dense.py": "hira",
+    "tests/lib_lora/test_kinds_merged.py": "hira",
+    "tests/lib_lora/test_fused.py": "hira",
+}
+"""Files with tests that enumerate plug-ins -> words of `-k` for those that an example may change."""
+MET = {"hira": "test_kinds", "tide": "test_formats", "reef": "test_families", "int8_rows": "test_base_weights"}
+"""An example -> a file with tests that must run on it."""
+
+
+@pytest.mark.full
+def test_the_tests_pass_with_the_examples_and_no_other_change(tmp_path: Path) -> None:
+    copy_with_examples(tmp_path, PROJECT)
+    words = " or ".join(f"({Path(file).stem} and ({some}))" for file, some in TESTS.items())
+    command = [sys.executable, "-m", "pytest", *TESTS, "-k", words, "-q", "-p", "no:cacheprovider", "--junitxml=a.xml"]
+    # without what this run was told by its environment
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYT")} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    cases = list(ElementTree.parse(tmp_path / "a.xml").iter("testcase"))
+    passed = {f"{case.get('classname')} {case.get('name')}" for case in cases if len(case) == 0}
+    for example, file in MET.items():
+        assert any(example in one and f".{file} " in one for one in passed), example
+    print(done.stdout.splitlines()[-1])  # noqa: T201  # the count is the result

@@ -316,8 +316,10 @@ class TestCommands:
     ) -> None:
         monkeypatch.setattr(os, "cpu_count", lambda: cores)
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        assert install.main(["test"]) == 0
-        assert self.calls == [["-m", "pytest", "-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]]
+        spread = ["-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]
+        for arguments in ([], ["--all"], ["--all", "--record"]):
+            assert install.main(["test", *arguments]) == 0
+            assert self.calls.pop() == ["-m", "pytest", *spread, *arguments]
         assert os.environ["OMP_NUM_THREADS"] == threads
 
     def test_train(self) -> None:
@@ -346,11 +348,25 @@ class TestCommands:
         assert not list(results.iterdir())
         assert capsys.readouterr().err == "Remora: failed: a.py\n"
 
-    @pytest.mark.parametrize(("codes", "code"), [({}, 0), ({"format": 1}, 1), ({"mypy": -9}, 9)])
-    def test_check_runs_every_tool(self, codes: dict[str, int], code: int) -> None:
+    @pytest.mark.parametrize(("codes", "code"), [({}, 0), ({"format": 1}, 1), ({"mypy": -9}, 9), ({"--silent": 1}, 1)])
+    def test_check_runs_every_tool(self, monkeypatch: pytest.MonkeyPatch, codes: dict[str, int], code: int) -> None:
+        monkeypatch.setattr(install, "install_node_modules", lambda python: None)
         self.codes = codes
         assert install.main(["check"]) == code
-        assert [call[1] for call in self.calls] == ["ruff", "ruff", "mypy"]
+        assert [call[1] for call in self.calls] == ["ruff", "ruff", "mypy", install.NPM]
+        assert self.calls[-1][2:] == ["run", "--silent", "check"]
+
+    def test_node_modules_are_installed_once_for_each_lock_file(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr(install, "ROOT", tmp_path)
+        (tmp_path / "node_modules").mkdir()
+        ran: list[list[str]] = []
+        monkeypatch.setattr(install, "run_quietly", lambda command, advice: ran.append(command[3:]))
+        for text in ("{}", "{}", "{ }"):
+            (tmp_path / "package-lock.json").write_text(text)
+            install.install_node_modules("python")
+        assert ran == [["ci"], ["ci"]]
 
     def test_unknown_shows_the_usage(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert install.main(["upgrade"]) == 2

@@ -1,7 +1,162 @@
 // The server's `/remora/v1`.
 
+/**
+ * @typedef {{running: boolean, done: number, total: number}} Scan
+ *
+ * @typedef {object} Lora
+ * One file of the library.
+ * @property {string} id
+ * @property {string} name as in `<lora:name:0.8>`
+ * @property {string} alias
+ * @property {string} file path below its folder, without suffix
+ * @property {string} folder
+ * @property {boolean} read false while the server has not read its header
+ * @property {boolean} readable
+ * @property {string} reason why it cannot be used
+ * @property {string | null} family a key of `families`
+ * @property {string | null} base_model
+ * @property {string} kind
+ * @property {[low: number, high: number] | null} rank
+ * @property {number} layers
+ * @property {string} format
+ * @property {number} size bytes
+ * @property {number} mtime seconds since 1970, as `added` and `used`
+ * @property {string} words trigger words, as they are put into a prompt
+ * @property {string} negative words for the negative prompt
+ * @property {string[]} tags
+ * @property {string} notes
+ * @property {number} rating
+ * @property {boolean} favourite
+ * @property {number | null} strength the preferred one
+ * @property {string} captions
+ * @property {number} added
+ * @property {number} used 0 is never
+ * @property {number} uses
+ * @property {string} picture changes with the picture; empty where there is none
+ *
+ * @typedef {object} More
+ * @property {string} path
+ * @property {string} description
+ * @property {string[]} problems
+ * @property {{[kind: string]: number}} kinds
+ * @property {{[name: string]: string}} training
+ * @property {[tag: string, count: number][]} training_tags
+ * @property {string[]} sidecars
+ * @property {string} hash empty where it was not made yet
+ *
+ * @typedef {Lora & More} LoraDetails
+ * @typedef {{name: string, title: string, fits: boolean, reason: string}} FamilyFit
+ *
+ * @typedef {object} Loras
+ * @property {number} revision
+ * @property {boolean} whole false where only changes are told
+ * @property {Lora[]} loras
+ * @property {string[]} gone ids
+ * @property {{[name: string]: FamilyFit}} families
+ * @property {Scan} scan
+ * @property {string} problem
+ *
+ * @typedef {{id: string | null, name?: string, problem: string, candidates: string[]}} Meaning
+ * The file that a name in a prompt means, where no file has this name.
+ *
+ * @typedef {{name: string, on: boolean, unet: number, text_encoder: number, more: string}} StackEntry
+ * @typedef {{version: number, always_on: boolean, entries: StackEntry[], problem: string}} StackOnDisk
+ *
+ * @typedef {{name: string, title: string, sure: boolean}} Family
+ *
+ * @typedef {object} LoraOutcome
+ * The outcome of one LoRA in the latest picture.
+ * @property {string} name
+ * @property {string} asked as the prompt had it
+ * @property {"applied" | "partly" | "failed" | "missing"} state
+ * @property {string} reason
+ * @property {number} hit layers of the file that act
+ * @property {number | null} layers
+ * @property {number} bytes
+ * @property {number} seconds
+ * @property {string} warning
+ * @property {string | null} format
+ * @property {Family | null} family
+ * @property {string | null} base_model
+ * @property {{[kind: string]: number}} kinds
+ * @property {number[] | null} ranks
+ * @property {{[reason: string]: string[]}} unused
+ * @property {{[key: string]: string | undefined}} details
+ *
+ * @typedef {object} ServerState
+ * @property {boolean} enabled
+ * @property {number} default_multiplier
+ * @property {string | null} model family of the loaded model
+ * @property {LoraOutcome[]} loras
+ * @property {string[]} notes
+ * @property {string[]} conflicts
+ * @property {Scan & {revision: number}} catalog
+ *
+ * @typedef {{name: string, text: string, thumbnail: string}} Preset
+ * @typedef {{presets: Preset[], problem: string}} PresetList
+ *
+ * @typedef {{length: number, ids: string[]}} Layout
+ * A list of weights that the model takes.
+ *
+ * @typedef {{name: string, values: string, own: boolean}} BlockPreset
+ *
+ * @typedef {object} Blocks
+ * @property {{id: string, title: string}[]} blocks
+ * @property {Layout[]} layouts
+ * @property {BlockPreset[]} presets
+ * @property {string[]} rules
+ *
+ * @typedef {{name: string, own: boolean, share: number, picture: string}} Region
+ * A part of the picture; `picture` is a grey PNG as base64.
+ *
+ * @typedef {object} Comparison
+ * @property {string} id
+ * @property {string[]} columns
+ * @property {string[]} rows
+ * @property {string[]} prompts row by row, as `done`
+ * @property {boolean[]} done
+ * @property {boolean} running
+ * @property {boolean} cancelled
+ * @property {string} problem
+ * @property {number} at cell
+ * @property {number} fraction
+ * @property {number} seed
+ *
+ * @typedef {{possible: boolean, samplers: string[], comparison: Comparison | null}} CompareState
+ *
+ * @typedef {{
+ *     "loras": Loras,
+ *     "refresh": Loras,
+ *     "lora": LoraDetails,
+ *     "picture": LoraDetails,
+ *     "resolve": {names: {[name: string]: Meaning}},
+ *     "state": ServerState,
+ *     "stack": StackOnDisk,
+ *     "presets": PresetList,
+ *     "preset": PresetList,
+ *     "preset/thumbnail": PresetList,
+ *     "blocks": Blocks,
+ *     "blocks/presets": Blocks,
+ *     "regions": {regions: Region[]},
+ *     "compare": CompareState,
+ * }} Answers
+ * The answers of the server, by path.
+ *
+ * @typedef {keyof Answers | `${keyof Answers}?${string}`} Path
+ */
+
+/**
+ * @template {Path} P
+ * @typedef {P extends keyof Answers ? Answers[P]
+ *     : P extends `${infer Name extends keyof Answers}?${string}` ? Answers[Name] : never} AnswerTo
+ */
+
 /** What went wrong, as one sentence. */
 export class ApiError extends Error {
+    /**
+     * @param {string} message
+     * @param {number} status of HTTP; 0 where the server does not answer
+     */
     constructor(message, status) {
         super(message);
         this.status = status;
@@ -10,21 +165,38 @@ export class ApiError extends Error {
 
 /** Asks the server. */
 export class Api {
+    /** @param {string} base the address below which the server's routes are */
     constructor(base) {
         this.base = `${base}/remora/v1/`;
+        /** @type {string | null} */
         this.authorization = null; // of users who were asked for it; forgotten with the page
     }
 
+    /**
+     * @param {string} user
+     * @param {string} password
+     */
     logIn(user, password) {
         const bytes = new TextEncoder().encode(`${user}:${password}`);
         this.authorization = `Basic ${btoa(String.fromCharCode(...bytes))}`;
     }
 
+    /**
+     * @template {Path} P
+     * @param {P} path
+     */
     get(path) {
         return this.ask("GET", path);
     }
 
-    /** Send JSON, or a Blob as it is; returns what the answer's JSON says. */
+    /**
+     * Send JSON, or a Blob as it is; return the JSON of the answer.
+     * @template {Path} P
+     * @param {string} method
+     * @param {P} path
+     * @param {object} [body]
+     * @returns {Promise<AnswerTo<P>>}
+     */
     async ask(method, path, body) {
         const answer = await this.send(method, path, body);
         let data = null;
@@ -38,20 +210,30 @@ export class Api {
         throw new ApiError(detail || `The web UI answered ${answer.status} to ${method} ${path}.`, answer.status);
     }
 
+    /** @param {string} path */
     async text(path) {
         const answer = await this.send("GET", path);
         if (!answer.ok) throw new ApiError(`The web UI answered ${answer.status} to GET ${path}.`, answer.status);
         return answer.text();
     }
 
+    /**
+     * @param {string} method
+     * @param {string} path
+     * @param {object} [body]
+     */
     async send(method, path, body) {
+        /** @type {{[name: string]: string}} */
         const headers = {Accept: "application/json"};
         const raw = body instanceof Blob;
         if (body !== undefined && !raw) headers["Content-Type"] = "application/json";
         if (this.authorization) headers.Authorization = this.authorization;
         try {
             return await fetch(this.base + path, {
-                method, headers, credentials: "same-origin", cache: "no-cache",
+                method,
+                headers,
+                credentials: "same-origin",
+                cache: "no-cache",
                 body: body === undefined || raw ? body : JSON.stringify(body),
             });
         } catch {
@@ -59,7 +241,10 @@ export class Api {
         }
     }
 
-    /** The address of a picture; where a password was asked for, the browser would not send it by itself. */
+    /**
+     * Return the address of a picture; where a password was asked for, the browser would not send it by itself.
+     * @param {string} path
+     */
     async pictureAt(path) {
         if (!this.authorization) return this.base + path;
         const answer = await this.send("GET", path);
@@ -67,5 +252,8 @@ export class Api {
     }
 }
 
-/** A part of a query. */
-export const query = (values) => new URLSearchParams(values).toString();
+/**
+ * Write values as a part of an address.
+ * @param {{[name: string]: string | number}} values
+ */
+export const query = (values) => new URLSearchParams(/** @type {{[name: string]: string}} */ (values)).toString();

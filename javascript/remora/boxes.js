@@ -2,7 +2,15 @@
 
 import {difference} from "./prompt.js";
 
-// Where web UIs have their prompts: name, prompt, negative prompt, and the beginning of the ids of the settings.
+/**
+ * @typedef {{name: string, box: HTMLTextAreaElement, negative: HTMLTextAreaElement | null}} PromptBox
+ * The boxes of one prompt of the page.
+ */
+
+/**
+ * Where web UIs have their prompts; the ids of the settings begin with `start`.
+ * @type {[name: string, prompt: string, negative: string, start: string][]}
+ */
 const BOXES = [
     ["txt2img", "#txt2img_prompt textarea", "#txt2img_neg_prompt textarea", "txt2img_"],
     ["img2img", "#img2img_prompt textarea", "#img2img_neg_prompt textarea", "img2img_"],
@@ -20,17 +28,33 @@ const SETTINGS = {
 };
 const GALLERIES = ["#txt2img_gallery img", "#img2img_gallery img", "#control_gallery img", "#gallery img"];
 
-/** The boxes there are: [{name, box, negative}]. */
+/**
+ * Find the prompt boxes of the page.
+ * @returns {PromptBox[]}
+ */
 export function boxes() {
-    return BOXES.map(([name, prompt, negative]) =>
-        ({name, box: document.querySelector(prompt), negative: document.querySelector(negative)})).filter(({box}) => box);
+    const all = BOXES.map(([name, prompt, negative]) => ({
+        name,
+        box: document.querySelector(prompt),
+        negative: document.querySelector(negative),
+    }));
+    return /** @type {PromptBox[]} */ (all.filter(({box}) => box));
 }
 
+/**
+ * Find the boxes of one prompt.
+ * @param {string} name
+ */
 export function find(name) {
     return boxes().find((one) => one.name === name);
 }
 
-/** Put a text into a box: only what differs, so that the cursor stays where it is; the page learns of it as of typing. */
+/**
+ * Put a text into a box. Only the difference is written: the cursor stays where it is. The page hears of it as of
+ * typing.
+ * @param {HTMLTextAreaElement | null} box
+ * @param {string} text
+ */
 export function write(box, text) {
     if (!box || box.value === text) return;
     const {start, removed, inserted} = difference(box.value, text);
@@ -38,30 +62,48 @@ export function write(box, text) {
     box.dispatchEvent(new Event("input", {bubbles: true}));
 }
 
-/** What the page's controls are set to, as far as they are found. */
+/**
+ * Return the values of the page's controls, as far as they are found.
+ * @param {string} name of the prompt
+ */
 export function settings(name) {
     const [, , , start] = BOXES.find(([other]) => other === name) ?? ["", "", "", ""];
+    /** @type {{[field: string]: string | number}} */
     const found = {};
     for (const [field, ids] of Object.entries(SETTINGS)) {
         for (const id of ids) {
             const root = document.getElementById(`${start}${id}`);
-            const input = root && (root.querySelector("input[type=number]") ?? root.querySelector("input"));
+            /** @type {HTMLInputElement | null | undefined} */
+            const input = root?.querySelector("input[type=number]") ?? root?.querySelector("input");
             if (input && input.value !== "") found[field] = input.type === "number" ? Number(input.value) : input.value;
         }
     }
     return found;
 }
 
-/** The picture that the page shows, as a Blob; null where it shows none. */
+/**
+ * Return the picture that the page shows; null where it shows none.
+ * @returns {Promise<Blob | null>}
+ */
 export async function shownPicture() {
-    const image = GALLERIES.flatMap((selector) => [...document.querySelectorAll(selector)])
-        .filter((one) => one.naturalWidth > 32).pop();
+    /** @type {HTMLImageElement[]} */
+    const images = GALLERIES.flatMap((selector) => [
+        .../** @type {NodeListOf<HTMLImageElement>} */ (document.querySelectorAll(selector)),
+    ]);
+    const image = images.filter((one) => one.naturalWidth > 32).pop();
     if (!image) return null;
-    const canvas = Object.assign(document.createElement("canvas"), {width: image.naturalWidth, height: image.naturalHeight});
-    canvas.getContext("2d").drawImage(image, 0, 0);
+    const canvas = Object.assign(document.createElement("canvas"), {
+        width: image.naturalWidth,
+        height: image.naturalHeight,
+    });
+    /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d")).drawImage(image, 0, 0);
     return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
 }
 
+/**
+ * Put a text on the clipboard; false where the browser does not allow it.
+ * @param {string} text
+ */
 export async function copy(text) {
     if (navigator.clipboard && window.isSecureContext) {
         try {
@@ -71,10 +113,10 @@ export async function copy(text) {
             // not allowed; the old way may be
         }
     }
-    const former = document.activeElement;
+    const former = /** @type {HTMLElement | null} */ (document.activeElement);
     const box = Object.assign(document.createElement("textarea"), {value: text, className: "remora-offscreen"});
     box.setAttribute("aria-hidden", "true");
-    (former && former.closest("dialog") ? former.closest("dialog") : document.body).append(box);
+    (former?.closest("dialog") ?? document.body).append(box);
     box.select();
     const done = document.execCommand("copy");
     box.remove();

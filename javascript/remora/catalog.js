@@ -1,28 +1,52 @@
 // The list of files: kept up to date by changes, searched, filtered and sorted. Pure but for `Catalog`.
 
+/** @import {Api, FamilyFit, Lora, Loras} from "./api.js" */
+
 import {query} from "./api.js";
+
+/**
+ * @typedef {Lora & {haystack: string}} Listed
+ * A file, and the text that a search looks through.
+ *
+ * @typedef {typeof NO_FILTERS} Filters
+ * @typedef {keyof typeof SORTS} Sort
+ * @typedef {[value: string, count: number][]} Facet
+ */
 
 /** Files by id, and what is asked of them quickly. */
 export class Catalog {
+    /** @param {Pick<Api, "ask">} api */
     constructor(api) {
         this.api = api;
         this.revision = 0;
+        /** @type {Map<string, Listed>} */
         this.byId = new Map();
+        /** @type {{[name: string]: FamilyFit}} */
         this.families = {};
         this.scan = {running: false, done: 0, total: 0};
         this.problem = "";
         this.loaded = false;
+        /** @type {Listed[]} */
         this.all = [];
+        /** @type {Map<string, Listed[]>} */
         this.byName = new Map();
         this.version = 0; // grows with every change, for those that keep what they worked out
     }
 
-    /** Ask for what changed; tells whether something did. */
+    /**
+     * Ask for the changes.
+     * @param {"GET" | "POST"} [method] POST has the server look at its folders again
+     */
     async update(method = "GET") {
+        /** @type {"refresh" | `loras?${string}`} */
         const path = method === "POST" ? "refresh" : `loras?${query({since: this.revision})}`;
         this.take(await this.api.ask(method, path));
     }
 
+    /**
+     * Take an answer of the server.
+     * @param {Loras} answer
+     */
     take(answer) {
         if (answer.whole) this.byId.clear();
         for (const id of answer.gone) this.byId.delete(id);
@@ -39,39 +63,64 @@ export class Catalog {
         this.version += 1;
     }
 
+    /**
+     * Take one file, as the server told of it.
+     * @param {Lora} lora
+     */
     put(lora) {
-        this.take({...this, whole: false, gone: [], loras: [lora]});
+        const {revision, families, scan, problem} = this;
+        this.take({revision, families, scan, problem, whole: false, gone: [], loras: [lora]});
     }
 
-    /** The only file of a name; undefined where there is none, or several. */
+    /**
+     * Return the only file of a name; undefined where there is none, or several.
+     * @param {string} name
+     */
     named(name) {
         const found = this.byName.get(name);
         return found && found.length === 1 ? found[0] : undefined;
     }
 
-    /** Why a file cannot be used or does not fit; empty where nothing speaks against it. */
+    /**
+     * Say why a file cannot be used or does not fit; nothing where it can and does.
+     * @param {Lora} lora
+     */
     against(lora) {
         if (!lora.readable) return lora.reason;
         if ((this.byName.get(lora.name) ?? []).length > 1) {
             return `several files have the name ${lora.name}; rename all but one to use them`;
         }
-        const family = this.families[lora.family];
+        const family = lora.family === null ? undefined : this.families[lora.family];
         return family && !family.fits ? family.reason : "";
     }
 }
 
+/** @param {Lora} lora */
 function haystackOf(lora) {
-    const parts = [lora.file, lora.alias, lora.words, lora.tags.join(" "), lora.captions, lora.notes, lora.base_model,
-        lora.kind, lora.family];
+    const parts = [
+        lora.file,
+        lora.alias,
+        lora.words,
+        lora.tags.join(" "),
+        lora.captions,
+        lora.notes,
+        lora.base_model,
+        lora.kind,
+        lora.family,
+    ];
     return parts.filter(Boolean).join("\n").toLowerCase();
 }
 
+/** @satisfies {{[name: string]: [title: string, compare: (a: Lora, b: Lora) => number]}} */
 export const SORTS = {
     name: ["Name", (a, b) => order(a.name, b.name)],
     added: ["Newest first", (a, b) => b.added - a.added || b.mtime - a.mtime || order(a.name, b.name)],
     used: ["Last used", (a, b) => b.used - a.used || order(a.name, b.name)],
     uses: ["Most used", (a, b) => b.uses - a.uses || order(a.name, b.name)],
-    rating: ["Rating", (a, b) => b.rating - a.rating || b.favourite - a.favourite || order(a.name, b.name)],
+    rating: [
+        "Rating",
+        (a, b) => b.rating - a.rating || Number(b.favourite) - Number(a.favourite) || order(a.name, b.name),
+    ],
     size: ["Largest first", (a, b) => b.size - a.size || order(a.name, b.name)],
     path: ["Folder", (a, b) => order(a.file, b.file)],
 };
@@ -80,48 +129,79 @@ const {compare: order} = new Intl.Collator(undefined, {numeric: true, sensitivit
 
 export const NO_FILTERS = {folder: "", family: "", kind: "", tag: "", rating: 0, favourite: false, fits: false};
 
-/** The files that have all words and pass all filters, sorted. */
+/**
+ * Return the files that have all words and pass all filters, sorted.
+ * @param {Catalog} catalog
+ * @param {string} words
+ * @param {Filters} filters
+ * @param {string} sort
+ */
 export function select(catalog, words, filters, sort) {
     const sought = words.toLowerCase().split(/\s+/).filter(Boolean);
     const below = filters.folder && `${filters.folder}/`;
-    const found = sorted(catalog, sort).filter((lora) =>
-        sought.every((word) => lora.haystack.includes(word))
-        && (!below || `${lora.folder}/`.startsWith(below))
-        && (!filters.family || lora.family === filters.family)
-        && (!filters.kind || lora.kind === filters.kind)
-        && (!filters.tag || lora.tags.includes(filters.tag))
-        && lora.rating >= filters.rating
-        && (!filters.favourite || lora.favourite)
-        && (!filters.fits || !catalog.against(lora)));
+    const found = sorted(catalog, sort).filter(
+        (lora) =>
+            sought.every((word) => lora.haystack.includes(word))
+            && (!below || `${lora.folder}/`.startsWith(below))
+            && (!filters.family || lora.family === filters.family)
+            && (!filters.kind || lora.kind === filters.kind)
+            && (!filters.tag || lora.tags.includes(filters.tag))
+            && lora.rating >= filters.rating
+            && (!filters.favourite || lora.favourite)
+            && (!filters.fits || !catalog.against(lora)),
+    );
     return found;
 }
 
-const kept = new WeakMap(); // what was sorted last, so that a keystroke need not
+/**
+ * The list that was sorted last: a keystroke need not sort it again.
+ * @type {WeakMap<Catalog, {sort: string, version: number, list: Listed[]}>}
+ */
+const kept = new WeakMap();
 
+/**
+ * @param {Catalog} catalog
+ * @param {string} sort
+ */
 function sorted(catalog, sort) {
     const former = kept.get(catalog);
     if (former && former.sort === sort && former.version === catalog.version) return former.list;
-    const list = [...catalog.all].sort((SORTS[sort] ?? SORTS.name)[1]);
+    const list = [...catalog.all].sort((SORTS[/** @type {Sort} */ (sort)] ?? SORTS.name)[1]);
     kept.set(catalog, {sort, version: catalog.version, list});
     return list;
 }
 
-/** What there is to filter by: [[value, how many], ...] for each. */
+/**
+ * Count the files of each value to filter by.
+ * @param {Catalog} catalog
+ * @returns {{folders: Facet, families: Facet, kinds: Facet, tags: Facet}}
+ */
 export function facets(catalog) {
-    const folders = new Map(), families = new Map(), kinds = new Map(), tags = new Map();
-    const count = (map, value) => value && map.set(value, (map.get(value) ?? 0) + 1);
+    /** @type {Map<string, number>[]} */
+    const [folders, families, kinds, tags] = [new Map(), new Map(), new Map(), new Map()];
+    const count = (/** @type {Map<string, number>} */ map, /** @type {string | null} */ value) => {
+        if (value) map.set(value, (map.get(value) ?? 0) + 1);
+    };
     for (const lora of catalog.all) {
         const parts = lora.folder.split("/");
-        if (lora.folder) parts.forEach((_, at) => count(folders, parts.slice(0, at + 1).join("/")));
+        for (const at of parts.keys()) count(folders, parts.slice(0, at + 1).join("/"));
         count(families, lora.family);
         count(kinds, lora.kind);
         for (const tag of lora.tags) count(tags, tag);
     }
-    const listed = (map) => [...map].sort((a, b) => order(a[0], b[0]));
-    return {folders: listed(folders), families: listed(families), kinds: listed(kinds),
-        tags: [...tags].sort((a, b) => b[1] - a[1] || order(a[0], b[0])).slice(0, 300)};
+    const listed = (/** @type {Map<string, number>} */ map) => [...map].sort((a, b) => order(a[0], b[0]));
+    return {
+        folders: listed(folders),
+        families: listed(families),
+        kinds: listed(kinds),
+        tags: [...tags].sort((a, b) => b[1] - a[1] || order(a[0], b[0])).slice(0, 300),
+    };
 }
 
+/**
+ * Write a number of bytes for people.
+ * @param {number} bytes
+ */
 export function size(bytes) {
     if (bytes < 1024) return `${bytes} B`;
     if (bytes < 1024 ** 2) return `${(bytes / 1024).toFixed(0)} KB`;

@@ -1,12 +1,82 @@
 // What the tab does: between the server, the prompt boxes and what is shown. No elements of its own.
 
+/**
+ * @import {Blocks, Lora, Meaning, Preset, Region, Scan, ServerState, StackEntry, StackOnDisk} from "./api.js"
+ * @import {Filters, Listed} from "./catalog.js"
+ * @import {Tag} from "./prompt.js"
+ * @import {Reading} from "./tag.js"
+ */
+
 import {Api, ApiError, query} from "./api.js";
 import * as boxes from "./boxes.js";
 import {Catalog, NO_FILTERS} from "./catalog.js";
 import {History} from "./history.js";
-import {bodyOf, entryOf, hasWords, makeTag, readBody, readTags, reordered, setMultipliers, split, tagOf, takenBack, withBody, withEntry,
-    withoutEntry} from "./prompt.js";
+import {
+    bodyOf,
+    entryOf,
+    hasWords,
+    makeTag,
+    readBody,
+    readTags,
+    reordered,
+    setMultipliers,
+    split,
+    tagOf,
+    takenBack,
+    withBody,
+    withEntry,
+    withoutEntry,
+} from "./prompt.js";
 import {Store} from "./store.js";
+
+/**
+ * @typedef {{on: boolean, entries: StackEntry[]}} Always
+ * The stack that is always on.
+ *
+ * @typedef {Reading & {kind: string, body: string}} FreeTag
+ * A tag that stands in no prompt.
+ *
+ * @typedef {{target: string, before: number, tag: FreeTag}} Off
+ * An entry that is switched off: it stood before the tag with this number.
+ *
+ * @typedef {Tag & {on: true, off?: undefined, index: number, key: string}} OnRow
+ * @typedef {FreeTag & {on: false, off: Off, index?: undefined, text?: undefined, key: string}} OffRow
+ * @typedef {OnRow | OffRow} Row
+ * A row of the stack; keys differ.
+ *
+ * @typedef {{prompt: string, negative: string, always: Always, off: Off[]}} Snapshot
+ * The part of the state that the tab can change, and take back.
+ *
+ * @typedef {object} Known
+ * The rest of the state.
+ * @property {number} version of the catalog
+ * @property {Scan} scan
+ * @property {boolean} loaded
+ * @property {string} error
+ * @property {boolean} login whether to ask for a password
+ * @property {string} said about the last action
+ * @property {boolean} lost whether the server does not answer
+ * @property {ServerState | null} server
+ * @property {string[]} targets names of the prompts of the page
+ * @property {string} target the name of the prompt that is shown; empty without prompts
+ * @property {string} stackProblem
+ * @property {string} query
+ * @property {Filters} filters
+ * @property {string} sort
+ * @property {"grid" | "list"} view
+ * @property {string} pane
+ * @property {string | null} details the id of a file
+ * @property {string} dialog
+ * @property {boolean} canUndo
+ * @property {boolean} canRedo
+ * @property {Preset[] | null} presets
+ * @property {string} presetProblem
+ * @property {(Blocks & {model: string | null}) | null} blocks
+ * @property {Region[] | null} regions
+ *
+ * @typedef {Snapshot & Known} State
+ * @typedef {(body: string) => string} BodyChange
+ */
 
 const POLL = 2000; // milliseconds between two looks at the state, while the tab is seen
 const READ = 250; // the same at the prompts
@@ -15,20 +85,56 @@ const LONGEST = 500_000; // characters of a prompt that is read
 const KEPT = "remora"; // in the browser's storage
 
 export class Controller {
+    /** @param {string} base the address below which the server's routes are */
     constructor(base) {
         this.api = new Api(base);
         this.catalog = new Catalog(this.api);
+        /** @type {History<Snapshot>} */
         this.history = new History();
+        /** @type {Map<string, Meaning>} */
         this.meanings = new Map(); // of names in prompts that are no file's own: what the server says
+        /** @type {Set<string>} */
         this.asked = new Set();
+        /** @type {Promise<unknown>} */
         this.saving = Promise.resolve();
+        /** @type {ReturnType<typeof setTimeout> | null} */
         this.pending = null;
+        /** @type {{prompt: string, standard: number, tags: Tag[]} | undefined} */
+        this.read = undefined;
+        /** @type {string | undefined} */
+        this.seen = undefined; // the target whose boxes the page shows
+        /** @type {string | null | undefined} */
+        this.model = undefined; // as the server had it last
+        /** @type {Store<State>} */
         this.store = new Store({
-            version: 0, scan: this.catalog.scan, loaded: false, error: "", login: false, said: "", lost: false,
-            server: null, targets: [], target: "", prompt: "", negative: "", off: [],
-            always: {on: false, entries: []}, stackProblem: "",
-            query: "", filters: NO_FILTERS, sort: "name", view: "grid", pane: "library",
-            details: null, dialog: "", canUndo: false, canRedo: false, presets: null, presetProblem: "", blocks: null, regions: null,
+            version: 0,
+            scan: this.catalog.scan,
+            loaded: false,
+            error: "",
+            login: false,
+            said: "",
+            lost: false,
+            server: null,
+            targets: [],
+            target: "",
+            prompt: "",
+            negative: "",
+            off: [],
+            always: {on: false, entries: []},
+            stackProblem: "",
+            query: "",
+            filters: NO_FILTERS,
+            sort: "name",
+            view: "grid",
+            pane: "library",
+            details: null,
+            dialog: "",
+            canUndo: false,
+            canRedo: false,
+            presets: null,
+            presetProblem: "",
+            blocks: null,
+            regions: null,
             ...remembered(),
         });
     }
@@ -37,6 +143,7 @@ export class Controller {
         return this.store.state;
     }
 
+    /** @param {Partial<State>} changes */
     set(changes) {
         this.store.set(changes);
         if (["sort", "view", "filters", "target"].some((name) => name in changes)) remember(this.state);
@@ -44,7 +151,11 @@ export class Controller {
 
     // --- the server ---
 
-    /** Run something that asks the server; what goes wrong is shown, and null comes back. */
+    /**
+     * Run something that asks the server. An error of the server is shown, and the result is null.
+     * @template T
+     * @param {() => Promise<T>} work
+     */
     async tell(work) {
         try {
             const result = await work();
@@ -66,6 +177,7 @@ export class Controller {
         });
     }
 
+    /** @param {"GET" | "POST"} [method] */
     async refresh(method = "GET") {
         await this.catalog.update(method);
         this.meanings.clear();
@@ -91,7 +203,7 @@ export class Controller {
         }
     }
 
-    /** Called again and again while somebody looks. */
+    /** Look at the state; called again and again while somebody looks. */
     async poll() {
         if (this.state.login || this.pending !== null) return;
         try {
@@ -104,24 +216,35 @@ export class Controller {
     }
 
     async askMeanings() {
-        const names = [...this.tags(), ...this.state.always.entries].map((one) => one.name)
+        const names = [...this.tags(), ...this.state.always.entries]
+            .map((one) => one.name)
             .filter((name) => name && !this.catalog.named(name) && !this.asked.has(name));
         if (!names.length || !this.state.loaded) return;
-        names.forEach((name) => this.asked.add(name));
-        const answer = await this.tell(() => this.api.ask("POST", "resolve", {names: [...new Set(names)].slice(0, 1000)}));
+        for (const name of names) this.asked.add(name);
+        const answer = await this.tell(() =>
+            this.api.ask("POST", "resolve", {names: [...new Set(names)].slice(0, 1000)}),
+        );
         if (!answer) return;
         for (const [name, meaning] of Object.entries(answer.names)) this.meanings.set(name, meaning);
         this.catalog.version += 1;
         this.set({version: this.catalog.version});
     }
 
-    /** The file that a name in a tag means: {lora, problem}; neither while it is being asked for. */
+    /**
+     * Return the file that a name in a tag means, or a problem; neither while the server is being asked.
+     * @param {string} name
+     * @returns {{lora: Listed | undefined, problem: string, candidates: string[]}}
+     */
     meaning(name) {
         const lora = this.catalog.named(name);
         if (lora) return {lora, problem: lora.readable ? "" : lora.reason, candidates: []};
         const said = this.meanings.get(name);
         if (!said) return {lora: undefined, problem: "", candidates: []};
-        return {lora: said.id ? this.catalog.byId.get(said.id) : undefined, problem: said.problem, candidates: said.candidates};
+        return {
+            lora: said.id ? this.catalog.byId.get(said.id) : undefined,
+            problem: said.problem,
+            candidates: said.candidates,
+        };
     }
 
     // --- prompts ---
@@ -138,12 +261,13 @@ export class Controller {
         if (!targets.includes(target)) target = targets[0] ?? "";
         const one = found.find(({name}) => name === target);
         const prompt = one ? one.box.value : "";
-        const negative = one && one.negative ? one.negative.value : "";
+        const negative = one?.negative ? one.negative.value : "";
         if (target === this.state.target && prompt === this.state.prompt && negative === this.state.negative) return;
         this.set({target, prompt, negative});
         this.askMeanings();
     }
 
+    /** @param {string} target */
     choose(target) {
         this.set({target});
         this.seen = target;
@@ -166,41 +290,57 @@ export class Controller {
         return this.read.tags;
     }
 
-    /** The rows of the stack: tags of the prompt, and between them those that are switched off. */
+    /**
+     * Return the rows of the stack: tags of the prompt, and between them the ones that are switched off.
+     * @returns {Row[]}
+     */
     rows() {
         const tags = this.tags();
         const off = this.state.off.filter((one) => one.target === this.state.target);
+        /** @type {Row[]} */
         const rows = [];
+        /** @type {Map<string, number>} */
         const seen = new Map();
-        const key = (name) => {
+        const key = (/** @type {string} */ name) => {
             const count = (seen.get(name) ?? 0) + 1;
             seen.set(name, count);
             return `${name}#${count}`;
         };
         for (let at = 0; at <= tags.length; at += 1) {
             for (const one of off) {
-                if (Math.min(one.before, tags.length) === at) rows.push({...one.tag, on: false, off: one, key: key(one.tag.name)});
+                if (Math.min(one.before, tags.length) === at)
+                    rows.push({...one.tag, on: false, off: one, key: key(one.tag.name)});
             }
             if (at < tags.length) rows.push({...tags[at], on: true, index: at, key: key(tags[at].name)});
         }
         return rows;
     }
 
-    /** Ids of the files in the prompt. */
+    /** Return the ids of the files in the prompt. */
     used() {
-        return new Set(this.tags().map((tag) => this.meaning(tag.name).lora?.id).filter(Boolean));
+        return new Set(
+            this.tags()
+                .map((tag) => this.meaning(tag.name).lora?.id)
+                .filter(Boolean),
+        );
     }
 
+    /** @param {string} name */
     wordsOf(name) {
         return this.meaning(name).lora?.words ?? "";
     }
 
+    /** @returns {Snapshot} */
     snapshot() {
         const {prompt, negative, always, off} = this.state;
         return {prompt, negative, always, off};
     }
 
-    /** Change prompt, negative prompt, what is off, or what is always on; it can be taken back. */
+    /**
+     * Change the prompt, the negative prompt, the entries that are off, or the stack that is always on; it can be taken back.
+     * @param {Partial<Snapshot>} changes
+     * @param {string} [key] changes of one key in a row are taken back together
+     */
     change(changes, key = "") {
         this.readBoxes();
         const before = this.snapshot();
@@ -209,6 +349,7 @@ export class Controller {
         this.apply(after);
     }
 
+    /** @param {Snapshot} wanted */
     apply({prompt, negative, always, off}) {
         const one = boxes.find(this.state.target);
         if (one) {
@@ -216,8 +357,15 @@ export class Controller {
             boxes.write(one.negative, negative);
         }
         const saves = always !== this.state.always;
-        this.set({prompt: one ? prompt : "", negative: one && one.negative ? negative : "", always, off, said: "",
-            canUndo: this.history.past.length > 0, canRedo: this.history.future.length > 0});
+        this.set({
+            prompt: one ? prompt : "",
+            negative: one?.negative ? negative : "",
+            always,
+            off,
+            said: "",
+            canUndo: this.history.past.length > 0,
+            canRedo: this.history.future.length > 0,
+        });
         if (saves) this.save();
         this.askMeanings();
     }
@@ -230,6 +378,11 @@ export class Controller {
         this.travel(this.history.redo(), "after", "before");
     }
 
+    /**
+     * @param {{target: string, before: Snapshot, after: Snapshot} | undefined} change
+     * @param {"before" | "after"} to
+     * @param {"before" | "after"} from
+     */
     travel(change, to, from) {
         if (!change) return;
         if (change.target !== this.state.target) this.choose(change.target);
@@ -237,7 +390,8 @@ export class Controller {
         const prompt = takenBack(change[to].prompt, change[from].prompt, this.state.prompt);
         const negative = takenBack(change[to].negative, change[from].negative, this.state.negative);
         this.apply({
-            prompt: prompt ?? this.state.prompt, negative: negative ?? this.state.negative,
+            prompt: prompt ?? this.state.prompt,
+            negative: negative ?? this.state.negative,
             always: same(change[to].always, change[from].always) ? this.state.always : change[to].always,
             off: change[to].off,
         });
@@ -246,13 +400,17 @@ export class Controller {
 
     // --- entries of the prompt ---
 
-    /** Put a LoRA into the prompt with its words, or take both out where it is in it. */
+    /**
+     * Put a LoRA into the prompt with its words, or take both out where it is in it.
+     * @param {Lora} lora
+     */
     toggle(lora) {
         const index = this.tags().findIndex((tag) => this.meaning(tag.name).lora?.id === lora.id);
-        if (index >= 0) this.remove(this.rows().find((row) => row.index === index));
+        if (index >= 0) this.remove(/** @type {Row} */ (this.rows().find((row) => row.index === index)));
         else this.insert(lora);
     }
 
+    /** @param {Lora} lora */
     insert(lora) {
         if (!this.state.target) {
             this.addAlways(lora.name);
@@ -267,6 +425,7 @@ export class Controller {
         this.set({said: `${lora.name} inserted.`});
     }
 
+    /** @param {Row} row */
     remove(row) {
         if (row.off) {
             this.change({off: this.state.off.filter((one) => one !== row.off)});
@@ -279,17 +438,25 @@ export class Controller {
         this.set({said: `${row.name} removed.`});
     }
 
+    /** @param {OnRow} row */
     withoutRow(row) {
-        const others = this.tags().filter((_, at) => at !== row.index).flatMap((tag) => split(this.wordsOf(tag.name)));
+        const others = this.tags()
+            .filter((_, at) => at !== row.index)
+            .flatMap((tag) => split(this.wordsOf(tag.name)));
         return withoutEntry(this.state.prompt, row.index, this.wordsOf(row.name), others);
     }
 
-    /** Change what stands in an entry's tag; `change` is given it. Changes of one `what` in a row are taken back together. */
+    /**
+     * Change the body of an entry's tag. Changes of one `what` in a row are taken back together.
+     * @param {Row} row
+     * @param {BodyChange} change
+     * @param {string} [what]
+     */
     edit(row, change, what = "") {
         const key = what && `${row.off ? "off " : ""}${what} ${row.key}`;
         if (row.off) {
             const tag = this.tagWith(row.off.tag.kind, change(row.off.tag.body));
-            this.change({off: this.state.off.map((one) => one === row.off ? {...one, tag} : one)}, key);
+            this.change({off: this.state.off.map((one) => (one === row.off ? {...one, tag} : one))}, key);
             return;
         }
         this.readBoxes();
@@ -298,41 +465,65 @@ export class Controller {
         this.change({prompt: withBody(this.state.prompt, row.index, change(tag.body))}, key);
     }
 
+    /**
+     * @param {string} kind
+     * @param {string} body
+     * @returns {FreeTag}
+     */
     tagWith(kind, body) {
         return {...readBody(body, this.standard), kind, body};
     }
 
-    /** Set the multipliers, numbers or points as text. */
+    /**
+     * Set the multipliers, numbers or points as text.
+     * @param {Row} row
+     * @param {number | string} te
+     * @param {number | string} unet
+     */
     setStrength(row, te, unet) {
         this.edit(row, (body) => setMultipliers(body, te, unet), "strength");
     }
 
-    /** Switch an entry off, which takes it out of the prompt, or on again. */
+    /**
+     * Switch an entry off, which takes it out of the prompt, or on again.
+     * @param {Row} row
+     * @param {boolean} on
+     */
     setOn(row, on) {
         this.readBoxes();
         const {state} = this;
         if (!on) {
-            const one = {target: state.target, before: row.index, tag: this.tagWith(row.kind, row.body)};
+            const {index} = /** @type {OnRow} */ (row);
+            const one = {target: state.target, before: index, tag: this.tagWith(row.kind, row.body)};
             const later = state.off.map((other) =>
-                other.target === state.target && other.before > row.index ? {...other, before: other.before - 1} : other);
-            this.change({prompt: this.withoutRow(row), off: [...later, one]});
+                other.target === state.target && other.before > index ? {...other, before: other.before - 1} : other,
+            );
+            this.change({prompt: this.withoutRow(/** @type {OnRow} */ (row)), off: [...later, one]});
             return;
         }
-        const {tag} = row.off;
+        const former = /** @type {OffRow} */ (row).off;
+        const {tag} = former;
         const text = `<${tag.kind}:${tag.body}>`;
         const count = this.tags().length;
         const words = this.wordsOf(tag.name);
         let prompt = withEntry(state.prompt, text, hasWords(state.prompt, words) ? "" : words);
-        const before = Math.min(row.off.before, count);
+        const before = Math.min(former.before, count);
         const order = [...Array(count).keys()];
         order.splice(before, 0, count);
         prompt = reordered(prompt, order);
-        const off = state.off.filter((one) => one !== row.off).map((other) =>
-            other.target === state.target && other.before > before ? {...other, before: other.before + 1} : other);
+        const off = state.off
+            .filter((one) => one !== former)
+            .map((other) =>
+                other.target === state.target && other.before > before ? {...other, before: other.before + 1} : other,
+            );
         this.change({prompt, off});
     }
 
-    /** Put the row at one place to another. */
+    /**
+     * Put the row at one place to another.
+     * @param {number} from
+     * @param {number} to
+     */
     move(from, to) {
         this.readBoxes();
         const rows = this.rows();
@@ -340,12 +531,13 @@ export class Controller {
         rows.splice(to, 0, ...rows.splice(from, 1));
         const order = rows.filter((row) => row.on).map((row) => row.index);
         let before = 0;
+        /** @type {Map<Off, number>} */
         const places = new Map();
         for (const row of rows) {
             if (row.on) before += 1;
             else places.set(row.off, before);
         }
-        const own = rows.filter((row) => row.off).map(({off}) => ({...off, before: places.get(off)}));
+        const own = [...places].map(([one, place]) => ({...one, before: place}));
         const off = [...this.state.off.filter((one) => one.target !== this.state.target), ...own];
         this.change({prompt: reordered(this.state.prompt, order), off});
     }
@@ -361,14 +553,20 @@ export class Controller {
 
     // --- what every picture gets ---
 
+    /** @param {StackOnDisk} stack */
     takeStack(stack) {
         this.set({always: {on: stack.always_on, entries: stack.entries}, stackProblem: stack.problem});
     }
 
+    /**
+     * @param {Always} always
+     * @param {string} [key]
+     */
     changeAlways(always, key = "") {
         this.change({always}, key);
     }
 
+    /** @param {string} name */
     addAlways(name) {
         const {always} = this.state;
         if (always.entries.some((one) => one.name === name)) return;
@@ -377,14 +575,22 @@ export class Controller {
         this.changeAlways({on: always.entries.length ? always.on : true, entries: [...always.entries, entry]});
     }
 
-    /** Change what the tag of such an entry would say. */
+    /**
+     * Change the tag that an entry of this stack would have.
+     * @param {StackEntry} entry
+     * @param {BodyChange} change
+     * @param {string} [what]
+     */
     editAlways(entry, change, what = "") {
         const {always} = this.state;
-        const entries = always.entries.map((one) => one === entry ? {...one, ...entryOf(change(bodyOf(one)))} : one);
+        const entries = always.entries.map((one) => (one === entry ? {...one, ...entryOf(change(bodyOf(one)))} : one));
         this.changeAlways({...always, entries}, what && `always ${what} ${entry.name}`);
     }
 
-    /** Take an entry out of the prompt, and give it to every picture instead. */
+    /**
+     * Take an entry out of the prompt, and give it to every picture instead.
+     * @param {Row} row
+     */
     pin(row) {
         const {always} = this.state;
         const name = this.meaning(row.name).lora?.name ?? row.name;
@@ -396,7 +602,10 @@ export class Controller {
         this.change({...changes, always: {on: true, entries}});
     }
 
-    /** The other way round. */
+    /**
+     * Put an entry that is always on into the prompt instead.
+     * @param {StackEntry} entry
+     */
     unpin(entry) {
         const {always} = this.state;
         const words = this.wordsOf(entry.name);
@@ -405,7 +614,7 @@ export class Controller {
     }
 
     save() {
-        clearTimeout(this.pending);
+        clearTimeout(this.pending ?? undefined);
         this.pending = setTimeout(() => {
             this.pending = null;
             // one after the other: the last change is the last that arrives
@@ -428,15 +637,24 @@ export class Controller {
         this.takeBlocks(await this.api.get("blocks"), model);
     }
 
-    /** Keep block weights under a name; throws what the server refuses. */
+    /**
+     * Keep block weights under a name; throws if the server refuses.
+     * @param {string} name
+     * @param {string} values
+     */
     async saveBlocks(name, values) {
         this.takeBlocks(await this.api.ask("PUT", "blocks/presets", {name, values}));
     }
 
+    /** @param {string} name */
     async deleteBlocks(name) {
         this.takeBlocks(await this.api.ask("DELETE", `blocks/presets?${query({name})}`));
     }
 
+    /**
+     * @param {Blocks} told
+     * @param {string | null} [model]
+     */
     takeBlocks(told, model = this.state.blocks?.model ?? null) {
         this.set({blocks: {...told, model}});
     }
@@ -448,22 +666,32 @@ export class Controller {
         this.takeRegions(await this.api.get("regions"));
     }
 
-    /** Keep a picture as a region; throws what the server refuses. */
+    /**
+     * Keep a picture as a region; throws if the server refuses.
+     * @param {string} name
+     * @param {string} picture
+     */
     async saveRegion(name, picture) {
         this.takeRegions(await this.api.ask("PUT", "regions", {name, picture}));
     }
 
+    /** @param {string} name */
     async deleteRegion(name) {
         this.takeRegions(await this.api.ask("DELETE", `regions?${query({name})}`));
     }
 
+    /** @param {{regions: Region[]}} told */
     takeRegions({regions}) {
         if (!same(regions, this.state.regions)) this.set({regions});
     }
 
     // --- notes ---
 
-    /** Change what is noted about a file; throws what the server refuses. */
+    /**
+     * Change the notes about a file; throws if the server refuses.
+     * @param {Lora} lora
+     * @param {object} changes
+     */
     async note(lora, changes) {
         const told = await this.api.ask("PATCH", `lora?${query({id: lora.id})}`, changes);
         this.catalog.put({...told});
@@ -471,6 +699,10 @@ export class Controller {
         return told;
     }
 
+    /**
+     * @param {Lora} lora
+     * @param {Blob} blob
+     */
     async setPicture(lora, blob) {
         const told = await this.api.ask("PUT", `picture?${query({id: lora.id})}`, blob);
         this.catalog.put({...told});
@@ -481,16 +713,28 @@ export class Controller {
 
 export {POLL, READ};
 
+/**
+ * @param {unknown} one
+ * @param {unknown} other
+ */
 function same(one, other) {
     return JSON.stringify(one) === JSON.stringify(other);
 }
 
+/**
+ * @param {string} prompt
+ * @param {string} words
+ */
 function withWords(prompt, words) {
     if (!words || prompt.includes(words)) return prompt;
     const before = prompt.trimEnd().replace(/,$/, "");
     return before ? `${before}, ${words}` : words;
 }
 
+/**
+ * @param {string} prompt
+ * @param {string} words
+ */
 function withoutWords(prompt, words) {
     if (!words) return prompt;
     const at = prompt.indexOf(words);
@@ -500,6 +744,7 @@ function withoutWords(prompt, words) {
     return before ? before + after : after.replace(/^[,\s]+/, "");
 }
 
+/** @returns {Partial<Pick<State, "sort" | "view">>} */
 function remembered() {
     try {
         const kept = JSON.parse(localStorage.getItem(KEPT) ?? "{}");
@@ -509,6 +754,7 @@ function remembered() {
     }
 }
 
+/** @param {State} state */
 function remember({sort, view}) {
     try {
         localStorage.setItem(KEPT, JSON.stringify({sort, view}));

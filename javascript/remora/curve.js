@@ -1,46 +1,83 @@
 // Amounts: a number, or points of a curve over the generation, `value@position`. Pure; the server's
 // lib_lora/schedule.py reads them alike.
 
+/**
+ * @typedef {{value: number, at: number}} Point
+ * A strength, and where in the generation it holds: as a part of the pass up to 1, else a step or another position.
+ *
+ * @typedef {Point[]} Curve
+ * At least one point, in the order of positions.
+ *
+ * @typedef {{value: number, curve: Curve | null}} Amount
+ * A number, whose curve is null; or a curve, whose value is the one farthest from 0.
+ */
+
 export const NUMBER = /^[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$/i;
 export const SHAPES = ["linear", "step", "cosine"];
 
-/** A number as it is written into a tag; what is text already stays. */
+/**
+ * Write a number as a tag has it; a text stays as it is.
+ * @param {number | string} value
+ */
 export function written(value) {
     return typeof value === "string" ? value : String(Number(value.toFixed(6)));
 }
 
-/** An amount from text: {value, curve}, where value is the farthest from 0 and curve null for a number; null for neither. */
+/**
+ * Read an amount; null where the text is neither a number nor a curve.
+ * @param {string} text
+ * @returns {Amount | null}
+ */
 export function readAmount(text) {
-    if (!/[@~]/.test(text)) return isFinite(text) ? {value: Number(text), curve: null} : null;
+    if (!/[@~]/.test(text)) return isFiniteText(text) ? {value: Number(text), curve: null} : null;
     const points = text.split(/[,;]/).map(readPoint);
-    if (points.includes(null)) return null;
+    if (!points.every((point) => point !== null)) return null;
     const curve = points.sort((one, other) => one.at - other.at);
     return {value: peak(curve), curve};
 }
 
+/**
+ * @param {string} text
+ * @returns {Point | null}
+ */
 function readPoint(text) {
     const [value, at = "1", ...others] = text.split(/[@~]/).map((part) => part.trim());
-    return !others.length && isFinite(value) && isFinite(at) ? {value: Number(value), at: Number(at)} : null;
+    return !others.length && isFiniteText(value) && isFiniteText(at) ? {value: Number(value), at: Number(at)} : null;
 }
 
-const isFinite = (text) => NUMBER.test(text.trim()) && Number.isFinite(Number(text));
+/** @param {string} text */
+const isFiniteText = (text) => NUMBER.test(text.trim()) && Number.isFinite(Number(text));
 
-/** The points as text. */
+/**
+ * Write points as text.
+ * @param {Curve} points
+ */
 export function writePoints(points) {
     return points.map(({value, at}) => `${written(value)}@${written(at)}`).join(",");
 }
 
-/** The value that is farthest from 0. */
+/**
+ * Find the value that is farthest from 0.
+ * @param {Curve} points
+ */
 export function peak(points) {
-    return points.reduce((most, {value}) => Math.abs(value) > Math.abs(most) ? value : most, 0);
+    return points.reduce((most, {value}) => (Math.abs(value) > Math.abs(most) ? value : most), 0);
 }
 
-/** Whether positions are parts of the pass; otherwise they are steps. */
+/**
+ * Tell whether positions are parts of the pass; otherwise they are steps.
+ * @param {Curve} points
+ */
 export function isByFraction(points) {
     return points.every(({at}) => at <= 1);
 }
 
-/** The value at a position; the first and the last hold before and behind them. */
+/**
+ * Return the value at a position; the first and the last value hold before and behind all points.
+ * @param {Curve} points
+ * @param {number} position
+ * @param {string} [shape] one of SHAPES; any other is linear
+ */
 export function valueAt(points, position, shape = "linear") {
     const behind = points.findIndex(({at}) => at > position);
     if (behind === 0) return points[0].value;

@@ -6,9 +6,13 @@ import {App} from "./ui/app.js";
 
 const LOOK = 100; // milliseconds between two looks for the element
 
-/** Begin; `base` is the address below which the server's routes are. */
+/**
+ * Begin.
+ * @param {string} base the address below which the server's routes are
+ */
 export function start(base) {
     const controller = new Controller(base);
+    /** @type {HTMLElement | null} */
     let root = null;
     let seen = false;
 
@@ -23,7 +27,7 @@ export function start(base) {
         tick();
     }
 
-    const isSeen = () => root && root.isConnected && !document.hidden && root.getClientRects().length > 0;
+    const isSeen = () => root?.isConnected === true && !document.hidden && root.getClientRects().length > 0;
 
     // Called again and again; asks only while somebody looks.
     function tick() {
@@ -52,7 +56,7 @@ export function start(base) {
     setInterval(tick, POLL);
     setInterval(() => isSeen() && controller.readBoxes(), READ);
     document.addEventListener("input", (event) => {
-        if (isSeen() && event.target.tagName === "TEXTAREA") controller.readBoxes();
+        if (isSeen() && /** @type {Element} */ (event.target).tagName === "TEXTAREA") controller.readBoxes();
     });
     document.addEventListener("click", () => setTimeout(() => !seen && tick(), 50)); // a tab was chosen
     return controller;

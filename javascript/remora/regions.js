@@ -3,25 +3,45 @@
 
 import {written} from "./curve.js";
 
+/**
+ * @typedef {number[]} Weights
+ * SIDE * SIDE numbers from 0 to 1, row by row from the top.
+ *
+ * @typedef {[left: number, top: number, right: number, bottom: number]} Edges
+ * Parts of the picture, from 0 to 1.
+ *
+ * @typedef {{name: string, inverted: boolean, edges: Edges | null}} MaskPart
+ * A rectangle has edges; anything else is a name.
+ */
+
 export const SIDE = 64; // cells along each edge
 const EDGE = String.raw`\s*(?:\d+\.?\d*|\.\d+)\s*`;
 const EDGES = new RegExp(`^${EDGE}(?:,${EDGE}){3}$`);
 const NAME = /^\p{L}[\p{L}\p{N}_ \-.()]*$/u;
 const MAX_NAME = 60;
 
-/** The parts of a text: [{name, edges, inverted}]; of a rectangle the edges, of anything else the name. */
+/**
+ * Read the parts of a text.
+ * @param {string} text
+ * @returns {MaskPart[]}
+ */
 export function readMask(text) {
     return text.split("+").map((part) => {
-        let name = part.trim(), inverted = false;
+        let name = part.trim(),
+            inverted = false;
         while (name.startsWith("!")) {
             name = name.slice(1).trim();
             inverted = !inverted;
         }
-        return {name, inverted, edges: EDGES.test(name) ? name.split(",").map(Number) : null};
+        return {name, inverted, edges: EDGES.test(name) ? /** @type {Edges} */ (name.split(",").map(Number)) : null};
     });
 }
 
-/** What is wrong with a text, where these names are known; empty if nothing is. */
+/**
+ * Return the problem of a text, empty if it has none.
+ * @param {string} text
+ * @param {string[]} names that are known
+ */
 export function maskProblem(text, names) {
     for (const {name, edges} of readMask(text)) {
         if (!name) return "a region is missing, as left or 0,0,0.5,1";
@@ -35,64 +55,113 @@ export function maskProblem(text, names) {
     return "";
 }
 
-/** What is wrong with a name for a new region; empty if nothing is. */
+/**
+ * Return the problem of a name for a new region, empty if it has none.
+ * @param {string} name
+ * @param {string[]} taken
+ */
 export function nameProblem(name, taken) {
     if (!name) return "Give the region a name.";
-    if (name.length > MAX_NAME || !NAME.test(name)) return "A name is letters, digits, spaces and - . _ ( ), a letter first.";
+    if (name.length > MAX_NAME || !NAME.test(name))
+        return "A name is letters, digits, spaces and - . _ ( ), a letter first.";
     return taken.includes(name) ? `“${name}” comes along; take another name.` : "";
 }
 
-/** Of edges, the share of each cell that is inside: SIDE * SIDE numbers from 0 to 1, from the top. */
+/**
+ * Return the share of each cell that is inside of edges.
+ * @param {Edges} edges
+ * @returns {Weights}
+ */
 export function rectangle([left, top, right, bottom]) {
-    const across = covered(left, right), down = covered(top, bottom);
+    const across = covered(left, right),
+        down = covered(top, bottom);
     return down.flatMap((row) => across.map((column) => row * column));
 }
 
+/**
+ * @param {number} start
+ * @param {number} stop
+ */
 function covered(start, stop) {
-    return Array.from({length: SIDE}, (_, at) =>
-        Math.max(0, Math.min(stop, (at + 1) / SIDE) - Math.max(start, at / SIDE)) * SIDE);
+    return Array.from(
+        {length: SIDE},
+        (_, at) => Math.max(0, Math.min(stop, (at + 1) / SIDE) - Math.max(start, at / SIDE)) * SIDE,
+    );
 }
 
+/** @type {(weights: Weights) => Weights} */
 export const inverted = (weights) => weights.map((weight) => 1 - weight);
+/** @type {(one: Weights, other: Weights) => Weights} */
 export const joined = (one, other) => one.map((weight, at) => Math.max(weight, other[at]));
+/** @type {() => Weights} */
 export const nothing = () => Array(SIDE * SIDE).fill(0);
 
-/** Edges that fade over a part of the picture, but not at its own edge. */
+/**
+ * Fade edges over a part of the picture, but not at the picture’s own edge.
+ * @param {Weights} weights
+ * @param {number} width
+ * @returns {Weights}
+ */
 export function feathered(weights, width) {
-    const cells = width * SIDE, reach = Math.ceil(Math.max(cells - 1, 0) / 2);
+    const cells = width * SIDE,
+        reach = Math.ceil(Math.max(cells - 1, 0) / 2);
     if (!reach) return weights;
     const box = Array(2 * reach + 1).fill(1);
     box[0] = box[2 * reach] = (cells - (2 * reach - 1)) / 2;
     const sum = box.reduce((total, part) => total + part);
-    const within = (place) => Math.min(SIDE - 1, Math.max(0, place));
-    const faded = (from, index) => Array.from({length: SIDE * SIDE}, (_, at) => {
-        const row = Math.floor(at / SIDE), column = at % SIDE;
-        return box.reduce((total, part, place) => total + part * from[index(row, column, place - reach)], 0) / sum;
-    });
+    const within = (/** @type {number} */ place) => Math.min(SIDE - 1, Math.max(0, place));
+    /** @type {(from: Weights, index: (row: number, column: number, by: number) => number) => Weights} */
+    const faded = (from, index) =>
+        Array.from({length: SIDE * SIDE}, (_, at) => {
+            const row = Math.floor(at / SIDE),
+                column = at % SIDE;
+            return box.reduce((total, part, place) => total + part * from[index(row, column, place - reach)], 0) / sum;
+        });
     const down = faded(weights, (row, column, by) => within(row + by) * SIDE + column);
     return faded(down, (row, column, by) => row * SIDE + within(column + by));
 }
 
-/** The weights a text stands for; null where it cannot be read. `known` has those of each name. */
+/**
+ * Return the weights that a text stands for; null where it cannot be read.
+ * @param {string} text
+ * @param {number} feather
+ * @param {{[name: string]: Weights | undefined}} known
+ * @returns {Weights | null}
+ */
 export function weightsOf(text, feather, known) {
     const parts = readMask(text).map(({name, edges, inverted: other}) => {
         const own = edges ? rectangle(edges) : known[name];
         return own && other ? inverted(own) : own;
     });
-    return parts.every(Boolean) ? feathered(parts.reduce(joined), feather) : null;
+    return parts.every((part) => part !== undefined) ? feathered(parts.reduce(joined), feather) : null;
 }
 
-/** The weights after a round brush was at a place, in cells; `value` is 1 to paint and 0 to erase. */
+/**
+ * Return the weights after a round brush was at a place.
+ * @param {Weights} weights
+ * @param {number} x in cells, as all lengths here
+ * @param {number} y
+ * @param {number} size
+ * @param {number} value 1 to paint and 0 to erase
+ * @returns {Weights}
+ */
 export function brushed(weights, x, y, size, value) {
     const reach = size / 2;
     return weights.map((weight, at) => {
-        const away = Math.hypot(at % SIDE + 0.5 - x, Math.floor(at / SIDE) + 0.5 - y);
+        const away = Math.hypot((at % SIDE) + 0.5 - x, Math.floor(at / SIDE) + 0.5 - y);
         const share = Math.min(1, Math.max(0, reach - away + 0.5)); // soft by a cell, or edges would be stairs
         return value ? Math.max(weight, share) : Math.min(weight, 1 - share);
     });
 }
 
-/** The same after it was drawn from one place to another. */
+/**
+ * Return the weights after the brush was drawn from one place to another.
+ * @param {Weights} weights
+ * @param {{x: number, y: number}} from
+ * @param {{x: number, y: number}} to
+ * @param {number} size
+ * @param {number} value 1 to paint and 0 to erase
+ */
 export function stroked(weights, from, to, size, value) {
     const steps = Math.max(1, Math.ceil(Math.hypot(to.x - from.x, to.y - from.y) / Math.max(1, size / 3)));
     let drawn = weights;
@@ -103,7 +172,10 @@ export function stroked(weights, from, to, size, value) {
     return drawn;
 }
 
-/** How much of the picture it is, in percent. */
+/**
+ * Tell how much of the picture weights are, in percent.
+ * @param {Weights} weights
+ */
 export function percent(weights) {
-    return written(Math.round(weights.reduce((total, weight) => total + weight, 0) / weights.length * 100));
+    return written(Math.round((weights.reduce((total, weight) => total + weight, 0) / weights.length) * 100));
 }

@@ -1,30 +1,42 @@
 // Block weights: a number for each block of the model, or the name of a preset of them. Pure.
 
+/** @import {BlockPreset, Blocks, Layout} from "./api.js" */
+
 import {NUMBER, written} from "./curve.js";
 
 const LETTER = /^(?:R|U|X(?:[+-](?:\d+\.?\d*|\.\d+))?)$/; // drawn at random, or whatever X is
 const NOT_IN_NAMES = /[:,<>=#]/;
 // What a block is that a list has no weight for, as the engine has it; any other is 0.
+/** @type {{[id: string]: string[]}} */
 const INSTEAD = {BASE: ["CLIP", "T5"], CLIP: ["BASE"], T5: ["BASE"]};
 const KEPT = ["BASE", "CLIP", "T5", "IN", "OUT"];
 
+/** @param {string} cell */
 export const isLetter = (cell) => LETTER.test(cell);
 
-/** The blocks that are shown: [{id, title}]. */
+/**
+ * Return the blocks that are shown.
+ * @param {Pick<Blocks, "blocks" | "layouts">} told
+ */
 export function shownBlocks({blocks, layouts}) {
     const titles = Object.fromEntries(blocks.map(({id, title}) => [id, title]));
     return (layouts[0]?.ids ?? []).map((id) => ({id, title: titles[id] ?? ""}));
 }
 
 /**
- * What a field says to a model: {cells, preset, problem}. Cells are the texts for the shown blocks, null where the
- * model takes no such list; the preset is that whose name it is.
+ * Read a field for a model. The cells are the texts for the shown blocks, null where the model takes no such
+ * list; the preset is the one that the field names.
+ * @param {string} text
+ * @param {Pick<Blocks, "layouts" | "presets">} told
+ * @returns {{cells: string[] | null, preset: BlockPreset | null, problem: string}}
  */
 export function readWeights(text, told) {
     const ids = told.layouts[0]?.ids ?? [];
     if (!text) return {cells: ids.map(() => "1"), preset: null, problem: ""};
-    const preset = told.presets.find(({name}) => name === text)
-        ?? told.presets.find(({name}) => name.toLowerCase() === text.toLowerCase()) ?? null;
+    const preset =
+        told.presets.find(({name}) => name === text)
+        ?? told.presets.find(({name}) => name.toLowerCase() === text.toLowerCase())
+        ?? null;
     const cells = (preset ? preset.values : text).split(",").map((cell) => cell.trim());
     const layout = told.layouts.find(({length}) => length === cells.length);
     const bad = cells.find((cell) => !NUMBER.test(cell) && !isLetter(cell));
@@ -32,6 +44,14 @@ export function readWeights(text, told) {
     return {cells: layout && bad === undefined ? expanded(cells, layout.ids, ids) : null, preset, problem};
 }
 
+/**
+ * @param {string} text
+ * @param {string[]} cells
+ * @param {string | undefined} bad the first cell that is no weight
+ * @param {Layout | undefined} layout
+ * @param {Pick<Blocks, "layouts">} told
+ * @param {BlockPreset | null} preset
+ */
 function problemOf(text, cells, bad, layout, told, preset) {
     if (bad !== undefined && cells.length === 1) return `There is no preset “${text}”.`;
     if (bad !== undefined) return `“${bad}” is no block weight: write a number, R, U or X.`;
@@ -40,17 +60,33 @@ function problemOf(text, cells, bad, layout, told, preset) {
     return `${preset ? `${preset.name} has ${count}` : count}; the loaded model takes ${told.layouts.map(({length}) => length).join(", ")}.`;
 }
 
+/**
+ * @param {string[]} cells
+ * @param {string[]} from
+ * @param {string[]} to
+ */
 function expanded(cells, from, to) {
     const given = Object.fromEntries(from.map((id, at) => [id, cells[at]]));
-    return to.map((id) => given[id] ?? given[INSTEAD[id]?.find((other) => other in given)] ?? (KEPT.includes(id) ? "1" : "0"));
+    return to.map(
+        (id) =>
+            given[id] ?? given[INSTEAD[id]?.find((other) => other in given) ?? ""] ?? (KEPT.includes(id) ? "1" : "0"),
+    );
 }
 
-/** The cells as text of a field: nothing where all are 1. */
+/**
+ * Write cells as text of a field: nothing where all are 1.
+ * @param {string[]} cells
+ */
 export function writeWeights(cells) {
     return cells.every((cell) => Number(cell) === 1) ? "" : cells.join(",");
 }
 
-/** The cells with numbers from one to another, the values between them in even steps. */
+/**
+ * Return the cells with numbers from one to another, the values between them in even steps.
+ * @param {string[]} cells
+ * @param {{at: number, value: number}} from
+ * @param {{at: number, value: number}} to
+ */
 export function painted(cells, from, to) {
     const changed = [...cells];
     const count = Math.abs(to.at - from.at);
@@ -61,11 +97,17 @@ export function painted(cells, from, to) {
     return changed;
 }
 
+/** @param {number} value */
 export const snapped = (value) => Number((Math.round(value * 20) / 20).toFixed(2));
 
-/** What is wrong with the name of a preset; empty where nothing is. */
+/**
+ * Return the problem of a name for a preset, empty if it has none.
+ * @param {string} name
+ */
 export function nameProblem(name) {
     if (!name.trim()) return "Give the preset a name.";
     if (NOT_IN_NAMES.test(name)) return "A name has none of : , < > = #";
-    return NUMBER.test(name.trim()) || isLetter(name.trim()) || name.trim() === "*" ? `“${name.trim()}” is a weight, and no name.` : "";
+    return NUMBER.test(name.trim()) || isLetter(name.trim()) || name.trim() === "*"
+        ? `“${name.trim()}” is a weight, and no name.`
+        : "";
 }

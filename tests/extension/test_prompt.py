@@ -14,8 +14,9 @@ from extension.prompt import PromptError, format_tag, parse, parse_arguments
 from extension.regions import NAMED, NO_MASK, Mask, read_mask
 from extension.tag import PASSES, Tag
 from lib_lora import Curve, Element, Entry, Halves, LoraError, Shape, Strength, Unit, Window
+from tests.selection import examples
 
-FUZZ = settings(max_examples=int(os.environ.get("REMORA_EXAMPLES", "1000")), deadline=None)
+FUZZ = settings(max_examples=int(os.environ.get("REMORA_EXAMPLES") or examples(1000)), deadline=None)
 """100,000 in the long run."""
 
 NAMES = st.text(st.characters(exclude_characters="<>:", exclude_categories=["Cs", "Cc"]), min_size=1).filter(
@@ -31,24 +32,23 @@ def tags(draw: st.DrawFn) -> Tag:
     unit, shape = draw(st.sampled_from(get_args(Unit))), draw(st.sampled_from(get_args(Shape)))
     points = st.lists(st.tuples(PLACES, NUMBERS), min_size=1, max_size=4)
     amounts = NUMBERS | points.map(lambda found: Curve(tuple(found), unit, shape))
-    window = st.builds(Window, *[st.none() | st.floats(0, 60) for _ in range(4)])
-    return Tag(
-        draw(NAMES),
-        draw(amounts),
-        draw(amounts),
-        draw(st.none() | st.integers(1, 512)),
-        draw(st.frozensets(st.sampled_from(["high", "low"]))),
-        draw(st.none() | amounts),
-        draw(st.none() | amounts),
-        draw(st.dictionaries(st.sampled_from(["in", "mid", "out"]), amounts)),
-        draw(st.sampled_from(["", "unet", "transformer_2"])),
-        draw(blocks()),
-        draw(window),
-        draw(st.frozensets(st.sampled_from(PASSES), max_size=3)),
-        draw(st.sampled_from(["", "pos", "neg"])),
-        draw(st.frozensets(st.integers(1, 16))),
-        draw(masks()),
-    )
+    more: dict[str, st.SearchStrategy[object]] = {
+        "rank": st.integers(1, 512),
+        "noise": st.frozensets(st.sampled_from(["high", "low"])),
+        "hires_te": amounts,
+        "hires_unet": amounts,
+        "sides": st.dictionaries(st.sampled_from(["in", "mid", "out"]), amounts),
+        "module": st.sampled_from(["unet", "transformer_2"]),
+        "blocks": blocks(),
+        "during": st.builds(Window, *[st.none() | st.floats(0, 60) for _ in range(4)]),
+        "passes": st.frozensets(st.sampled_from(PASSES), max_size=3),
+        "half": st.sampled_from(["pos", "neg"]),
+        "rows": st.frozensets(st.integers(1, 16)),
+        "mask": masks(),
+    }
+    # not all of them each time: drawing takes much longer than reading what was drawn
+    chosen = draw(st.lists(st.sampled_from(sorted(more)), max_size=5, unique=True))
+    return Tag(draw(NAMES), draw(amounts), draw(amounts), **{name: draw(more[name]) for name in chosen})  # type: ignore[arg-type]
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Changes of tags within a prompt. The same table holds the browser's code, see ui/test_prompt_js.py."""
+"""Changes of tags within a prompt. The same table holds the browser's code, see tests/javascript/prompt.test.js."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ class Model:
 
     def __init__(self, host: FakeForge, name: str) -> None:
         with torch.random.fork_rng():
-            torch.manual_seed(sum(map(ord, name)))
+            torch.default_generator.manual_seed(sum(map(ord, name)))
             unet, clip = UNet(host.ops), CLIP(host.ops)
         self.current_lora_hash = str([])
         self.sd_checkpoint_info = SimpleNamespace(title=name, filename=f"{name}.safetensors")

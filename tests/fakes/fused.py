@@ -83,7 +83,7 @@ class Blocks(nn.Module):
         super().__init__()
         self.names = tuple(sizes)
         with torch.random.fork_rng():
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             for name, size in sizes.items():
                 self._put(name, make(size))
         self.to(dtype).requires_grad_(False).eval()

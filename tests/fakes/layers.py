@@ -63,7 +63,7 @@ NAMES = {"attention out": "layer.out_proj", "attention q": "layer.q_proj"}
 def make(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Model, Tensor]:
     """A model of one layer, and an input for it."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         kind, build, size = LAYERS[name]
         model = Model(build()).to(dtype).requires_grad_(False).eval()
         x = torch.randint(0, 50, size) if kind == "embedding" else torch.randn(size, dtype=dtype)

@@ -68,7 +68,7 @@ def tiny_text_encoder(seed: int) -> CLIPTextModel:
 def tiny_pipeline(seed: int) -> StableDiffusionPipeline:
     """Make a text-to-image pipeline of the tiny models; it has no tokenizer, so it is called with embeddings."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         vae = AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=4, sample_size=8)
     pipeline = StableDiffusionPipeline(
         vae=vae.requires_grad_(False).eval(),
@@ -163,7 +163,7 @@ def _layers(
 @functools.lru_cache(maxsize=4)
 def _unet(seed: int) -> UNet2DConditionModel:
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         unet = UNet2DConditionModel(
             sample_size=8,
             layers_per_block=1,
@@ -191,6 +191,6 @@ def _text_encoder(seed: int) -> CLIPTextModel:
         pad_token_id=99,
     )
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         encoder = CLIPTextModel(config)
     return encoder.requires_grad_(False).eval()

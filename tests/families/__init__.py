@@ -1,7 +1,8 @@
 """What the tests know of each model family: its model, its own code's names, and how trainers write files for it.
 
-One file per family, found by `families()`; what several share is in files that begin with `_`. What is said there comes
-from the trainers and from diffusers' converters of checkpoints, never from the tables under test.
+Each `Architecture` has one file here or several, with a constant `FAMILY`; `families()` finds them. Files that begin
+with `_` hold what several families share. All of it comes from the trainers and from diffusers' converters of
+checkpoints, never from the tables under test.
 """
 
 from __future__ import annotations

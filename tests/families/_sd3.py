@@ -17,7 +17,14 @@ GRID = 4  # of the table of positions there
 
 
 def family(
-    name: str, width: int, depth: int, dual: Iterable[int], qk_norm: bool, version: str, encoders: bool = False
+    name: str,
+    width: int,
+    depth: int,
+    dual: Iterable[int],
+    qk_norm: bool,
+    version: str,
+    named: tuple[str, ...],
+    encoders: bool = False,
 ) -> Family:
     """One size of the model.
 
@@ -28,6 +35,7 @@ def family(
         dual: which of its blocks have a second attention.
         qk_norm: whether queries and keys are normed.
         version: that sd-scripts calls it.
+        named: as in `Family`, beside the version.
         encoders: whether its text encoders are tested, which are those of all sizes.
     """
 
@@ -50,6 +58,8 @@ def family(
     few = {i for i in dual if i < BLOCKS - 1}
     return Family(
         name=name,
+        named=(version, *named),
+        both_trees=True,
         build=build,
         native=lambda: native(width, few, qk_norm),
         convert=convert_sd3_transformer_checkpoint_to_diffusers,

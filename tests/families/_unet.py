@@ -24,6 +24,7 @@ def family(
     *,
     depths: tuple[int, ...] | None = None,
     middle: int = 1,
+    named: tuple[str, ...],
     writers: Mapping[str, Writer],
     lists: Mapping[str, List] | None = None,
     made: Mapping[str, Made] | None = None,
@@ -34,6 +35,7 @@ def family(
         name: as in `tests.fakes.ldm.UNETS`.
         depths: transformer blocks per level of the model with few blocks; those of the full one if none are given.
         middle: the same for its middle block.
+        named: as in `Family`.
         writers: beside those that every family has.
         lists: of real files.
         made: lists of other kinds than LoRA.
@@ -43,6 +45,8 @@ def family(
     return Family(
         name=name,
         component="unet",
+        named=named,
+        both_trees=True,
         build=lambda whole: diffusers_unet(name, full if whole else few),
         native=lambda: unet_shapes(few),
         convert=lambda given: _converted(given, few),

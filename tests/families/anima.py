@@ -12,7 +12,7 @@ from ._cosmos import dit, transformer
 from ._kinds import lokr, weights
 from ._language_models import qwen3
 from ._trainers import onetrainer
-from .base import KOHYA_PARAMS, PEFT, Family, List, Made, Shapes, Writer, dotted, kohya, on_meta
+from .base import KOHYA_PARAMS, PEFT, Base, Family, List, Made, Shapes, Writer, dotted, kohya, on_meta
 
 HEADS, WIDTH = 16, 2048
 
@@ -43,6 +43,8 @@ def inside(key: Callable[[str, str], str | None]) -> Callable[[str, str], str | 
 
 FAMILY = Family(
     name="anima",
+    named=("anima", "anima-preview/lora", "anima-unknown/lora", "Anima/lora", "anima-preview-3/lora"),
+    bases={"anima_comfyui_keys": Base({"transformer": lambda: build(True), "llm_adapter": adapter})},
     build=build,
     native=native,
     convert=convert_cosmos_transformer_checkpoint_to_diffusers,

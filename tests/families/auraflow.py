@@ -61,6 +61,12 @@ def pile_t5() -> nn.Module:
 
 FAMILY = Family(
     name="auraflow",
+    named=("auraflow", "auraflow-v0.3/lora"),
+    alone=(
+        "double_layers.0.attn.w1q:3072",
+        "joint_transformer_blocks.0.attn.to_q:3072",
+        "single_transformer_blocks.31.ff.linear_1:3072",
+    ),
     build=build,
     native=native,
     convert=convert,

@@ -82,6 +82,20 @@ class Made:
 
 
 @dataclass(frozen=True)
+class Base:
+    """A published checkpoint, of which there is a list of keys.
+
+    Args:
+        components: that have its weights, by the names of diffusers or of a host, in full size; none for a part of the
+            model that no adapter changes.
+        absent: weights that the converter of diffusers drops.
+    """
+
+    components: Mapping[str, Callable[[], nn.Module]]
+    absent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Family:
     """One model family.
 
@@ -97,6 +111,16 @@ class Family:
         made: lists of other kinds than LoRA, by a name for the test.
         encoders: other components, by diffusers' names, on meta in full size, for lists that have them.
         architecture: name of the `Architecture`, where a family has several models here.
+        named: what trainers write of it as `ss_base_model_version` and `modelspec.architecture`. Sources:
+            kohya-ss/sd-scripts library/sai_model_spec.py and model_util.py; kohya-ss/musubi-tuner
+            utils/sai_model_spec.py and dataset/architectures.py; ostris/ai-toolkit `get_base_model_version`;
+            Nerogar/OneTrainer resources/sd_model_spec; bghira/SimpleTuner save_hooks.py,
+            `_derive_modelspec_architecture`.
+        alone: `layer:inputs`, each of which tells the family without any other, in each spelling. Trainers leave out
+            all but attention.
+        both_trees: whether A1111, Forge and their kin have the model under the names of its own code.
+        blocks_of: other families with the same blocks, of `sd1`, `sdxl` and `flux`.
+        bases: file name in `real-keys`, without `invokeai_base_` -> the checkpoint that it lists.
     """
 
     name: str
@@ -109,6 +133,11 @@ class Family:
     made: Mapping[str, Made] = field(default_factory=dict)
     encoders: Mapping[str, Callable[[], nn.Module]] = field(default_factory=dict)
     architecture: str = ""
+    named: tuple[str, ...] = ()
+    alone: tuple[str, ...] = ()
+    both_trees: bool = False
+    blocks_of: tuple[str, ...] = ()
+    bases: Mapping[str, Base] = field(default_factory=dict)
 
     @property
     def known_as(self) -> str:

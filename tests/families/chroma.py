@@ -51,6 +51,9 @@ def _named(writer: Writer, metadata: dict[str, str]) -> Writer:
 
 FAMILY = Family(
     name="chroma",
+    named=("chroma", "chroma/lora", "Chroma1/lora", "chroma_radiance"),
+    both_trees=True,
+    blocks_of=("flux",),
     build=build,
     native=native,
     convert=convert_chroma_transformer_checkpoint_to_diffusers,

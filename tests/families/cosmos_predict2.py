@@ -21,6 +21,7 @@ def native() -> Shapes:
 
 FAMILY = Family(
     name="cosmos_predict2",
+    named=("cosmos2image-2b/lora",),
     build=build,
     native=native,
     convert=convert_cosmos_transformer_checkpoint_to_diffusers,

@@ -17,6 +17,7 @@ def build(full: bool) -> nn.Module:
 
 FAMILY = Family(
     name="ernie_image",
+    named=("ernie_image", "Ernie/lora", "ernie-base/lora"),
     build=build,
     writers={
         "ai-toolkit": Writer(

@@ -126,6 +126,21 @@ def _omi() -> dict[str, tuple[str, ...]]:
 
 FAMILY = Family(
     name="flux",
+    named=(
+        "flux1",
+        "flux.1",
+        "flux.1_kontext",
+        "flux_kontext",
+        "flux-1/lora",
+        "flux-1-dev/lora",
+        "flux-1-schnell/lora",
+        "Flux.1-dev/lora",
+        "Flux.1-fill-dev/lora",
+        "flux-krea/lora",
+        "flux/lora",
+        "Flex.1-alpha",
+    ),
+    both_trees=True,
     build=build,
     native=native,
     convert=convert_flux_transformer_checkpoint_to_diffusers,

@@ -12,6 +12,7 @@ from ._kinds import lokr, weights
 from ._trainers import onetrainer
 from .base import (
     KOHYA_PARAMS,
+    Base,
     Family,
     List,
     Made,
@@ -151,6 +152,8 @@ def made(shapes: Mapping[str, tuple[int, ...]]) -> Mapping[str, Made]:
 
 FAMILY = Family(
     name="flux2",
+    named=("flux2", "Flux.2-dev/lora", "Flux.2/lora"),
+    bases={"flux2_vae_bfl_keys": Base({})},
     build=build,
     native=native,
     convert=convert_flux2_transformer_checkpoint_to_diffusers,

@@ -6,7 +6,7 @@ from diffusers import Flux2Transformer2DModel
 from diffusers.loaders.single_file_utils import convert_flux2_transformer_checkpoint_to_diffusers
 from torch import nn
 
-from .base import Family, Shapes, on_meta
+from .base import Base, Family, Shapes, on_meta
 from .flux2 import flux2, writers
 
 WIDTH, TEXT, HEADS = 3072, 7680, 24
@@ -24,6 +24,18 @@ def build(full: bool) -> nn.Module:
     )
 
 
+def klein_9b() -> nn.Module:
+    """black-forest-labs/FLUX.2-klein-9B, transformer/config.json."""
+    return on_meta(
+        Flux2Transformer2DModel,
+        num_layers=8,
+        num_single_layers=24,
+        num_attention_heads=32,
+        joint_attention_dim=12288,
+        guidance_embeds=False,
+    )
+
+
 def native() -> Shapes:
     return flux2(WIDTH, TEXT, guidance=False)
 
@@ -31,6 +43,8 @@ def native() -> Shapes:
 FAMILY = Family(
     name="flux2_klein",
     architecture="flux2",
+    named=("flux2_klein_4b", "flux_2_klein_9b", "flux2-klein-9b/lora"),
+    bases={"flux2_transformer_bfl_keys": Base({"transformer": klein_9b})},
     build=build,
     native=native,
     convert=convert_flux2_transformer_checkpoint_to_diffusers,

@@ -40,6 +40,8 @@ METADATA = {"ss_base_model_version": "hidream_i1"}
 
 FAMILY = Family(
     name="hidream",
+    named=("hidream_i1", "hidream", "hidream_e1", "hidream-i1/lora", "hidream-full/lora"),
+    alone=("double_stream_blocks.0.block.attn1.to_q:2560", "single_stream_blocks.0.block.ff_i.experts.0.w1:2560"),
     build=build,
     encoders={
         "text_encoder": clip_l_projected,

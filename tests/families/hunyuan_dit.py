@@ -88,6 +88,9 @@ def convert(checkpoint: dict[str, Tensor]) -> dict[str, Tensor]:
 
 FAMILY = Family(
     name="hunyuan_dit",
+    # no trainer is known to write it: it follows the spelling of the others
+    named=("hunyuan-dit",),
+    alone=("blocks.0.attn1.Wqkv:1408", "blocks.0.attn1.to_q:1408"),
     build=build,
     native=native,
     convert=convert,

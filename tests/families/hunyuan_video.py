@@ -133,6 +133,14 @@ METADATA = {"ss_base_model_version": "hunyuan_video"}
 
 FAMILY = Family(
     name="hunyuan_video",
+    named=("hunyuan_video", "hunyuan-video/lora", "framepack", "framepack/lora"),
+    alone=(
+        "single_blocks.39.linear1:3072",
+        "single_transformer_blocks.38.attn.to_q:3072",
+        "double_blocks.19.img_attn.qkv:3072",
+        "transformer_blocks.19.ff_context.net.0.proj:3072",
+        "txt_in.individual_token_refiner.blocks.0.self_attn_qkv:3072",
+    ),
     build=build,
     native=native,
     convert=convert_hunyuan_video_transformer_to_diffusers,

@@ -127,6 +127,7 @@ def _fused() -> dict[str, tuple[str, ...]]:
 
 FAMILY = Family(
     name="hunyuan_video15",
+    named=("hunyuan_video_1_5", "hunyuan-video-1.5/lora", "hunyuanvideo-t2v-480p/lora"),
     build=build,
     native=native,
     convert=convert,

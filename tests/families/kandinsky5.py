@@ -23,6 +23,8 @@ def build(full: bool) -> nn.Module:
 
 FAMILY = Family(
     name="kandinsky5",
+    named=("kandinsky5", "Kandinsky-5/lora", "kandinsky5-image-t2i-lite-sft/lora"),
+    alone=("visual_transformer_blocks.0.self_attention.to_query:1792",),
     build=build,
     encoders={"text_encoder_2": clip_l},
     writers={

@@ -63,6 +63,7 @@ def fused_shapes() -> dict[str, tuple[int, ...]]:
 
 FAMILY = Family(
     name="krea2",
+    named=("krea2", "Krea-2/lora", "krea2-raw/lora"),
     build=build,
     native=native,
     convert=convert_krea2_transformer_checkpoint_to_diffusers,

@@ -53,6 +53,8 @@ def attention(name: str, width: int, inside: int, context: int, inner: int = 0) 
 
 FAMILY = Family(
     name="ltx",
+    named=("ltxv", "ltx-video", "ltxvideo-0.9.5/lora", "ltxv-2b-0.9.8"),
+    alone=("transformer_blocks.0.attn2.to_k:2048", "transformer_blocks.0.attn2.to_k:4096"),
     build=build,
     native=native,
     convert=convert_ltx_transformer_checkpoint_to_diffusers,

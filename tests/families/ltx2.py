@@ -54,6 +54,8 @@ def convert(checkpoint: dict[str, Tensor]) -> dict[str, Tensor]:
 
 FAMILY = Family(
     name="ltx2",
+    named=("ltx2", "ltx2.3", "ltxvideo2-dev/lora", "ltx-2"),
+    alone=("transformer_blocks.0.audio_attn1.to_q:2048", "transformer_blocks.0.audio_to_video_attn.to_q:4096"),
     build=build,
     native=native,
     convert=convert,

@@ -59,6 +59,8 @@ def gemma() -> nn.Module:
 
 FAMILY = Family(
     name="lumina2",
+    named=("lumina2", "lumina-2/lora", "lumina/lora", "lumina2-2.0/lora"),
+    alone=("layers.0.attention.qkv:2304", "noise_refiner.0.attn.to_q:2304", "layers.3.feed_forward.w1:2304"),
     build=build,
     native=native,
     convert=convert_lumina2_to_diffusers,

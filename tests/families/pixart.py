@@ -73,6 +73,8 @@ def convert(checkpoint: dict[str, Tensor]) -> dict[str, Tensor]:
 
 FAMILY = Family(
     name="pixart",
+    named=("pixart", "pixart-alpha/lora", "pixart-sigma/lora", "pixart_sigma-900m-1024-v0.6/lora"),
+    alone=("blocks.0.attn.qkv:1152", "transformer_blocks.0.attn1.to_q:1152", "blocks.0.cross_attn.kv_linear:1152"),
     build=build,
     native=native,
     convert=convert,

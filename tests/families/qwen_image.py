@@ -8,7 +8,7 @@ from torch import nn
 from ._kinds import lokr, weights
 from ._language_models import qwen25_vl
 from ._trainers import onetrainer, simpletuner_comfy
-from .base import KOHYA_PARAMS, Family, List, Made, Writer, dotted, kohya, on_meta
+from .base import KOHYA_PARAMS, Base, Family, List, Made, Writer, dotted, kohya, on_meta
 
 BLOCKS = ("transformer_blocks.",)
 ATTENTION = (".attn.", "_mlp.")
@@ -27,6 +27,8 @@ def blocks() -> dict[str, tuple[int, ...]]:
 
 FAMILY = Family(
     name="qwen_image",
+    named=("qwen_image", "qwen_image_edit_plus", "Qwen-Image/lora", "Qwen-Image-Edit-2511/lora"),
+    bases={"qwen_vl_encoder_comfyui_keys": Base({"text_encoder": qwen25_vl})},
     build=build,
     encoders={"text_encoder": qwen25_vl},
     writers={

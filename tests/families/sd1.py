@@ -15,6 +15,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
 
 FAMILY = family(
     "sd1",
+    named=("sd_v1", "sd_1.5", "stable-diffusion-v1/lora", "stable-diffusion-v1-inpainting/lora"),
     writers={"cloneofsimo": cloneofsimo("sd1"), **omi({"clip_l": "text_encoder"}, "stable-diffusion-v1/lora")},
     lists={"stripped_shinkai_makoto_offset": List("kohya", 264, 264)},
     made=kohya_oft(shapes, 128),

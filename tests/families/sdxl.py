@@ -14,6 +14,8 @@ DEPTHS, MIDDLE = (0, 1, 2), 2
 
 FAMILY = family(
     "sdxl",
+    # Pony, Illustrious and NoobAI are SDXL to trainers
+    named=("sdxl_base_v1-0", "sdxl_1.0", "sdxl_", "stable-diffusion-xl-v1-base/lora", "sdxl-base-1.0/lora"),
     depths=DEPTHS,
     middle=MIDDLE,
     writers={

@@ -94,6 +94,8 @@ METADATA = {"modelspec.architecture": "stable-cascade-v1-prior/lora"}
 
 FAMILY = Family(
     name="stable_cascade",
+    named=("stable_cascade", "stable-cascade-v1-prior/lora", "stable_cascade-stage-c/lora"),
+    alone=("down_blocks.0.2.attention.attn.to_q:2048", "up_blocks.1.47.attention.to_q:2048"),
     build=build,
     component="prior",
     native=native,

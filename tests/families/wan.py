@@ -59,6 +59,8 @@ def umt5() -> nn.Module:
 
 FAMILY = Family(
     name="wan",
+    named=("wan", "wan_2.1", "wan_2.2_14b", "wan2.1/lora", "wan-t2v-480p-1.3b-2.1/lora", "skyreels"),
+    alone=("blocks.7.self_attn.q:5120", "blocks.7.attn2.to_out.0:1536", "vace_blocks.0.ffn.0:3072"),
     build=build,
     native=native,
     convert=convert_wan_transformer_to_diffusers,

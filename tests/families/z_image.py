@@ -9,7 +9,7 @@ from torch import nn
 from ._kinds import lokr, weights
 from ._language_models import qwen3
 from ._trainers import extracted, onetrainer
-from .base import KOHYA_PARAMS, Family, List, Made, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
+from .base import KOHYA_PARAMS, Base, Family, List, Made, Shapes, Writer, below, dotted, kohya, linear, norm, on_meta
 
 WIDTH, MLP, TEXT = 3840, 10240, 2560
 STACKS = ("layers", "noise_refiner", "context_refiner")
@@ -48,6 +48,8 @@ def apart() -> dict[str, tuple[int, ...]]:
 
 FAMILY = Family(
     name="z_image",
+    named=("z_image", "zimage", "Z-Image/lora", "z-image-turbo/lora"),
+    bases={"z_image_transformer_comfyui_keys": Base({"transformer": lambda: build(True)}, absent=("norm_final",))},
     build=build,
     native=native,
     convert=convert_z_image_transformer_checkpoint_to_diffusers,

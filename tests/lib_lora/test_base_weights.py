@@ -16,13 +16,16 @@ import torch.nn.functional as F  # noqa: N812
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack, patch, uninstall
+from lib_lora import Engine, Entry, Stack, base_weights, patch, uninstall
+from lib_lora.base_weights.base import WeightReader
 from lib_lora.errors import ComponentError
-from lib_lora.layer import read_base_weight, targets_of
+from lib_lora.layer import read_base_weight, targets_of, weight_reader
+from lib_lora.registry import discover_classes
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
 from tests.fakes.quantized import FORMATS, INSIDE, OUT, ForgeLinear, Model, contents, dense_layer, made
 
+READERS = discover_classes(base_weights, WeightReader)
 os.environ["SDNQ_USE_TORCH_COMPILE"] = "0"  # read at its import: compiling takes a second for each shape and dtype
 
 
@@ -75,6 +78,33 @@ def test_the_weight_is_read_as_its_library_reads_it(name: str) -> None:
         assert worst(weight, dense.weight) <= one.step, moment
         bias = read_base_weight(model.layer, "bias")  # which hosts cast as well
         assert worst(model(x), F.linear(x.double(), weight.double(), bias.double())) < one.forward, moment
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_first_reader_that_takes_a_layer_is_its_own(name: str) -> None:
+    """By `before`, not by its letter: one whose storage shows a floating dtype is asked before `dense`."""
+    layer = made(name).layer
+    own, *others = [reader.name for reader in READERS if reader.matches(layer, "weight")]
+    assert own == weight_reader(layer, "weight").name == FORMATS[name].reader
+    assert set(others) <= asked_after(own)
+
+
+def asked_after(name: str) -> set[str]:
+    """Return the readers that must be asked later than one, by its own `before` and by that of the others."""
+    later = {reader.name: set(reader.before) for reader in READERS}
+    found: set[str] = set()
+    waiting = {name}
+    while waiting:
+        waiting = set.union(*(later[one] for one in waiting)) - found
+        found |= waiting
+    return found
+
+
+@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
+def test_every_reader_has_a_layer_to_read(reader: type[WeightReader]) -> None:
+    file = f"tests/fakes/quantized/{reader.__module__.rpartition('.')[2]}.py"
+    known = {one.reader for one in FORMATS.values()}
+    assert reader.name in known, f"Add {file} with `FORMATS`, one of which names {reader.name!r}, see CONTRIBUTING.md."
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -312,9 +342,11 @@ def test_adapters_follow_a_layer_with_a_forward_of_its_own(path: Path) -> None:
 
 
 def test_readers_import_no_quantization_library() -> None:
+    packages = {"diffusers"} | {one.needs.partition(".")[0] for one in FORMATS.values() if one.needs}
+    assert len(packages) >= 6
     program = (
         "import sys, lib_lora.layer as l, torch; l.read_base_weight(torch.nn.Linear(2, 2), 'weight');"
-        "print([m for m in ('bitsandbytes', 'gguf', 'sdnq', 'torchao', 'optimum', 'diffusers') if m in sys.modules])"
+        f"print([m for m in {sorted(packages)} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -27,9 +27,9 @@ from lib_lora import (
 )
 from lib_lora.buckets import padded_rank
 from tests.conftest import TORCH
+from tests.fakes.contract import worst
 from tests.fakes.files import pair, save
 from tests.fakes.models import kohya_lora, tiny_unet, unet_inputs
-from tests.lib_lora.test_kinds import worst
 
 compiles = pytest.mark.skipif(TORCH < (2, 3), reason="compilations are counted as torch 2.3 and later make them")
 BUCKETS = (8, 16, 32)

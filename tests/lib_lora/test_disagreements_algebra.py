@@ -18,6 +18,7 @@ from lib_lora.adapters.base import Adapter, Alpha, At, Origin, RankSchedule, Sit
 from lib_lora.adapters.lokr import LoKr, _cheapest
 from lib_lora.operation import Operation
 from lib_lora.recipe import _kinds, recipe_of
+from tests.selection import examples
 
 CPU = torch.device("cpu")
 
@@ -470,7 +471,7 @@ def test_matrices_act_in_the_order_of_least_cost():
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_lokr_is_its_dense_delta_in_every_form_and_order(data):
     size = st.integers(1, 6)
     a, b, c, d, r1, r2 = (data.draw(size) for _ in range(6))
@@ -510,7 +511,7 @@ GROUPS = sorted(
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_tensors_of_any_shape_are_built_or_refused(data):
     names = data.draw(st.sampled_from(GROUPS))
     params = {name: torch.ones(data.draw(SHAPES)) for name in names}

@@ -288,15 +288,14 @@ def bound_rows(family: Family, one: Bound) -> list[Origin]:
     return _cut(rows_of(family, one.component)[target.path], start, stop)
 
 
-BOTH_TREES = [
-    *("sd1", "sd2", "sdxl", "sdxl_refiner", "sd3", "sd35_medium", "sd35_large", "flux", "chroma"),
-]
-"""Families that A1111, Forge and their kin have under the names of their own code."""
-
-
 @pytest.mark.parametrize(
     ("name", "writer"),
-    [(name, writer) for name in BOTH_TREES for writer, how in FAMILIES[name].writers.items() if not how.component],
+    [
+        (name, writer)
+        for name, family in FAMILIES.items()
+        for writer, how in family.writers.items()
+        if family.both_trees and not how.component
+    ],
 )
 def test_what_a_trainer_writes_is_found_in_the_native_tree(name, writer, tmp_path):
     family = FAMILIES[name]

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from lib_lora.errors import FileError, PickleError
 from lib_lora.file import AdapterFile, adapter_config, glance
+from tests.selection import examples
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 DTYPES += [name for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
@@ -191,7 +192,7 @@ def test_adapter_config_beside_the_file(tmp_path):
 GOOD = raw({"__metadata__": {"k": "v"}, "a": entry(0, 8), "b": entry(8, 16, (2, 1, 2), "F16")}, bytes(16))
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.binary(max_size=200))
 @example(b"\x00" * 8)
 def test_any_bytes_are_read_or_refused(tmp_path, content):
@@ -201,7 +202,7 @@ def test_any_bytes_are_read_or_refused(tmp_path, content):
         AdapterFile.open(path)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(place=st.integers(0, len(GOOD) - 1), byte=st.integers(0, 255), cut=st.integers(0, len(GOOD)))
 def test_a_damaged_file_is_read_as_it_says_or_refused(tmp_path, place, byte, cut):
     damaged = bytearray(GOOD)

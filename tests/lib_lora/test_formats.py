@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lib_lora import formats
-from lib_lora.formats.base import FILE_WIDE, KeyFormat, ParsedKey
+from lib_lora.formats.base import FILE_WIDE, ParsedKey
 from lib_lora.parsed import key_formats, parse_key
-from lib_lora.registry import discover
 
+FORMATS = key_formats()
 UNET = "down_blocks.0.attentions.1.transformer_blocks.0.attn2.to_k"
 TEXT = "text_model.encoder.layers.3.self_attn.q_proj"
 FLAT = UNET.replace(".", "_")
@@ -188,7 +190,7 @@ def test_known_spellings(key):
     assert parsed.file_wide == (param in ("vera_A", "vera_B"))
 
 
-@pytest.mark.parametrize("key", STRANGERS)
+@pytest.mark.parametrize("key", [key for key in STRANGERS if key not in {one.example for one in FORMATS.values()}])
 def test_other_keys_are_nobodys(key):
     assert parse_key(key) == ("", None)
 
@@ -199,27 +201,46 @@ def test_named_adapters_are_told_apart():
     )
 
 
-@pytest.mark.parametrize("one", key_formats().values(), ids=lambda one: one.name)
+EACH = pytest.mark.parametrize("one", FORMATS.values(), ids=lambda one: one.name)
+NUMBER = re.compile(r"(?<![a-z0-9])[0-9]+(?![a-z0-9])")
+"""The number of a block or of a layer, which is no part of a word."""
+
+
+@EACH
 def test_each_format_claims_its_own_example_first(one):
-    assert parse_key(one.example)[0] == one.name
+    name, parsed = parse_key(one.example)
+    assert (name, parsed) == (one.name, one.parse(one.example))
+    assert parsed is not None
+    assert (bool(parsed.module), bool(parsed.param)) == (True, True)
 
 
-def test_all_formats_are_found_by_themselves():
-    assert set(discover(formats, KeyFormat)) == {
-        "bfl_control",
-        "bundle",
-        "cloneofsimo",
-        "diffusers",
-        "kohya",
-        "kohya_oft",
-        "lycoris",
-        "omi",
-        "onetrainer",
-        "peft",
-        "stable_cascade",
-        "videox_fun",
-        "xlabs",
-    }
+@EACH
+def test_a_format_that_shares_its_example_with_others_says_that_it_is_asked_first(one):
+    others = {other.name for other in FORMATS.values() if other.parse(one.example) is not None} - {one.name}
+    assert others <= asked_after(one.name), f"Add these to `before` in lib_lora/formats/{one.name}.py."
+
+
+def asked_after(name: str) -> set[str]:
+    """Return the formats that must be asked later than one, by its own `before` and by that of the others."""
+    found: set[str] = set()
+    waiting = {name}
+    while waiting:
+        waiting = {later for one in waiting for later in FORMATS[one].before} - found
+        found |= waiting
+    return found
+
+
+@EACH
+@given(number=st.integers(0, 999))
+def test_another_number_in_an_example_is_that_number_in_its_module(one, number):
+    before, after = one.parse(one.example), parse_key(NUMBER.sub(str(number), one.example))
+    assert after == (one.name, replace(before, module=NUMBER.sub(str(number), before.module)))
+
+
+@EACH
+def test_an_example_that_is_longer_or_shorter_is_another_key(one):
+    for key in (f"{one.example}.something_new", f"{one.example}_new", one.example[:-1]):
+        assert parse_key(key)[1] != one.parse(one.example), key
 
 
 @given(st.text(max_size=120))
@@ -260,7 +281,10 @@ PREFIXES = {
     "text_encoders.clip_g.": "text_encoder_2",
     "text_encoders.t5xxl.transformer.": "text_encoders.t5xxl.transformer",
 }
-OTHERS = ("unet.", "transformer.", "text_encoder", "diffusion_model.", "clip_l.", "clip_g.", "t5.")
+OTHERS = (
+    *("unet.", "transformer.", "text_encoder", "diffusion_model."),
+    *(f"{component}." for one in FORMATS.values() for component in one.components),
+)
 DOTTED = NAMES.filter(lambda name: not name.startswith(OTHERS))
 
 

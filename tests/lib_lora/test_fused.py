@@ -23,6 +23,7 @@ from lib_lora.layer import read_base_weight
 from lib_lora.patch import slot_of
 from lib_lora.transient import Transient
 from tests.conftest import TORCH
+from tests.fakes.contract import BOUNDS, FILE, LIVE, worst
 from tests.fakes.fused import (
     EVEN,
     IN,
@@ -48,7 +49,6 @@ from tests.fakes.fused import (
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample, Tensors
 from tests.fakes.quantized import FORMATS, INSIDE, OUT
-from tests.lib_lora.test_kinds import BOUNDS, FILE, LIVE, worst
 
 LINEAR = [sample for sample in SAMPLES if "linear" in sample.layers]
 CONV = [sample for sample in SAMPLES if "conv" in sample.layers]

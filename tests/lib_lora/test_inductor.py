@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from lib_lora import RANK_BUCKETS, Curve, Engine, Entry, Moment, PerImage, Region, Stack, Strength, install
 from tests.conftest import TORCH
+from tests.fakes.contract import worst
 from tests.fakes.files import pair, save
-from tests.lib_lora.test_kinds import worst
 
 testing = pytest.importorskip("torch._dynamo.testing")
 pytestmark = [

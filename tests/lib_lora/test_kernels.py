@@ -12,8 +12,8 @@ from torch import nn
 
 from lib_lora import Engine, Entry, PerImage, Stack, StorageError, kernels
 from lib_lora.kernels import Chooser
+from tests.fakes.contract import worst
 from tests.fakes.files import pair, save
-from tests.lib_lora.test_kinds import worst
 
 
 def exact(y, x, down, up, strength):

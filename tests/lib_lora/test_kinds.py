@@ -1,108 +1,23 @@
-"""The contract of every adapter kind: on every kind of layer, by every way, in every dtype, the weight it defines."""
+"""What every adapter kind can do beside its output: tell its delta, add up in any order, give a part of itself."""
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, load_network, plan
 from lib_lora.adapters.base import At
 from lib_lora.factored import Factored
 from lib_lora.patch import slot_of
 from lib_lora.transient import Transient
+from tests.fakes.contract import BOUNDS, CASES, FILE, change_bias, reference, run, worst, write
 from tests.fakes.kinds import SAMPLES
-from tests.fakes.kinds.base import Sample, Tensors
-from tests.fakes.layers import LAYERS, NAMES, Model, bias_of, exact, make, weight_of
-
-BOUNDS = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""Largest error over the largest value. In half precision: of the same product rounded at each of its few steps."""
-FILE = 1e-6
-"""What files hold is fp32, and products of factors that are made once are made in fp32."""
-
-CASES = [
-    pytest.param(sample, layer, id=f"{sample.name}-{layer}")
-    for sample in SAMPLES
-    for layer, (kind, _, _) in LAYERS.items()
-    if {kind, layer} & sample.layers
-]
+from tests.fakes.layers import LAYERS, NAMES, bias_of, exact, make, weight_of
 
 DENSE = {"full", "loha, many ranks", "loha tucker, many ranks", "loha of PEFT", "lokr across, full"}
 """Samples that take an effective weight where they can."""
-LIVE = re.compile("no bias to merge into|its ranks change from step to step")
-"""Why a layer may stay live where merging is asked for."""
-
-
-def write(folder: Path, sample: Sample, layer: str, shape: tuple[int, ...], seed: int = 0) -> tuple[Path, Tensors]:
-    return sample.write(folder, shape, seed, NAMES.get(layer, "layer"))
-
-
-def reference(base: Model, layer: str, sample: Sample, tensors: dict[str, Tensor], multiplier: float) -> Model:
-    """The model with W' in the place of W, in fp64."""
-    other = exact(base)
-    weight = weight_of(other, layer)
-    weight.copy_(sample.weight(tensors, weight, multiplier).reshape(weight.shape))
-    change_bias(other, layer, sample.bias_delta(tensors, multiplier, bias_of(base, layer)))
-    return other
-
-
-def change_bias(model: Model, layer: str, delta: Tensor | None) -> None:
-    """Add to the bias of the layer, which need not have one yet."""
-    if delta is None:
-        return
-    if bias_of(model, layer) is None:
-        model.layer.bias = nn.Parameter(torch.zeros_like(delta), requires_grad=False)
-    bias = bias_of(model, layer)
-    assert bias is not None
-    bias.add_(delta)
-
-
-def worst(got: Tensor, want: Tensor) -> float:
-    """Largest error relative to the largest value."""
-    return ((got.double() - want.double()).abs().max() / want.double().abs().max().clamp_min(1e-30)).item()
-
-
-def run(model: Model, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        return model(x)
-
-
-@pytest.fixture(params=["chosen", "transient", "merged"])
-def way(request, monkeypatch):
-    """As the engine chooses, and each way by force where the kind has it."""
-    if request.param == "transient":
-        monkeypatch.setattr(plan, "live_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
-    return request.param
-
-
-@pytest.mark.parametrize(("sample", "layer"), CASES)
-@pytest.mark.parametrize("dtype", BOUNDS, ids=str)
-def test_output_is_that_of_the_weight_it_defines(tmp_path, sample, layer, dtype, way):
-    base, x = make(layer, dtype)
-    path, tensors = write(tmp_path, sample, layer, tuple(weight_of(base, layer).shape))
-    plain, pristine = run(base, x), exact(base)
-    before = {name: value.clone() for name, value in base.state_dict().items()}
-    served = Engine({"unet": base})
-    for multiplier in (1.0, -0.7, 2.5):
-        activation = served.activate(Stack([Entry(path, multiplier)], mode="merged" if way == "merged" else "live"))
-        report = activation.entries[0]
-        assert way != "merged" or activation.merged == 1 or LIVE.search(activation.summary())
-        assert dict(report.kinds) == {sample.recipe: 1}, report
-        assert not report.unused, report.unused
-        want = run(reference(pristine, layer, sample, tensors, multiplier), x if x.dtype == torch.int64 else x.double())
-        got = run(base, x)
-        assert got.dtype == plain.dtype
-        assert worst(got, want) < max(BOUNDS[dtype], FILE)
-        assert worst(got, plain) > 1e-2, "the adapter must show"
-    served.activate(Stack([Entry(path, 0.0)]))
-    assert torch.equal(run(base, x) + 0.0, plain + 0.0), "at 0 it is as if there were no file"
-    served.deactivate()
-    assert torch.equal(run(base, x), plain)
-    assert all(torch.equal(value, before[name]) for name, value in base.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -176,7 +91,8 @@ def test_every_kind_of_the_registry_has_a_sample():
     from lib_lora.recipe import _kinds, _modifiers
 
     sampled = {name for sample in SAMPLES for name in sample.recipe.split("+")}
-    assert {one.name for one in (*_kinds(), *_modifiers())} <= sampled
+    missing = {one.name for one in (*_kinds(), *_modifiers())} - sampled
+    assert not missing, f"add tests/fakes/kinds/<name>.py with SAMPLES for {', '.join(sorted(missing))}"
 
 
 @pytest.mark.parametrize(

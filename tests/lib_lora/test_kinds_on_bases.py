@@ -8,33 +8,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import lib_lora.layer
-from lib_lora import Engine, Entry, Stack, transient
+from lib_lora import Engine, Entry, Stack, plan, transient
 from lib_lora.base_weights.base import WeightReader
 from lib_lora.layer import read_base_weight, weight_reader
+from lib_lora.transient import Transient
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
 from tests.fakes.quantized import FORMATS, INSIDE, OUT, contents, made
 
-BASES = [
-    "fp32",
-    "fp16",
-    "bf16",
-    "fp8 e4m3 layerwise",
-    "fp8 e5m2 layerwise",
-    "Forge manual cast",
-    "Forge scaled fp8",
-    "SDNQ int8",
-    "SDNQ uint4",
-    "bitsandbytes int8",
-    "bitsandbytes nf4",
-    "GGUF Q8_0",
-    "GGUF Q4_0",
-    "torchao int8",
-    "torchao int4",
-    "torchao fp8",
-    "quanto int8",
-    "quanto int4",
-]
 KINDS = {sample.recipe: sample for sample in reversed(SAMPLES) if "linear" in sample.layers}
 """The first sample of each recipe."""
 ROUGH = {"bitsandbytes int8": 0.99}
@@ -46,7 +27,7 @@ def similarity(one: Tensor, other: Tensor) -> float:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-@pytest.mark.parametrize("name", BASES)
+@pytest.mark.parametrize("name", FORMATS)
 def test_the_change_is_that_of_the_weight_it_stands_for(tmp_path, name, kind):
     model, sample = made(name), KINDS[kind]
     x = torch.randn(2, 7, INSIDE, generator=torch.Generator().manual_seed(2)).to(FORMATS[name].dtype)
@@ -65,6 +46,19 @@ def test_the_change_is_that_of_the_weight_it_stands_for(tmp_path, name, kind):
     engine.deactivate()
     assert torch.equal(model(x), plain)
     assert contents(model.state_dict().items()) == before
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_at_zero_a_layer_computes_by_itself_whatever_the_way(tmp_path, name, monkeypatch):
+    """A product with the decoded weight has other bits than that of a packed one."""
+    monkeypatch.setattr(plan, "live_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
+    model = made(name)
+    x = torch.randn(2, 7, INSIDE, generator=torch.Generator().manual_seed(2)).to(FORMATS[name].dtype)
+    path, _ = KINDS["lora"].write(tmp_path, (OUT, INSIDE))
+    plain, engine = model(x), Engine({"unet": model})
+    for multiplier in (0.5, 0.0):
+        engine.activate(Stack([Entry(path, multiplier)]))
+        assert torch.equal(model(x), plain) == (multiplier == 0.0)
 
 
 def defined(

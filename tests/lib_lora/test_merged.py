@@ -24,6 +24,7 @@ from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.models import kohya_lora, tiny_unet, unet_inputs
 from tests.fakes.schemes import call
+from tests.selection import examples
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 LOW = DTYPES[1:]
@@ -420,7 +421,7 @@ class TestDigest:
         bit=st.integers(0, 15),
         kind=st.sampled_from(["flip", "swap", "negate"]),
     )
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=examples(150), deadline=None)
     def test_what_changes_a_bit_changes_it(self, dtype, places, bit, kind):
         bits = torch.arange(300_000).to(dtype).view(torch.int16 if dtype == torch.float16 else torch.int32)
         before, changed = bits.clone(), bits.clone()

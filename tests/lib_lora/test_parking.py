@@ -17,11 +17,11 @@ from lib_lora.factored import Factored
 from lib_lora.patch import slot_of
 from lib_lora.resident import Resident
 from tests.fakes.accelerator import device, simulated
+from tests.fakes.contract import CASES, write
 from tests.fakes.files import pair, save
 from tests.fakes.kinds.base import Sample
 from tests.fakes.layers import Model, make, weight_of
 from tests.fakes.models import kohya_lora, tiny_unet, unet_inputs
-from tests.lib_lora.test_kinds import CASES, write
 
 ON = ("linear", "linear, many tokens", "conv 3x3, stride", "attention q")
 OF_EACH = [case for case in CASES if case.values[1] in ON]

@@ -31,10 +31,10 @@ from lib_lora import (
 from lib_lora.calls import Call
 from lib_lora.picture import Grid, Picture, is_of_text
 from lib_lora.transient import Transient
+from tests.fakes.contract import CASES, worst, write
 from tests.fakes.files import pair, save
 from tests.fakes.layers import make, weight_of
 from tests.fakes.models import kohya_lora, tiny_unet, unet_inputs
-from tests.lib_lora.test_kinds import CASES, worst, write
 
 LEFT = Region.rectangle(0, 0, 0.5, 1)
 RIGHT = LEFT.inverted()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
-import pkgutil
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from lib_lora import adapters, architectures, base_weights, formats, residency
+from lib_lora.adapters._modifier import Modifier
 from lib_lora.adapters.base import Adapter
 from lib_lora.architectures.base import Architecture
 from lib_lora.base_weights.base import WeightReader
@@ -67,28 +69,61 @@ def test_mistakes_are_named(package, files, text):
         discover(package(**files), KeyFormat)
 
 
-def files(package: ModuleType) -> set[str]:
-    return {info.name for info in pkgutil.iter_modules(package.__path__) if not info.name.startswith("_")} - {"base"}
+def files(package: ModuleType) -> dict[str, ast.Module]:
+    """Return the plug-in files of a folder, by name, without importing them."""
+    (folder,) = package.__path__
+    names = {path.stem: path for path in Path(folder).glob("*.py") if path.stem != "base"}
+    return {
+        name: ast.parse(path.read_text(encoding="utf-8")) for name, path in names.items() if not name.startswith("_")
+    }
 
 
-@pytest.mark.parametrize(("package", "kind"), [(architectures, Architecture), (formats, KeyFormat)])
+def named_classes(package: ModuleType) -> set[str]:
+    """Return the names that the classes of these files give themselves."""
+    return {
+        statement.value.value
+        for tree in files(package).values()
+        for one in tree.body
+        if isinstance(one, ast.ClassDef)
+        for statement in one.body
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and isinstance(statement.value, ast.Constant)
+        for target in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+        if isinstance(target, ast.Name) and target.id == "name"
+    }
+
+
+INSTANCES = [(architectures, Architecture), (formats, KeyFormat)]
+CLASSES = [(adapters, (Adapter, Modifier)), (base_weights, (WeightReader,)), (residency, (Scheme,))]
+
+
+@pytest.mark.parametrize(("package", "kind"), INSTANCES)
 def test_what_is_shipped_is_named_as_its_file(package, kind):
-    assert set(discover(package, kind)) == files(package)
+    found = discover(package, kind)
+    assert set(found) == set(files(package))
+    assert len(found) > 10
 
 
-def test_what_is_shipped_is_found():
-    kinds = discover_classes(adapters, Adapter)
-    assert {kind.__module__.rpartition(".")[2] for kind in kinds} == files(adapters)
-    assert {"lora", "loha", "lokr"} <= {kind.name for kind in kinds}
-    readers = [reader.name for reader in discover_classes(base_weights, WeightReader)]
-    assert set(readers) == {
-        *("dense", "float8", "scaled_float", "sdnq", "quanto", "wrapper"),
-        *("bitsandbytes_8bit", "bitsandbytes_4bit", "gguf_diffusers", "gguf_forge", "gguf_wrapped"),
-    }
-    packed = {"bitsandbytes_4bit", "gguf_diffusers", "gguf_forge", "gguf_wrapped", "quanto", "sdnq", "scaled_float"}
-    assert packed <= set(readers[: readers.index("dense")]), "these may show a floating dtype"
-    assert {scheme.name for scheme in discover_classes(residency, Scheme)} == {
-        "accelerate_hook",
-        "cast_on_forward",
-        "diffusers_hook",
-    }
+@pytest.mark.parametrize(("package", "bases"), CLASSES)
+def test_what_is_shipped_is_found(package, bases):
+    """Every file has a plug-in, and every class with a name is one."""
+    found = [kind for base in bases for kind in discover_classes(package, base)]
+    assert {kind.__module__.rpartition(".")[2] for kind in found} == set(files(package))
+    assert {kind.name for kind in found} == named_classes(package)
+    assert len(found) > 2
+
+
+@pytest.mark.parametrize(("package", "kind"), INSTANCES)
+def test_files_are_asked_in_the_order_they_want(package, kind):
+    check_order(discover(package, kind).values())
+
+
+@pytest.mark.parametrize(("package", "base"), [(package, base) for package, bases in CLASSES for base in bases])
+def test_classes_are_asked_in_the_order_they_want(package, base):
+    check_order(discover_classes(package, base))
+
+
+def check_order(plugins):
+    places = {plugin.name: place for place, plugin in enumerate(plugins)}
+    for one in plugins:
+        for other in getattr(one, "before", ()):
+            assert places[one.name] < places[other], (one.name, other)

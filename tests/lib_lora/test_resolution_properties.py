@@ -27,6 +27,7 @@ from tests.fakes.files import hollow, save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, NAMES, Model, weight_of
 from tests.families.base import Writer
+from tests.selection import examples
 
 from .test_families import FAMILIES, Origin, bound_rows, factors, index, layers_of
 
@@ -205,7 +206,7 @@ def place_of(case: Case, key: str) -> tuple[str | None, str, str]:
 
 
 @given(files())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_every_key_is_used_or_spoken_of_and_no_layer_gets_anothers_numbers(case):
     name = case.made[0].family
     try:
@@ -244,7 +245,7 @@ def changed_by(made: Made) -> set[str]:
 
 
 @given(files(), st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_order_of_the_keys_makes_no_difference(case, chance):
     name, order = case.made[0].family, list(case.infos)
     chance.shuffle(order)
@@ -260,7 +261,7 @@ def test_the_order_of_the_keys_makes_no_difference(case, chance):
 
 
 @given(files(), st.sampled_from(sorted(FAMILIES)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_another_familys_model_gives_a_report(case, name):
     """Never an exception but the library's own, whatever accidentally fits."""
     with suppress(UnknownFormatError), resolved(case, name) as network:
@@ -324,7 +325,7 @@ def strange_files(draw: st.DrawFn) -> dict[str, tuple[int, ...]]:
 
 
 @given(strange_files())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_parameters_of_any_shape_are_used_or_spoken_of(infos):
     """Whatever shapes and kinds meet: no exception but the library's own, with a model and without."""
     with tempfile.TemporaryDirectory() as folder, suppress(LoraError):
@@ -353,7 +354,7 @@ SMALL = st.lists(st.sampled_from([0, 1, 2, 3, 4, 6, 24, 48]), max_size=4).map(tu
 
 
 @given(KINDS, st.none() | ON, st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_kind_with_a_parameter_gone_or_of_another_shape_is_whole_or_not_there(kind, other, data):
     """What is taken can be computed, whatever was done to its parameters, and on whatever layer it is."""
     sample, made_for = kind

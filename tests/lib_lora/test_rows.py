@@ -19,12 +19,12 @@ from lib_lora.calls import Call
 from lib_lora.patch import slot_of
 from lib_lora.rows import Row, RowMap
 from lib_lora.transient import Transient
+from tests.fakes.contract import CASES, FILE, worst, write
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, Model, make, weight_of
 from tests.fakes.models import kohya_lora, tiny_unet, unet_inputs
 from tests.lib_lora.test_calls import METADATA
-from tests.lib_lora.test_kinds import CASES, FILE, worst, write
 
 BOUNDS = {torch.float64: 1e-12, torch.float32: 1e-5}
 """Largest error over the largest value, to the same image by itself."""

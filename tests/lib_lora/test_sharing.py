@@ -22,9 +22,10 @@ from lib_lora import sharing as sharing_module
 from lib_lora.patch import slot_of
 from lib_lora.sharing import Sharing
 from tests.fakes.accelerator import device, simulated
+from tests.fakes.contract import worst
 from tests.fakes.files import pair, save
 from tests.fakes.models import kohya_lora, tiny_unet, unet_inputs
-from tests.lib_lora.test_kinds import worst
+from tests.selection import examples
 
 IN, OUT, RANK, TOKENS = 32, 40, 4, 3
 BOUND = 2.0**-20  # of the largest output, in float32
@@ -38,7 +39,7 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         for name in NAMES:
             self.add_module(name, nn.Linear(IN, OUT))
         self.between: Between = lambda x: None  # after the first of them
@@ -465,7 +466,7 @@ CALLS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(calls=CALLS)
 def test_whatever_is_called_with_whatever_each_gives_its_own(tmp_path_factory, calls):
     folder = tmp_path_factory.mktemp("sharing")

@@ -17,40 +17,21 @@ from tests.fakes.files import pair, save
 from tests.families import families
 from tests.families.base import linear_layers
 
-PARTS = {
-    # trainers that leave out all but attention, in each spelling: layers and their inputs
-    "wan": ["blocks.7.self_attn.q:5120", "blocks.7.attn2.to_out.0:1536", "vace_blocks.0.ffn.0:3072"],
-    "hunyuan_video": [
-        *("single_blocks.39.linear1:3072", "single_transformer_blocks.38.attn.to_q:3072"),
-        *("double_blocks.19.img_attn.qkv:3072", "transformer_blocks.19.ff_context.net.0.proj:3072"),
-        "txt_in.individual_token_refiner.blocks.0.self_attn_qkv:3072",
-    ],
-    "ltx": ["transformer_blocks.0.attn2.to_k:2048", "transformer_blocks.0.attn2.to_k:4096"],
-    "ltx2": ["transformer_blocks.0.audio_attn1.to_q:2048", "transformer_blocks.0.audio_to_video_attn.to_q:4096"],
-    "lumina2": ["layers.0.attention.qkv:2304", "noise_refiner.0.attn.to_q:2304", "layers.3.feed_forward.w1:2304"],
-    "hidream": ["double_stream_blocks.0.block.attn1.to_q:2560", "single_stream_blocks.0.block.ff_i.experts.0.w1:2560"],
-    "auraflow": [
-        *("double_layers.0.attn.w1q:3072", "joint_transformer_blocks.0.attn.to_q:3072"),
-        "single_transformer_blocks.31.ff.linear_1:3072",
-    ],
-    "pixart": ["blocks.0.attn.qkv:1152", "transformer_blocks.0.attn1.to_q:1152", "blocks.0.cross_attn.kv_linear:1152"],
-    "hunyuan_dit": ["blocks.0.attn1.Wqkv:1408", "blocks.0.attn1.to_q:1408"],
-    "stable_cascade": ["down_blocks.0.2.attention.attn.to_q:2048", "up_blocks.1.47.attention.to_q:2048"],
-    "kandinsky5": ["visual_transformer_blocks.0.self_attention.to_query:1792"],
-}
+FAMILIES = families()
+ALONE = [(name, one) for name, family in FAMILIES.items() for one in family.alone]
 STRANGERS = [
-    "single_blocks.37.linear1:3072",  # Flux
-    "single_transformer_blocks.37.attn.to_q:3072",
-    "blocks.0.self_attn.q_proj:2048",  # Anima
-    "transformer_blocks.0.attn1.to_q:1920",  # CogVideoX
-    "layers.0.attention.qkv:3840",  # Z-Image
-    "layers.0.attention.to_q:3840",
-    "blocks.0.attn.qkv:1024",
-    "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q:320",
-    "transformer_blocks.59.attn.add_q_proj:3072",  # Qwen-Image
-    "transformer_blocks.19.attn.to_q:3072",
+    ("flux", "single_blocks.37.linear1:3072"),
+    ("flux", "single_transformer_blocks.37.attn.to_q:3072"),
+    ("anima", "blocks.0.self_attn.q_proj:2048"),
+    ("CogVideoX", "transformer_blocks.0.attn1.to_q:1920"),
+    ("z_image", "layers.0.attention.qkv:3840"),
+    ("z_image", "layers.0.attention.to_q:3840"),
+    ("nobody", "blocks.0.attn.qkv:1024"),
+    ("sd1", "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q:320"),
+    ("qwen_image", "transformer_blocks.59.attn.add_q_proj:3072"),
+    ("qwen_image", "transformer_blocks.19.attn.to_q:3072"),
 ]
-CASES = [(name, one) for name, parts in PARTS.items() for one in parts]
+"""A family, and a layer of it that resembles one of another family."""
 
 
 def families_of(component: str, one: str, *metadata: str) -> str | None:
@@ -61,74 +42,46 @@ def families_of(component: str, one: str, *metadata: str) -> str | None:
 
 
 @pytest.mark.parametrize("component", ["denoiser", "?"])
-@pytest.mark.parametrize(("name", "one"), CASES)
+@pytest.mark.parametrize(("name", "one"), ALONE)
 def test_one_layer_is_enough(name, one, component):
-    assert families_of(component, one) == name
+    assert families_of(component, one) == FAMILIES[name].known_as
 
 
-@pytest.mark.parametrize("one", STRANGERS)
-def test_layers_of_others_are_not_taken_for_ours(one):
-    assert families_of("denoiser", one) not in PARTS
+@pytest.mark.parametrize(("owner", "one"), [case for case in STRANGERS if case[1] not in {one for _, one in ALONE}])
+def test_a_layer_is_not_taken_for_one_of_another_family(owner, one):
+    found = families_of("denoiser", one)
+    assert found in (None, owner), f"If {found} has this layer, add it to `alone` in tests/families/{found}.py."
 
 
-NAMED = {
-    "anima": ["anima", "anima-preview/lora", "anima-unknown/lora", "Anima/lora", "anima-preview-3/lora"],
-    "auraflow": ["auraflow", "auraflow-v0.3/lora"],
-    "chroma": ["chroma", "chroma/lora", "Chroma1/lora", "chroma_radiance"],
-    "cosmos_predict2": ["cosmos2image-2b/lora"],
-    "ernie_image": ["ernie_image", "Ernie/lora", "ernie-base/lora"],
-    "flux": [
-        *("flux1", "flux.1", "flux.1_kontext", "flux_kontext", "flux-1/lora", "flux-1-dev/lora", "flux-1-schnell/lora"),
-        *("Flux.1-dev/lora", "Flux.1-fill-dev/lora", "flux-krea/lora", "flux/lora", "Flex.1-alpha"),
-    ],
-    "flux2": ["flux2", "flux2_klein_4b", "flux_2_klein_9b", "Flux.2-dev/lora", "Flux.2/lora", "flux2-klein-9b/lora"],
-    "hidream": ["hidream_i1", "hidream", "hidream_e1", "hidream-i1/lora", "hidream-full/lora"],
-    "hunyuan_video": ["hunyuan_video", "hunyuan-video/lora", "framepack", "framepack/lora"],
-    "hunyuan_video15": ["hunyuan_video_1_5", "hunyuan-video-1.5/lora", "hunyuanvideo-t2v-480p/lora"],
-    "kandinsky5": ["kandinsky5", "Kandinsky-5/lora", "kandinsky5-image-t2i-lite-sft/lora"],
-    "krea2": ["krea2", "Krea-2/lora", "krea2-raw/lora"],
-    "ltx": ["ltxv", "ltx-video", "ltxvideo-0.9.5/lora", "ltxv-2b-0.9.8"],
-    "ltx2": ["ltx2", "ltx2.3", "ltxvideo2-dev/lora", "ltx-2"],
-    "lumina2": ["lumina2", "lumina-2/lora", "lumina/lora", "lumina2-2.0/lora"],
-    "pixart": ["pixart", "pixart-alpha/lora", "pixart-sigma/lora", "pixart_sigma-900m-1024-v0.6/lora"],
-    "qwen_image": ["qwen_image", "qwen_image_edit_plus", "Qwen-Image/lora", "Qwen-Image-Edit-2511/lora"],
-    "sd1": ["sd_v1", "sd_1.5", "stable-diffusion-v1/lora", "stable-diffusion-v1-inpainting/lora"],
-    "sd2": ["sd_v2", "sd_v2_v", "sd_2.1", "stable-diffusion-v2-512/lora", "stable-diffusion-v2-768-v/lora"],
-    "sd3": ["sd_3", "sd3m", "medium", "5-large", "stable-diffusion-3-5-large/lora", "stable-diffusion-v3.5/lora"],
-    "sdxl": ["sdxl_base_v1-0", "sdxl_1.0", "sdxl_", "stable-diffusion-xl-v1-base/lora", "sdxl-base-1.0/lora"],
-    "sdxl_refiner": ["sdxl_refiner", "stable-diffusion-xl-v1-refiner"],
-    "stable_cascade": ["stable_cascade", "stable-cascade-v1-prior/lora", "stable_cascade-stage-c/lora"],
-    "wan": ["wan", "wan_2.1", "wan_2.2_14b", "wan2.1/lora", "wan-t2v-480p-1.3b-2.1/lora", "skyreels"],
-    "z_image": ["z_image", "zimage", "Z-Image/lora", "z-image-turbo/lora"],
-}
-"""What trainers write as `ss_base_model_version` and `modelspec.architecture`.
-
-Sources: kohya-ss/sd-scripts library/sai_model_spec.py and model_util.py; kohya-ss/musubi-tuner utils/sai_model_spec.py
-and dataset/architectures.py; ostris/ai-toolkit `get_base_model_version`; Nerogar/OneTrainer resources/sd_model_spec;
-bghira/SimpleTuner save_hooks.py, `_derive_modelspec_architecture`. Pony, Illustrious and NoobAI are SDXL to them.
-"""
-FAMILIES = families()
 KEYS = ("ss_base_model_version", "modelspec_architecture")
+NAMED = [(name, words) for name, family in FAMILIES.items() for words in family.named]
+UNKNOWN = {"hunyuan-image-2.1/lora", "ideogram4", "hidream_o1_image", "cosmos3-nano/lora", "pt"}
 
 
-@pytest.mark.parametrize(("name", "words"), [(name, one) for name, words in NAMED.items() for one in words])
+@pytest.mark.parametrize(("name", "words"), NAMED)
 @pytest.mark.parametrize("key", KEYS)
 def test_metadata_of_trainers(key, name, words):
     found = family_of([f"meta:{key}:{words}"])
     assert found is not None
-    assert (found.name, found.sure, found.named) == (name, True, True)
+    assert (found.name, found.sure, found.named) == (FAMILIES[name].known_as, True, True)
 
 
-def test_every_family_is_known_by_its_metadata():
-    assert set(NAMED) | {"hunyuan_dit"} == {one.name for one in known_architectures()}
+@pytest.mark.parametrize("architecture", known_architectures(), ids=lambda one: one.name)
+def test_every_architecture_has_a_family_to_be_tested_with(architecture):
+    own = [family for family in FAMILIES.values() if family.known_as == architecture.name]
+    assert own, f"Add tests/families/{architecture.name}.py with a `FAMILY`, see CONTRIBUTING.md."
+    assert all(family.named for family in own), f"Add `named` to the `FAMILY` in tests/families/{architecture.name}.py."
 
 
-@pytest.mark.parametrize(
-    "words", ["hunyuan-image-2.1/lora", "ideogram4", "hidream_o1_image", "cosmos3-nano/lora", "pt"]
-)
+def test_every_family_is_an_architecture():
+    assert {family.known_as for family in FAMILIES.values()} <= {one.name for one in known_architectures()}
+
+
+@pytest.mark.parametrize("words", sorted(UNKNOWN - {words for _, words in NAMED}))
 @pytest.mark.parametrize("key", KEYS)
 def test_metadata_of_families_that_are_not_known(key, words):
-    assert family_of([f"meta:{key}:{words}"]) is None
+    found = family_of([f"meta:{key}:{words}"])
+    assert found is None, f"If it is {found.name}, add it to `named` in tests/families/{found.name}.py."
 
 
 @pytest.mark.parametrize(
@@ -228,7 +181,7 @@ def test_no_part_of_a_file_is_for_another_family_than_its_own(name):
 def test_what_a_part_of_a_file_says_of_itself_is_believed(name):
     """Layers that several families have are no reason to doubt it."""
     known_as = FAMILIES[name].known_as
-    words = f"meta:modelspec_architecture:{NAMED.get(known_as, ['hunyuan-dit'])[0]}"
+    words = f"meta:modelspec_architecture:{FAMILIES[name].named[0]}"
     wrong = [
         (part_words, found)
         for part_words, part in parts_of(name)
@@ -240,8 +193,12 @@ def test_what_a_part_of_a_file_says_of_itself_is_believed(name):
 
 @pytest.mark.parametrize(
     ("name", "model"),
-    # Chroma's blocks are FLUX.1's
-    [(name, one) for name in FAMILIES for one in ("sd1", "sdxl", "flux") if (name, one) != ("chroma", "flux")],
+    [
+        (name, one)
+        for name, family in FAMILIES.items()
+        for one in ("sd1", "sdxl", "flux")
+        if one not in family.blocks_of
+    ],
 )
 def test_a_file_of_all_layers_of_blocks_is_held_against_models_of_other_families(name, model):
     for tree in trees(name):

@@ -15,8 +15,8 @@ from lib_lora.factored import Factored, Placed
 from lib_lora.patch import slot_of
 from tests.conftest import TORCH
 from tests.fakes.accelerator import device, simulated
+from tests.fakes.contract import worst
 from tests.fakes.files import pair, save
-from tests.lib_lora.test_kinds import worst
 
 WIDTH = 16
 PATHS = ("a_b", "a.z", "c")

@@ -29,13 +29,13 @@ from lib_lora import (
 from lib_lora.calls import Call
 from lib_lora.patch import slot_of
 from lib_lora.transient import Transient
+from tests.fakes.contract import reference, worst
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
 from tests.fakes.layers import LAYERS, Model, make, weight_of
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet, unet_inputs
 from tests.lib_lora.test_calls import METADATA
-from tests.lib_lora.test_kinds import reference, worst
 
 IDS = ["BASE", *(f"IN{i:02}" for i in range(12)), "M00", *(f"OUT{i:02}" for i in range(12))]
 ON = ("linear", "conv 3x3, stride", "conv grouped", "embedding", "layer norm", "attention q", "attention out")
@@ -342,7 +342,7 @@ def test_ranks_by_timestep_and_a_schedule_go_together(tmp_path):
     class Denoiser(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            torch.manual_seed(0)
+            torch.default_generator.manual_seed(0)
             self.layer = nn.Linear(8, 8)
 
         def forward(self, x: Tensor, timestep: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         with torch.random.fork_rng():
-            torch.manual_seed(1)
+            torch.default_generator.manual_seed(1)
             self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.selection import examples
 from training.check import Gallery, count_everything, obeys, prompts, shows
 from training.ideas import IDEAS, Idea, lessons
 from training.judge import LABELS, LOOKS, Judge, labels_of, load_judge, save_judge, train_judge
@@ -103,7 +104,7 @@ def test_everything_is_counted() -> None:
     assert figures["two ideas"]["stripes zorp"] == 1.0
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.sampled_from(IDEAS), st.integers(0, 1000))
 def test_an_idea_is_learned_beside_usual_pictures(idea: object, seed: int) -> None:
     chosen = BY_NAME[getattr(idea, "name", "")]

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.selection import examples
 from training.draw import NEON, draw
 from training.world import COLOURS, GROUNDS, PLACES, SHAPES, SIDE, Kind, Scene, Teller, Thing
 
 SEEDS = st.integers(0, 2**31)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SEEDS)
 def test_things_neither_overlap_nor_leave_the_picture(seed: int) -> None:
     scene = Teller(seed).scene()
@@ -27,7 +28,7 @@ def test_things_neither_overlap_nor_leave_the_picture(seed: int) -> None:
             assert math.hypot(one.x - other.x, one.y - other.y) > one.radius + other.radius
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SEEDS)
 def test_a_plain_caption_says_all_that_is_there(seed: int) -> None:
     teller = Teller(seed, plain=True)
@@ -42,7 +43,7 @@ def test_a_plain_caption_says_all_that_is_there(seed: int) -> None:
     assert said.split()[0] in ("a", "an", {2: "two", 3: "three", 4: "four"}.get(scene.kinds[0].count))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SEEDS)
 def test_a_caption_never_says_what_is_not_there(seed: int) -> None:
     teller = Teller(seed)
@@ -54,7 +55,7 @@ def test_a_caption_never_says_what_is_not_there(seed: int) -> None:
     assert not words & {word for shape in set(SHAPES) - shapes for word in (shape, f"{shape}s")}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(SEEDS)
 def test_things_are_where_the_caption_says(seed: int) -> None:
     scene = Teller(seed).scene()
@@ -72,7 +73,7 @@ def test_things_are_where_the_caption_says(seed: int) -> None:
     assert checks.get(place, True)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(SEEDS)
 def test_a_world_can_be_without_small_things(seed: int) -> None:
     teller = Teller(seed, pairs=0.5, small=False)

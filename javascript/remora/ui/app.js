@@ -1,5 +1,10 @@
 // The whole tab.
 
+/**
+ * @import {Controller, State} from "../controller.js"
+ * @import {Filled} from "../vendor/preact.js"
+ */
+
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {useStore} from "../store.js";
 import {Compare} from "./compare.js";
@@ -10,20 +15,29 @@ import {Stack} from "./stack.js";
 
 const WIDE = 720; // pixels from which both panes are side by side
 
+/** @param {{controller: Controller, root: HTMLElement}} props */
 export function App({controller, root}) {
     const state = useStore(controller.store);
     const wide = useWide(root);
     useKeys(controller, root);
     const count = controller.rows().length + state.always.entries.length;
-    const shown = (pane) => wide || state.pane === pane;
+    const shown = (/** @type {string} */ pane) => wide || state.pane === pane;
     return html`
         <${Notices} controller=${controller} state=${state} />
         ${state.login && html`<${Login} controller=${controller} />`}
-        ${!wide && html`<div class="rt-switch" role="group" aria-label="What is shown">
-            ${[["library", "Library"], ["stack", count ? `Stack (${count})` : "Stack"]].map(([pane, title]) => html`
+        ${
+            !wide
+            && html`<div class="rt-switch" role="group" aria-label="What is shown">
+            ${[
+                ["library", "Library"],
+                ["stack", count ? `Stack (${count})` : "Stack"],
+            ].map(
+                ([pane, title]) => html`
                 <button type="button" key=${pane} aria-pressed=${String(state.pane === pane)}
-                    onClick=${() => controller.set({pane})}>${title}</button>`)}
-        </div>`}
+                    onClick=${() => controller.set({pane})}>${title}</button>`,
+            )}
+        </div>`
+        }
         <div class=${`rt-panes${wide ? " rt-wide" : ""}`}>
             ${shown("library") && html`<${Library} controller=${controller} state=${state} />`}
             ${shown("stack") && html`<${Stack} controller=${controller} state=${state} />`}
@@ -33,6 +47,7 @@ export function App({controller, root}) {
         ${state.dialog === "compare" && html`<${Compare} controller=${controller} state=${state} />`}`;
 }
 
+/** @param {HTMLElement} root */
 function useWide(root) {
     const [wide, setWide] = useState(root.clientWidth >= WIDE);
     useEffect(() => {
@@ -45,18 +60,23 @@ function useWide(root) {
     return wide;
 }
 
-/** Ctrl+Z and Ctrl+Y, where nothing is being typed; "/" goes to the search. */
+/**
+ * Listen to Ctrl+Z and Ctrl+Y, where nothing is being typed; "/" goes to the search.
+ * @param {Controller} controller
+ * @param {HTMLElement} root
+ */
 function useKeys(controller, root) {
     useEffect(() => {
-        const pressed = (event) => {
-            const typing = event.target.matches("textarea, input:not([type=checkbox], [type=range], [type=radio])");
+        const pressed = (/** @type {KeyboardEvent} */ event) => {
+            const target = /** @type {Element} */ (event.target);
+            const typing = target.matches("textarea, input:not([type=checkbox], [type=range], [type=radio])");
             if (typing || event.altKey) return;
             const key = event.key.toLowerCase();
             if ((event.ctrlKey || event.metaKey) && (key === "z" || key === "y")) {
                 if (key === "y" || event.shiftKey) controller.redo();
                 else controller.undo();
             } else if (key === "/" && !event.ctrlKey && !event.metaKey) {
-                root.querySelector("input[type=search]")?.focus();
+                /** @type {HTMLElement | null} */ (root.querySelector("input[type=search]"))?.focus();
             } else {
                 return;
             }
@@ -68,11 +88,14 @@ function useKeys(controller, root) {
     }, [controller, root]);
 }
 
+/** @param {{controller: Controller, state: State}} props */
 function Notices({controller, state}) {
     const {server} = state;
     const texts = [state.stackProblem, controller.catalog.problem, state.presetProblem];
     if (server && !server.enabled) {
-        texts.push("Remora is off in the settings: the web UI applies LoRA itself, and what is set here has no effect.");
+        texts.push(
+            "Remora is off in the settings: the web UI applies LoRA itself, and what is set here has no effect.",
+        );
     }
     if (server) texts.push(...server.conflicts, ...server.notes);
     return html`
@@ -82,9 +105,11 @@ function Notices({controller, state}) {
         <div role="alert">${state.error && html`<p class="rt-error">${state.error}</p>`}</div>`;
 }
 
+/** @param {{controller: Controller}} props */
 function Login({controller}) {
-    const user = useRef(), password = useRef();
-    const enter = (event) => {
+    const user = /** @type {Filled<HTMLInputElement>} */ (useRef()),
+        password = /** @type {Filled<HTMLInputElement>} */ (useRef());
+    const enter = (/** @type {Event} */ event) => {
         event.preventDefault();
         controller.api.logIn(user.current.value, password.current.value);
         controller.start();

@@ -1,16 +1,33 @@
 // The strip of block weights: a thin slider for each block of the model, and presets.
 
+/**
+ * @import {BlockPreset, Blocks as Told} from "../api.js"
+ * @import {Controller} from "../controller.js"
+ * @import {FieldEvent, Filled, Key, Pointer} from "../vendor/preact.js"
+ * @import {Attempt} from "./parts.js"
+ * @import {Entry} from "./stack.js"
+ */
+
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
 import {setField} from "../tag.js";
 import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
 import {Button, isNumber, Trouble, useTrouble} from "./parts.js";
 
-const LOWEST = -1, HIGHEST = 2; // by keys; any number can be typed
+const LOWEST = -1,
+    HIGHEST = 2; // by keys; any number can be typed
+/**
+ * @typedef {{low: number, high: number}} View
+ * The lowest and the highest value that is drawn.
+ */
+
+/** @type {{[key: string]: number}} */
 const STEPS = {ArrowUp: 0.05, ArrowDown: -0.05, PageUp: 0.25, PageDown: -0.25};
 const OWN = "*"; // stands for weights of no preset; no preset has this name
+/** @type {Omit<Told, "rules"> & {rules?: string[]}} */
 const UNKNOWN = {blocks: [], layouts: [], presets: []};
 
+/** @param {{controller: Controller, entry: Entry}} props */
 export function Blocks({controller, entry}) {
     const [trouble, attempt] = useTrouble();
     const {blocks, server} = controller.state;
@@ -20,22 +37,33 @@ export function Blocks({controller, entry}) {
     const told = blocks ?? UNKNOWN;
     const text = entry.values.lbw ?? "";
     const {cells, preset, problem} = readWeights(text, told);
-    const write = (value, what = "") => entry.edit((body) => setField(body, "lbw", value), what);
-    const said = blocks && (problem || (!told.layouts.length ? "No model is loaded, so its blocks are not known yet." : ""));
+    const write = (/** @type {string} */ value, what = "") => entry.edit((body) => setField(body, "lbw", value), what);
+    const said =
+        blocks && (problem || (!told.layouts.length ? "No model is loaded, so its blocks are not known yet." : ""));
     return html`<div class="rt-part" role="group" aria-label=${`Blocks of ${entry.name}`}>
         <strong>Blocks</strong>
         ${!blocks && !trouble && html`<p class="rt-hint">Loading …</p>`}
         <${Trouble} text=${trouble} />
         ${said && html`<p class="rt-notice" role="status">${said}</p>`}
-        ${cells?.length > 0 && html`<${Strip} name=${entry.name} shown=${shownBlocks(told)} cells=${cells}
-            write=${(changed) => write(writeWeights(changed), "blocks")} />`}
-        ${blocks && html`<${Presets} controller=${controller} entry=${entry} text=${text} told=${told} cells=${cells} preset=${preset}
-            write=${write} attempt=${attempt} />`}
+        ${
+            cells
+            && cells.length > 0
+            && html`<${Strip} name=${entry.name} shown=${shownBlocks(told)} cells=${cells}
+            write=${(/** @type {string[]} */ changed) => write(writeWeights(changed), "blocks")} />`
+        }
+        ${
+            blocks
+            && html`<${Presets} controller=${controller} entry=${entry} text=${text} told=${told} cells=${cells} preset=${preset}
+            write=${write} attempt=${attempt} />`
+        }
         <${Rules} entry=${entry} told=${told} />
     </div>`;
 }
 
-// Presets of rules for some layers, which come after the weights of blocks.
+/**
+ * Draw the presets of rules for some layers, which come after the weights of blocks.
+ * @param {{entry: Entry, told: {rules?: string[]}}} props
+ */
 function Rules({entry, told: {rules = []}}) {
     const own = entry.values.lbwe ?? "";
     if (!own && !rules.length) return null;
@@ -48,18 +76,27 @@ function Rules({entry, told: {rules = []}}) {
         </select></label></div>`;
 }
 
+/**
+ * @param {object} props
+ * @param {string} props.name
+ * @param {{id: string, title: string}[]} props.shown
+ * @param {string[]} props.cells
+ * @param {(cells: string[]) => void} props.write
+ */
 function Strip({name, shown, cells, write}) {
     const [last, setAt] = useState(0);
     const at = Math.min(last, cells.length - 1); // another model may have fewer
-    const brush = useRef(null); // {at, value, view} while a pointer is down: what is seen stays as it is
+    // while a pointer is down: the view stays as it is
+    const brush = useRef(/** @type {{at: number, value: number, view: View} | null} */ (null));
     const view = brush.current?.view ?? viewOf(cells);
+    /** @type {(event: Pointer, from?: {at: number, value: number}) => void} */
     const paint = (event, from) => {
         const to = placeOf(event, view);
         brush.current = {...to, view};
         setAt(to.at);
         write(painted(cells, from ?? to, to));
     };
-    const down = (event) => {
+    const down = (/** @type {Pointer} */ event) => {
         if (event.button !== 0) return;
         event.preventDefault();
         event.currentTarget.setPointerCapture(event.pointerId);
@@ -69,9 +106,12 @@ function Strip({name, shown, cells, write}) {
     const up = () => {
         brush.current = null;
     };
-    const put = (value) => write(cells.map((cell, place) => place === at ? written(value) : cell));
-    const pressed = (event) => {
-        const by = {ArrowLeft: -1, ArrowRight: 1}[event.key];
+    const put = (/** @type {number} */ value) =>
+        write(cells.map((cell, place) => (place === at ? written(value) : cell)));
+    const pressed = (/** @type {Key} */ event) => {
+        /** @type {{[key: string]: number | undefined}} */
+        const moves = {ArrowLeft: -1, ArrowRight: 1};
+        const by = moves[event.key];
         const value = keyed(event.key, cells[at]);
         if (by) event.currentTarget.children[at + by]?.focus();
         else if (value !== null) put(value);
@@ -79,23 +119,42 @@ function Strip({name, shown, cells, write}) {
         event.preventDefault();
     };
     const names = ["rt-strip", shown.length > 40 && "rt-many", view.high - view.low > 1 && "rt-scaled"];
-    const lines = {"--rt-zero": -view.low / (view.high - view.low), "--rt-one": (1 - view.low) / (view.high - view.low)};
+    const lines = {
+        "--rt-zero": -view.low / (view.high - view.low),
+        "--rt-one": (1 - view.low) / (view.high - view.low),
+    };
     return html`
         <div class=${names.filter(Boolean).join(" ")} style=${lines} role="group" aria-label=${`Block weights of ${name}`} onKeyDown=${pressed}
-            onPointerDown=${down} onPointerMove=${(event) => brush.current && paint(event, brush.current)} onPointerUp=${up} onPointerCancel=${up}>
-            ${shown.map(({id, title}, place) => html`<${Block} key=${id} id=${id} title=${title} name=${name} cell=${cells[place]}
+            onPointerDown=${down} onPointerMove=${(/** @type {Pointer} */ event) => brush.current && paint(event, brush.current)} onPointerUp=${up} onPointerCancel=${up}>
+            ${shown.map(
+                (
+                    {id, title},
+                    place,
+                ) => html`<${Block} key=${id} id=${id} title=${title} name=${name} cell=${cells[place]}
                 view=${view} first=${place > 0 && letters(id) !== letters(shown[place - 1].id)}
-                chosen=${place === at} choose=${() => setAt(place)} />`)}
+                chosen=${place === at} choose=${() => setAt(place)} />`,
+            )}
         </div>
         <${Readout} key=${at} block=${shown[at]} name=${name} cell=${cells[at]} put=${put} />`;
 }
 
+/**
+ * @param {string[]} cells
+ * @returns {View}
+ */
 function viewOf(cells) {
     const numbers = cells.filter((cell) => !isLetter(cell)).map(Number);
-    return {low: Math.min(0, Math.floor(Math.min(0, ...numbers))), high: Math.max(1, Math.ceil(Math.max(1, ...numbers)))};
+    return {
+        low: Math.min(0, Math.floor(Math.min(0, ...numbers))),
+        high: Math.max(1, Math.ceil(Math.max(1, ...numbers))),
+    };
 }
 
-// Which block a pointer is at, and the value of its height.
+/**
+ * Return which block a pointer is at, and the value of its height.
+ * @param {Pointer} event
+ * @param {View} view
+ */
 function placeOf(event, {low, high}) {
     const boxes = [...event.currentTarget.children].map((one) => one.getBoundingClientRect());
     const found = boxes.findIndex((box) => event.clientX < box.right);
@@ -104,9 +163,14 @@ function placeOf(event, {low, high}) {
     return {at: found < 0 ? boxes.length - 1 : found, value: snapped(low + share * (high - low))};
 }
 
+/** @param {string} id */
 const letters = (id) => id.replace(/\d+$/, "");
 
-// The value that a key leads to; null where it is no key of a slider.
+/**
+ * Return the value that a key leads to; null where it is no key of a slider.
+ * @param {string} key
+ * @param {string} cell
+ */
 function keyed(key, cell) {
     if (key === "Home" || key === "End") return key === "Home" ? 0 : 1;
     if (!(key in STEPS)) return null;
@@ -114,10 +178,22 @@ function keyed(key, cell) {
     return snapped(Math.min(Math.max(HIGHEST, value), Math.max(Math.min(LOWEST, value), value + STEPS[key])));
 }
 
+/**
+ * @param {object} props
+ * @param {string} props.id
+ * @param {string} props.title
+ * @param {string} props.name
+ * @param {string} props.cell
+ * @param {View} props.view
+ * @param {boolean} props.first
+ * @param {boolean} props.chosen
+ * @param {() => void} props.choose
+ */
 function Block({id, title, name, cell, view: {low, high}, first, chosen, choose}) {
     const letter = isLetter(cell);
     const value = letter ? 0 : Number(cell);
-    const percent = (number) => `${(Math.min(1, Math.max(0, number / (high - low))) * 100).toFixed(2)}%`;
+    const percent = (/** @type {number} */ number) =>
+        `${(Math.min(1, Math.max(0, number / (high - low))) * 100).toFixed(2)}%`;
     const bar = {bottom: percent(Math.min(value, 0) - low), height: percent(Math.abs(value))};
     return html`<div class=${`rt-block${first ? " rt-first" : ""}${chosen ? " rt-chosen" : ""}`} role="slider" tabindex=${chosen ? 0 : -1}
         aria-orientation="vertical" aria-label=${`${id} of ${name}`} aria-valuemin=${Math.min(LOWEST, value)}
@@ -127,16 +203,20 @@ function Block({id, title, name, cell, view: {low, high}, first, chosen, choose}
     </div>`;
 }
 
+/** @param {string} letter */
 function meaning(letter) {
     if (letter.startsWith("X")) return `${letter}, that of the tag’s x`;
     return letter === "R" ? "R, drawn between 0 and 1" : "U, drawn between -0.5 and 1.5";
 }
 
-/** The chosen block, and its value to be typed. */
+/**
+ * Draw the chosen block, and its value to be typed.
+ * @param {{block: {id: string, title: string}, name: string, cell: string, put: (value: number) => void}} props
+ */
 function Readout({block, name, cell, put}) {
-    const [typed, setTyped] = useState(null);
+    const [typed, setTyped] = useState(/** @type {string | null} */ (null));
     const good = typed === null || isNumber(typed);
-    const type = (event) => {
+    const type = (/** @type {FieldEvent} */ event) => {
         setTyped(event.target.value);
         if (isNumber(event.target.value)) put(Number(event.target.value));
     };
@@ -149,21 +229,35 @@ function Readout({block, name, cell, put}) {
     </div>`;
 }
 
+/**
+ * @param {object} props
+ * @param {Controller} props.controller
+ * @param {Entry} props.entry
+ * @param {string} props.text
+ * @param {Told} props.told
+ * @param {string[] | null} props.cells
+ * @param {BlockPreset | null} props.preset
+ * @param {(value: string) => void} props.write
+ * @param {Attempt} props.attempt
+ */
 function Presets({controller, entry, text, told, cells, preset, write, attempt}) {
     const [saving, setSaving] = useState(false);
     const {length} = shownBlocks(told);
     const chosen = preset ? preset.name : text ? OWN : "";
-    const save = (name) => attempt(async () => {
-        const problem = nameProblem(name);
-        if (problem) throw new Error(problem);
-        await controller.saveBlocks(name.trim(), cells.join(","));
-        setSaving(false);
-    });
+    const save = (/** @type {string} */ name) =>
+        attempt(async () => {
+            const problem = nameProblem(name);
+            if (problem) throw new Error(problem);
+            await controller.saveBlocks(name.trim(), /** @type {string[]} */ (cells).join(","));
+            setSaving(false);
+        });
     // the tag says what the preset said: without it, its name would mean nothing
-    const remove = () => attempt(async () => {
-        await controller.deleteBlocks(preset.name);
-        write(preset.values);
-    });
+    const remove = () =>
+        attempt(async () => {
+            const {name, values} = /** @type {BlockPreset} */ (preset);
+            await controller.deleteBlocks(name);
+            write(values);
+        });
     return html`
         <div class="rt-line">
             <select aria-label=${`Block preset of ${entry.name}`} value=${chosen}
@@ -181,11 +275,12 @@ function Presets({controller, entry, text, told, cells, preset, write, attempt})
         ${saving && html`<${NewPreset} save=${save} close=${() => setSaving(false)} />`}`;
 }
 
+/** @param {{save: (name: string) => void, close: () => void}} props */
 function NewPreset({save, close}) {
-    const field = useRef();
+    const field = /** @type {Filled<HTMLInputElement>} */ (useRef());
     const [name, setName] = useState("");
     useEffect(() => field.current.focus(), []);
-    const submit = (event) => {
+    const submit = (/** @type {Event} */ event) => {
         event.preventDefault();
         save(name);
     };

@@ -1,15 +1,24 @@
 // One file in the library.
 
+/**
+ * @import {Lora} from "../api.js"
+ * @import {Controller} from "../controller.js"
+ */
+
 import {html} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {size} from "../catalog.js";
 import {Icon} from "./icons.js";
 import {Button, Picture} from "./parts.js";
 
+/** @param {{lora: Lora, controller: Controller, view: string, used: boolean, against: string}} props */
 export function Card({lora, controller, view, used, against}) {
     const {state} = controller;
-    const label = used ? `Remove ${lora.name} from the prompt` : state.target ? `Insert ${lora.name} into the prompt`
-        : `Add ${lora.name} to those that are always on`;
+    const label = used
+        ? `Remove ${lora.name} from the prompt`
+        : state.target
+          ? `Insert ${lora.name} into the prompt`
+          : `Add ${lora.name} to those that are always on`;
     const dim = against ? " rt-against" : "";
     const open = () => controller.set({details: lora.id});
     const about = [rank(lora), size(lora.size)].filter(Boolean).join(" · ");
@@ -22,8 +31,19 @@ export function Card({lora, controller, view, used, against}) {
             <span class="rt-thumb"><${Picture} api=${controller.api} path=${path} name=${lora.name} /></span>
             <span class="rt-card-text">
                 <span class="rt-card-name">${lora.name}</span>
-                <span class="rt-hint">${against || [view === "list" && alias, view === "list" && lora.folder, view === "list" && lora.family,
-                    about, view === "list" && lora.words].filter(Boolean).join(" · ") || (lora.read ? "" : "not read yet")}</span>
+                <span class="rt-hint">${
+                    against
+                    || [
+                        view === "list" && alias,
+                        view === "list" && lora.folder,
+                        view === "list" && lora.family,
+                        about,
+                        view === "list" && lora.words,
+                    ]
+                        .filter(Boolean)
+                        .join(" · ")
+                    || (lora.read ? "" : "not read yet")
+                }</span>
             </span>
         </button>
         <span class="rt-badges" aria-hidden="true">
@@ -35,6 +55,10 @@ export function Card({lora, controller, view, used, against}) {
     </div>`;
 }
 
+/**
+ * Say which kind a file is, and of which ranks.
+ * @param {Lora} lora
+ */
 export function rank(lora) {
     if (!lora.rank) return lora.kind;
     const [low, high] = lora.rank;

@@ -1,5 +1,10 @@
 // A grid of pictures that differ in their LoRA alone.
 
+/**
+ * @import {Comparison, CompareState} from "../api.js"
+ * @import {Controller, State} from "../controller.js"
+ */
+
 import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {settings} from "../boxes.js";
@@ -13,18 +18,36 @@ const MODES = {
     combinations: "Every combination",
 };
 const STANDARD = {steps: 20, cfg_scale: 7, width: 512, height: 512, seed: -1, sampler: "", schedule: ""};
-const NUMBERS = [["steps", "Steps"], ["cfg_scale", "CFG scale"], ["width", "Width"], ["height", "Height"], ["seed", "Seed (-1 draws one)"]];
+/** @type {[name: string, title: string][]} */
+const NUMBERS = [
+    ["steps", "Steps"],
+    ["cfg_scale", "CFG scale"],
+    ["width", "Width"],
+    ["height", "Height"],
+    ["seed", "Seed (-1 draws one)"],
+];
 
+/** @param {{controller: Controller, state: State}} props */
 export function Compare({controller, state}) {
     const [trouble, attempt] = useTrouble();
-    const names = [...new Set(controller.rows().filter((row) => row.on && !row.problem).map((row) => row.name))];
+    const names = [
+        ...new Set(
+            controller
+                .rows()
+                .filter((row) => row.on && !row.problem)
+                .map((row) => row.name),
+        ),
+    ];
     const [chosen, setChosen] = useState(names.slice(0, 1));
     const [mode, setMode] = useState("strengths");
     const [values, setValues] = useState("0, 0.25, 0.5, 0.75, 1");
-    const [wanted, setWanted] = useState({...STANDARD, ...settings(state.target)});
-    const [told, setTold] = useState(null);
+    const [wanted, setWanted] = useState(
+        /** @type {{[field: string]: string | number}} */ ({...STANDARD, ...settings(state.target)}),
+    );
+    const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
     const running = Boolean(told?.comparison?.running);
-    const ask = (method, body) => attempt(async () => setTold(await controller.api.ask(method, "compare", body)));
+    const ask = (/** @type {string} */ method) =>
+        attempt(async () => setTold(await controller.api.ask(method, "compare")));
     useEffect(() => {
         ask("GET");
     }, []);
@@ -33,40 +56,62 @@ export function Compare({controller, state}) {
         const timer = setInterval(() => ask("GET"), POLL);
         return () => clearInterval(timer);
     }, [running]);
-    const start = (event) => {
+    const start = (/** @type {Event} */ event) => {
         event.preventDefault();
         attempt(async () => {
-            const body = {mode, names: chosen, prompt: state.prompt, negative_prompt: state.negative, ...numbersOf(wanted)};
+            /** @type {{[field: string]: unknown}} */
+            const body = {
+                mode,
+                names: chosen,
+                prompt: state.prompt,
+                negative_prompt: state.negative,
+                ...numbersOf(wanted),
+            };
             if (mode === "strengths" || mode === "against") body.values = valuesOf(values);
             setTold(await controller.api.ask("POST", "compare", body));
         });
     };
-    const flip = (name) => setChosen(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]);
+    const flip = (/** @type {string} */ name) =>
+        setChosen(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]);
     return html`<${Dialog} title="Compare" close=${() => controller.set({dialog: ""})} class="rt-wide-dialog">
         <form class="rt-compare" onSubmit=${start}>
             <fieldset class="rt-tags"><legend>LoRA</legend>
-                ${names.map((name) => html`<label class="rt-check" key=${name}><input type="checkbox" checked=${chosen.includes(name)}
-                    onChange=${() => flip(name)} /> ${name}</label>`)}
+                ${names.map(
+                    (
+                        name,
+                    ) => html`<label class="rt-check" key=${name}><input type="checkbox" checked=${chosen.includes(name)}
+                    onChange=${() => flip(name)} /> ${name}</label>`,
+                )}
                 ${!names.length && html`<span class="rt-hint">The prompt has no LoRA; insert some first.</span>`}
             </fieldset>
             <div class="rt-filters">
                 <label class="rt-field"><span>What is compared</span><select value=${mode} onChange=${(event) => setMode(event.target.value)}>
                     ${Object.entries(MODES).map(([name, title]) => html`<option key=${name} value=${name}>${title}</option>`)}</select></label>
-                ${(mode === "strengths" || mode === "against") && html`<label class="rt-field"><span>Strengths</span>
+                ${
+                    (mode === "strengths" || mode === "against")
+                    && html`<label class="rt-field"><span>Strengths</span>
                     <input type="text" value=${values} onInput=${(event) => setValues(event.target.value)} />
-                    <span class="rt-hint">0, 0.5, 1 or a range with a step, 0-1 (0.25)</span></label>`}
-                ${NUMBERS.map(([name, title]) => html`<label class="rt-field" key=${name}><span>${title}</span>
+                    <span class="rt-hint">0, 0.5, 1 or a range with a step, 0-1 (0.25)</span></label>`
+                }
+                ${NUMBERS.map(
+                    ([name, title]) => html`<label class="rt-field" key=${name}><span>${title}</span>
                     <input type="text" inputmode="decimal" value=${wanted[name]}
-                        onInput=${(event) => setWanted({...wanted, [name]: event.target.value})} /></label>`)}
+                        onInput=${(event) => setWanted({...wanted, [name]: event.target.value})} /></label>`,
+                )}
                 <label class="rt-field"><span>Sampler</span><select value=${wanted.sampler}
                     onChange=${(event) => setWanted({...wanted, sampler: event.target.value})}>
-                    ${[...new Set([wanted.sampler, ...(told?.samplers ?? [])])].filter(Boolean).map((name) => html`
-                        <option key=${name} value=${name}>${name}</option>`)}</select></label>
+                    ${[...new Set([wanted.sampler, ...(told?.samplers ?? [])])].filter(Boolean).map(
+                        (name) => html`
+                        <option key=${name} value=${name}>${name}</option>`,
+                    )}</select></label>
             </div>
             <${Trouble} text=${trouble} />
             <div class="rt-line rt-end">
-                ${running ? html`<button type="button" onClick=${() => ask("DELETE")}>Cancel</button>`
-                    : html`<button type="submit" class="rt-primary" disabled=${told !== null && !told.possible}>Make the pictures</button>`}
+                ${
+                    running
+                        ? html`<button type="button" onClick=${() => ask("DELETE")}>Cancel</button>`
+                        : html`<button type="submit" class="rt-primary" disabled=${told !== null && !told.possible}>Make the pictures</button>`
+                }
             </div>
         </form>
         ${told && !told.possible && html`<p class="rt-notice">This web UI makes no pictures for the tab.</p>`}
@@ -74,12 +119,17 @@ export function Compare({controller, state}) {
     <//>`;
 }
 
+/** @param {{controller: Controller, made: Comparison}} props */
 function Grid({controller, made}) {
     const done = made.done.filter(Boolean).length;
     const total = made.done.length;
     const ready = !made.running && done > 0;
-    const say = made.running ? `Picture ${Math.min(done + 1, total)} of ${total}` : made.cancelled ? `Cancelled after ${done} of ${total} pictures` : `${done} of ${total} pictures`;
-    const use = (cell) => {
+    const say = made.running
+        ? `Picture ${Math.min(done + 1, total)} of ${total}`
+        : made.cancelled
+          ? `Cancelled after ${done} of ${total} pictures`
+          : `${done} of ${total} pictures`;
+    const use = (/** @type {number} */ cell) => {
         controller.readBoxes();
         controller.change({prompt: made.prompts[cell]});
         controller.set({dialog: "", said: "The prompt has the LoRAs of that picture now."});
@@ -91,40 +141,56 @@ function Grid({controller, made}) {
         ${made.problem && html`<p class="rt-error" role="alert">${made.problem}</p>`}
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label="Comparison"><table class="rt-grid"><thead><tr><td></td>
             ${made.columns.map((title) => html`<th scope="col" key=${title}>${title}</th>`)}</tr></thead>
-            <tbody>${made.rows.map((title, y) => html`<tr key=${title}><th scope="row">${title}</th>
+            <tbody>${made.rows.map(
+                (title, y) => html`<tr key=${title}><th scope="row">${title}</th>
                 ${made.columns.map((column, x) => {
                     const cell = y * made.columns.length + x;
                     const label = `${title} ${column}`.trim();
-                    return html`<td key=${cell}>${made.done[cell] ? html`<${Button} label=${`Use the prompt of ${label}`} class="rt-cell"
+                    return html`<td key=${cell}>${
+                        made.done[cell]
+                            ? html`<${Button} label=${`Use the prompt of ${label}`} class="rt-cell"
                         onClick=${() => use(cell)}><${Picture} api=${controller.api} name=${label}
                         path=${`compare/picture?${query({cell, v: made.id})}`} /><//>`
-                        : html`<span class="rt-cell rt-hint">${made.running && made.at === cell ? `${Math.round(made.fraction * 100)} %` : ""}</span>`}</td>`;
-                })}</tr>`)}</tbody></table></div>
+                            : html`<span class="rt-cell rt-hint">${made.running && made.at === cell ? `${Math.round(made.fraction * 100)} %` : ""}</span>`
+                    }</td>`;
+                })}</tr>`,
+            )}</tbody></table></div>
     </div>`;
 }
 
-/** Strengths from text: numbers, and ranges as X/Y/Z plots write them, `0-1 (0.25)` and `0-1 [5]`. */
+/**
+ * Read strengths from text: numbers, and ranges as X/Y/Z plots write them, `0-1 (0.25)` and `0-1 [5]`.
+ * @param {string} text
+ */
 export function valuesOf(text) {
     const found = [];
-    for (const part of text.split(",").map((one) => one.trim()).filter(Boolean)) {
+    for (const part of text
+        .split(",")
+        .map((one) => one.trim())
+        .filter(Boolean)) {
         const range = part.match(/^([+-]?[\d.]+)\s*-\s*([+-]?[\d.]+)\s*(?:\(\s*([\d.]+)\s*\)|\[\s*(\d+)\s*\])$/);
         if (range) {
             const [low, high] = [Number(range[1]), Number(range[2])];
             const count = range[4] ? Number(range[4]) : Math.floor((high - low) / Number(range[3]) + 1e-9) + 1;
             const step = range[3] ? Number(range[3]) : (high - low) / Math.max(1, count - 1);
-            if (!(count > 0 && count <= 150 && Number.isFinite(step))) throw new Error(`“${part}” is no range of up to 150 strengths; write one as 0-1 (0.25)`);
+            if (!(count > 0 && count <= 150 && Number.isFinite(step)))
+                throw new Error(`“${part}” is no range of up to 150 strengths; write one as 0-1 (0.25)`);
             for (let at = 0; at < count; at += 1) found.push(Number((low + at * step).toFixed(4)));
         } else if (isNumber(part)) {
             found.push(Number(part));
         } else {
-            throw new Error(`“${part}” is no strength; write numbers between commas, as 0, 0.5, 1, or a range, 0-1 (0.25)`);
+            throw new Error(
+                `“${part}” is no strength; write numbers between commas, as 0, 0.5, 1, or a range, 0-1 (0.25)`,
+            );
         }
     }
     if (!found.length) throw new Error("Write at least one strength.");
     return found;
 }
 
+/** @param {{[field: string]: string | number}} wanted */
 function numbersOf(wanted) {
+    /** @type {{[field: string]: string | number}} */
     const made = {};
     for (const [name, title] of NUMBERS) {
         if (!isNumber(String(wanted[name]))) throw new Error(`${title} must be a number, and not “${wanted[name]}”.`);

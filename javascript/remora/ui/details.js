@@ -1,5 +1,12 @@
 // All about one file, and what the user notes about it.
 
+/**
+ * @import {LoraDetails} from "../api.js"
+ * @import {Controller} from "../controller.js"
+ * @import {Filled} from "../vendor/preact.js"
+ * @import {Attempt} from "./parts.js"
+ */
+
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {shownPicture} from "../boxes.js";
@@ -11,12 +18,18 @@ import {Button, Dialog, isNumber, Picture, Stars, Trouble, useTrouble} from "./p
 
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
 
+/**
+ * @typedef {Record<"words" | "negative" | "notes" | "description" | "tags" | "strength", string>} Draft
+ * The texts of the fields.
+ */
+
+/** @param {{controller: Controller, id: string}} props */
 export function Details({controller, id}) {
-    const [lora, setLora] = useState(null);
-    const [draft, setDraft] = useState(null);
+    const [lora, setLora] = useState(/** @type {LoraDetails | null} */ (null));
+    const [draft, setDraft] = useState(/** @type {Draft | null} */ (null));
     const [trouble, attempt] = useTrouble();
     const close = () => controller.set({details: null});
-    const take = (told) => {
+    const take = (/** @type {LoraDetails} */ told) => {
         setLora(told);
         setDraft(draftOf(told));
     };
@@ -26,21 +39,26 @@ export function Details({controller, id}) {
     useEffect(() => {
         if (!lora || lora.hash || !lora.readable) return undefined;
         // the server makes it now
-        const timer = setTimeout(() => attempt(async () => setLora(await controller.api.get(`lora?${query({id})}`))), HASHED);
+        const timer = setTimeout(
+            () => attempt(async () => setLora(await controller.api.get(`lora?${query({id})}`))),
+            HASHED,
+        );
         return () => clearTimeout(timer);
     }, [lora]);
-    if (!lora) {
+    if (!lora || !draft) {
         return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} text=${trouble} />
             ${!trouble && html`<p class="rt-hint">Loading …</p>`}<//>`;
     }
-    const edit = (changes) => setDraft({...draft, ...changes});
-    const note = (changes) => attempt(async () => setLora(await controller.note(lora, changes)));
-    const save = () => attempt(async () => {
-        const changes = changesOf(lora, draft);
-        if (Object.keys(changes).length) take(await controller.note(lora, changes));
-        close();
-    });
-    const picture = (blob) => blob && attempt(async () => setLora(await controller.setPicture(lora, blob)));
+    const edit = (/** @type {Partial<Draft>} */ changes) => setDraft({...draft, ...changes});
+    const note = (/** @type {object} */ changes) => attempt(async () => setLora(await controller.note(lora, changes)));
+    const save = () =>
+        attempt(async () => {
+            const changes = changesOf(lora, draft);
+            if (Object.keys(changes).length) take(await controller.note(lora, changes));
+            close();
+        });
+    const picture = (/** @type {Blob | undefined} */ blob) =>
+        blob && attempt(async () => setLora(await controller.setPicture(lora, blob)));
     const used = controller.used().has(lora.id);
     return html`<${Dialog} title=${lora.name} close=${close} class="rt-wide-dialog">
         <div class="rt-details">
@@ -48,7 +66,7 @@ export function Details({controller, id}) {
                 <div class="rt-thumb rt-large"><${Picture} api=${controller.api} name=${lora.name}
                     path=${lora.picture && `thumbnail?${query({id: lora.id, v: lora.picture})}`} /></div>
                 <div class="rt-line">
-                    <${Stars} rating=${lora.rating} name=${lora.name} set=${(rating) => note({rating})} />
+                    <${Stars} rating=${lora.rating} name=${lora.name} set=${(/** @type {number} */ rating) => note({rating})} />
                     <${Button} label="Favourite" class="rt-small rt-heart" aria-pressed=${String(lora.favourite)}
                         onClick=${() => note({favourite: !lora.favourite})}><${Icon} name="heart" filled=${lora.favourite} /><//>
                 </div>
@@ -66,39 +84,66 @@ export function Details({controller, id}) {
                     <button type="button" onClick=${close}>Cancel</button>
                     <button type="button" class="rt-primary" onClick=${save}>Save</button>
                 </div>
-                ${Object.keys(lora.training).length > 0 && html`<details><summary>Training</summary><dl class="rt-facts">
+                ${
+                    Object.keys(lora.training).length > 0
+                    && html`<details><summary>Training</summary><dl class="rt-facts">
                     ${Object.entries(lora.training).map(([name, value]) => html`<dt key=${name}>${name}</dt><dd>${value}</dd>`)}
-                </dl></details>`}
+                </dl></details>`
+                }
             </div>
         </div>
     <//>`;
 }
 
+/** @param {{lora: LoraDetails, controller: Controller}} props */
 function Facts({lora, controller}) {
-    const family = controller.catalog.families[lora.family];
+    const family = lora.family === null ? undefined : controller.catalog.families[lora.family];
     const facts = [
-        ["File", lora.path], ["Made for", family && (family.reason || family.title)], ["Made from", lora.base_model],
+        ["File", lora.path],
+        ["Made for", family && (family.reason || family.title)],
+        ["Made from", lora.base_model],
         ["Kind", [rank(lora), lora.layers && `${lora.layers} layers`, lora.format].filter(Boolean).join(", ")],
-        ["Size", size(lora.size)], ["Name in training", lora.alias === lora.name ? "" : lora.alias], ["Hash", lora.hash],
+        ["Size", size(lora.size)],
+        ["Name in training", lora.alias === lora.name ? "" : lora.alias],
+        ["Hash", lora.hash],
         ["Used", lora.uses ? `${lora.uses} times, last ${new Date(lora.used * 1000).toLocaleString()}` : "never"],
     ];
-    return html`<dl class="rt-facts">${facts.filter(([, value]) => value).map(([name, value]) => html`
-        <dt key=${name}>${name}</dt><dd>${value}</dd>`)}</dl>`;
+    return html`<dl class="rt-facts">${facts
+        .filter(([, value]) => value)
+        .map(
+            ([name, value]) => html`
+        <dt key=${name}>${name}</dt><dd>${value}</dd>`,
+        )}</dl>`;
 }
 
+/** @param {{draft: Draft, edit: (changes: Partial<Draft>) => void, lora: LoraDetails}} props */
 function Fields({draft, edit, lora}) {
-    const field = (name, title, rows = 0, hint = "") => html`<label class="rt-field"><span>${title}</span>
-        ${rows ? html`<textarea rows=${rows} value=${draft[name]} onInput=${(event) => edit({[name]: event.target.value})}></textarea>`
-            : html`<input type="text" value=${draft[name]} onInput=${(event) => edit({[name]: event.target.value})} />`}
+    const field = (
+        /** @type {keyof Draft} */ name,
+        /** @type {string} */ title,
+        rows = 0,
+        hint = "",
+    ) => html`<label class="rt-field"><span>${title}</span>
+        ${
+            rows
+                ? html`<textarea rows=${rows} value=${draft[name]} onInput=${(event) => edit({[name]: event.target.value})}></textarea>`
+                : html`<input type="text" value=${draft[name]} onInput=${(event) => edit({[name]: event.target.value})} />`
+        }
         ${hint && html`<span class="rt-hint">${hint}</span>`}</label>`;
     const words = split(draft.words);
-    const flip = (tag) => edit({words: (words.includes(tag) ? words.filter((one) => one !== tag) : [...words, tag]).join(", ")});
+    const flip = (/** @type {string} */ tag) =>
+        edit({words: (words.includes(tag) ? words.filter((one) => one !== tag) : [...words, tag]).join(", ")});
     return html`
         ${field("words", "Trigger words", 0, "Come into the prompt together with the LoRA, and go with it")}
-        ${lora.training_tags.length > 0 && html`<div class="rt-tags" role="group" aria-label="Words of the training captions">
-            ${lora.training_tags.slice(0, 24).map(([tag, count]) => html`<button type="button" key=${tag} class="rt-chip"
-                aria-pressed=${String(words.includes(tag))} title=${`in ${count} captions`} onClick=${() => flip(tag)}>${tag} ${count}</button>`)}
-        </div>`}
+        ${
+            lora.training_tags.length > 0
+            && html`<div class="rt-tags" role="group" aria-label="Words of the training captions">
+            ${lora.training_tags.slice(0, 24).map(
+                ([tag, count]) => html`<button type="button" key=${tag} class="rt-chip"
+                aria-pressed=${String(words.includes(tag))} title=${`in ${count} captions`} onClick=${() => flip(tag)}>${tag} ${count}</button>`,
+            )}
+        </div>`
+        }
         ${field("negative", "Words for the negative prompt")}
         ${field("strength", "Preferred strength", 0, "Empty is the web UI’s own")}
         ${field("tags", "Tags", 0, "Between commas")}
@@ -106,30 +151,49 @@ function Fields({draft, edit, lora}) {
         ${field("description", "Description", 3)}`;
 }
 
+/** @param {{take: (picture: Blob | undefined) => unknown, attempt: Attempt}} props */
 function NewPicture({take, attempt}) {
-    const chosen = useRef();
-    const shown = () => attempt(async () => {
-        const blob = await shownPicture();
-        if (!blob) throw new Error("The page shows no picture yet; make one first.");
-        await take(blob);
-    });
+    const chosen = /** @type {Filled<HTMLInputElement>} */ (useRef());
+    const shown = () =>
+        attempt(async () => {
+            const blob = await shownPicture();
+            if (!blob) throw new Error("The page shows no picture yet; make one first.");
+            await take(blob);
+        });
     return html`<div class="rt-line">
-        <input type="file" accept="image/*" hidden ref=${chosen} onChange=${(event) => take(event.target.files[0])} />
+        <input type="file" accept="image/*" hidden ref=${chosen} onChange=${(event) => take(event.target.files?.[0])} />
         <${Button} label="Choose a picture file for this" class="rt-small" onClick=${() => chosen.current.click()}>Picture …<//>
         <${Button} label="Take the picture that the page shows" class="rt-small" onClick=${shown}>From page<//>
     </div>`;
 }
 
+/**
+ * @param {LoraDetails} lora
+ * @returns {Draft}
+ */
 function draftOf(lora) {
     const {words, negative, notes, description} = lora;
-    return {words, negative, notes, description, tags: lora.tags.join(", "), strength: lora.strength === null ? "" : String(lora.strength)};
+    return {
+        words,
+        negative,
+        notes,
+        description,
+        tags: lora.tags.join(", "),
+        strength: lora.strength === null ? "" : String(lora.strength),
+    };
 }
 
-// Only what the user changed is sent: the rest may have been changed elsewhere meanwhile.
+/**
+ * Return the fields that the user changed: the others may have been changed elsewhere meanwhile.
+ * @param {LoraDetails} lora
+ * @param {Draft} draft
+ */
 function changesOf(lora, draft) {
     const former = draftOf(lora);
+    /** @type {{[field: string]: string | string[] | number | null}} */
     const changes = {};
-    for (const name of Object.keys(draft).filter((one) => draft[one] !== former[one])) {
+    const names = /** @type {(keyof Draft)[]} */ (Object.keys(draft));
+    for (const name of names.filter((one) => draft[one] !== former[one])) {
         if (name === "tags") {
             changes.tags = split(draft.tags);
         } else if (name === "strength") {

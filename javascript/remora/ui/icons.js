@@ -2,6 +2,8 @@
 
 import {html} from "../vendor/preact.js";
 
+/** @typedef {keyof typeof PATHS} IconName */
+
 const PATHS = {
     grip: "M6 4h.01M10 4h.01M6 8h.01M10 8h.01M6 12h.01M10 12h.01",
     remove: "M4 4l8 8M12 4l-8 8",
@@ -19,6 +21,7 @@ const PATHS = {
     heart: "M8 13.2S2.5 9.8 2.5 6.2A2.9 2.9 0 0 1 8 5a2.9 2.9 0 0 1 5.5 1.2C13.5 9.8 8 13.2 8 13.2z",
 };
 
+/** @param {{name: IconName, filled?: boolean}} props */
 export function Icon({name, filled = false}) {
     return html`<svg class="rt-icon" viewBox="0 0 16 16" aria-hidden="true" fill=${filled ? "currentColor" : "none"}
         stroke="currentColor" stroke-width="1.6" stroke-linecap="round" stroke-linejoin="round"><path d=${PATHS[name]} /></svg>`;

@@ -1,5 +1,11 @@
 // The left pane: all files, found and shown.
 
+/**
+ * @import {Scan as ScanState} from "../api.js"
+ * @import {Catalog, Facet, Filters as Chosen, Listed} from "../catalog.js"
+ * @import {Controller, State} from "../controller.js"
+ */
+
 import {html, useMemo, useState} from "../vendor/preact.js";
 import {facets, NO_FILTERS, select, SORTS} from "../catalog.js";
 import {Icon} from "./icons.js";
@@ -9,14 +15,19 @@ import {Virtual} from "./virtual.js";
 
 const SIZES = {grid: {width: 132, height: 196}, list: {width: 0, height: 62}};
 
+/** @param {{controller: Controller, state: State}} props */
 export function Library({controller, state}) {
     const {catalog} = controller;
     const [more, setMore] = useState(false);
     const found = useMemo(
-        () => select(catalog, state.query, state.filters, state.sort), [state.version, state.query, state.filters, state.sort]);
+        () => select(catalog, state.query, state.filters, state.sort),
+        [state.version, state.query, state.filters, state.sort],
+    );
     const used = controller.used();
-    const active = Object.keys(NO_FILTERS).filter((name) => state.filters[name] !== NO_FILTERS[name]).length;
-    const filter = (changes) => controller.set({filters: {...state.filters, ...changes}});
+    const names = /** @type {(keyof Chosen)[]} */ (Object.keys(NO_FILTERS));
+    const active = names.filter((name) => state.filters[name] !== NO_FILTERS[name]).length;
+    const filter = (/** @type {Partial<Chosen>} */ changes) =>
+        controller.set({filters: {...state.filters, ...changes}});
     const clear = () => controller.set({query: "", filters: NO_FILTERS});
     return html`<section class="rt-library" aria-label="LoRA files">
         <div class="rt-line">
@@ -36,19 +47,30 @@ export function Library({controller, state}) {
             ${(active > 0 || state.query) && html` <button type="button" class="rt-link" onClick=${clear}>Show all</button>`}
         </p>
         <${Scan} scan=${state.scan} />
-        <${Virtual} items=${found} size=${SIZES[state.view]} label="LoRA found" draw=${(lora) => html`
+        <${Virtual} items=${found} size=${SIZES[state.view]} label="LoRA found" draw=${(
+            /** @type {Listed} */ lora,
+        ) => html`
             <${Card} key=${lora.id} lora=${lora} controller=${controller} view=${state.view} used=${used.has(lora.id)}
                 against=${catalog.against(lora)} />`} />
     </section>`;
 }
 
+/**
+ * @param {State} state
+ * @param {Listed[]} found
+ * @param {Catalog} catalog
+ */
 function countOf(state, found, catalog) {
     if (!state.loaded) return "Loading …";
     if (!catalog.all.length) return state.scan.running ? "Looking for LoRA files …" : "No LoRA files were found.";
-    if (!found.length) return state.query.trim() ? `No LoRA matches “${state.query.trim()}”.` : "No LoRA passes the filters.";
-    return found.length === catalog.all.length ? `${found.length} LoRA` : `${found.length} of ${catalog.all.length} LoRA`;
+    if (!found.length)
+        return state.query.trim() ? `No LoRA matches “${state.query.trim()}”.` : "No LoRA passes the filters.";
+    return found.length === catalog.all.length
+        ? `${found.length} LoRA`
+        : `${found.length} of ${catalog.all.length} LoRA`;
 }
 
+/** @param {{scan: ScanState}} props */
 function Scan({scan}) {
     if (!scan.running || !scan.total) return null;
     return html`<div class="rt-scan" role="status">
@@ -57,16 +79,24 @@ function Scan({scan}) {
     </div>`;
 }
 
+/** @param {{catalog: Catalog, state: State, filter: (changes: Partial<Chosen>) => void, controller: Controller}} props */
 function Filters({catalog, state, filter, controller}) {
     const known = useMemo(() => facets(catalog), [state.version]);
     const {filters} = state;
+    /**
+     * @param {"folder" | "family" | "kind" | "tag"} name
+     * @param {string} title
+     * @param {Facet} options
+     * @param {(value: string) => string} [label]
+     */
     const chooser = (name, title, options, label = (value) => value) => html`
         <label class="rt-field"><span>${title}</span>
             <select value=${filters[name]} onChange=${(event) => filter({[name]: event.target.value})}>
                 <option value="">All</option>
                 ${options.map(([value, count]) => html`<option key=${value} value=${value}>${label(value)} (${count})</option>`)}
             </select></label>`;
-    const indented = (folder) => `${"\u00a0\u00a0".repeat(folder.split("/").length - 1)}${folder.split("/").pop()}`;
+    const indented = (/** @type {string} */ folder) =>
+        `${"\u00a0\u00a0".repeat(folder.split("/").length - 1)}${folder.split("/").pop()}`;
     return html`<div class="rt-filters">
         ${chooser("folder", "Folder", known.folders, indented)}
         ${chooser("family", "Made for", known.families)}

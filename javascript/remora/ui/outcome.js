@@ -1,41 +1,59 @@
 // What became of one LoRA in the latest picture.
 
+/** @import {LoraOutcome} from "../api.js" */
+
 import {html} from "../vendor/preact.js";
 import {size} from "../catalog.js";
 
 const STATES = {applied: "✓ applied", partly: "◐ partly applied", failed: "✕ failed", missing: "✕ missing"};
 const KEYS_SHOWN = 20; // of each reason
 
+/** @param {{lora: LoraOutcome | undefined}} props */
 export function Outcome({lora}) {
     if (!lora) return null;
     const layers = lora.state === "applied" ? `${lora.hit} of ${lora.layers} layers` : lora.reason;
     const used = lora.state === "applied" || lora.state === "partly";
-    const cost = used ? [lora.bytes ? size(lora.bytes) : "", lora.seconds ? `read in ${duration(lora.seconds)}` : ""] : [];
+    const cost = used
+        ? [lora.bytes ? size(lora.bytes) : "", lora.seconds ? `read in ${duration(lora.seconds)}` : ""]
+        : [];
     const reasons = Object.entries(lora.unused);
     return html`<div class=${`rt-state rt-${lora.state}`}>
         ${lora.warning && html`<p class="rt-warning" role="alert">⚠ ${lora.warning}</p>`}
         <span>${[`${STATES[lora.state] ?? lora.state}: ${layers}`, ...cost].filter(Boolean).join(" · ")}</span>
         <p class="rt-hint">${aboutFile(lora)}</p>
-        ${reasons.length > 0 && html`<details><summary>Which keys</summary><ul>
+        ${
+            reasons.length > 0
+            && html`<details><summary>Which keys</summary><ul>
             ${reasons.map(([reason, keys]) => html`<li key=${reason}>${reason}: ${keysOf(lora, keys)}</li>`)}
-        </ul></details>`}
+        </ul></details>`
+        }
     </div>`;
 }
 
+/**
+ * @param {LoraOutcome} lora
+ * @param {string[]} keys
+ */
 function keysOf(lora, keys) {
-    const shown = keys.slice(0, KEYS_SHOWN).map((key) => lora.details[key] ? `${key} (${lora.details[key]})` : key);
+    const shown = keys.slice(0, KEYS_SHOWN).map((key) => (lora.details[key] ? `${key} (${lora.details[key]})` : key));
     return shown.join(", ") + (keys.length > KEYS_SHOWN ? ` … and ${keys.length - KEYS_SHOWN} more` : "");
 }
 
-// What a file is: kinds, ranks, format, and what it was made for and from.
+/**
+ * Describe a file: kinds, ranks, format, the family it is for and the model it was made from.
+ * @param {LoraOutcome} lora
+ */
 function aboutFile(lora) {
-    const kinds = Object.entries(lora.kinds).map(([kind, count]) => `${count} ${kind}`).join(", ");
+    const kinds = Object.entries(lora.kinds)
+        .map(([kind, count]) => `${count} ${kind}`)
+        .join(", ");
     const rank = lora.ranks ? `rank ${[...new Set(lora.ranks)].join(" to ")}` : "";
     const family = lora.family ? `${lora.family.sure ? "for" : "probably for"} ${lora.family.title}` : "";
     const from = lora.base_model ? `made from ${lora.base_model}` : "";
     return [kinds, rank, lora.format, family, from].filter(Boolean).join(" · ");
 }
 
+/** @param {number} seconds */
 function duration(seconds) {
     return seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`;
 }

@@ -1,39 +1,60 @@
 // A region is painted: with a brush, by keys, or from a picture.
 
+/**
+ * @import {Weights} from "../regions.js"
+ * @import {FieldEvent, Filled, Key, Pointer} from "../vendor/preact.js"
+ */
+
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {inverted, nameProblem, nothing, percent, SIDE, stroked} from "../regions.js";
 import {Dialog, Trouble, useTrouble} from "./parts.js";
 import {asPng, draw, weightsOfFile} from "./pixels.js";
 
+/** @type {{[key: string]: [right: number, below: number] | undefined}} */
 const MOVES = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
 const MOST_UNDONE = 50;
 
+/**
+ * @typedef {{x: number, y: number}} Spot
+ * A place of the picture, in cells.
+ */
+
+/**
+ * @param {object} props
+ * @param {string} props.name empty for a new region
+ * @param {Weights | null} props.weights
+ * @param {string[]} props.taken names
+ * @param {(name: string, picture: string) => Promise<void>} props.save
+ * @param {() => void} props.close
+ */
 export function Painter({name: former, weights: first, taken, save, close}) {
     const [trouble, attempt] = useTrouble();
     const [weights, setWeights] = useState(() => first ?? nothing());
-    const [undone, setUndone] = useState([]); // what was before, the latest last
+    const [undone, setUndone] = useState(/** @type {Weights[]} */ ([])); // former weights, the latest last
     const [size, setSize] = useState(12);
     const [erase, setErase] = useState(false);
     const [name, setName] = useState(former);
-    const change = (changed) => {
+    const change = (/** @type {Weights} */ changed) => {
         setUndone([...undone, weights].slice(-MOST_UNDONE));
         setWeights(changed);
     };
     const undo = () => {
-        setWeights(undone.at(-1));
+        setWeights(/** @type {Weights} */ (undone.at(-1)));
         setUndone(undone.slice(0, -1));
     };
-    const take = (event) => attempt(async () => {
-        const [file] = event.target.files;
-        event.target.value = "";
-        if (file) change(await weightsOfFile(file));
-    });
-    const submit = (event) => {
+    const take = (/** @type {FieldEvent} */ event) =>
+        attempt(async () => {
+            const [file] = /** @type {FileList} */ (event.target.files);
+            event.target.value = "";
+            if (file) change(await weightsOfFile(file));
+        });
+    const submit = (/** @type {Event} */ event) => {
         event.preventDefault();
         attempt(async () => {
             const problem = nameProblem(name.trim(), taken);
             if (problem) throw new Error(problem);
-            if (!weights.some((weight) => weight > 0)) throw new Error("The region is empty: paint where the LoRA is to act.");
+            if (!weights.some((weight) => weight > 0))
+                throw new Error("The region is empty: paint where the LoRA is to act.");
             await save(name.trim(), asPng(weights));
         });
     };
@@ -64,21 +85,31 @@ export function Painter({name: former, weights: first, taken, save, close}) {
     <//>`;
 }
 
-// The surface: drawn on by pointer; by keys, a cursor goes about, Space paints, Shift goes farther.
+/**
+ * Draw the surface. A pointer draws on it; by keys, a cursor goes about, Space paints, Shift goes farther.
+ * @param {object} props
+ * @param {Weights} props.weights
+ * @param {number} props.size of the brush, in cells
+ * @param {number} props.value 1 to paint and 0 to erase
+ * @param {() => void} props.begin
+ * @param {(weights: Weights) => void} props.put
+ */
 function Sheet({weights, size, value, begin, put}) {
-    const canvas = useRef(), last = useRef(null), now = useRef(weights);
-    const [cursor, setCursor] = useState(null);
+    const canvas = /** @type {Filled<HTMLCanvasElement>} */ (useRef()),
+        last = useRef(/** @type {Spot | null} */ (null)),
+        now = useRef(weights);
+    const [cursor, setCursor] = useState(/** @type {Spot | null} */ (null));
     now.current = weights;
     useEffect(() => draw(canvas.current, weights));
-    const placeOf = (event) => {
+    const placeOf = (/** @type {Pointer} */ event) => {
         const box = canvas.current.getBoundingClientRect();
-        return {x: (event.clientX - box.left) / box.width * SIDE, y: (event.clientY - box.top) / box.height * SIDE};
+        return {x: ((event.clientX - box.left) / box.width) * SIDE, y: ((event.clientY - box.top) / box.height) * SIDE};
     };
-    const stroke = (from, to) => {
+    const stroke = (/** @type {Spot} */ from, /** @type {Spot} */ to) => {
         now.current = stroked(now.current, from, to, size, value); // several may come before it is drawn again
         put(now.current);
     };
-    const down = (event) => {
+    const down = (/** @type {Pointer} */ event) => {
         if (event.button !== 0) return;
         event.preventDefault();
         canvas.current.setPointerCapture(event.pointerId);
@@ -87,7 +118,7 @@ function Sheet({weights, size, value, begin, put}) {
         last.current = placeOf(event);
         stroke(last.current, last.current);
     };
-    const moved = (event) => {
+    const moved = (/** @type {Pointer} */ event) => {
         const to = placeOf(event);
         setCursor(to);
         if (!last.current) return;
@@ -97,11 +128,12 @@ function Sheet({weights, size, value, begin, put}) {
     const up = () => {
         last.current = null;
     };
-    const pressed = (event) => {
+    const pressed = (/** @type {Key} */ event) => {
         const at = cursor ?? {x: SIDE / 2, y: SIDE / 2};
         const [right, below] = MOVES[event.key] ?? [0, 0];
         if (right || below) {
-            const by = event.shiftKey ? 8 : 2, within = (place) => Math.min(SIDE, Math.max(0, place));
+            const by = event.shiftKey ? 8 : 2,
+                within = (/** @type {number} */ place) => Math.min(SIDE, Math.max(0, place));
             setCursor({x: within(at.x + right * by), y: within(at.y + below * by)});
         } else if (event.key === " " || event.key === "Enter") {
             begin();
@@ -109,7 +141,7 @@ function Sheet({weights, size, value, begin, put}) {
         } else return;
         event.preventDefault();
     };
-    const share = (place) => `${(place / SIDE * 100).toFixed(2)}%`;
+    const share = (/** @type {number} */ place) => `${((place / SIDE) * 100).toFixed(2)}%`;
     const brush = cursor && {left: share(cursor.x), top: share(cursor.y), width: share(size), height: share(size)};
     return html`<div class="rt-sheet">
         <canvas width="64" height="64" ref=${canvas} tabindex="0" role="application" aria-roledescription="painting surface"

@@ -1,43 +1,70 @@
 // Small things that several panes are made of.
 
+/**
+ * @import {Api} from "../api.js"
+ * @import {FieldEvent, Filled, Key, Value} from "../vendor/preact.js"
+ */
+
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {Icon} from "./icons.js";
 
-/** A button that says what it does. */
+/**
+ * Draw a button with a label.
+ * @param {{label: string, children?: Value, class?: string, [attribute: string]: unknown}} props
+ */
 export function Button({label, children, class: name = "", ...more}) {
     return html`<button type="button" aria-label=${label} title=${label} class=${name} ...${more}>${children}</button>`;
 }
 
-/** A picture of the server's, or the beginning of a name where there is none. */
+/**
+ * Draw a picture of the server's, or the beginning of a name where there is none.
+ * @param {{api: Api, path: string, name: string}} props
+ */
 export function Picture({api, path, name}) {
     const [address, setAddress] = useState(path && !api.authorization ? api.base + path : "");
     const [failed, setFailed] = useState(false);
     useEffect(() => {
         let here = true;
         setFailed(false);
-        if (path) api.pictureAt(path).then((found) => here && setAddress(found), () => here && setFailed(true));
+        if (path)
+            api.pictureAt(path).then(
+                (found) => here && setAddress(found),
+                () => here && setFailed(true),
+            );
         else setAddress("");
         return () => {
             here = false;
         };
     }, [path]);
-    if (!address || failed) return html`<span class="rt-initial" aria-hidden="true">${name.replace(/[^\p{L}\p{N}]/gu, "").slice(0, 2)}</span>`;
+    if (!address || failed)
+        return html`<span class="rt-initial" aria-hidden="true">${name.replace(/[^\p{L}\p{N}]/gu, "").slice(0, 2)}</span>`;
     return html`<img src=${address} alt="" loading="lazy" decoding="async" draggable=${false} onError=${() => setFailed(true)} />`;
 }
 
 const SLIDER = {min: -1, max: 2, step: 0.05};
 
-/** A strength: a slider for the usual ones, a field for any. */
+/**
+ * Draw a strength: a slider for the usual ones, a field for any.
+ * @param {object} props
+ * @param {string} props.title
+ * @param {string} props.what
+ * @param {number} props.value
+ * @param {(value: number) => void} props.set
+ * @param {boolean} [props.disabled]
+ */
 export function Strength({title, what, value, set, disabled = false}) {
     const field = useRef();
-    const [typed, setTyped] = useState(null); // what stands in the field while it is being typed
+    // the text of the field while it is being typed
+    const [typed, setTyped] = useState(/** @type {string | null} */ (null));
     const good = typed === null || isNumber(typed);
-    const type = (event) => {
+    const type = (/** @type {FieldEvent} */ event) => {
         setTyped(event.target.value);
         if (isNumber(event.target.value)) set(Number(event.target.value));
     };
-    const step = (event) => {
-        const by = {ArrowUp: SLIDER.step, ArrowDown: -SLIDER.step}[event.key];
+    const step = (/** @type {Key} */ event) => {
+        /** @type {{[key: string]: number | undefined}} */
+        const steps = {ArrowUp: SLIDER.step, ArrowDown: -SLIDER.step};
+        const by = steps[event.key];
         if (!by || !good) return;
         event.preventDefault();
         setTyped(null);
@@ -55,19 +82,26 @@ export function Strength({title, what, value, set, disabled = false}) {
     </div>`;
 }
 
+/**
+ * Tell whether a text is a number that a strength may be.
+ * @param {string} text
+ */
 export function isNumber(text) {
     return /^\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?\s*$/i.test(text) && Math.abs(Number(text)) <= 1e6;
 }
 
-/** A dialog over the page; Escape closes it. */
+/**
+ * Draw a dialog over the page; Escape closes it.
+ * @param {{title: string, close: () => void, children?: Value, class?: string}} props
+ */
 export function Dialog({title, close, children, class: name = ""}) {
-    const element = useRef();
+    const element = /** @type {Filled<HTMLDialogElement>} */ (useRef());
     useEffect(() => {
-        const former = document.activeElement;
+        const former = /** @type {HTMLElement | null} */ (document.activeElement);
         element.current.showModal();
-        return () => former && former.isConnected && former.focus();
+        return () => former?.isConnected && former.focus();
     }, []);
-    const outside = (event) => event.target === element.current && close();
+    const outside = (/** @type {Event} */ event) => event.target === element.current && close();
     return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} onClose=${close} onClick=${outside}>
         <div class="rt-dialog-body">
             <div class="rt-dialog-head"><h3>${title}</h3><${Button} label="Close" class="rt-small" onClick=${close}><${Icon} name="remove" /><//></div>
@@ -76,29 +110,47 @@ export function Dialog({title, close, children, class: name = ""}) {
     </dialog>`;
 }
 
-/** Five stars; a click on the one that is set takes it away. */
+/**
+ * Draw five stars; a click on the one that is set takes it away.
+ * @param {{rating: number, set: (rating: number) => void, name: string}} props
+ */
 export function Stars({rating, set, name}) {
     return html`<span class="rt-stars" role="radiogroup" aria-label=${`Rating of ${name}`}>
-        ${[1, 2, 3, 4, 5].map((star) => html`<button type="button" role="radio" key=${star}
+        ${[1, 2, 3, 4, 5].map(
+            (star) => html`<button type="button" role="radio" key=${star}
             aria-checked=${String(rating === star)} aria-label=${`${star} of 5`} title=${`${star} of 5`}
-            class=${star <= rating ? "rt-lit" : ""} onClick=${() => set(star === rating ? 0 : star)}>★</button>`)}
+            class=${star <= rating ? "rt-lit" : ""} onClick=${() => set(star === rating ? 0 : star)}>★</button>`,
+        )}
     </span>`;
 }
 
-/** What went wrong in a dialog, in place. */
+/**
+ * Draw an error in a dialog, in place.
+ * @param {{text: string}} props
+ */
 export function Trouble({text}) {
     return html`<div role="alert">${text && html`<p class="rt-error">${text}</p>`}</div>`;
 }
 
+/**
+ * @typedef {<T>(work: () => T | Promise<T>) => Promise<T | undefined>} Attempt
+ * Does something; an error is shown.
+ */
+
+/**
+ * Keep the last error, beside a function that tries something.
+ * @returns {[trouble: string, attempt: Attempt]}
+ */
 export function useTrouble() {
     const [trouble, setTrouble] = useState("");
+    /** @type {Attempt} */
     const attempt = async (work) => {
         try {
             const result = await work();
             setTrouble("");
             return result;
         } catch (error) {
-            setTrouble(error.message);
+            setTrouble(/** @type {Error} */ (error).message);
             return undefined;
         }
     };

@@ -1,18 +1,24 @@
 // In which passes a LoRA acts.
 
+/** @import {Entry} from "./stack.js" */
+
 import {html, useState} from "../vendor/preact.js";
 import {PASSES, setField} from "../tag.js";
 import {passesOf} from "./summary.js";
 
+/** @type {{[pass: string]: string}} */
 const TITLES = {
-    base: "the first pass", hires: "the second pass, at a higher resolution", refiner: "the passes of a refiner model",
+    base: "the first pass",
+    hires: "the second pass, at a higher resolution",
+    refiner: "the passes of a refiner model",
     detailer: "passes over details, as faces",
 };
 
+/** @param {{entry: Entry}} props */
 export function Passes({entry}) {
     const [kept, setKept] = useState(false); // the last one was to be switched off
     const on = passesOf(entry.values.pass);
-    const flip = (one) => {
+    const flip = (/** @type {string} */ one) => {
         const wanted = PASSES.filter((other) => on.includes(other) !== (other === one));
         setKept(!wanted.length);
         if (!wanted.length) return;
@@ -21,8 +27,12 @@ export function Passes({entry}) {
     return html`<div class="rt-part" role="group" aria-label=${`Passes of ${entry.name}`}>
         <strong>Passes</strong>
         <div class="rt-line">
-            ${PASSES.map((one) => html`<button type="button" key=${one} class="rt-chip rt-pass" aria-pressed=${String(on.includes(one))}
-                title=${`Acts in ${TITLES[one]}`} onClick=${() => flip(one)}>${one}</button>`)}
+            ${PASSES.map(
+                (
+                    one,
+                ) => html`<button type="button" key=${one} class="rt-chip rt-pass" aria-pressed=${String(on.includes(one))}
+                title=${`Acts in ${TITLES[one]}`} onClick=${() => flip(one)}>${one}</button>`,
+            )}
         </div>
         <p class="rt-problem" role="alert">${kept ? `One pass must stay on; to have ${entry.name} in none, switch it off above.` : ""}</p>
     </div>`;

@@ -1,5 +1,13 @@
 // For which part of the picture a LoRA is: one of the regions there are, or one that is painted.
 
+/**
+ * @import {Region} from "../api.js"
+ * @import {Controller} from "../controller.js"
+ * @import {Weights} from "../regions.js"
+ * @import {FieldEvent, Filled} from "../vendor/preact.js"
+ * @import {Entry} from "./stack.js"
+ */
+
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
 import {maskProblem, percent, weightsOf} from "../regions.js";
@@ -11,17 +19,21 @@ import {draw, weightsAt} from "./pixels.js";
 const OTHER = "*"; // stands for a text that is no name; no region has this name
 const MOST_FEATHER = 0.5;
 
+/** @param {{controller: Controller, entry: Entry}} props */
 export function Regions({controller, entry}) {
     const [trouble, attempt] = useTrouble();
-    const [known, setKnown] = useState(null); // name -> weights
-    const [painting, setPainting] = useState(null); // {name, weights}
+    const [known, setKnown] = useState(/** @type {{[name: string]: Weights} | null} */ (null));
+    const [painting, setPainting] = useState(/** @type {{name: string, weights: Weights | null} | null} */ (null));
     const {regions} = controller.state;
     useEffect(() => {
         attempt(() => controller.askRegions());
     }, []);
     useEffect(() => {
         let here = true;
-        const all = (regions ?? []).map(async ({name, picture}) => [name, await weightsAt(`data:image/png;base64,${picture}`)]);
+        const all = (regions ?? []).map(async ({name, picture}) => [
+            name,
+            await weightsAt(`data:image/png;base64,${picture}`),
+        ]);
         attempt(async () => {
             const found = Object.fromEntries(await Promise.all(all));
             if (here) setKnown(found);
@@ -30,48 +42,65 @@ export function Regions({controller, entry}) {
             here = false;
         };
     }, [regions]);
-    const text = entry.values.mask ?? "", feather = Number(entry.values.feather ?? 0) || 0;
+    const text = entry.values.mask ?? "",
+        feather = Number(entry.values.feather ?? 0) || 0;
     const own = regions?.find((one) => one.own && one.name === text);
     // without a region, nothing can fade
-    const write = (value, what = "") => entry.edit((body) => setField(value ? body : setField(body, "feather", ""), "mask", value), what);
-    const save = async (name, picture) => {
+    const write = (/** @type {string} */ value, what = "") =>
+        entry.edit((body) => setField(value ? body : setField(body, "feather", ""), "mask", value), what);
+    const save = async (/** @type {string} */ name, /** @type {string} */ picture) => {
         await controller.saveRegion(name, picture);
         write(name);
         setPainting(null);
     };
-    const remove = () => attempt(async () => {
-        await controller.deleteRegion(own.name);
-        write("");
-    });
+    const remove = () =>
+        attempt(async () => {
+            await controller.deleteRegion(/** @type {Region} */ (own).name);
+            write("");
+        });
     return html`<div class="rt-part" role="group" aria-label=${`Region of ${entry.name}`}>
         <strong>Region</strong>
         <${Trouble} text=${trouble} />
         ${!regions && !trouble && html`<p class="rt-hint">Loading …</p>`}
-        ${regions && html`<${Choice} entry=${entry} regions=${regions} text=${text} write=${write} />
+        ${
+            regions
+            && html`<${Choice} entry=${entry} regions=${regions} text=${text} write=${write} />
         <div class="rt-line">
             <button type="button" class="rt-small" onClick=${() => setPainting({name: "", weights: null})}>Paint a region</button>
-            ${own && known && html`<button type="button" class="rt-small"
-                onClick=${() => setPainting({name: own.name, weights: known[own.name]})}>Change ${own.name}</button>`}
+            ${
+                own
+                && known
+                && html`<button type="button" class="rt-small"
+                onClick=${() => setPainting({name: own.name, weights: known[own.name]})}>Change ${own.name}</button>`
+            }
             ${own && html`<button type="button" class="rt-small" onClick=${remove}>Delete ${own.name}</button>`}
         </div>
-        ${text && known && html`<${Shown} entry=${entry} text=${text} feather=${feather} known=${known} />`}`}
-        ${painting && html`<${Painter} ...${painting} taken=${regions.filter((one) => !one.own).map((one) => one.name)}
-            save=${save} close=${() => setPainting(null)} />`}
+        ${text && known && html`<${Shown} entry=${entry} text=${text} feather=${feather} known=${known} />`}`
+        }
+        ${
+            painting
+            && html`<${Painter} ...${painting} taken=${(regions ?? []).filter((one) => !one.own).map((one) => one.name)}
+            save=${save} close=${() => setPainting(null)} />`
+        }
     </div>`;
 }
 
+/** @param {{entry: Entry, regions: Region[], text: string, write: (value: string, what?: string) => void}} props */
 function Choice({entry, regions, text, write}) {
-    const [typed, setTyped] = useState(null);
+    const [typed, setTyped] = useState(/** @type {string | null} */ (null));
     const names = regions.map((one) => one.name);
     const chosen = !text || names.includes(text) ? text : OTHER;
     const shown = typed ?? text;
     const problem = shown.trim() ? maskProblem(shown, names) : "";
-    const type = (event) => {
+    const type = (/** @type {FieldEvent} */ event) => {
         setTyped(event.target.value);
-        if (!event.target.value.trim() || !maskProblem(event.target.value, names)) write(event.target.value.trim(), "region");
+        if (!event.target.value.trim() || !maskProblem(event.target.value, names))
+            write(event.target.value.trim(), "region");
     };
-    const options = (which) => regions.filter((one) => one.own === which).map(({name}) =>
-        html`<option key=${name} value=${name}>${name}</option>`);
+    const options = (/** @type {boolean} */ which) =>
+        regions
+            .filter((one) => one.own === which)
+            .map(({name}) => html`<option key=${name} value=${name}>${name}</option>`);
     return html`<div class="rt-line">
             <select aria-label=${`Region of ${entry.name}, by name`} value=${chosen}
                 onChange=${(event) => event.target.value !== OTHER && write(event.target.value)}>
@@ -89,15 +118,19 @@ function Choice({entry, regions, text, write}) {
         <p class="rt-hint">A name, or left,top,right,bottom in parts of the picture; + joins some, ! is all but one.</p>`;
 }
 
+/** @param {{entry: Entry, text: string, feather: number, known: {[name: string]: Weights}}} props */
 function Shown({entry, text, feather, known}) {
-    const canvas = useRef();
+    const canvas = /** @type {Filled<HTMLCanvasElement>} */ (useRef());
     const weights = maskProblem(text, Object.keys(known)) ? null : weightsOf(text, feather, known);
     useEffect(() => {
         if (weights) draw(canvas.current, weights);
     });
     if (!weights) return null;
-    const fade = (event) => entry.edit((body) =>
-        setField(body, "feather", event.target.valueAsNumber ? written(event.target.valueAsNumber) : ""), "feather");
+    const fade = (/** @type {FieldEvent} */ event) =>
+        entry.edit(
+            (body) => setField(body, "feather", event.target.valueAsNumber ? written(event.target.valueAsNumber) : ""),
+            "feather",
+        );
     return html`<div class="rt-region">
         <canvas width="64" height="64" ref=${canvas} role="img" aria-label=${`${text}, ${percent(weights)} % of the picture`}></canvas>
         <label class="rt-field"><span>Soft edge</span>

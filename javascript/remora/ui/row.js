@@ -1,5 +1,12 @@
 // One entry of the stack.
 
+/**
+ * @import {LoraOutcome} from "../api.js"
+ * @import {Controller} from "../controller.js"
+ * @import {Curve} from "../curve.js"
+ * @import {Entry, Handle} from "./stack.js"
+ */
+
 import {html, useState} from "../vendor/preact.js";
 import {Blocks} from "./blocks.js";
 import {Sketch} from "./curve.js";
@@ -11,6 +18,7 @@ import {Regions} from "./regions.js";
 import {Schedule} from "./schedule.js";
 import {summary} from "./summary.js";
 
+/** @param {{controller: Controller, entry: Entry, outcome: LoraOutcome | undefined, handle: Handle}} props */
 export function Row({controller, entry, outcome, handle}) {
     const {name, unet} = entry;
     const {lora, problem, candidates} = controller.meaning(name);
@@ -30,8 +38,12 @@ export function Row({controller, entry, outcome, handle}) {
         <div class="rt-row-head">
             <button type="button" class="rt-handle" title="Drag to another place" ...${handle}><${Icon} name="grip" /></button>
             <input type="checkbox" checked=${entry.on} aria-label=${`${name} on`} onChange=${(event) => entry.setOn(event.target.checked)} />
-            ${lora ? html`<button type="button" class="rt-name rt-link" title=${lora.file}
-                onClick=${() => controller.set({details: lora.id})}>${name}</button>` : html`<span class="rt-name">${name || entry.text}</span>`}
+            ${
+                lora
+                    ? html`<button type="button" class="rt-name rt-link" title=${lora.file}
+                onClick=${() => controller.set({details: lora.id})}>${name}</button>`
+                    : html`<span class="rt-name">${name || entry.text}</span>`
+            }
             <span class="rt-row-tools">
                 <${Button} label=${`More: blocks, schedule, passes, region of ${name}`} class="rt-small" aria-expanded=${String(more)}
                     onClick=${() => setMore(!more)}><${Icon} name="more" /><//>
@@ -42,12 +54,15 @@ export function Row({controller, entry, outcome, handle}) {
             </span>
         </div>
         <${Strengths} entry=${entry} split=${split} open=${() => setMore(true)} />
-        ${more && html`<div class="rt-more">
+        ${
+            more
+            && html`<div class="rt-more">
             <${Blocks} controller=${controller} entry=${entry} />
             <${Schedule} entry=${entry} />
             <${Passes} entry=${entry} />
             <${Regions} controller=${controller} entry=${entry} />
-        </div>`}
+        </div>`
+        }
         ${chips.length > 0 && html`<div class="rt-chips">${chips.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`}
         ${said && html`<p class="rt-problem" role="alert">✕ ${said}</p>`}
         ${candidates.length > 0 && html`<p class="rt-hint">Write one of these: ${candidates.join(", ")}</p>`}
@@ -55,12 +70,23 @@ export function Row({controller, entry, outcome, handle}) {
         ${!said && entry.on && html`<${Outcome} lora=${outcome} />`}`;
 }
 
-/** The sliders, one where both halves are alike; a schedule is never overwritten by one. */
+/**
+ * Draw the sliders, one where both halves are alike; a schedule is never overwritten by one.
+ * @param {{entry: Entry, split: boolean, open: () => void}} props
+ */
 function Strengths({entry, split, open}) {
     const {name, te, unet, teText, unetText, teCurve, unetCurve, values} = entry;
-    const half = (title, what, value, curve, set) => curve
-        ? html`<${Sketch} title=${title} what=${what} points=${curve} shape=${values.curve} by=${values.by} open=${open} />`
-        : html`<${Strength} title=${title} what=${what} value=${value} set=${set} />`;
+    /**
+     * @param {string} title
+     * @param {string} what
+     * @param {number} value
+     * @param {Curve | null} curve
+     * @param {(value: number) => void} set
+     */
+    const half = (title, what, value, curve, set) =>
+        curve
+            ? html`<${Sketch} title=${title} what=${what} points=${curve} shape=${values.curve} by=${values.by} open=${open} />`
+            : html`<${Strength} title=${title} what=${what} value=${value} set=${set} />`;
     if (!split) return half("", `Strength of ${name}`, unet, unetCurve, (value) => entry.setStrength(value, value));
     return html`
         ${half("UNet", `UNet strength of ${name}`, unet, unetCurve, (value) => entry.setStrength(teText, value))}

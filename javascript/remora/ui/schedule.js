@@ -1,5 +1,12 @@
 // The strength over the generation: a curve whose points are moved, and the steps in which the LoRA acts.
 
+/**
+ * @import {Curve} from "../curve.js"
+ * @import {FieldEvent, Filled, Value} from "../vendor/preact.js"
+ * @import {Axis} from "./curve.js"
+ * @import {Entry} from "./stack.js"
+ */
+
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {readAmount, SHAPES, valueAt, writePoints, written} from "../curve.js";
 import {setField, setMultipliers, withoutShape} from "../tag.js";
@@ -7,39 +14,56 @@ import {axisOf, Drawing, kept, onGrid, rounded} from "./curve.js";
 import {isNumber} from "./parts.js";
 import {stepsOf} from "./summary.js";
 
+/** @type {{[shape: string]: string}} */
 const SHAPE_TITLES = {linear: "straight lines", step: "steps", cosine: "soft (cosine)"};
 
+/** @param {{entry: Entry}} props */
 export function Schedule({entry}) {
     const {name, teCurve, unetCurve, teText, unetText} = entry;
     const tied = teCurve && teText === unetText;
-    const write = (text, what = "") => entry.edit((body) => setMultipliers(body, tied ? text : teText, text), what);
+    const write = (/** @type {string} */ text, what = "") =>
+        entry.edit((body) => setMultipliers(body, tied ? text : teText, text), what);
     const begin = () => write(`${written(entry.unet)}@0,${written(entry.unet)}@1`);
     const end = () => entry.edit((body) => withoutShape(setMultipliers(body, entry.te, entry.unet)));
     return html`<div class="rt-part" role="group" aria-label=${`Schedule of ${name}`}>
         <strong>Schedule</strong>
-        ${unetCurve ? html`<${Editor} entry=${entry} points=${unetCurve} text=${unetText} write=${write} end=${end} />`
-            : html`<div class="rt-line"><button type="button" class="rt-small" onClick=${begin}>Add a schedule</button></div>`}
-        ${teCurve && html`<p class="rt-hint">${tied ? "It is written for the text encoders as well." : `That of the text encoders is ${teText}.`}
+        ${
+            unetCurve
+                ? html`<${Editor} entry=${entry} points=${unetCurve} text=${unetText} write=${write} end=${end} />`
+                : html`<div class="rt-line"><button type="button" class="rt-small" onClick=${begin}>Add a schedule</button></div>`
+        }
+        ${
+            teCurve
+            && html`<p class="rt-hint">${tied ? "It is written for the text encoders as well." : `That of the text encoders is ${teText}.`}
             ${" "}They run once, before the first step, and take its value there.
-            ${!unetCurve && html`${" "}<button type="button" class="rt-link" onClick=${end}>No schedule</button>`}</p>`}
+            ${!unetCurve && html`${" "}<button type="button" class="rt-link" onClick=${end}>No schedule</button>`}</p>`
+        }
         <${Steps} entry=${entry} />
     </div>`;
 }
 
+/**
+ * @param {object} props
+ * @param {Entry} props.entry
+ * @param {Curve} props.points
+ * @param {string} props.text
+ * @param {(text: string, what?: string) => void} props.write
+ * @param {() => void} props.end
+ */
 function Editor({entry, points, text, write, end}) {
     const [chosen, choose] = useState(0);
     const at = Math.min(chosen, points.length - 1);
-    const svg = useRef();
-    const wanted = useRef(null); // the point to have the focus when it is drawn
+    const svg = /** @type {Filled<SVGSVGElement>} */ (useRef());
+    const wanted = useRef(/** @type {number | null} */ (null)); // the point to have the focus when it is drawn
     const shape = entry.values.curve?.toLowerCase() ?? "linear";
     const axis = axisOf(points, entry.values.by?.toLowerCase());
     useEffect(() => {
         if (wanted.current === null) return;
-        svg.current.querySelectorAll("[role=slider]")[wanted.current]?.focus();
+        /** @type {NodeListOf<SVGElement>} */ (svg.current.querySelectorAll("[role=slider]"))[wanted.current]?.focus();
         wanted.current = null;
     });
-    const put = (changed, what = "schedule") => write(writePoints(changed), what);
-    const add = (position, value = valueAt(points, position, shape)) => {
+    const put = (/** @type {Curve} */ changed, what = "schedule") => write(writePoints(changed), what);
+    const add = (/** @type {number} */ position, value = valueAt(points, position, shape)) => {
         const place = points.filter((point) => point.at <= position).length;
         wanted.current = place;
         choose(place);
@@ -50,7 +74,13 @@ function Editor({entry, points, text, write, end}) {
         if (points.length < 2) return;
         wanted.current = Math.min(at, points.length - 2);
         choose(wanted.current);
-        put(kept(points.filter((_, place) => place !== at), axis), "");
+        put(
+            kept(
+                points.filter((_, place) => place !== at),
+                axis,
+            ),
+            "",
+        );
     };
     return html`
         <${Drawing} svg=${svg} name=${entry.name} points=${points} axis=${axis} shape=${shape} chosen=${at} choose=${choose}
@@ -58,27 +88,44 @@ function Editor({entry, points, text, write, end}) {
         <div class="rt-line">
             <button type="button" class="rt-small" onClick=${() => add(gap(points, axis))}>Add a point</button>
             <button type="button" class="rt-small" disabled=${points.length < 2} onClick=${remove}>Remove point ${at + 1}</button>
-            <select aria-label=${`Shape of the schedule of ${entry.name}`} value=${shape} onChange=${(event) => entry.edit((body) =>
-                setField(body, "curve", event.target.value === "linear" ? "" : event.target.value))}>
+            <select aria-label=${`Shape of the schedule of ${entry.name}`} value=${shape} onChange=${(event) =>
+                entry.edit((body) =>
+                    setField(body, "curve", event.target.value === "linear" ? "" : event.target.value),
+                )}>
                 ${SHAPES.map((one) => html`<option key=${one} value=${one}>${SHAPE_TITLES[one]}</option>`)}</select>
             <button type="button" class="rt-small" onClick=${end}>No schedule</button>
         </div>
-        <${Typed} label=${`Points of the schedule of ${entry.name}`} title="Points" text=${text} write=${(typed) => write(typed.replace(/\s+/g, ""), "points")}
-            problem=${(typed) => readAmount(typed)?.curve ? "" : "Write strength@position, as 0@0, 1@0.5: up to 1 parts of the pass, else steps"} />`;
+        <${Typed} label=${`Points of the schedule of ${entry.name}`} title="Points" text=${text} write=${(/** @type {string} */ typed) => write(typed.replace(/\s+/g, ""), "points")}
+            problem=${(/** @type {string} */ typed) => (readAmount(typed)?.curve ? "" : "Write strength@position, as 0@0, 1@0.5: up to 1 parts of the pass, else steps")} />`;
 }
 
-// The middle of the widest gap.
+/**
+ * Return the middle of the widest gap.
+ * @param {Curve} points
+ * @param {Axis} axis
+ */
 function gap(points, {max, grid}) {
     const places = [0, ...points.map(({at}) => at), max];
-    const widest = places.slice(1).map((at, index) => [at - places[index], places[index]]).reduce((one, other) => other[0] > one[0] ? other : one);
+    const widest = places
+        .slice(1)
+        .map((at, index) => [at - places[index], places[index]])
+        .reduce((one, other) => (other[0] > one[0] ? other : one));
     return onGrid(widest[1] + widest[0] / 2, grid);
 }
 
-/** A text that is written as soon as it is right. */
+/**
+ * Draw a text that is written as soon as it is right.
+ * @param {object} props
+ * @param {string} props.label
+ * @param {string} props.title
+ * @param {string} props.text
+ * @param {(text: string) => void} props.write
+ * @param {(text: string) => string} props.problem
+ */
 function Typed({label, title, text, write, problem}) {
-    const [typed, setTyped] = useState(null);
+    const [typed, setTyped] = useState(/** @type {string | null} */ (null));
     const said = typed === null ? "" : problem(typed);
-    const type = (event) => {
+    const type = (/** @type {FieldEvent} */ event) => {
         setTyped(event.target.value);
         if (!problem(event.target.value)) write(event.target.value);
     };
@@ -88,11 +135,17 @@ function Typed({label, title, text, write, problem}) {
         <span class="rt-problem" role="alert">${said}</span></label>`;
 }
 
+/** @param {{entry: Entry}} props */
 function Steps({entry}) {
     const steps = stepsOf(entry.values);
-    const problem = (typed) => !typed.trim() || (isNumber(typed) && Number(typed) >= 0) ? "" : `“${typed}” is no step: type a number, as 10`;
-    const field = (key, title) => html`<${Typed} title=${title} label=${`${title} of ${entry.name}`} text=${steps[key]} problem=${problem}
-        write=${(typed) => entry.edit((body) => setField(body, key, typed.trim()), "steps")} />`;
+    const problem = (/** @type {string} */ typed) =>
+        !typed.trim() || (isNumber(typed) && Number(typed) >= 0) ? "" : `“${typed}” is no step: type a number, as 10`;
+    /** @type {(key: "start" | "stop", title: string) => Value} */
+    const field = (
+        key,
+        title,
+    ) => html`<${Typed} title=${title} label=${`${title} of ${entry.name}`} text=${steps[key]} problem=${problem}
+        write=${(/** @type {string} */ typed) => entry.edit((body) => setField(body, key, typed.trim()), "steps")} />`;
     return html`<div class="rt-steps">${field("start", "After step")}${field("stop", "Until step")}</div>
         <p class="rt-hint">Empty is all of them; below 1 is a part of the pass, as 0.5.</p>`;
 }

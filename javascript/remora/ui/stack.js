@@ -1,5 +1,13 @@
 // The right pane: the LoRAs of the prompt, and those that every picture gets.
 
+/**
+ * @import {LoraOutcome, StackEntry} from "../api.js"
+ * @import {BodyChange, Controller, Row as PromptRow, State} from "../controller.js"
+ * @import {Reading} from "../tag.js"
+ * @import {Filled, Key, Pointer, Value} from "../vendor/preact.js"
+ * @import {IconName} from "./icons.js"
+ */
+
 import {html, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
 import {bodyOf, readBody, setMultipliers, tagOf} from "../prompt.js";
@@ -8,48 +16,103 @@ import {Outcome} from "./outcome.js";
 import {Button} from "./parts.js";
 import {Row} from "./row.js";
 
+/**
+ * @typedef {object} Actions
+ * @property {(on: boolean) => void} setOn
+ * @property {(change: BodyChange, what?: string) => void} edit
+ * @property {(te: number | string, unet: number | string) => void} setStrength
+ * @property {() => void} remove
+ * @property {(() => void) | null} move to the other list; null where there is no prompt
+ * @property {string} moveLabel
+ * @property {IconName} moveIcon
+ *
+ * @typedef {Reading & Actions & {on: boolean, text?: string}} Entry
+ * The contents and the actions of a row.
+ *
+ * @typedef {Reading & {on: boolean, key: string, entry: StackEntry}} AlwaysRow
+ * @typedef {{[attribute: string]: unknown}} Handle
+ * The attributes of the handle that a row is dragged by.
+ * @typedef {{from: number, to: number}} Drag
+ */
+
+/** @param {{controller: Controller, state: State}} props */
 export function Stack({controller, state}) {
     const rows = controller.rows();
     const loras = state.server ? state.server.loras : [];
-    const outcome = (row) => loras.find((lora) => lora.asked === row.name || lora.name === row.name
-        || lora.name === controller.meaning(row.name).lora?.name);
+    const outcome = (/** @type {{name: string}} */ row) =>
+        loras.find(
+            (lora) =>
+                lora.asked === row.name
+                || lora.name === row.name
+                || lora.name === controller.meaning(row.name).lora?.name,
+        );
     const known = new Set([...rows, ...state.always.entries].map((row) => outcome(row)));
     const others = loras.filter((lora) => !known.has(lora));
     return html`<section class="rt-stack" aria-label="Stack of LoRA">
         <${Targets} controller=${controller} state=${state} />
         <${Tools} controller=${controller} state=${state} rows=${rows} />
-        ${controller.tooLong && html`<p class="rt-error" role="alert">The prompt has ${state.prompt.length.toLocaleString()}
-            characters; one as long is not read here. It is left as it is.</p>`}
-        ${state.target && html`<${Rows} rows=${rows} label="Stack" move=${(from, to) => controller.move(from, to)} draw=${(row, handle) => html`
-            <${Row} handle=${handle} controller=${controller} outcome=${outcome(row)} entry=${inPrompt(controller, row)} />`} />`}
-        ${state.target && !rows.length && html`<p class="rt-hint">The prompt has no LoRA. Choose one from the library, or write${" "}
-            <code>${"<lora:name:0.8>"}</code> into it.</p>`}
+        ${
+            controller.tooLong
+            && html`<p class="rt-error" role="alert">The prompt has ${state.prompt.length.toLocaleString()}
+            characters; one as long is not read here. It is left as it is.</p>`
+        }
+        ${
+            state.target
+            && html`<${Rows} rows=${rows} label="Stack" move=${(/** @type {number} */ from, /** @type {number} */ to) =>
+                controller.move(from, to)} draw=${(/** @type {PromptRow} */ row, /** @type {Handle} */ handle) => html`
+            <${Row} handle=${handle} controller=${controller} outcome=${outcome(row)} entry=${inPrompt(controller, row)} />`} />`
+        }
+        ${
+            state.target
+            && !rows.length
+            && html`<p class="rt-hint">The prompt has no LoRA. Choose one from the library, or write${" "}
+            <code>${"<lora:name:0.8>"}</code> into it.</p>`
+        }
         <p class="rt-hint rt-said" role="status">${state.said}</p>
         <${Always} controller=${controller} state=${state} outcome=${outcome} />
-        ${others.length > 0 && html`<div><h4>Others in the latest picture</h4>
-            <ul class="rt-others" aria-label="Other LoRA of the latest picture">${others.map((lora) => html`
-                <li class="rt-row" key=${lora.name}><span class="rt-name">${lora.name}</span><${Outcome} lora=${lora} /></li>`)}
-            </ul></div>`}
+        ${
+            others.length > 0
+            && html`<div><h4>Others in the latest picture</h4>
+            <ul class="rt-others" aria-label="Other LoRA of the latest picture">${others.map(
+                (lora) => html`
+                <li class="rt-row" key=${lora.name}><span class="rt-name">${lora.name}</span><${Outcome} lora=${lora} /></li>`,
+            )}
+            </ul></div>`
+        }
     </section>`;
 }
 
+/** @param {{controller: Controller, state: State}} props */
 function Targets({controller, state}) {
     if (state.targets.length < 2) return null;
     return html`<div class="rt-switch" role="group" aria-label="Prompt that is shown">
-        ${state.targets.map((name) => html`<button type="button" key=${name} aria-pressed=${String(name === state.target)}
-            onClick=${() => controller.choose(name)}>${name}</button>`)}
+        ${state.targets.map(
+            (name) => html`<button type="button" key=${name} aria-pressed=${String(name === state.target)}
+            onClick=${() => controller.choose(name)}>${name}</button>`,
+        )}
     </div>`;
 }
 
+/** @param {{controller: Controller, state: State, rows: PromptRow[]}} props */
 function Tools({controller, state, rows}) {
     const [byHand, setByHand] = useState("");
     const copy = async () => {
-        const on = [...state.always.entries.filter((one) => one.on && state.always.on && !rows.some((row) => row.name === one.name))
-            .map(tagOf), ...rows.filter((row) => row.on).map((row) => row.text)];
+        const on = [
+            ...state.always.entries
+                .filter((one) => one.on && state.always.on && !rows.some((row) => row.name === one.name))
+                .map(tagOf),
+            ...rows.filter((row) => row.on).map((row) => row.text),
+        ];
         const text = on.join(" ");
-        const done = text !== "" && await boxes.copy(text);
+        const done = text !== "" && (await boxes.copy(text));
         setByHand(done ? "" : text);
-        controller.set({said: !text ? "There is no LoRA to copy." : done ? `Copied: ${text}` : "The browser does not allow it; copy it from here:"});
+        controller.set({
+            said: !text
+                ? "There is no LoRA to copy."
+                : done
+                  ? `Copied: ${text}`
+                  : "The browser does not allow it; copy it from here:",
+        });
     };
     return html`<div class="rt-line rt-tools">
         <${Button} label="Undo" class="rt-small" disabled=${!state.canUndo} onClick=${() => controller.undo()}><${Icon} name="undo" /><//>
@@ -64,31 +127,44 @@ function Tools({controller, state, rows}) {
     ${byHand && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;
 }
 
-/** Rows that are dragged, by pointer or by arrow keys, to another place. */
+/**
+ * Draw rows that are dragged, by pointer or by arrow keys, to another place.
+ * @template {{key: string, name: string, on: boolean}} R
+ * @param {object} props
+ * @param {R[]} props.rows
+ * @param {string} props.label
+ * @param {(from: number, to: number) => void} props.move
+ * @param {(row: R, handle: Handle) => Value} props.draw
+ */
 function Rows({rows, label, move, draw}) {
-    const list = useRef();
-    const [drag, setDrag] = useState(null); // {from, to}
-    const placeAt = (y, from) => {
-        const middles = [...list.current.children].map((one) => one.getBoundingClientRect()).map((box) => box.top + box.height / 2);
+    const list = /** @type {Filled<HTMLElement>} */ (useRef());
+    const [drag, setDrag] = useState(/** @type {Drag | null} */ (null));
+    const placeAt = (/** @type {number} */ y, /** @type {number} */ from) => {
+        const middles = [...list.current.children]
+            .map((one) => one.getBoundingClientRect())
+            .map((box) => box.top + box.height / 2);
         return middles.filter((middle, at) => at !== from && middle < y).length;
     };
-    const handle = (at, name) => ({
+    const handle = (/** @type {number} */ at, /** @type {string} */ name) => ({
         "aria-label": `Move ${name}; arrow keys move it up and down`,
-        onPointerDown: (event) => {
+        onPointerDown: (/** @type {Pointer} */ event) => {
             if (event.button !== 0) return;
             event.preventDefault();
             event.currentTarget.setPointerCapture(event.pointerId);
             event.currentTarget.focus();
             setDrag({from: at, to: at});
         },
-        onPointerMove: (event) => drag && setDrag({...drag, to: placeAt(event.clientY, drag.from)}),
+        onPointerMove: (/** @type {Pointer} */ event) =>
+            drag && setDrag({...drag, to: placeAt(event.clientY, drag.from)}),
         onPointerUp: () => {
             if (drag && drag.from !== drag.to) move(drag.from, drag.to);
             setDrag(null);
         },
         onPointerCancel: () => setDrag(null),
-        onKeyDown: (event) => {
-            const by = {ArrowUp: -1, ArrowDown: 1}[event.key];
+        onKeyDown: (/** @type {Key} */ event) => {
+            /** @type {{[key: string]: number | undefined}} */
+            const moves = {ArrowUp: -1, ArrowDown: 1};
+            const by = moves[event.key];
             if (!by) return;
             event.preventDefault();
             move(at, at + by);
@@ -99,15 +175,26 @@ function Rows({rows, label, move, draw}) {
     </ol>`;
 }
 
+/**
+ * @param {{on: boolean}} row
+ * @param {number} at
+ * @param {Drag | null} drag
+ */
 function classOf(row, at, drag) {
     const names = ["rt-row"];
     if (!row.on) names.push("rt-off");
     if (drag && drag.from === at) names.push("rt-dragged");
-    if (drag && drag.from !== drag.to && drag.to === at) names.push(drag.to > drag.from ? "rt-drop-below" : "rt-drop-above");
+    if (drag && drag.from !== drag.to && drag.to === at)
+        names.push(drag.to > drag.from ? "rt-drop-below" : "rt-drop-above");
     return names.join(" ");
 }
 
-/** What a row is told of an entry of the prompt. */
+/**
+ * Return the contents and the actions of a row of the prompt.
+ * @param {Controller} controller
+ * @param {PromptRow} row
+ * @returns {Entry}
+ */
 function inPrompt(controller, row) {
     return {
         ...row,
@@ -121,23 +208,35 @@ function inPrompt(controller, row) {
     };
 }
 
+/** @param {{controller: Controller, state: State, outcome: (row: {name: string}) => LoraOutcome | undefined}} props */
 function Always({controller, state, outcome}) {
     const {always} = state;
     if (!always.entries.length && state.target) return null;
-    const change = (entry, changes) => controller.changeAlways(
-        {...always, entries: always.entries.map((one) => one === entry ? {...entry, ...changes} : one)}, `always ${entry.name}`);
-    const rows = always.entries.map((entry) => ({...readBody(bodyOf(entry)), name: entry.name, on: entry.on, key: entry.name, entry}));
-    const move = (from, to) => {
+    const change = (/** @type {StackEntry} */ entry, /** @type {Partial<StackEntry>} */ changes) =>
+        controller.changeAlways(
+            {...always, entries: always.entries.map((one) => (one === entry ? {...entry, ...changes} : one))},
+            `always ${entry.name}`,
+        );
+    const rows = always.entries.map((entry) => ({
+        ...readBody(bodyOf(entry)),
+        name: entry.name,
+        on: entry.on,
+        key: entry.name,
+        entry,
+    }));
+    const move = (/** @type {number} */ from, /** @type {number} */ to) => {
         if (to < 0 || to >= always.entries.length) return;
         const entries = [...always.entries];
         entries.splice(to, 0, ...entries.splice(from, 1));
         controller.changeAlways({...always, entries});
     };
+    /** @type {(row: AlwaysRow) => Entry} */
     const described = (row) => ({
         ...row,
         setOn: (on) => change(row.entry, {on}),
         edit: (what, kind) => controller.editAlways(row.entry, what, kind),
-        setStrength: (te, unet) => controller.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
+        setStrength: (te, unet) =>
+            controller.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
         remove: () => controller.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
         move: state.target ? () => controller.unpin(row.entry) : null,
         moveLabel: `Put ${row.name} into the prompt instead`,
@@ -148,7 +247,10 @@ function Always({controller, state, outcome}) {
             onChange=${(event) => controller.changeAlways({...always, on: event.target.checked})} />
             <h4>Always on</h4></label>
         <p class="rt-hint">Every picture gets these besides its prompt’s; where a prompt names one of them, its prompt counts.</p>
-        <${Rows} rows=${rows} label="Always on" move=${move} draw=${(row, handle) => html`
+        <${Rows} rows=${rows} label="Always on" move=${move} draw=${(
+            /** @type {AlwaysRow} */ row,
+            /** @type {Handle} */ handle,
+        ) => html`
             <${Row} handle=${handle} controller=${controller} outcome=${outcome(row)} entry=${described(row)} />`} />
     </div>`;
 }

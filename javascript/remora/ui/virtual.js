@@ -1,12 +1,22 @@
 // A long list of which only what is seen, and as much above and below, is there.
 
+/** @import {Filled, Key, Value} from "../vendor/preact.js" */
+
 import {html, useEffect, useLayoutEffect, useReducer, useRef} from "../vendor/preact.js";
 
 const GAP = 8; // pixels between items
 
+/**
+ * @template {{id: string}} T
+ * @param {object} props
+ * @param {T[]} props.items
+ * @param {{width: number, height: number}} props.size in pixels; a width of 0 is all of it
+ * @param {string} props.label
+ * @param {(item: T) => Value} props.draw
+ */
 export function Virtual({items, size, label, draw}) {
-    const box = useRef();
-    const [, again] = useReducer((count) => count + 1, 0);
+    const box = /** @type {Filled<HTMLElement>} */ (useRef());
+    const [, again] = useReducer(/** @type {(count: number, action: void) => number} */ ((count) => count + 1), 0);
     const place = useRef({top: 0, width: 0, height: 0});
     useLayoutEffect(() => {
         const measure = () => {
@@ -40,28 +50,55 @@ export function Virtual({items, size, label, draw}) {
     useEffect(() => {
         if (box.current.scrollTop > rows * high) box.current.scrollTop = 0;
     }, [rows]);
-    const go = (event) => walk(event, box.current, across, high, items.length);
+    const go = (/** @type {Key} */ event) => walk(event, box.current, across, high, items.length);
     return html`<div class="rt-scroll" ref=${box} onKeyDown=${go} tabindex=${items.length ? -1 : undefined}>
         <ul class="rt-virtual" aria-label=${label} style=${`height:${rows * high + GAP}px`}>
-            ${width > 0 && shown.map((item, offset) => {
-                const at = first * across + offset;
-                const x = GAP + (at % across) * (wide + GAP), y = GAP + Math.floor(at / across) * high;
-                return html`<li key=${item.id} aria-setsize=${items.length} aria-posinset=${at + 1} data-at=${at}
+            ${
+                width > 0
+                && shown.map((item, offset) => {
+                    const at = first * across + offset;
+                    const x = GAP + (at % across) * (wide + GAP),
+                        y = GAP + Math.floor(at / across) * high;
+                    return html`<li key=${item.id} aria-setsize=${items.length} aria-posinset=${at + 1} data-at=${at}
                     style=${`transform:translate(${x}px,${y}px);width:${wide}px;height:${size.height}px`}>${draw(item)}</li>`;
-            })}
+                })
+            }
         </ul>
     </div>`;
 }
 
-/** Arrow keys go from item to item, also to those that are not there yet. */
+/**
+ * Go from item to item by arrow keys, also to items that are not there yet.
+ * @param {Key} event
+ * @param {HTMLElement} box
+ * @param {number} across
+ * @param {number} high
+ * @param {number} count
+ */
 function walk(event, box, across, high, count) {
-    const item = event.target.closest("li[data-at]");
-    const by = {ArrowRight: 1, ArrowLeft: -1, ArrowDown: across, ArrowUp: -across, Home: -Infinity, End: Infinity}[event.key];
+    /** @type {HTMLElement | null} */
+    const item = /** @type {Element} */ (event.target).closest("li[data-at]");
+    /** @type {{[key: string]: number | undefined}} */
+    const moves = {
+        ArrowRight: 1,
+        ArrowLeft: -1,
+        ArrowDown: across,
+        ArrowUp: -across,
+        Home: -Infinity,
+        End: Infinity,
+    };
+    const by = moves[event.key];
     if (!item || !by) return;
     event.preventDefault();
     const at = Math.min(count - 1, Math.max(0, Number(item.dataset.at) + by));
     const top = Math.floor(at / across) * high;
     if (top < box.scrollTop) box.scrollTop = top;
     else if (top + high > box.scrollTop + box.clientHeight) box.scrollTop = top + high - box.clientHeight + GAP;
-    requestAnimationFrame(() => requestAnimationFrame(() => box.querySelector(`li[data-at="${at}"] button`)?.focus({preventScroll: true})));
+    requestAnimationFrame(() =>
+        requestAnimationFrame(() => {
+            /** @type {HTMLElement | null} */
+            const button = box.querySelector(`li[data-at="${at}"] button`);
+            button?.focus({preventScroll: true});
+        }),
+    );
 }

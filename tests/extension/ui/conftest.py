@@ -12,17 +12,20 @@ from tests.conftest import find_chromium
 from tests.extension.ui.serving import Served, fill, opened, playwright, serving
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def served(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The web UI as a user starts it, in a process of its own."""
+    """The web UI as a user starts it, in a process of its own; each test leaves it as it was."""
     arguments = [f"--model={demo.model}", f"--lora-dir={demo.loras}"]
     with serving(tmp_path_factory.mktemp("pictures"), demo.loras, arguments) as served:
         yield served
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Any]:
-    """One Chromium for all tests of a file; each of them has a page without memory."""
+    """One Chromium for all tests of the folder; each of them has a page without memory.
+
+    It is closed behind the last of them, as its event loop would be in the way of others.
+    """
     chromium = find_chromium()
     assert chromium is not None, "mark this test `browser`"
     with playwright.sync_playwright() as engine:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import httpx
 import pytest
@@ -20,6 +21,9 @@ playwright = pytest.importorskip("playwright.sync_api")
 ROOT = Path(__file__).resolve().parents[3]
 LONG = 60_000  # milliseconds
 START = 120  # seconds
+LOOK = {"viewport": {"width": 1400, "height": 1000}}
+_SHARED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Browser -> its context."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,16 @@ def wait_until_up(url: str, process: subprocess.Popen[bytes], log: Path) -> None
     raise AssertionError(f"the web UI did not answer\n{log.read_text()}")
 
 
+def shared_context(browser: Any) -> Any:
+    """Return a context whose pages share the browser's cache, so that all but the first open quickly."""
+    found = _SHARED.get(browser)
+    if found is None:
+        found = _SHARED[browser] = browser.new_context(**LOOK)
+        # each page begins without memory
+        found.add_init_script("if (!sessionStorage.begun) { localStorage.clear(); sessionStorage.begun = 1; }")
+    return found
+
+
 @contextmanager
 def opened(
     served: Served,
@@ -84,7 +98,7 @@ def opened(
 
     Of `theirs`, a page of a gradio that asks for fonts and scripts of other addresses, only errors of ours do.
     """
-    page = browser.new_page(**{"viewport": {"width": 1400, "height": 1000}, **context})
+    page = browser.new_page(**{**LOOK, **context}) if context else shared_context(browser).new_page()
     asked: list[str] = []
     errors: list[str] = []
     page.on("request", lambda request: asked.append(request.url))

@@ -6,14 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import gradio as gr
 import pytest
 
 from extension.options import CACHE, IN_ORDER, MERGE, PAYS, TABLE
 from extension.standalone.jobs import Runner
 from extension.standalone.server import PageBackend
-from extension.ui.handlers import Handlers
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = """
@@ -34,6 +33,13 @@ def backend(runner: Runner) -> PageBackend:
     return PageBackend(runner, runner.studio.output_dir)
 
 
+@pytest.fixture
+def handlers(backend: PageBackend) -> Any:
+    from extension.ui.handlers import Handlers  # imports gradio, which takes seconds that other tests can spare
+
+    return Handlers(backend)
+
+
 def test_every_setting_has_a_control_with_its_bounds() -> None:
     # in a process of its own: gradio leaves event loops open, and warnings are errors here
     done = subprocess.run([sys.executable, "-c", PAGE], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -45,8 +51,7 @@ def test_every_setting_has_a_control_with_its_bounds() -> None:
     assert [value for _, value in props["remora-merge"]["choices"]] == ["never", "always", "when it pays"]
 
 
-def test_a_setting_is_changed_and_shown(backend: PageBackend) -> None:
-    handlers = Handlers(backend)
+def test_a_setting_is_changed_and_shown(backend: PageBackend, handlers: Any) -> None:
     before = handlers.options()
     try:
         handlers.set_option(MERGE, PAYS)
@@ -58,7 +63,9 @@ def test_a_setting_is_changed_and_shown(backend: PageBackend) -> None:
             backend.set_option(option.key, value)
 
 
-def test_a_bad_value_changes_nothing_and_is_said(backend: PageBackend) -> None:
+def test_a_bad_value_changes_nothing_and_is_said(backend: PageBackend, handlers: Any) -> None:
+    import gradio as gr
+
     with pytest.raises(gr.Error, match="remora_cache_mb must be a whole number from 0"):
-        Handlers(backend).set_option(CACHE, None)
+        handlers.set_option(CACHE, None)
     assert backend.option(CACHE) == 4096

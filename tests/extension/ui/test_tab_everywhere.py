@@ -16,7 +16,7 @@ from tests.extension.ui.old_gradio import VERSIONS, WANTED, page_of
 from tests.extension.ui.serving import LONG, Served, fill, opened
 from tests.extension.ui.tab import Tab
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.quick]
 EMBEDDED = "embedded"
 SHOTS = os.environ.get("REMORA_SCREENSHOTS", "")
 """A folder to put pictures of the pages into, for people to look at."""

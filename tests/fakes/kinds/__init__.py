@@ -1,7 +1,7 @@
 """One sample or more of every adapter kind, as a file holds it, with what it must do to a weight, in fp64.
 
 The references are written from the papers and the trainers' forward, apart from the library: no code is shared. A new
-kind is one more module here with a tuple `SAMPLES`; `tests/lib_lora/test_kinds.py` puts each through every layer, way
+kind is one more module here with a tuple `SAMPLES`; `tests/fakes/contract.py` puts each through every layer, way
 and dtype.
 """
 

@@ -25,7 +25,7 @@ class Block(nn.Module):
 
     def __init__(self, kind: str) -> None:
         super().__init__()
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)
         self.before = nn.Identity()
         self.layer = LAYERS[kind][1]()
         self.after = nn.LeakyReLU()

@@ -1,0 +1,229 @@
+// The page's prompt boxes: javascript/remora/boxes.js, on a document that is made here.
+
+import assert from "node:assert/strict";
+import {afterEach, test} from "node:test";
+import {boxes, copy, find, settings, shownPicture, write} from "../../javascript/remora/boxes.js";
+
+const BEFORE = Object.getOwnPropertyDescriptors(globalThis);
+
+afterEach(() => {
+    for (const name of ["document", "window", "navigator"]) {
+        Reflect.deleteProperty(globalThis, name);
+        if (BEFORE[name]) Object.defineProperty(globalThis, name, BEFORE[name]);
+    }
+});
+
+/** A box of the page that records its changes. */
+class Box extends EventTarget {
+    /** @param {string} value */
+    constructor(value = "") {
+        super();
+        this.value = value;
+        /** @type {unknown[][]} */
+        this.ranges = [];
+        /** @type {Event[]} */
+        this.events = [];
+        this.addEventListener("input", (event) => this.events.push(event));
+    }
+
+    /** @type {(text: string, start: number, end: number, mode: string) => void} */
+    setRangeText(text, start, end, mode) {
+        this.ranges.push([text, start, end, mode]);
+        this.value = this.value.slice(0, start) + text + this.value.slice(end);
+    }
+}
+
+/**
+ * Make a box as the code takes it.
+ * @param {Box} box
+ */
+const asBox = (box) => /** @type {HTMLTextAreaElement} */ (/** @type {unknown} */ (box));
+
+/**
+ * Put things into the place of the page.
+ * @param {object} document
+ * @param {object} [more]
+ */
+function page(document, more = {}) {
+    for (const [name, value] of Object.entries({document, window: {}, navigator: {}, ...more})) {
+        Object.defineProperty(globalThis, name, {value, configurable: true});
+    }
+}
+
+/**
+ * Make a document that has these elements by their selectors.
+ * @param {{[selector: string]: object}} elements
+ */
+const withElements = (elements) => page({querySelector: (/** @type {string} */ one) => elements[one] ?? null});
+
+test("boxes are found where web UIs have them, in their order", () => {
+    const [first, negative, other] = [new Box(), new Box(), new Box()];
+    withElements({
+        "#prompt textarea": other,
+        "#txt2img_prompt textarea": first,
+        "#txt2img_neg_prompt textarea": negative,
+        "#img2img_neg_prompt textarea": new Box(),
+    });
+    assert.deepEqual(boxes(), [
+        {name: "txt2img", box: first, negative},
+        {name: "prompt", box: other, negative: null},
+    ]);
+    assert.equal(find("prompt")?.box, other);
+    assert.equal(find("img2img"), undefined);
+});
+
+test("only the difference is written, and the page hears of it", () => {
+    const box = new Box("a fox, night");
+    write(asBox(box), "a red fox, night");
+    assert.equal(box.value, "a red fox, night");
+    assert.deepEqual(box.ranges, [["red ", 2, 2, "preserve"]]);
+    assert.deepEqual(
+        box.events.map(({type, bubbles}) => [type, bubbles]),
+        [["input", true]],
+    );
+    write(asBox(box), "a cat, night");
+    assert.deepEqual(box.ranges[1], ["cat", 2, 9, "preserve"]);
+});
+
+test("nothing is written where nothing differs, or where there is no box", () => {
+    const box = new Box("a fox");
+    write(asBox(box), "a fox");
+    write(null, "a fox");
+    assert.deepEqual([box.ranges, box.events], [[], []]);
+});
+
+/**
+ * Make a control with inputs by their selectors.
+ * @param {{[selector: string]: {type: string, value: string}}} inputs
+ */
+const control = (inputs) => ({querySelector: (/** @type {string} */ selector) => inputs[selector] ?? null});
+
+test("settings are read from the controls that are there", () => {
+    /** @type {{[id: string]: object}} */
+    const controls = {
+        txt2img_steps: control({
+            "input[type=number]": {type: "number", value: "30"},
+            input: {type: "range", value: "31"},
+        }),
+        txt2img_cfg_scale: control({"input[type=number]": {type: "number", value: "6.5"}}),
+        txt2img_width: control({"input[type=number]": {type: "number", value: ""}}),
+        txt2img_height: control({}),
+        txt2img_sampling: control({input: {type: "text", value: "Euler a"}}),
+        steps: control({input: {type: "number", value: "8"}}),
+        cfg: control({input: {type: "number", value: "4"}}),
+    };
+    page({getElementById: (/** @type {string} */ id) => controls[id] ?? null});
+    assert.deepEqual(settings("txt2img"), {steps: 30, cfg_scale: 6.5, sampler: "Euler a"});
+    assert.deepEqual(settings("prompt"), {steps: 8, cfg_scale: 4});
+    assert.deepEqual(settings("unknown"), {steps: 8, cfg_scale: 4});
+    assert.deepEqual(settings("control"), {});
+});
+
+test("the picture that is shown is the last large one", async () => {
+    const [small, shown] = [
+        {naturalWidth: 32, naturalHeight: 32},
+        {naturalWidth: 640, naturalHeight: 480},
+    ];
+    /** @type {{[selector: string]: object[]}} */
+    const images = {
+        "#txt2img_gallery img": [{naturalWidth: 512, naturalHeight: 512}, shown],
+        "#img2img_gallery img": [small],
+    };
+    const blob = new Blob(["x"]);
+    /** @type {unknown[][]} */
+    const drawn = [];
+    const canvas = {
+        width: 0,
+        height: 0,
+        getContext: () => ({drawImage: (/** @type {unknown[]} */ ...given) => drawn.push(given)}),
+        toBlob: (/** @type {(blob: Blob) => void} */ take, /** @type {string} */ type) =>
+            take(type === "image/png" ? blob : new Blob()),
+    };
+    page({
+        querySelectorAll: (/** @type {string} */ one) => images[one] ?? [],
+        createElement: () => canvas,
+    });
+    assert.equal(await shownPicture(), blob);
+    assert.deepEqual([canvas.width, canvas.height], [640, 480]);
+    assert.deepEqual(drawn, [[shown, 0, 0]]);
+});
+
+test("a page without a large picture shows none", async () => {
+    page({querySelectorAll: () => [{naturalWidth: 16, naturalHeight: 16}]});
+    assert.equal(await shownPicture(), null);
+});
+
+/**
+ * Make a page that copies the old way; the clipboard is not used.
+ * @param {object} former the element with the focus
+ * @param {object} more of the page
+ */
+function copying(former, more = {}) {
+    /** @type {string[]} */
+    const steps = [];
+    const area = {
+        value: "",
+        className: "",
+        setAttribute: (/** @type {string} */ name, /** @type {string} */ value) => steps.push(`${name}=${value}`),
+        select: () => steps.push(`select ${area.value} ${area.className}`),
+        remove: () => steps.push("remove"),
+    };
+    const place = (/** @type {string} */ name) => ({
+        append: (/** @type {object} */ one) => steps.push(`${name} ${one === area}`),
+    });
+    page(
+        {
+            activeElement: former,
+            body: place("body"),
+            createElement: (/** @type {string} */ name) => (name === "textarea" ? area : null),
+            execCommand: (/** @type {string} */ name) => name === "copy",
+        },
+        more,
+    );
+    return {steps, dialog: place("dialog")};
+}
+
+test("a text is copied by the clipboard where the page may use it", async () => {
+    /** @type {string[]} */
+    const written = [];
+    const navigator = {clipboard: {writeText: async (/** @type {string} */ text) => written.push(text)}};
+    const {steps} = copying({}, {navigator, window: {isSecureContext: true}});
+    assert.equal(await copy("<lora:a:1>"), true);
+    assert.deepEqual([written, steps], [["<lora:a:1>"], []]);
+});
+
+test("a text is copied the old way where the clipboard refuses", async () => {
+    const navigator = {
+        clipboard: {
+            writeText: async () => {
+                throw new Error("not allowed");
+            },
+        },
+    };
+    const {steps} = copying({closest: () => null, focus: () => {}}, {navigator, window: {isSecureContext: true}});
+    assert.equal(await copy("x"), true);
+    assert.deepEqual(steps, ["aria-hidden=true", "body true", "select x remora-offscreen", "remove"]);
+});
+
+test("the old way is taken on pages that are not secure, within the dialog that has the focus", async () => {
+    let focused = 0;
+    const former = {
+        /** @type {(selector: string) => object | null} */
+        closest: () => null,
+        focus: () => {
+            focused += 1;
+        },
+    };
+    const {steps, dialog} = copying(former, {navigator: {clipboard: {}}, window: {isSecureContext: false}});
+    former.closest = (selector) => (selector === "dialog" ? dialog : null);
+    assert.equal(await copy("x"), true);
+    assert.deepEqual(steps, ["aria-hidden=true", "dialog true", "select x remora-offscreen", "remove"]);
+    assert.equal(focused, 1);
+});
+
+test("a browser that copies nothing is told of, also where nothing has the focus", async () => {
+    const {steps} = copying({});
+    Object.assign(document, {activeElement: null, execCommand: () => false});
+    assert.equal(await copy("x"), false);
+    assert.equal(steps.at(-1), "remove");
+});

@@ -1,0 +1,315 @@
+// The list of files: javascript/remora/catalog.js.
+
+/** @import {Lora, Loras} from "../../javascript/remora/api.js" */
+
+import assert from "node:assert/strict";
+import {test} from "node:test";
+import {Api} from "../../javascript/remora/api.js";
+import {Catalog, facets, NO_FILTERS, SORTS, select, size} from "../../javascript/remora/catalog.js";
+
+/**
+ * Make a file, readable and of no family unless something else is said.
+ * @param {string} name
+ * @param {Partial<Lora>} [more]
+ * @returns {Lora}
+ */
+function lora(name, more = {}) {
+    return {
+        id: name,
+        name,
+        alias: name,
+        file: name,
+        folder: "",
+        read: true,
+        readable: true,
+        reason: "",
+        family: null,
+        base_model: null,
+        kind: "lora",
+        rank: [4, 4],
+        layers: 1,
+        format: "kohya",
+        size: 1,
+        mtime: 0,
+        words: "",
+        negative: "",
+        tags: [],
+        notes: "",
+        rating: 0,
+        favourite: false,
+        strength: null,
+        captions: "",
+        added: 0,
+        used: 0,
+        uses: 0,
+        picture: "",
+        ...more,
+    };
+}
+
+/**
+ * Make an answer of the server that tells everything.
+ * @param {Lora[]} loras
+ * @param {Partial<Loras>} [more]
+ * @returns {Loras}
+ */
+function answer(loras, more = {}) {
+    const scan = {running: false, done: 0, total: 0};
+    return {revision: 1, whole: true, loras, gone: [], families: {}, scan, problem: "", ...more};
+}
+
+/**
+ * Make a catalog that has these files.
+ * @param {...Lora} loras
+ */
+function catalogOf(...loras) {
+    const catalog = new Catalog(new Api(""));
+    catalog.take(answer(loras));
+    return catalog;
+}
+
+/** @param {{name: string}[]} found */
+const names = (found) => found.map((one) => one.name);
+
+test("a catalog has nothing before it has asked", () => {
+    const catalog = new Catalog(new Api(""));
+    assert.deepEqual(
+        [catalog.all, catalog.revision, catalog.version, catalog.loaded, catalog.problem],
+        [[], 0, 0, false, ""],
+    );
+});
+
+test("it asks for the changes since its revision, or has the server look again", async () => {
+    /** @type {[method: string, path: string][]} */
+    const asked = [];
+    const api = new Api("");
+    api.send = async (method, path) => {
+        asked.push([method, path]);
+        return Response.json(answer([lora("a")], {revision: 7}));
+    };
+    const catalog = new Catalog(api);
+    await catalog.update();
+    await catalog.update("GET");
+    await catalog.update("POST");
+    assert.deepEqual(asked, [
+        ["GET", "loras?since=0"],
+        ["GET", "loras?since=7"],
+        ["POST", "refresh"],
+    ]);
+    assert.deepEqual(names(catalog.all), ["a"]);
+});
+
+test("a whole answer replaces everything", () => {
+    const catalog = catalogOf(lora("a"), lora("b"));
+    const scan = {running: true, done: 1, total: 2};
+    const families = {sd1: {name: "sd1", title: "SD 1", fits: true, reason: ""}};
+    catalog.take(answer([lora("c")], {revision: 5, scan, families, problem: "a disk is full"}));
+    assert.deepEqual(names(catalog.all), ["c"]);
+    assert.deepEqual(
+        [catalog.revision, catalog.scan, catalog.families, catalog.problem, catalog.loaded, catalog.version],
+        [5, scan, families, "a disk is full", true, 2],
+    );
+    catalog.take(answer([]));
+    assert.deepEqual([catalog.all, catalog.version], [[], 3]);
+});
+
+test("an answer of changes adds, changes and takes away files", () => {
+    const catalog = catalogOf(lora("a"), lora("b"));
+    catalog.take(answer([lora("c"), lora("a", {words: "fur"})], {whole: false, gone: ["b", "unknown"]}));
+    assert.deepEqual(
+        catalog.all.map((one) => [one.name, one.words]),
+        [
+            ["a", "fur"],
+            ["c", ""],
+        ],
+    );
+    assert.equal(catalog.named("b"), undefined);
+    assert.equal(catalog.version, 2);
+});
+
+test("an answer without changes keeps the list and its version", () => {
+    const catalog = catalogOf(lora("a"));
+    const {all} = catalog;
+    catalog.take(answer([], {whole: false, revision: 3, problem: "p"}));
+    assert.equal(catalog.all, all);
+    assert.deepEqual([catalog.version, catalog.revision, catalog.problem], [1, 3, "p"]);
+});
+
+test("one file is taken as the server told of it", () => {
+    const catalog = catalogOf(lora("a"), lora("b"));
+    catalog.put(lora("a", {rating: 5}));
+    assert.equal(catalog.named("a")?.rating, 5);
+    assert.deepEqual([catalog.all.length, catalog.revision, catalog.version], [2, 1, 2]);
+});
+
+test("a name means a file where one alone has it", () => {
+    const catalog = catalogOf(lora("a"), lora("b", {id: "1"}), lora("b", {id: "2"}), lora("b", {id: "3"}));
+    assert.equal(catalog.named("a")?.id, "a");
+    assert.equal(catalog.named("b"), undefined);
+    assert.equal(catalog.named("c"), undefined);
+    assert.equal(catalog.byName.get("b")?.length, 3);
+});
+
+test("it is said why a file cannot be used or does not fit", () => {
+    const broken = lora("broken", {readable: false, reason: "its header is cut off"});
+    const [twin, other] = [lora("twin", {id: "1"}), lora("twin", {id: "2"})];
+    const [fits, misfit, unknown] = [
+        lora("fits", {family: "sd1"}),
+        lora("misfit", {family: "flux"}),
+        lora("unknown", {family: "new"}),
+    ];
+    const catalog = catalogOf(broken, twin, other, fits, misfit, unknown);
+    catalog.families = {
+        sd1: {name: "sd1", title: "SD 1", fits: true, reason: ""},
+        flux: {name: "flux", title: "FLUX", fits: false, reason: "made for FLUX"},
+    };
+    assert.equal(catalog.against(broken), "its header is cut off");
+    assert.equal(catalog.against(twin), "several files have the name twin; rename all but one to use them");
+    assert.equal(catalog.against(misfit), "made for FLUX");
+    assert.equal(catalog.against(fits), "");
+    assert.equal(catalog.against(unknown), "");
+    assert.equal(catalog.against(lora("elsewhere")), "");
+});
+
+test("a search finds all words in the texts of a file", () => {
+    const catalog = catalogOf(
+        lora("fox", {file: "animals/fox", words: "Red Fur", captions: "snow", base_model: "sd_v15"}),
+        lora("cat", {tags: ["animal", "pet"], notes: "FOXY", kind: "dora", family: "sd1", alias: "tom"}),
+    );
+    /** @type {[words: string, found: string[]][]} */
+    const cases = [
+        ["", ["cat", "fox"]],
+        ["  FOX ", ["cat", "fox"]],
+        ["fox fur", ["fox"]],
+        ["animal", ["cat", "fox"]],
+        ["pet dora", ["cat"]],
+        ["sd_v15", ["fox"]],
+        ["snow", ["fox"]],
+        ["tom sd1", ["cat"]],
+        ["fox dog", []],
+    ];
+    for (const [words, found] of cases)
+        assert.deepEqual(names(select(catalog, words, NO_FILTERS, "name")), found, words);
+});
+
+test("a file passes the filters if it passes each of them", () => {
+    const catalog = catalogOf(
+        lora("a", {folder: "x", family: "sd1", kind: "lora", tags: ["t"], rating: 3, favourite: true}),
+        lora("b", {folder: "x/y", family: "flux", kind: "dora", rating: 5}),
+        lora("c", {folder: "xy", readable: false, reason: "cut off"}),
+    );
+    /** @type {[filters: Partial<typeof NO_FILTERS>, found: string[]][]} */
+    const cases = [
+        [{}, ["a", "b", "c"]],
+        [{folder: "x"}, ["a", "b"]],
+        [{folder: "x/y"}, ["b"]],
+        [{family: "sd1"}, ["a"]],
+        [{kind: "dora"}, ["b"]],
+        [{tag: "t"}, ["a"]],
+        [{rating: 3}, ["a", "b"]],
+        [{rating: 4}, ["b"]],
+        [{favourite: true}, ["a"]],
+        [{fits: true}, ["a", "b"]],
+        [{folder: "x", kind: "dora", rating: 5}, ["b"]],
+        [{folder: "x", tag: "t", rating: 4}, []],
+    ];
+    for (const [filters, found] of cases) {
+        const got = select(catalog, "", {...NO_FILTERS, ...filters}, "name");
+        assert.deepEqual(names(got), found, JSON.stringify(filters));
+    }
+});
+
+test("files are sorted in every order, and by name where they are alike", () => {
+    const catalog = catalogOf(
+        lora("file10", {added: 1, mtime: 5, used: 2, uses: 1, rating: 2, favourite: true, size: 10, file: "a/file10"}),
+        lora("File9", {added: 1, mtime: 6, used: 1, uses: 1, rating: 2, size: 10, file: "b/File9"}),
+        lora("b", {added: 2, used: 2, uses: 3, rating: 5, size: 9, file: "c"}),
+        lora("a", {added: 1, mtime: 5, used: 2, uses: 1, rating: 2, size: 10, file: "d"}),
+    );
+    /** @type {{[sort: string]: string[]}} */
+    const wanted = {
+        name: ["a", "b", "File9", "file10"],
+        added: ["b", "File9", "a", "file10"],
+        used: ["a", "b", "file10", "File9"],
+        uses: ["b", "a", "File9", "file10"],
+        rating: ["b", "file10", "a", "File9"],
+        size: ["a", "File9", "file10", "b"],
+        path: ["file10", "File9", "b", "a"],
+        unknown: ["a", "b", "File9", "file10"],
+    };
+    for (const sort of [...Object.keys(SORTS), "unknown"]) {
+        assert.deepEqual(names(select(catalog, "", NO_FILTERS, sort)), wanted[sort], sort);
+    }
+});
+
+test("of files with one rating the favourites come first, whichever came first", () => {
+    const [liked, other, best] = [lora("b", {favourite: true}), lora("a"), lora("c", {favourite: true})];
+    for (const order of [
+        [liked, other, best],
+        [best, other, liked],
+        [other, best, liked],
+    ]) {
+        assert.deepEqual(names(select(catalogOf(...order), "", NO_FILTERS, "rating")), ["b", "c", "a"]);
+    }
+});
+
+test("a sorted list is kept until files or the order change", () => {
+    const catalog = catalogOf(lora("b"), lora("a"));
+    assert.deepEqual(names(select(catalog, "", NO_FILTERS, "name")), ["a", "b"]);
+    catalog.all.push(...catalogOf(lora("0")).all); // no new version: the kept list is shown
+    assert.deepEqual(names(select(catalog, "", NO_FILTERS, "name")), ["a", "b"]);
+    assert.deepEqual(names(select(catalog, "", NO_FILTERS, "path")), ["0", "a", "b"]);
+    catalog.put(lora("c"));
+    assert.deepEqual(names(select(catalog, "", NO_FILTERS, "path")), ["a", "b", "c"]);
+});
+
+test("values to filter by are counted, folders with everything below them", () => {
+    const catalog = catalogOf(
+        lora("a", {folder: "x/y", family: "sd1", tags: ["t", "u", "s"]}),
+        lora("b", {folder: "x", family: "sd1", kind: "dora", tags: ["u"]}),
+        lora("c", {kind: ""}),
+    );
+    assert.deepEqual(facets(catalog), {
+        folders: [
+            ["x", 2],
+            ["x/y", 1],
+        ],
+        families: [["sd1", 2]],
+        kinds: [
+            ["dora", 1],
+            ["lora", 1],
+        ],
+        tags: [
+            ["u", 2],
+            ["s", 1],
+            ["t", 1],
+        ],
+    });
+});
+
+test("of many tags the three hundred most frequent are there to filter by", () => {
+    const tags = Array.from({length: 301}, (_, at) => `t${at}`);
+    const found = facets(catalogOf(lora("a", {tags}), lora("b", {tags: ["t300"]}))).tags;
+    assert.equal(found.length, 300);
+    assert.deepEqual(found.slice(0, 3), [
+        ["t300", 2],
+        ["t0", 1],
+        ["t1", 1],
+    ]);
+    assert.deepEqual(found.at(-1), ["t298", 1]);
+});
+
+test("sizes are written for people", () => {
+    /** @type {[bytes: number, wanted: string][]} */
+    const cases = [
+        [0, "0 B"],
+        [1023, "1023 B"],
+        [1024, "1 KB"],
+        [1536, "2 KB"],
+        [1024 ** 2, "1 MB"],
+        [144 * 1024 ** 2, "144 MB"],
+        [1024 ** 3, "1.0 GB"],
+        [2.25 * 1024 ** 3, "2.3 GB"],
+    ];
+    for (const [bytes, wanted] of cases) assert.equal(size(bytes), wanted);
+});

@@ -1,0 +1,38 @@
+// Strengths that are compared: javascript/remora/ui/compare.js.
+
+import assert from "node:assert/strict";
+import {test} from "node:test";
+import {valuesOf} from "../../javascript/remora/ui/compare.js";
+
+test("strengths are numbers, and ranges by a step or a count", () => {
+    /** @type {[text: string, wanted: number[]][]} */
+    const cases = [
+        ["0, 0.5,1", [0, 0.5, 1]],
+        ["0-1 (0.25)", [0, 0.25, 0.5, 0.75, 1]],
+        ["0-1 (0.3)", [0, 0.3, 0.6, 0.9]],
+        ["-1 - 1 [3]", [-1, 0, 1]],
+        ["0-1 [1]", [0]],
+        ["0.1", [0.1]],
+        ["1, 0-0.2(0.1), -1", [1, 0, 0.1, 0.2, -1]],
+    ];
+    for (const [text, wanted] of cases) assert.deepEqual(valuesOf(text), wanted, text);
+    assert.equal(valuesOf("0-1 [150]").length, 150);
+});
+
+test("other texts are refused in one sentence", () => {
+    const range = "is no range of up to 150 strengths; write one as 0-1 (0.25)";
+    const strength = "is no strength; write numbers between commas, as 0, 0.5, 1, or a range, 0-1 (0.25)";
+    /** @type {[text: string, message: string][]} */
+    const cases = [
+        ["", "Write at least one strength."],
+        [" , ", "Write at least one strength."],
+        ["x", `“x” ${strength}`],
+        ["0-1", `“0-1” ${strength}`],
+        ["1,,x", `“x” ${strength}`],
+        ["0-1 (0)", `“0-1 (0)” ${range}`],
+        ["0-1 [999]", `“0-1 [999]” ${range}`],
+        ["0-1 [0]", `“0-1 [0]” ${range}`],
+        ["1-0 (0.1)", `“1-0 (0.1)” ${range}`],
+    ];
+    for (const [text, message] of cases) assert.throws(() => valuesOf(text), {message}, text);
+});

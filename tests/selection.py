@@ -1,0 +1,186 @@
+"""The tests that run without `--all`. Rules choose them, so that nobody keeps a list.
+
+1. A test marked `full` is left out, and one marked `quick` runs.
+2. A case that took over `LONG` seconds is left out. If all cases of a test did, the quickest one runs, unless it took
+   over `MOST` seconds.
+3. Of a test with several parameters some cases are left out. Of three parameters or more, every pair of values still
+   occurs; of two, every value.
+4. A test whose cases still take over `BUDGET` seconds together runs with as many of them as take that long.
+5. A property test tries a fifth of its examples.
+
+Tests of several files with the same mark `design("name", parameter=value)` count as one test with one more parameter.
+Rule 4 is not for them. `python install.py test --all --record` measures all tests anew.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Generator, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import settings
+
+from tests.covering import covering
+
+LONG, MOST, BUDGET = 1.0, 1.0, 0.7  # seconds
+RECORD = Path(__file__).with_name("data") / "seconds.json"
+RECORDED = 0.7  # seconds; cases that take less are not written down by themselves
+LEFT_OUT = pytest.StashKey[int]()
+SHARED = "seconds of shared fixtures"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every test, not only the quick selection")
+    parser.addoption("--record", action="store_true", help=f"write the seconds that each test takes into {RECORD.name}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.register_profile("remora", settings.default, max_examples=100 if config.getoption("--all") else 20)
+    settings.load_profile("remora")
+    if config.getoption("--record") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder())
+
+
+def examples(number: int) -> int:
+    """Return how many examples a property test tries that tries `number` with `--all`."""
+    return max(10, number * settings.default.max_examples // 100)
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take out of `items` what runs with `--all` only; a test that is named by its id runs."""
+    if config.getoption("--all") or any("::" in argument for argument in config.args):
+        return
+    kept = chosen(items, json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {})
+    dropped = [item for item in items if item not in kept]
+    config.hook.pytest_deselected(items=dropped)
+    items[:] = [item for item in items if item in kept]
+    config.stash[LEFT_OUT] = len(dropped)
+    if hasattr(config, "workeroutput"):  # one of several processes: the one that prints the end collects nothing
+        config.workeroutput["left_out"] = len(dropped)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if number := config.stash.get(LEFT_OUT, 0):
+        terminalreporter.section("left out")
+        terminalreporter.line(f"{number:,} tests were left out; `python install.py test --all` runs them, too.")
+
+
+def chosen(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> set[pytest.Item]:
+    """Return the tests that run without `--all`.
+
+    Args:
+        items: all tests.
+        seconds: what cases take, by their ids, and what those of a test that are not among them take on average, by the
+            test's id.
+    """
+    kept: set[pytest.Item] = {item for item in items if item.get_closest_marker("quick")}
+    tests: dict[Hashable, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item not in kept and not item.get_closest_marker("full"):
+            tests[item.parent, getattr(item, "originalname", item.name)].append(item)
+    designs: dict[Hashable, list[pytest.Item]] = defaultdict(list)
+    for test, cases in tests.items():
+        mark = cases[0].get_closest_marker("design")
+        designs[mark.args if mark else test] += _of_little_time(cases, seconds)
+    for cases in designs.values():
+        covered = _covering(cases)
+        if cases and not cases[0].get_closest_marker("design"):
+            covered = _within_budget(covered, seconds)
+        kept.update(covered)
+    return kept
+
+
+def _within_budget(cases: Sequence[pytest.Item], seconds: Mapping[str, float]) -> Sequence[pytest.Item]:
+    """Return cases from all over the list, at least one."""
+    if not cases:
+        return cases
+    mean = seconds.get(cases[0].nodeid.partition("[")[0], 0.0)
+    number = len(cases) if mean * len(cases) <= BUDGET else max(1, int(BUDGET / mean))
+    return [cases[place * len(cases) // number] for place in range(number)]
+
+
+def _of_little_time(cases: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
+    quick = [item for item in cases if seconds.get(item.nodeid, 0) <= LONG]
+    if quick:
+        return quick
+    quickest = min(cases, key=lambda item: seconds[item.nodeid])
+    return [quickest] if seconds[quickest.nodeid] <= MOST else []
+
+
+def _covering(cases: Sequence[pytest.Item]) -> Sequence[pytest.Item]:
+    values = [_values_of(item) for item in cases]
+    if not values or len(values[0]) < 2:
+        return cases
+    return [cases[place] for place in covering(values, strength=2 if len(values[0]) > 2 else 1)]
+
+
+def _values_of(item: pytest.Item) -> list[Hashable]:
+    """Return a case's values, in the order of the names of its parameters."""
+    design = item.get_closest_marker("design")
+    callspec = getattr(item, "callspec", None)
+    values = {**(callspec.params if callspec else {}), **(design.kwargs if design else {})}
+    return [_identity(values[name]) for name in sorted(values)]
+
+
+def _identity(value: object) -> Hashable:
+    """Return a key for a value; those without a hash are the same where they are one object."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return (type(value), value)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Generator[None, Any, Any]:
+    """Note what a fixture of several tests takes: it is not the time of the test that happens to come first."""
+    began = time.perf_counter()
+    try:
+        return (yield)
+    finally:
+        if fixturedef.scope != "function":
+            request.session.stash.setdefault(_SHARED, []).append(time.perf_counter() - began)
+
+
+_SHARED = pytest.StashKey[list[float]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    item.session.stash[_SHARED] = []
+    try:
+        return (yield)
+    finally:
+        item.user_properties.append((SHARED, sum(item.session.stash[_SHARED])))
+
+
+class Recorder:
+    """Writes down the seconds that tests take."""
+
+    def __init__(self) -> None:
+        self._seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        shared = dict(report.user_properties).get(SHARED, 0.0) if report.when == "setup" else 0.0
+        self._seconds[report.nodeid] += max(0.0, report.duration - shared)
+
+    def pytest_sessionfinish(self) -> None:
+        cases: dict[str, list[float]] = defaultdict(list)
+        for case, value in self._seconds.items():
+            if value < RECORDED:
+                cases[case.partition("[")[0]].append(value)
+        found = {case: round(value, 1) for case, value in self._seconds.items() if value >= RECORDED}
+        found |= {test: round(sum(own) / len(own), 3) for test, own in cases.items() if sum(own) > BUDGET}
+        found = dict(sorted(found.items()))
+        RECORD.write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,177 @@
+"""The tests that run without `--all` are chosen by rules."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests import selection
+from tests.covering import covering
+
+pytest_plugins = "pytester"
+CONFTEST = """
+from pathlib import Path
+from tests import selection
+from tests.selection import pytest_addoption, pytest_fixture_setup, pytest_runtest_setup
+from tests.selection import pytest_terminal_summary, pytest_testnodedown, select
+
+selection.RECORD = Path(__file__).with_name("seconds.json")
+selection.LONG, selection.MOST, selection.BUDGET = 1.0, 1.5, 1.0
+
+def pytest_configure(config):
+    if config.getoption("--record") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(selection.Recorder())
+
+def pytest_collection_modifyitems(config, items):
+    select(config, items)
+"""
+CASES = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.tuples(*[st.integers(0, 3)] * width), min_size=1, max_size=60)
+)
+
+
+def met(cases: list[tuple[int, ...]], strength: int) -> set[tuple[tuple[int, int], ...]]:
+    return {each for case in cases for each in combinations(enumerate(case), strength)}
+
+
+@given(CASES, st.integers(1, 2))
+def test_a_design_has_every_combination_that_any_case_has(cases: list[tuple[int, ...]], strength: int) -> None:
+    places = covering(cases, strength)
+    assert met([cases[place] for place in places], strength) == met(cases, strength)
+    assert places == sorted(set(places))
+    assert len(places) <= len(met(cases, strength))
+
+
+def test_a_design_is_small_even_and_the_same_each_time() -> None:
+    cases = list(product(range(40), range(4), range(3)))
+    places = covering(cases)
+    assert len(places) <= 1.2 * 40 * 4  # each pair of the two largest has to be there
+    assert places == covering(cases)
+    for value in range(3):
+        assert 0.8 < sum(cases[place][2] == value for place in places) / (len(places) / 3) < 1.2
+
+
+MODULE = """
+import pytest
+
+@pytest.mark.parametrize("a", range(5))
+@pytest.mark.parametrize("b", range(6))
+@pytest.mark.parametrize("c", range(7))
+def test_of_three_parameters(a, b, c): pass
+
+@pytest.mark.parametrize(("a", "b"), [(a, b) for a in range(11) for b in range(12)])
+def test_of_two(a, b): pass
+
+@pytest.mark.parametrize("a", range(150))
+def test_of_one(a): pass
+
+@pytest.mark.full
+def test_that_takes_long(): pass
+"""
+SLOW = """
+import time
+import pytest
+
+@pytest.mark.parametrize("seconds", [0, 0.2, 1.1])
+def test_of_one_slow_case(seconds): time.sleep(seconds)
+
+@pytest.mark.parametrize("seconds", [1.2, 1.1])
+def test_of_slow_cases(seconds): time.sleep(seconds)
+
+def test_that_is_too_slow(): time.sleep(1.6)
+
+@pytest.mark.quick
+def test_that_is_wanted(): time.sleep(1.6)
+
+@pytest.mark.parametrize("case", range(8))
+def test_of_many_cases(case): time.sleep(0.3)
+
+@pytest.fixture(scope="module")
+def shared(): time.sleep(1.6)
+
+def test_with_what_others_use_too(shared): pass
+"""
+PART = """
+import pytest
+
+pytestmark = pytest.mark.design("both files", way={way!r})
+
+@pytest.mark.parametrize("a", range(10))
+@pytest.mark.parametrize("b", range(10))
+def test_with_a_way(a, b): pass
+"""
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Return a project with the same rules, and more tests than they let through."""
+    for name in ("RECORD", "LONG", "MOST", "BUDGET"):  # which its conftest changes, in this process as in others
+        monkeypatch.setattr(selection, name, getattr(selection, name))
+    pytester.syspathinsert(Path(__file__).parents[1])
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyprojecttoml('[tool.pytest.ini_options]\nmarkers = ["full: ", "quick: ", "design(name, **values): "]')
+    pytester.makepyfile(test_module=MODULE, test_one=PART.format(way="one"), test_other=PART.format(way="other"))
+    return pytester
+
+
+def names(result: pytest.RunResult) -> list[str]:
+    return [line.partition("::")[2] for line in result.outlines if "::" in line]
+
+
+def test_each_rule(project: pytest.Pytester) -> None:
+    ran = names(project.runpytest("--collect-only", "-q", "test_module.py"))
+    number = {name: len([one for one in ran if one.startswith(name + "[")]) for name in {n.split("[")[0] for n in ran}}
+    assert 42 <= number.pop("test_of_three_parameters") < 60
+    assert number == {"test_of_two": 12, "test_of_one": 150}
+
+
+def test_files_of_one_design_share_its_cases(project: pytest.Pytester) -> None:
+    result = project.runpytest("--collect-only", "-q", "test_one.py", "test_other.py")
+    ran = [line for line in result.outlines if "::" in line]
+    assert 100 <= len(ran) < 130
+    assert 40 <= sum(line.startswith("test_one") for line in ran) <= 80
+    assert len({line.partition("[")[2] for line in ran}) == 100
+
+
+@pytest.mark.parametrize("processes", [(), ("-n", "2")])
+def test_the_end_says_how_many_were_left_out(project: pytest.Pytester, processes: tuple[str, ...]) -> None:
+    result = project.runpytest(*processes, "test_module.py")
+    number = 5 * 6 * 7 + 11 * 12 + 150 + 1 - result.parseoutcomes()["passed"]
+    result.stdout.fnmatch_lines([f"{number} tests were left out; `python install.py test --all` runs them, too."])
+
+
+def test_all_runs_everything_and_says_nothing(project: pytest.Pytester) -> None:
+    result = project.runpytest("--all")
+    assert result.parseoutcomes()["passed"] == 5 * 6 * 7 + 11 * 12 + 150 + 1 + 200
+    assert "left out" not in result.stdout.str()
+
+
+def test_a_test_that_is_named_runs(project: pytest.Pytester) -> None:
+    result = project.runpytest("test_module.py::test_that_takes_long")
+    assert result.parseoutcomes() == {"passed": 1}
+
+
+def test_k_chooses_before_the_rules_do(project: pytest.Pytester) -> None:
+    ran = names(project.runpytest("--collect-only", "-q", "test_module.py", "-k", "test_of_three and 3-"))
+    assert len({name.split("[")[1].split("-")[0] for name in ran}) > 1
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("processes", [(), ("-n", "2", "--dist", "loadfile")])
+def test_what_took_long_when_it_was_recorded_is_left_out(project: pytest.Pytester, processes: tuple[str, ...]) -> None:
+    project.makepyfile(test_slow=SLOW)
+    assert project.runpytest("--all", "--record", *processes, "test_slow.py").ret == 0
+    ran = names(project.runpytest("--collect-only", "-q", "test_slow.py"))
+    many = [name for name in ran if name.startswith("test_of_many_cases")]
+    assert many == [f"test_of_many_cases[{case}]" for case in (0, 2, 5)]
+    assert sorted(set(ran) - set(many)) == [
+        "test_of_one_slow_case[0.2]",
+        "test_of_one_slow_case[0]",
+        "test_of_slow_cases[1.1]",
+        "test_that_is_wanted",
+        "test_with_what_others_use_too",
+    ]
