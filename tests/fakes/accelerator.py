@@ -9,16 +9,16 @@ device's own are not simulated.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 TYPE = "lazy"
@@ -93,17 +93,29 @@ class _Mode(TorchDispatchMode):
         return _run(func, args, kwargs or {})
 
 
-class _Literals(TorchFunctionMode):
-    """`torch.tensor([...], device=...)` does not pass through dispatch: it copies in C++."""
+@contextmanager
+def _literals_copied() -> Iterator[None]:
+    """Let `torch.tensor([...], device=...)` pass through dispatch; torch's own copies in C++.
 
-    def __torch_function__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func not in (torch.tensor, torch.as_tensor) or kwargs.get("device") is None:
-            return func(*args, **kwargs)
-        where = kwargs.pop("device")
-        return func(*args, **kwargs).to(where)
+    The functions are exchanged. A mode would do the same, but is asked at every call of any function.
+    """
+    before = {name: getattr(torch, name) for name in ("tensor", "as_tensor")}
+
+    def copying(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @wraps(function)
+        def made(*args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+            result = function(*args, **kwargs)
+            return result if device is None else result.to(device)
+
+        return made
+
+    for name, function in before.items():
+        setattr(torch, name, copying(function))
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(torch, name, function)
 
 
 @dataclass
@@ -146,13 +158,16 @@ def simulated() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(_module_registered())
         stack.enter_context(_data_swappable())
-        stack.enter_context(_Literals())
+        stack.enter_context(_literals_copied())
         stack.enter_context(_Mode())
         yield
 
 
 def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    tensors = list(_tensors((args, tuple(kwargs.values()))))
+    tensors: list[Tensor] = []
+    _collect(args, tensors)
+    if kwargs:
+        _collect(kwargs.values(), tensors)
     wrappers = [t for t in tensors if isinstance(t, SimulatedTensor)]
     wanted = kwargs.get("device")
     if not wrappers and (wanted is None or torch.device(wanted).type != TYPE):
@@ -165,7 +180,7 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         target = args[0].device
     if wanted is not None and target.type == TYPE:
         kwargs = {**kwargs, "device": CPU}
-    out = func(*_mapped(_unwrapped, args), **{name: _mapped(_unwrapped, value) for name, value in kwargs.items()})
+    out = func(*map(_unwrapped, args), **{name: _unwrapped(value) for name, value in kwargs.items()})
     if target.type != TYPE:
         return args[0] if func is _aten.copy_.default else out
     if (target.index or 0) >= COUNT:
@@ -173,13 +188,13 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     return _wrapped(out, wrappers, device(target.index or 0))
 
 
-def _tensors(values: Any) -> Iterator[Tensor]:
-    """Walk what an operation takes: tensors, numbers, and lists of them."""
+def _collect(values: Iterable[Any], found: list[Tensor]) -> None:
+    """Add the tensors among what an operation takes: tensors, numbers, and lists of them."""
     for value in values:
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, list | tuple):
-            yield from _tensors(value)
+            _collect(value, found)
 
 
 def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
@@ -189,6 +204,8 @@ def _mapped(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _unwrapped(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)([_unwrapped(one) for one in value])
     return value._data if isinstance(value, SimulatedTensor) else value
 
 
