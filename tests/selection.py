@@ -9,7 +9,9 @@
 5. A property test tries a fifth of its examples.
 
 Tests of several files with the same mark `design("name", parameter=value)` count as one test with one more parameter.
-Rule 4 is not for them. `python install.py test --all --record` measures all tests anew.
+The rules 2 and 4 are not for them, so that each pair does occur.
+
+`python install.py test --all --record` measures all tests anew.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ LONG, MOST, BUDGET = 1.0, 0.8, 0.5  # seconds
 RECORD = Path(__file__).with_name("data") / "seconds.json"
 RECORDED = 0.7  # seconds; cases that take less are not written down by themselves
 LEFT_OUT = pytest.StashKey[int]()
+_SHARED = pytest.StashKey[list[float]]()
 SHARED = "seconds of shared fixtures"
 
 
@@ -88,14 +91,13 @@ def chosen(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> set[py
         if item not in kept and not item.get_closest_marker("full"):
             tests[item.parent, getattr(item, "originalname", item.name)].append(item)
     designs: dict[Hashable, list[pytest.Item]] = defaultdict(list)
-    for test, cases in tests.items():
-        mark = cases[0].get_closest_marker("design")
-        designs[mark.args if mark else test] += _of_little_time(cases, seconds)
+    for cases in tests.values():
+        if mark := cases[0].get_closest_marker("design"):
+            designs[mark.args].extend(cases)
+        else:
+            kept.update(_within_budget(_covering(_of_little_time(cases, seconds)), seconds))
     for cases in designs.values():
-        covered = _covering(cases)
-        if cases and not cases[0].get_closest_marker("design"):
-            covered = _within_budget(covered, seconds)
-        kept.update(covered)
+        kept.update(_covering(cases))
     return kept
 
 
@@ -151,9 +153,6 @@ def pytest_fixture_setup(
     finally:
         if fixturedef.scope != "function":
             request.session.stash.setdefault(_SHARED, []).append(time.perf_counter() - began)
-
-
-_SHARED = pytest.StashKey[list[float]]()
 
 
 @pytest.hookimpl(wrapper=True)
