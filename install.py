@@ -247,7 +247,7 @@ def test(environment: Environment, arguments: list[str]) -> int:
 
     usage: python install.py test [--all] [ARGUMENTS]
 
-    --all      run every test, in about half an hour on two cores
+    --all      run every test, in about a quarter of an hour on two cores
     ARGUMENTS  go to pytest, as tests/lib_lora -k dora; without any, the tests run in several processes side by side
 
     Browser tests need Chromium, or Chrome; REMORA_CHROMIUM may name one.

@@ -8,6 +8,7 @@ import math
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,21 @@ def test_all_programs_are_known() -> None:
     assert {file.stem for file in FOLDER.glob("[!_]*.py")} == set(PROGRAMS) | set(ON_A_GPU)
 
 
+def more_work_for_more_loras(rows: list[dict[str, Any]]) -> None:
+    one, more = rows
+    assert 1 < one["flops_ours"] < more["flops_ours"] <= more["flops_peft"]
+
+
+def strength_on_networks_of_several_sizes(rows: list[dict[str, Any]]) -> None:
+    assert [row["operation"] for row in rows[:2]] == ["first use", "switch"]
+    layers = [row["layers"] for row in rows if row["operation"] == "strength"]
+    assert len(layers) >= 3
+    assert layers == sorted(set(layers))
+
+
+CHECKS = {"step_overhead": more_work_for_more_loras, "switch": strength_on_networks_of_several_sizes}
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_prints_a_table_and_writes_json(name, load, tmp_path, capsys) -> None:
     file = tmp_path / "out.json"
@@ -105,6 +121,7 @@ def test_program_prints_a_table_and_writes_json(name, load, tmp_path, capsys) ->
     assert written["settings"]["rank"] == 4
     assert written["rows"]
     assert all(PROGRAMS[name] <= set(row) for row in written["rows"])
+    CHECKS.get(name, lambda rows: None)(written["rows"])
 
 
 def test_a_picture_by_some_ways_alone(load, tmp_path) -> None:
@@ -159,14 +176,6 @@ def test_what_is_compiled_of_a_model(load, how, compiled) -> None:
     assert sum(one._compiled_call_impl is not None for one in model.modules()) == compiled
 
 
-def test_step_overhead_counts_more_work_for_more_loras(load, tmp_path) -> None:
-    file = tmp_path / "out.json"
-    load("step_overhead").main([*TINY, "--counts", "1", "2", "--json", str(file)])
-    one, two = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    assert 1 < one["flops_ours"] < two["flops_ours"]
-    assert two["flops_ours"] <= two["flops_peft"]
-
-
 def test_products_in_place_count_as_others_do(load) -> None:
     import torch
 
@@ -175,16 +184,6 @@ def test_products_in_place_count_as_others_do(load) -> None:
     assert count(lambda: torch.addmm(y, a, b)) == count(lambda: y.addmm_(a, b)) == 2 * 3 * 4 * 5
     many = [one.expand(2, *one.shape).contiguous() for one in (y, a, b)]
     assert count(lambda: torch.baddbmm(*many)) == count(lambda: many[0].baddbmm_(*many[1:])) == 2 * 2 * 3 * 4 * 5
-
-
-def test_switch_measures_strength_on_networks_of_several_sizes(load, tmp_path) -> None:
-    file = tmp_path / "out.json"
-    load("switch").main([*TINY, "--json", str(file)])
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    assert [row["operation"] for row in rows[:2]] == ["first use", "switch"]
-    layers = [row["layers"] for row in rows if row["operation"] == "strength"]
-    assert len(layers) >= 3
-    assert layers == sorted(set(layers))
 
 
 def test_idle_leaves_the_classes_patched_as_it_found_them(load) -> None:

@@ -161,10 +161,9 @@ def test_k_chooses_before_the_rules_do(project: pytest.Pytester) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("processes", [(), ("-n", "2", "--dist", "loadfile")])
-def test_what_took_long_when_it_was_recorded_is_left_out(project: pytest.Pytester, processes: tuple[str, ...]) -> None:
+def test_what_took_long_when_it_was_recorded_is_left_out(project: pytest.Pytester) -> None:
     project.makepyfile(test_slow=SLOW)
-    assert project.runpytest("--all", "--record", *processes, "test_slow.py").ret == 0
+    assert project.runpytest("--all", "--record", "-n", "2", "--dist", "loadfile", "test_slow.py").ret == 0
     ran = names(project.runpytest("--collect-only", "-q", "test_slow.py"))
     many = [name for name in ran if name.startswith("test_of_many_cases")]
     assert many == [f"test_of_many_cases[{case}]" for case in (0, 2, 5)]

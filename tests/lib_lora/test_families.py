@@ -186,6 +186,7 @@ def rows_of(family: Family, component: str) -> dict[str, list[Origin]]:
     return {name: [(name, 0, shape[0])] for name, shape in layers_in(module(family, component)).items()}
 
 
+@lru_cache
 def layers_in(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {
         path: tuple(layer.weight.shape)

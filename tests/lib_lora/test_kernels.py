@@ -276,9 +276,9 @@ def test_outputs_are_shared_out_where_rows_are_few(triton_pair, monkeypatch, pro
     assert (y.double() - want).abs().max() < BOUNDS[torch.float16] * want.abs().max()
 
 
-@pytest.mark.parametrize("capability", [80, 86, 89, 90])
+# the largest rank needs the most memory of a block: it is tried for every device, the others for the smallest
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
-@pytest.mark.parametrize("rank", [16, 64, 256])
+@pytest.mark.parametrize(("rank", "capability"), [(16, 86), (64, 86), (256, 80), (256, 86), (256, 89), (256, 90)])
 def test_it_compiles_for_tensor_cores(name, rank, capability, monkeypatch):
     """For the devices it is for, without one; the interpreter says nothing of that."""
     pytest.importorskip("triton", minversion="3.3")

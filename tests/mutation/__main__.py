@@ -1,8 +1,8 @@
 """Change one place of the code at a time, and see whether a test notices: `python -m tests.mutation`.
 
 Mutants are drawn at random with a fixed seed. The quick tests that run the changed line come first; a run under
-coverage finds them. If none fails, all quick tests of the room run, and then every test of the room. README.md says how
-to run it, and gives the figures.
+coverage finds them. If none fails, all tests run of the test files that run the changed file, first the quick ones and
+then every one. README.md says how to run it, and gives the figures.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "lib_lora": ("tests/lib_lora",),
     "extension": ("tests/extension", "tests/javascript", "tests/demo"),
 }
-"""The tests of a room, by the package that is changed."""
+"""The folders of a package's tests."""
 COPIED = (
     *("benchmarks", "demo", "docs", "extension", "javascript", "lib_lora", "requirements", "scripts", "tests"),
     *("training", "install.py", "metadata.ini", "pyproject.toml", "style.css", "CONTRIBUTING.md", "README.md"),
 )
+_PROCESSES = ("subprocess", "serving", "served: Served")
+"""Words of test files that run the code in other processes."""
 MOST_SECONDS = 1500  # of one run; a mutant that loops for ever is noticed, too
 
 
@@ -149,12 +151,31 @@ class Run:
         asked = lines.get(mutant.line) or sorted({test for tests in lines.values() for test in tests})
         if asked and (test := failing(copy, [f"@{listed(copy, asked)}"])):
             return "quick", test
-        room = [path for path in TESTS[mutant.path.partition("/")[0]] if (copy / path).exists()]
+        room = self._files(mutant, copy)
         if test := failing(copy, room):
             return "quick", test
         if self.full and (test := failing(copy, ["--all", *room])):
             return "full", test
         return "survived", ""
+
+
+    def _files(self, mutant: Mutant, copy: Path) -> list[str]:
+        """Return the files of the package's tests that may run the changed file.
+
+        The run under coverage tells nothing of files without a quick test, nor of those that start processes.
+        """
+        runs: dict[str, set[str]] = defaultdict(set)
+        for path, lines in self.covering.items():
+            for test in sum(map(list, lines.values()), []):
+                runs[test.partition("::")[0]].add(path)
+        places = [copy / place for place in TESTS[mutant.path.partition("/")[0]]]
+        files = sorted(file for place in places for file in place.rglob("test_*.py"))
+        return [
+            name
+            for file in files
+            if mutant.path in runs.get(name := file.relative_to(copy).as_posix(), {mutant.path})
+            or any(word in file.read_text(encoding="utf-8") for word in _PROCESSES)
+        ]
 
 
 def copy_of_project(folder: Path) -> Path:
@@ -178,6 +199,7 @@ def listed(copy: Path, tests: Sequence[str]) -> Path:
 def environment(copy: Path) -> dict[str, str]:
     """Return the environment of a run in a copy."""
     own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    own.setdefault("REMORA_REAL_LORAS", str(ROOT.parent / "shared" / "real-loras"))
     return {**own, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     few = [dataclasses.replace(idea, steps=1, pictures=4) for idea in IDEAS if idea.name in FEW]
     monkeypatch.setattr(program, "IDEAS", few)
     monkeypatch.setattr("training.denoiser._LOOK", ("a red circle",))
+    # one process for all LoRAs: its start takes longer than they do
+    monkeypatch.setattr("training.loras.ProcessPoolExecutor", partial(ProcessPoolExecutor, max_workers=1))
 
 
 def contents(path: Path) -> tuple[dict[str, bytes], dict[str, str] | None]:
