@@ -17,7 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from queue import Queue
 from tempfile import TemporaryDirectory
@@ -158,7 +158,6 @@ class Run:
             return "full", test
         return "survived", ""
 
-
     def _files(self, mutant: Mutant, copy: Path) -> list[str]:
         """Return the files of the package's tests that may run the changed file.
 
@@ -166,7 +165,7 @@ class Run:
         """
         runs: dict[str, set[str]] = defaultdict(set)
         for path, lines in self.covering.items():
-            for test in sum(map(list, lines.values()), []):
+            for test in chain.from_iterable(lines.values()):
                 runs[test.partition("::")[0]].add(path)
         places = [copy / place for place in TESTS[mutant.path.partition("/")[0]]]
         files = sorted(file for place in places for file in place.rglob("test_*.py"))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from .base import E4M3, INT4, INT8, Format
 
@@ -12,7 +14,9 @@ from .base import E4M3, INT4, INT8, Format
 def quanto(weights: str, *, frozen: bool = True) -> Callable[[nn.Linear], nn.Module]:
     def make(layer: nn.Linear) -> nn.Module:
         from optimum.quanto import freeze, qtypes, quantize
+        from optimum.quanto.library.extensions.cpp import ext
 
+        ext._lib = SimpleNamespace(unpack=_unpack)  # else it compiles for a minute, and needs a compiler
         model = nn.Sequential(layer)
         quantize(model, weights=qtypes[weights])
         if frozen:
@@ -20,6 +24,11 @@ def quanto(weights: str, *, frozen: bool = True) -> Callable[[nn.Linear], nn.Mod
         return model[0].requires_grad_(False)
 
     return make
+
+
+def _unpack(packed: Tensor, bits: int) -> Tensor:
+    """Do what the compiled function of the library does, as its own one for other devices: lowest bits first."""
+    return torch.cat([packed >> shift & (1 << bits) - 1 for shift in range(0, 8, bits)])
 
 
 FORMATS = {
