@@ -207,6 +207,43 @@ def test_a_sparse_residual_changes_the_weight_and_takes_the_scale(tmp_path):
     assert worst(ours(model, save(tmp_path / "a.safetensors", tensors), x), want) < BOUND
 
 
+def test_a_sparse_residual_of_what_has_no_rank_takes_no_scale(tmp_path):
+    """As AUTOMATIC1111's `calc_scale`, whatever alpha there is."""
+    model, x = made("linear")
+    diff = torch.randn(20, 12, generator=torch.Generator().manual_seed(5))
+    tensors = {
+        "lora_unet_layer.diff": diff,
+        "lora_unet_layer.alpha": torch.tensor(2.0),
+        "lora_unet_layer.bias_indices": torch.tensor([[3, 19], [11, 5]]),
+        "lora_unet_layer.bias_values": torch.tensor([-1.0, 4.0]),
+        "lora_unet_layer.bias_size": torch.tensor([20, 12]),
+    }
+    changed = copy.deepcopy(model)
+    changed.layer.weight += diff
+    changed.layer.weight[3, 11] -= 1.0
+    changed.layer.weight[19, 5] += 4.0
+    assert worst(ours(model, save(tmp_path / "a.safetensors", tensors), x), changed(x)) < BOUND
+
+
+def test_a_sparse_residual_may_have_the_indices_of_a_kernel(tmp_path):
+    """As `to_sparse` of a convolution's weight gives them, (4, n); `bias_size` has its four lengths then."""
+    model, x = made("conv")
+    shape = tuple(model.layer.weight.shape)
+    residual = torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    residual[residual.abs() < 1.5] = 0.0
+    sparse = residual.to_sparse()
+    tensors = {
+        **pair("lora_unet_layer", shape, 4, alpha=2),
+        "lora_unet_layer.bias_indices": sparse.indices().to(torch.int16),
+        "lora_unet_layer.bias_values": sparse.values(),
+        "lora_unet_layer.bias_size": torch.tensor(shape, dtype=torch.int16),
+    }
+    up, down = (tensors[f"lora_unet_layer.lora_{name}.weight"].flatten(1) for name in ("up", "down"))
+    changed = copy.deepcopy(model)
+    changed.layer.weight += 0.5 * ((up @ down).view(shape) + residual)
+    assert worst(ours(model, save(tmp_path / "a.safetensors", tensors), x), changed(x)) < BOUND
+
+
 def test_the_bias_of_peft_takes_the_scale(tmp_path):
     """22: PEFT's forward scales lora_B's bias by alpha / r; its merge into quantized layers does not."""
     peft = pytest.importorskip("peft")

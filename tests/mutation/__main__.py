@@ -31,10 +31,6 @@ TESTS: Mapping[str, tuple[str, ...]] = {
     "extension": ("tests/extension", "tests/javascript", "tests/demo"),
 }
 """The folders of a package's tests."""
-COPIED = (
-    *("benchmarks", "demo", "docs", "extension", "javascript", "lib_lora", "requirements", "scripts", "tests"),
-    *("training", "install.py", "metadata.ini", "pyproject.toml", "style.css", "CONTRIBUTING.md", "README.md"),
-)
 _PROCESSES = ("subprocess", "serving", "served: Served")
 """Words of test files that run the code in other processes."""
 MOST_SECONDS = 1500  # of one run; a mutant that loops for ever is noticed, too
@@ -178,12 +174,12 @@ class Run:
 
 
 def copy_of_project(folder: Path) -> Path:
-    """Copy what the tests need."""
-    folder.mkdir()
-    for name in COPIED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
-        elif (ROOT / name).is_file():
+    """Copy what git tracks, and new files that it does not ignore."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():  # it may have been deleted
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, folder / name)
     return folder
 
