@@ -11,6 +11,7 @@ The name is the `glora` of LyCORIS. PEFT's method of that name is another one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -63,7 +64,9 @@ class GLoRA(Adapter):
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return _shape(shapes, _NEW) or _shape(shapes, _OLD)
+        found = [shape for names in (_NEW, _OLD) if (shape := _shape(shapes, names)) is not None]
+        # factors of a square weight can be read as those of a weight as small as the rank, too
+        return max(found, key=math.prod, default=None)
 
     @property
     def rank(self) -> int:

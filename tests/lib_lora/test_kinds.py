@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lib_lora import Engine, Entry, Stack, load_network, plan
+from lib_lora import AdapterFile, Engine, Entry, Stack, load_network, plan
 from lib_lora.adapters.base import At
 from lib_lora.factored import Factored
+from lib_lora.parsed import ParsedFile
 from lib_lora.patch import slot_of
 from lib_lora.transient import Transient
 from tests.fakes.contract import BOUNDS, CASES, FILE, change_bias, reference, run, worst, write
@@ -50,6 +51,17 @@ def test_without_a_plain_weight_it_is_beside_the_layer(tmp_path, sample, layer, 
     assert isinstance(slot.way, Factored)
     want = run(reference(pristine, layer, sample, tensors, 1.5), x.double())
     assert worst(run(base, x), want) < max(BOUNDS[dtype], FILE)
+
+
+@pytest.mark.parametrize(("sample", "layer"), CASES)
+def test_the_shape_that_parameters_were_made_for(tmp_path, sample, layer):
+    """Outputs and inputs with the kernel, or with the kernel's places among the inputs, or without it; or none."""
+    weight = weight_of(make(layer)[0], layer)
+    path, _ = write(tmp_path, sample, layer, tuple(weight.shape))
+    parsed = ParsedFile(AdapterFile.open(path))
+    for group in parsed.groups:
+        shape = parsed.own_shape(group)
+        assert shape in (None, tuple(weight.shape), (len(weight), weight[0].numel()), tuple(weight.shape[:2]))
 
 
 @pytest.mark.parametrize(("sample", "layer"), CASES)

@@ -66,8 +66,7 @@ def tests_by_line(copy: Path, file: Path) -> dict[str, dict[int, list[str]]]:
         RuntimeError: a test fails though nothing was changed.
     """
     if file.is_file():
-        kept = json.loads(file.read_text(encoding="utf-8"))
-        return {path: {int(line): tests for line, tests in lines.items()} for path, lines in kept.items()}
+        return _read(file)
     data_file = copy / "coverage" / "data"
     data_file.parent.mkdir()
     command = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
@@ -79,14 +78,26 @@ def tests_by_line(copy: Path, file: Path) -> dict[str, dict[int, list[str]]]:
     combined.combine([str(data_file.parent)])
     combined.save()
     data = combined.get_data()
-    found = {
+    tests = sorted(filter(None, data.measured_contexts()))
+    numbers = {test: number for number, test in enumerate(tests)}
+    lines = {
         Path(measured).relative_to(copy).as_posix(): {
-            line: sorted(filter(None, tests)) for line, tests in data.contexts_by_lineno(measured).items()
+            line: sorted(numbers[test] for test in own if test)
+            for line, own in data.contexts_by_lineno(measured).items()
         }
         for measured in data.measured_files()
     }
-    file.write_text(json.dumps(found), encoding="utf-8")
-    return found
+    file.write_text(json.dumps({"tests": tests, "lines": lines}), encoding="utf-8")
+    return _read(file)
+
+
+def _read(file: Path) -> dict[str, dict[int, list[str]]]:
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    tests = kept["tests"]
+    return {
+        path: {int(line): [tests[number] for number in numbers] for line, numbers in lines.items()}
+        for path, lines in kept["lines"].items()
+    }
 
 
 class Run:
