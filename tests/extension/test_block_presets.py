@@ -16,6 +16,7 @@ from extension.block_weights import (
     Value,
     checked_name,
     format_presets,
+    known,
     read_list,
     read_presets,
     read_rules,
@@ -124,3 +125,19 @@ def test_a_file_that_cannot_be_read_is_said_once_and_the_others_are_there(
 
 def test_names() -> None:
     assert checked_name(" Out all 2.5 ") == "Out all 2.5"
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ([], "there are no presets"),
+        (["B", "A"], "presets there are: A, B"),
+        ([f"P{number:02}" for number in range(20)], f"presets there are: {', '.join(f'P{i:02}' for i in range(20))}"),
+        (
+            [f"P{number:02}" for number in range(21)],
+            f"presets there are: {', '.join(f'P{i:02}' for i in range(20))}, …",
+        ),
+    ],
+)
+def test_a_message_names_twenty_presets_at_most(names: list[str], said: str) -> None:
+    assert known("presets", names) == said
