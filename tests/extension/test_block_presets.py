@@ -127,16 +127,16 @@ def test_names() -> None:
     assert checked_name(" Out all 2.5 ") == "Out all 2.5"
 
 
+TWENTY = [f"P{number:02}" for number in range(20)]
+
+
 @pytest.mark.parametrize(
     ("names", "said"),
     [
         ([], "there are no presets"),
         (["B", "A"], "presets there are: A, B"),
-        ([f"P{number:02}" for number in range(20)], f"presets there are: {', '.join(f'P{i:02}' for i in range(20))}"),
-        (
-            [f"P{number:02}" for number in range(21)],
-            f"presets there are: {', '.join(f'P{i:02}' for i in range(20))}, …",
-        ),
+        (TWENTY, f"presets there are: {', '.join(TWENTY)}"),
+        ([*TWENTY, "P20"], f"presets there are: {', '.join(TWENTY)}, …"),
     ],
 )
 def test_a_message_names_twenty_presets_at_most(names: list[str], said: str) -> None:
