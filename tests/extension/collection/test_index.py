@@ -66,6 +66,26 @@ def test_a_later_start_reads_no_header_again(
     assert later.shorthash(later.find("a")) == digest
 
 
+def test_a_later_start_shows_what_it_knows_before_it_looks(
+    started: Callable[[], Catalog], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first start knows nothing, so it looks at once."""
+    monkeypatch.setattr("extension.collection.scan._LATER", 60.0)
+    lora(folder / "a.safetensors")
+    started().close()
+    lora(folder / "b.safetensors")
+    later = Catalog(lambda: [folder], lambda: tmp_path / "data")
+    later.start()
+    try:
+        assert not later.wait(0.3)
+        assert [one.name for one in later.index.rows()] == ["a"]
+        later.refresh()
+        assert later.wait(30)
+        assert [one.name for one in later.index.rows()] == ["a", "b"]
+    finally:
+        later.close()
+
+
 def test_a_changed_file_is_read_again_and_keeps_its_history(started: Callable[[], Catalog], folder: Path) -> None:
     path = lora(folder / "a.safetensors", ss_output_name="old")
     catalog = started()
