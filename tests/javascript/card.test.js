@@ -1,0 +1,54 @@
+// One file in the library: javascript/remora/ui/card.js.
+
+import assert from "node:assert/strict";
+import {test} from "node:test";
+import {Card, rank} from "../../javascript/remora/ui/card.js";
+
+const LORA = /** @type {any} */ ({
+    ...{id: "1", name: "fur", alias: "furry-v2", file: "animals/fur", folder: "animals", readable: true, read: true},
+    ...{kind: "lora", rank: [4, 8], size: 2 ** 20, words: "soft fur", family: "sd15", picture: "", rating: 0},
+});
+
+/**
+ * Return all elements of a card.
+ * @param {object} [props]
+ * @param {string | null} [target]
+ * @returns {any[]}
+ */
+function elements(props = {}, target = "txt2img") {
+    const controller = /** @type {any} */ ({state: {target}, api: {}});
+    const made = [
+        /** @type {any} */ (Card({lora: LORA, controller, view: "grid", used: false, against: "", ...props})),
+    ];
+    for (const one of made) made.push(...[one?.props?.children].flat(9).filter((child) => child?.props));
+    return made;
+}
+
+/** @param {any[]} found */
+const button = (found) => found.find((one) => one.props["aria-pressed"]).props;
+
+test("the button says what it does to the prompt, or to what is always on", () => {
+    assert.equal(button(elements())["aria-label"], "Insert fur into the prompt");
+    assert.equal(button(elements({used: true}))["aria-label"], "Remove fur from the prompt");
+    assert.equal(button(elements({}, null))["aria-label"], "Add fur to those that are always on");
+});
+
+test("its title has the file, the trainer's name, the words and what speaks against it", () => {
+    assert.equal(
+        button(elements({against: "made for SDXL"})).title,
+        "animals/fur\nfurry-v2\nwords: soft fur\nmade for SDXL",
+    );
+    const same = {...LORA, alias: "fur", words: ""};
+    assert.equal(button(elements({lora: same})).title, "animals/fur");
+});
+
+test("a file that cannot be read cannot be inserted", () => {
+    assert.equal(button(elements()).disabled, false);
+    assert.equal(button(elements({lora: {...LORA, readable: false}})).disabled, true);
+});
+
+test("ranks are one number or a range", () => {
+    assert.equal(rank(LORA), "lora 4–8");
+    assert.equal(rank({...LORA, rank: [8, 8]}), "lora 8");
+    assert.equal(rank({...LORA, rank: null}), "lora");
+});
