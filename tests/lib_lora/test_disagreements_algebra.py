@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -279,6 +280,13 @@ def test_what_fits_no_layout_of_glora_is_refused():
     params, *_ = glora(8, 6, 4, old=False)
     with pytest.raises(ValueError, match=r"want the factors of a change of \(6, 8\), got a1.weight \(6, 4\)"):
         build(params, (6, 8))
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (7, 8), (6, 8, 1, 2)])
+@pytest.mark.parametrize("name", ["diff", "set_weight"])
+def test_a_whole_weight_of_another_size_is_refused(name, shape):
+    with pytest.raises(ValueError, match=rf"want {name} \(6, 8\), got {re.escape(str(shape))}"):
+        build({name: randn(*shape)}, (6, 8))
 
 
 def test_pefts_glora_is_not_lycoris_glora():
