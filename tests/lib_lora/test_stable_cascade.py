@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from lib_lora import load_network
+from lib_lora import inspect_file, load_network
 from lib_lora.families import alias_table
 from lib_lora.layer import LayerIndex
 from lib_lora.skeleton import skeleton
@@ -32,6 +32,18 @@ def test_torchs_attention_has_the_names_of_diffusers():
         assert place is not None
         assert place.target is not None
         assert place.target.param == "out_proj.weight"
+
+
+@pytest.mark.parametrize(
+    "layer",
+    ["0.2.attention.attn.to_q", "0.2.kv_mapper.1", "0.1.channelwise.0", "0.1.mapper_sca", "0.0.depthwise"],
+)
+def test_one_layer_tells_the_family_for_sure(layer, tmp_path):
+    """Stable Diffusion's blocks have a name between their number and the layer's."""
+    path = save(tmp_path / "a.safetensors", pair(f"prior.down_blocks.{layer}", (8, 8), 2))
+    family = inspect_file(path).family
+    assert family is not None
+    assert (family.name, family.sure) == ("stable_cascade", True)
 
 
 @pytest.mark.parametrize("key", [f"lora_prior_unet_{BLOCK.replace('.', '_')}_attn_to_q", f"prior.{BLOCK}.to_q"])
