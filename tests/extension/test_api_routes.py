@@ -269,6 +269,8 @@ def test_a_comparison(ask: Checked) -> None:
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "steps": "9"}}, "steps must be a whole"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "width": 63}}, "width is 63"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "seed": -2}}, "seed is -2"),
+        ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "values": ["x"]}}, "a list of numbers"),
+        ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "values": 12}}, "a list of numbers"),
         ("POST", "/compare", 413, {"content": b" " * 10_000_000}, "a comparison has no more than 1 MB"),
         ("GET", "/compare/picture", 404, {"params": {"cell": "9999"}}, "there is no such picture"),
         ("PUT", "/stack", 413, {"content": b" " * 10_000_000}, "the stack has no more than 1 MB"),
