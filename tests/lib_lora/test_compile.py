@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from lib_lora import Engine, Entry, PerImage, Region, Stack, Strength, install, uninstall
+from lib_lora.compiler import compiling, uncompiled
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
 
@@ -277,3 +278,16 @@ def eager_twin(model):
     twin = Denoiser(lambda net: net)
     twin.load_state_dict({name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()})
     return twin.requires_grad_(False)
+
+
+def test_what_is_uncompiled_is_called_as_it_is_by_compiled_code() -> None:
+    seen: list[bool] = []
+
+    @uncompiled
+    def called(x: torch.Tensor) -> torch.Tensor:
+        seen.append(compiling())
+        return x + 1
+
+    found = torch.compile(lambda x: called(x) * 2, backend="eager")(torch.ones(2))
+    assert torch.equal(found, torch.full((2,), 4.0))
+    assert seen == [False]
