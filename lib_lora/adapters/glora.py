@@ -65,7 +65,7 @@ class GLoRA(Adapter):
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
         found = [shape for names in (_NEW, _OLD) if (shape := _shape(shapes, names)) is not None]
-        # factors of a square weight can be read as those of a weight as small as the rank, too
+        # The factors of a square weight also fit a weight as small as their rank. The larger one is meant.
         return max(found, key=math.prod, default=None)
 
     @property

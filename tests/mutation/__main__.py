@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from queue import Queue
@@ -165,21 +166,26 @@ class Run:
             return "full", test
         return "survived", ""
 
+    @cached_property
+    def _run_by(self) -> Mapping[str, set[str]]:
+        """File of tests -> files that its quick tests run."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for path, lines in self.covering.items():
+            for test in set(chain.from_iterable(lines.values())):
+                found[test.partition("::")[0]].add(path)
+        return found
+
     def _files(self, mutant: Mutant, copy: Path) -> list[str]:
         """Return the files of the package's tests that may run the changed file.
 
         The run under coverage tells nothing of files without a quick test, nor of those that start processes.
         """
-        runs: dict[str, set[str]] = defaultdict(set)
-        for path, lines in self.covering.items():
-            for test in chain.from_iterable(lines.values()):
-                runs[test.partition("::")[0]].add(path)
         places = [copy / place for place in TESTS[mutant.path.partition("/")[0]]]
         files = sorted(file for place in places for file in place.rglob("test_*.py"))
         return [
             name
             for file in files
-            if mutant.path in runs.get(name := file.relative_to(copy).as_posix(), {mutant.path})
+            if mutant.path in self._run_by.get(name := file.relative_to(copy).as_posix(), {mutant.path})
             or any(word in file.read_text(encoding="utf-8") for word in _PROCESSES)
         ]
 
