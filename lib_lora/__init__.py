@@ -25,7 +25,7 @@ from .patch import install, uninstall
 from .provenance import base_model
 from .reading import Reading
 from .region import Region
-from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Unused
+from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Uncalled, Unused
 from .rows import Row, Rows
 from .schedule import Clock, Curve, Moment, Shape, Unit, Window
 from .stack import Entry, Stack
@@ -71,6 +71,7 @@ __all__ = [
     "StackError",
     "StorageError",
     "Strength",
+    "Uncalled",
     "Unit",
     "UnknownAdapterError",
     "UnknownFormatError",

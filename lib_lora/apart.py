@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .operation import named_arguments, place_of_input
 from .rows import parts_per_row
 
 Run = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
@@ -35,8 +36,11 @@ def in_passes(
     Raises:
         RowsError: the input has no batch, or one that is no multiple of the rows.
     """
-    named = dict[int | str, Any]([*enumerate(args), *kwargs.items()])
-    x, dims = _attention(layer, named) if isinstance(layer, nn.MultiheadAttention) else _plain(named)
+    named = named_arguments(args, kwargs)
+    if isinstance(layer, nn.MultiheadAttention):
+        x, dims = _attention(layer, named)
+    else:
+        x, dims = _plain(named, place_of_input(args, kwargs))
     rows, dim = sum(map(len, passes)), dims[next(iter(dims))]
     parts_per_row(layer, x, rows, least, dim)
     results = []
@@ -45,16 +49,24 @@ def in_passes(
         results.append(run(number, tuple(cut[i] for i in range(len(args))), {name: cut[name] for name in kwargs}))
     if isinstance(results[0], Tensor):
         return _joined(results, passes, dim)
-    # attention's: the output, and its weights (rows, …) or None
-    outputs, weights = zip(*results, strict=True)
-    return _joined(outputs, passes, dim), None if weights[0] is None else _joined(weights, passes, 0)
+    # attention's: the output, and its weights (rows, …) or None; and layers that return more than their output
+    outputs, *others = zip(*results, strict=True)
+    step = x.shape[dim] // rows
+    return _joined(outputs, passes, dim), *(_other(one, passes, step) for one in others)
 
 
-def _plain(named: Mapping[int | str, Any]) -> tuple[Tensor, dict[int | str, int]]:
-    """The input, and where each argument has its rows: what is as long as the input has them, too."""
-    x: Tensor = next(iter(named.values()))
+def _other(results: Sequence[Any], passes: Sequence[Sequence[int]], step: int) -> Any:
+    """What a layer returns beside its output: with the rows of the passes where it has some, else that of one pass."""
+    pairs = zip(results, passes, strict=True)
+    has_rows = all(isinstance(one, Tensor) and one.shape[:1] == (len(own) * step,) for one, own in pairs)
+    return _joined(results, passes, 0) if has_rows else results[0]
+
+
+def _plain(named: Mapping[int | str, Any], place: int | str) -> tuple[Tensor, dict[int | str, int]]:
+    """Return the input, and where each argument has its rows: what is as long as the input has them, too."""
+    x: Tensor = named[place]
     own = {name for name, value in named.items() if isinstance(value, Tensor) and value.shape[:1] == x.shape[:1]}
-    return x, dict.fromkeys((name for name in named if name in own), 0)
+    return x, dict.fromkeys([place, *(name for name in named if name in own)], 0)
 
 
 def _attention(layer: nn.MultiheadAttention, named: Mapping[int | str, Any]) -> tuple[Tensor, dict[int | str, int]]:

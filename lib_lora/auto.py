@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .binding import Binding
-from .calls import Call, listen
+from .calls import Call, hook_of, listen
 from .effective import EXACT
 from .errors import LoraError
 from .merged import Merged
@@ -157,7 +157,7 @@ class _Watch:
         self._choices = weakref.WeakKeyDictionary(choices)
         self._places: Counter[int] = Counter()  # by id, for as long as the layers are held above
         self._began = False
-        self._hooks = [layer.register_forward_hook(self._count) for layer in choices]
+        self._hooks = [layer.register_forward_hook(hook_of(layer, self._count)) for layer in choices]
         self._deaf = listen(component, self._begin, _nothing)
 
     def stop(self) -> None:

@@ -113,6 +113,10 @@ class Budget:
         """Whether placing something before it is called is in vain."""
         return device in self._full
 
+    def is_free(self, device: torch.device) -> bool:
+        """Tell whether any number of bytes may be placed on a device."""
+        return self._limit_of(device) is None
+
     def make_room(self, share: Share, device: torch.device) -> bool:
         """Drop stale layers as far as this one needs it.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .effective import EXACT
 from .factored import Factored
+from .operation import named_arguments, place_of_input
 from .strength import Strengths
 from .transient import Transient
 
@@ -37,7 +38,7 @@ class ByTokens:
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with its adapters."""
-        x: Tensor = args[0] if args else next(iter(kwargs.values()))
+        x: Tensor = named_arguments(args, kwargs)[place_of_input(args, kwargs)]
         alike = not self._strengths.mixed and not self._beside.is_regional
         many = alike and x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
         return (self._dense if many else self._beside).run(layer, base_forward, args, kwargs)
@@ -65,6 +66,11 @@ class ByTokens:
         self._beside.resume(layer)
         self._dense.resume(layer)
         return True
+
+    def forget_stale(self, layer: nn.Module) -> None:
+        """Have both look at the base weight again, if it has changed."""
+        self._beside.forget_stale(layer)
+        self._dense.forget_stale(layer)
 
     @property
     def parked_bytes(self) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -82,6 +85,28 @@ class Call:
         return float(found) if isinstance(found, int | float) else None
 
 
+class _Hook(partial[None]):
+    """A hook of one module. A copy of the module, be it deep, pickled or saved, has one that does nothing."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Callable[..., None]:
+        return nullcontext().__exit__  # which takes anything and returns None
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return getattr, (nullcontext(), "__exit__")  # no name of ours: it is read where we are not installed
+
+
+def hook_of(module: nn.Module, function: Callable[..., None]) -> Callable[..., None]:
+    """Make a hook that calls `function` with what hooks get, where `module` is called and no copy of it."""
+    own = weakref.ref(module)
+
+    @uncompiled  # it reads a number off a tensor
+    def call(called: nn.Module, *args: Any) -> None:
+        if own() is called:
+            function(called, *args)
+
+    return _Hook(call)
+
+
 def listen(component: nn.Module, begin: Callable[[Call], None], end: Callable[[], None]) -> Callable[[], None]:
     """Call `begin` before each call of a UNet or a transformer, and `end` after it, also where it fails.
 
@@ -89,17 +114,15 @@ def listen(component: nn.Module, begin: Callable[[Call], None], end: Callable[[]
         A function that ends it.
     """
 
-    @uncompiled  # it reads a number off a tensor
-    def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         begin(Call(args, kwargs))
 
-    @uncompiled
-    def after(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def after(*_: object) -> None:
         end()
 
     hooks = (
-        component.register_forward_pre_hook(before, with_kwargs=True),
-        component.register_forward_hook(after, always_call=True),
+        component.register_forward_pre_hook(hook_of(component, before), with_kwargs=True),
+        component.register_forward_hook(hook_of(component, after), always_call=True),
     )
 
     def stop() -> None:

@@ -21,7 +21,7 @@ tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     """As `torch.compiler.disable`, which imports the compiler: the function breaks the graph, and runs as it is."""
-    if _is_imported():
+    if is_imported():
         return _disabled(function)
     disabled: Callable[P, R] | None = None
 
@@ -29,7 +29,7 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal disabled
         if disabled is None:
-            if not _is_imported():
+            if not is_imported():
                 return function(*args, **kwargs)
             disabled = _disabled(function)
         return disabled(*args, **kwargs)
@@ -44,7 +44,7 @@ def forget_compiled() -> None:
     Code has the forwards of classes that it found, which the compiler does not guard: where one is patched afterwards,
     compiled models would ignore their adapters.
     """
-    if _is_imported():  # else nothing was compiled yet
+    if is_imported():  # else nothing was compiled yet
         torch.compiler.reset()
 
 
@@ -53,5 +53,6 @@ def _disabled(function: Callable[P, R]) -> Callable[P, R]:
     return found
 
 
-def _is_imported() -> bool:
+def is_imported() -> bool:
+    """Tell whether the compiler is there, so that something may be compiled."""
     return "torch._dynamo" in sys.modules

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from . import patch, scratch, trace
 from .auto import Auto
@@ -26,7 +27,7 @@ from .families import is_flow
 from .hearing import hear
 from .kernels import Chooser, Kernels, check_kernels
 from .layer import LayerIndex
-from .model import Model
+from .model import Model, check_components
 from .multiplier import Halves, Multiplier, PerImage
 from .network import Network
 from .parking import Parking
@@ -44,11 +45,13 @@ from .steady import Steady
 from .storage import Storage, check_storage
 from .tensors import plain_mode
 from .timing import Timing
+from .uncalled import Watch
 
 logger = logging.getLogger(__name__)
 
 PARKED_BYTES = 1 << 30
 _NOTHING = Stack()
+_GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
 _CPU = torch.device("cpu")
 
 
@@ -81,7 +84,10 @@ class Engine:
             layer; `measured`, where that is measured to be faster, by a kernel of ours, or by one first product for
             layers that are given the same tensor. See `kernels.py`, `sharing.py`.
 
+    It is a context manager, which closes it at the end.
+
     Raises:
+        ComponentError: the components are no mapping of names to modules.
         StorageError: no such storage, or this torch has no float8; the buckets do not rise; no such kernels.
     """
 
@@ -99,6 +105,7 @@ class Engine:
         rates: Path | None = None,
         kernels: Kernels = "torch",
     ) -> None:
+        check_components(components)
         check_storage(storage)
         check_kernels(kernels)
         patch.install()
@@ -119,6 +126,7 @@ class Engine:
         self._timing = Timing()
         self._carriers = Carriers()
         self._auto = Auto(RateBook(measure, rates))
+        self._watch = Watch()
         self._model = Model({}, self._sources)
         self._stack = Stack()
         self._plan: Plan | None = None
@@ -132,10 +140,16 @@ class Engine:
 
     @components.setter
     def components(self, components: Mapping[str, nn.Module]) -> None:
-        """Serve another model; what was active is taken off the old one."""
+        """Serve another model; what was active is taken off the old one.
+
+        Raises:
+            ComponentError: it is no mapping of names to modules.
+        """
+        check_components(components)
         with self._lock:
             self.deactivate()
             self._model = Model(components, self._sources)
+            patch.install(self._model.layer_classes())
             self._budget.forget()
 
     @property
@@ -145,9 +159,26 @@ class Engine:
 
     @property
     def report(self) -> ActivationReport:
-        """What became of what is in force, by now: in the mode `auto` it is decided while the model runs."""
-        plan = self._plan
-        return ActivationReport(()) if plan is None else plan.report
+        """What became of what is in force, by now: some is known only when the model has been called.
+
+        In the mode `auto` it is decided while the model runs which layers are merged. Which layers are never called is
+        seen after the first call of their component.
+        """
+        with self._lock:
+            plan = self._plan
+            if plan is None:
+                return ActivationReport(())
+            return replace(plan.report, uncalled=self._watch.found(self.components, plan.places))
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """The components with adapters of which no layer was called since these came.
+
+        Where the model has computed meanwhile, it does so without its layers, as a compiled engine does. Components
+        that torch compiles are never among them.
+        """
+        with self._lock:
+            return frozenset() if self._plan is None else self._watch.silent(self.components, self._plan.places)
 
     @property
     def embeddings(self) -> tuple[dict[str, dict[str, Tensor]], ...]:
@@ -167,6 +198,9 @@ class Engine:
             StackError: a multiplier names no component.
             ComponentError: a component was unloaded, or another engine serves one of its layers.
         """
+        if not isinstance(stack, Stack):
+            text = f"activate takes a Stack, not a {type(stack).__name__}"
+            raise StackError(f"{text}; write engine.activate(Stack([Entry(path, 0.8)]))")
         with self._lock, plain_mode(_CPU), self._trimmed():
             if not stack.entries:
                 self._take_off()
@@ -183,6 +217,8 @@ class Engine:
             self._auto.end()
             if kept:
                 self._undecide()
+                assert self._plan is not None
+                self._plan.forget_stale()
                 self._write(stack)
             else:
                 self._publish(parked or self._made(stack, networks, indexes), stack, sound=not repatched)
@@ -194,6 +230,20 @@ class Engine:
             if choices:
                 self._auto.begin(choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
             return self._plan.report
+
+    @contextmanager
+    def active(self, stack: Stack) -> Iterator[ActivationReport]:
+        """Have `stack` in force inside a `with` block, and after it what was before.
+
+        Raises:
+            LoraError: see `activate`.
+        """
+        former = self._stack
+        report = self.activate(stack)
+        try:
+            yield report
+        finally:
+            self.activate(former)
 
     def set_multiplier(self, index: int, multiplier: Multiplier | Halves | PerImage) -> None:
         """Change the strength of one entry of the active stack; writes numbers and touches no layer.
@@ -320,10 +370,16 @@ class Engine:
             )
 
     def close(self) -> None:
-        """Deactivate and forget all files."""
+        """Deactivate and forget all files. `uninstall` takes the patches of layer classes off, too."""
         with self._lock:
             self.deactivate()
             self._cache.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @contextmanager
     def _trimmed(self) -> Iterator[None]:
@@ -343,8 +399,15 @@ class Engine:
             report = network.report
             made_for = "" if report.family is None else f", being made for {report.family.titles}"
             text = report.warning or f"fits no layer of the loaded model{made_for}"
-            misfit = NoMatchError(network.file.path, f"{text}; its keys are {report.why()}")
+            misfit = NoMatchError(network.file.path, f"{text}: {report.why()}")
             raise ActivationError(i, entry.name, misfit) from misfit
+        if network.report.is_fragment and not reading.fragments:
+            report = network.report
+            text = (
+                f"fits {report.hit} of the {report.layers - report.absent} layers it has for this model: {report.why()}"
+            )
+            fragment = NoMatchError(network.file.path, f"{text}; {_GO_ON}")
+            raise ActivationError(i, entry.name, fragment) from fragment
         return network
 
     def _serves(self, networks: tuple[Network, ...], stack: Stack, indexes: Sequence[LayerIndex]) -> bool:
@@ -381,6 +444,7 @@ class Engine:
         if former is not None and room is not None:
             self._parking.put(former, room)
         self._listen(stack)
+        self._watch.begin(self.components, plan.places)
 
     def _exchange(self, ways: Mapping[nn.Module, Way]) -> None:
         """Have layers of the plan in force merged, as it was decided; where that fails, they stay live."""

@@ -62,7 +62,11 @@ class UnknownAdapterError(UnknownFormatError):
 
 
 class NoMatchError(FileError):
-    """Nothing in the file fits a layer of the given components."""
+    """Nothing in the file fits a layer of the given components, or too little of it to mean anything."""
+
+
+class NumberError(ValueError):
+    """A number of a file is not finite; the text says which. Costs the layer that it is of."""
 
 
 class StackError(LoraError, ValueError):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from .blocks import BlockNames, Element, Side, side_of
 from .components import DENOISER, role
 from .errors import MomentError, StackError
-from .multiplier import Strength, at, blocks_of, by_noise, part_of, region_of
+from .multiplier import Multiplier, Strength, at, blocks_of, by_noise, is_off, part_of, region_of
 from .region import Region
 from .schedule import Moment
 from .spread import NO_SPREAD, Spread
@@ -110,6 +110,31 @@ class Evaluation:
         """Whether the timestep or the noise makes a difference."""
         return any(by_noise(one) for i in self.varying for one in self._stack.entries[i].every)
 
+    def idle(self, acted: Set[int], moments: int) -> dict[int, str]:
+        """Tell the entries that have no effect on any layer, and why.
+
+        Args:
+            acted: cells whose strength was other than 0 at a moment.
+            moments: how many moments there were.
+        """
+        static = self.values(None)
+        found = {}
+        for number, entry in enumerate(self._stack):
+            cells = [i for i, cell in enumerate(self._sheet.cells) if cell.entry == number]
+            varying = [i for i in cells if number in self.varying and self._sheet.cells[i].denoises]
+            if any(own[i] for own in static for i in cells if i not in varying):
+                continue
+            never = [_never(one) for one in entry.every]
+            if varying and all(never):
+                found[number] = next(filter(None, never))
+            elif varying:
+                if moments and acted.isdisjoint(varying):
+                    found[number] = f"its strength was 0 at all {moments} calls of the model"
+            elif not all(map(is_off, entry.multipliers)):
+                names = dict.fromkeys(self._sheet.cells[i].component for i in cells)
+                found[number] = f"its strength is 0 for all layers that it changes, which are in {', '.join(names)}"
+        return found
+
     def values(self, moment: Moment | None) -> list[list[float]]:
         """Of each of the stack's variants, the number of each cell; at the beginning, without a moment.
 
@@ -136,6 +161,18 @@ class Evaluation:
             return at(entry.of_image(image, negative=negative), component, side, now)
         except MomentError as error:
             raise MomentError(f"{entry.name}: {error}") from error
+
+
+def _never(multiplier: Multiplier) -> str:
+    """Tell why a multiplier is 0 at every moment by its window alone; empty where it is not."""
+    if not isinstance(multiplier, Strength):
+        return ""
+    start, stop, high, low = (getattr(multiplier.during, name) for name in ("start", "stop", "high", "low"))
+    if start is not None and stop is not None and (start < 1) == (stop < 1) and start >= stop:
+        return f"it stops at step {stop:g} and starts at step {start:g} only"
+    if high is not None and low is not None and low > high:
+        return f"it stops below sigma {low:g} and starts at sigma {high:g} only"
+    return ""
 
 
 def _weights(stack: Stack, sheet: Sheet, variant: tuple[int, bool]) -> Iterator[float]:

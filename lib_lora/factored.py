@@ -36,7 +36,7 @@ from .effective import (
     rows_pay,
 )
 from .live import Live, Spot, Windows
-from .operation import Operation
+from .operation import Operation, place_of_input
 from .pairs import FusedPair, add_pair, stacked
 from .picture import is_of_text
 from .resident import Keeping, Resident
@@ -125,9 +125,10 @@ class Factored(Resident[Placed], Lowering):
             return opaque.call(layer, base_forward, args)
         if self._budget.contended:
             self._budget.note(self._share)
-        x: Tensor = args[0] if args else next(iter(kwargs.values()))
+        call = _Calling(layer, base_forward, args, kwargs)
         try:
-            return self._run(layer, base_forward, _calling(layer, base_forward, args, kwargs), x)
+            y = self._run(layer, base_forward, call, call.x)
+            return y if call.others is None else (y, *call.others)
         finally:
             if not self._stays:
                 self.evict()
@@ -234,6 +235,9 @@ class Factored(Resident[Placed], Lowering):
 
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation) -> Tensor:
         placed = self._placed
+        if self._other is not None and placed is not None and placed.input_dtype != x.dtype:
+            self._placed, self._other = self._other, placed
+            placed = self._placed
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; that of the last call is the best guess
             placed = self._place(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
@@ -326,14 +330,32 @@ def _layouts(bindings: Sequence[Binding], buckets: Sequence[int]) -> tuple[Layou
     return ranks, tuple(Share(binding.cell) for binding in bindings if binding.adapter.has_bias)
 
 
-def _calling(
-    layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Callable[[Tensor], Tensor]:
+class _Calling:
     """The layer's own forward as a function of its input alone."""
-    if args:
-        return lambda x: base_forward(layer, x, *args[1:], **kwargs)
-    name = next(iter(kwargs))
-    return lambda x: base_forward(layer, **{**kwargs, name: x})
+
+    __slots__ = ("_args", "_base_forward", "_kwargs", "_layer", "_place", "others", "x")
+
+    def __init__(
+        self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._layer, self._base_forward, self._args, self._kwargs = layer, base_forward, args, kwargs
+        self._place = place_of_input(args, kwargs)
+        self.x: Tensor = args[self._place] if isinstance(self._place, int) else kwargs[self._place]
+        """The input."""
+        self.others: tuple[Any, ...] | None = None
+        """What a layer that returns a tuple gives beside its output."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        place, args, kwargs = self._place, self._args, self._kwargs
+        if isinstance(place, str):
+            y = self._base_forward(self._layer, *args, **{**kwargs, place: x})
+        else:
+            y = self._base_forward(self._layer, *args[:place], x, *args[place + 1 :], **kwargs)
+        if isinstance(y, tuple):
+            y, *others = y
+            self.others = tuple(others)
+        found: Tensor = y
+        return found
 
 
 def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Operation, *, fresh: bool) -> Tensor:

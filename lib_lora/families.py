@@ -6,14 +6,11 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from . import architectures
-from .architectures.base import Architecture, fact, ranked
+from .architectures.base import CLEAR, Architecture, clear, fact, ranked
 from .layer import LayerIndex
 from .places import AliasTable, Target
 from .registry import discover
 from .report import Family
-
-_CLEAR = 2
-"""What the signs must weigh, and more than those of any other family. One of weight 1 is no more than a hint."""
 
 
 @lru_cache(maxsize=1)
@@ -41,10 +38,10 @@ def family_of(facts: Iterable[str]) -> Family | None:
     scores = ranked(known_architectures(), lines)
     if not scores:
         return None
-    (found, most), *others = scores
-    near = [one for one, score in others if score > most - _CLEAR] if most >= _CLEAR else []
+    found, most = scores[0]
+    near = clear(scores)[1:]
     also = tuple(Family(one.name, one.title, sure=False) for one in near)
-    return Family(found.name, found.title, most >= _CLEAR and not also, also, found.is_named(lines))
+    return Family(found.name, found.title, most >= CLEAR and not also, also, found.is_named(lines))
 
 
 def is_flow(indexes: Iterable[LayerIndex], component: str) -> bool:

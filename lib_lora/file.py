@@ -14,7 +14,7 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -86,6 +86,7 @@ class AdapterFile:
         self.metadata: Mapping[str, str] = MappingProxyType(dict(metadata))
         self.stamp = stamp
         self._map: mmap.mmap | None = None
+        self._finite: dict[str, bool] = {}
 
     @classmethod
     def open(cls, path: str | Path) -> AdapterFile:
@@ -116,6 +117,23 @@ class AdapterFile:
         if info.start == info.end:
             return torch.empty(info.shape, dtype=info.dtype)
         return _view(self._mapped(), info)
+
+    def first_not_finite(self, keys: Iterable[str]) -> str | None:
+        """Return the first of these tensors that has a NaN or an infinite number; None where none has.
+
+        Reads each of them whole when it is asked for the first time, but for single numbers, see `numbers`.
+
+        Raises:
+            KeyError: no such key.
+            FileError: the file changed on disk since it was opened.
+        """
+        self.verify()
+        for key in keys:
+            if key not in self._finite:
+                self._finite[key] = math.prod(self.infos[key].shape) < 2 or _is_finite(self.tensor(key))
+            if not self._finite[key]:
+                return key
+        return None
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
@@ -237,6 +255,13 @@ def adapter_config(path: Path) -> dict[str, object] | None:
     if not isinstance(loaded, dict):
         raise FileError(config, f"beside {path.name} is no JSON object")
     return loaded
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    wide = tensor.float() if tensor.element_size() == 1 else tensor  # there is no arithmetic in 8 bits
+    return bool(torch.isfinite(torch.stack(torch.aminmax(wide))).all())  # NaN goes through both
 
 
 def _view(buffer: mmap.mmap, info: TensorInfo) -> Tensor:

@@ -8,12 +8,13 @@ is ever reached, and the layer's own method is replaced instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from . import residency
+from .compiler import compiling
 
 if TYPE_CHECKING:
     from .slot import Slot
@@ -24,15 +25,40 @@ BaseForward = Callable[..., Any]
 def patched(token: object, base_forward: BaseForward) -> BaseForward:
     """A forward that lets the slot of a layer have its say, if that slot names `token` as the one who may ask it."""
 
+    is_compiling = compiling  # of this function, not of its module, see below
+
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
         if slot is None or slot.patch is not token or slot.way is None:
             return base_forward(self, *args, **kwargs)
+        if not is_compiling() and slot.calls < 2:
+            slot.note()
         return slot.way.run(self, base_forward, args, kwargs)
 
-    forward.remora_patch = token  # type: ignore[attr-defined]
-    forward.__wrapped__ = base_forward  # type: ignore[attr-defined]  # inspect.signature() looks here
-    return forward
+    made = _at_home_of(base_forward, forward)
+    made.remora_patch = token  # type: ignore[attr-defined]
+    made.__wrapped__ = base_forward  # type: ignore[attr-defined]  # inspect.signature() looks here
+    return made
+
+
+def _at_home_of(base_forward: BaseForward, forward: Any) -> FunctionType:
+    """Make `forward` a function of the module of `base_forward`.
+
+    `torch.jit.script` reads the source behind `__wrapped__` and looks its names up where the outer function is from.
+    """
+    home = getattr(base_forward, "__globals__", None)
+    if not isinstance(home, dict):
+        home = forward.__globals__  # no Python function, of which there is no source
+    return FunctionType(forward.__code__, home, forward.__name__, forward.__defaults__, forward.__closure__)
+
+
+def token_of(function: object) -> object:
+    """Return the token that `function` was made for by `patched`; None for any other function.
+
+    `functools.wraps` copies what marks a function of ours, so the mark has to lead back to the function.
+    """
+    token = getattr(function, "remora_patch", None)
+    return token if getattr(token, "forward", None) is function else None
 
 
 def places(layer: nn.Module) -> Iterator[tuple[object, str]]:
@@ -61,7 +87,7 @@ class InstancePatch:
     @staticmethod
     def behind(method: MethodType) -> InstancePatch | None:
         """The patch whose forward `method` is."""
-        patch = getattr(method.__func__, "remora_patch", None)
+        patch = token_of(method.__func__)
         return patch if isinstance(patch, InstancePatch) else None
 
     def put(self, layer: nn.Module) -> None:

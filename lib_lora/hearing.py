@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -48,6 +50,46 @@ class Layout:
         return found
 
 
+_CALLING = {function.__code__ for function in (nn.Module._call_impl, nn.Module._wrapped_call_impl)}
+_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still computes
+
+
+class Turn:
+    """The right to call a model, for one thread at a time: strengths that are set for a call are set for all threads.
+
+    A call that ends by an exception that is no `Exception` runs no hook. Its thread is found out not to compute.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._thread: int | None = None
+        self._inside: set[str] = set()
+
+    def begin(self, model: str) -> None:
+        """Wait until no other thread calls the model."""
+        with self._changed:
+            while self._thread not in (None, threading.get_ident()) and self._computes():
+                self._changed.wait(_PATIENCE)
+            if self._thread != threading.get_ident():
+                self._thread, self._inside = threading.get_ident(), set()
+            self._inside.add(model)
+
+    def end(self, model: str) -> None:
+        """Let other threads call it."""
+        with self._changed:
+            if self._thread == threading.get_ident():
+                self._inside.discard(model)
+                if not self._inside:
+                    self._thread = None
+                    self._changed.notify()
+
+    def _computes(self) -> bool:
+        frame = sys._current_frames().get(self._thread or 0)
+        while frame is not None and frame.f_code not in _CALLING:
+            frame = frame.f_back
+        return frame is not None
+
+
 @dataclass
 class Hearing:
     """Holds no engine and no model: the model keeps it alive."""
@@ -62,6 +104,8 @@ class Hearing:
     flow: bool
     """Whether the model's timesteps are shares of noise."""
     layout: Layout
+    turn: Turn
+    """Of the model's calls: what they set is the same for all threads."""
     _told: bool = False
 
     def begin(self, call: Call) -> None:
@@ -72,6 +116,7 @@ class Hearing:
             RowsError: its rows do not fit the stack.
             RegionError: nothing tells what of it is where in the picture.
         """
+        self.turn.begin(self.layout.name)
         with plain_mode(_CPU):
             if self.strengths.regional:
                 self.strengths.set_picture(self.layout.picture(call))
@@ -96,6 +141,7 @@ class Hearing:
                 )
             self.strengths.set_picture(None)
             self.strengths.set_parts(())
+        self.turn.end(self.layout.name)
 
     def _rows_of(self, call: Call) -> RowsOfCall:
         found = self.rows.of(call, self.images, halved=self.halved)
@@ -128,6 +174,7 @@ def hear(
     """
     if not (strengths.varying or strengths.regional or len(stack.variants) > 1):
         return
+    turn = Turn()
     for name, component in components.items():
         if name.startswith(("unet", "transformer", "prior")):
             hearing = Hearing(
@@ -138,5 +185,6 @@ def hear(
                 halved=stack.halved,
                 flow=strengths.by_noise and flow(name),
                 layout=Layout(component, unet=not name.startswith("transformer")),
+                turn=turn,
             )
             yield listen(component, hearing.begin, hearing.end)

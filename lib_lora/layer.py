@@ -10,13 +10,13 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol, TypeGuard
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from . import base_weights
-from .base_weights.base import WeightReader
+from .base_weights.base import WeightReader, is_wrapper, stored
 from .blocks import BlockNames, names_of
 from .errors import ComponentError
 from .modules import every
@@ -148,10 +148,11 @@ class LayerIndex:
         self._structure = _structure(module)
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         targets: list[Target] = []
+        wrappers = _wrappers(module)
         for path, layer, own in walk(module):
-            self._modules[path] = weakref.ref(layer)
-            targets.extend(own)
-        self.targets = tuple(targets)
+            self._modules[_host_free(path, wrappers)] = weakref.ref(layer)
+            targets.extend(_renamed(target, wrappers) for target in own)
+        self.targets = tuple(dict.fromkeys(targets))  # PEFT's layers have the name of the one that they wrap
         self.signature = component, hash(self.targets)
         """Equal for components with the same layers, shapes and names."""
         self._dotted, self._flat = _name_tables(component, self.targets, aliases)
@@ -167,10 +168,14 @@ class LayerIndex:
         Raises:
             ComponentError: it is gone.
         """
-        module = self._modules[path]()
+        module = self.get(path)
         if module is None:
             raise ComponentError(f"{self.component}.{path} is gone; the model was unloaded")
         return module
+
+    def get(self, path: str) -> nn.Module | None:
+        """Return the layer at `path`; None where it is gone."""
+        return self._modules[path]()
 
     def names_of(self, target: Target) -> Sequence[str]:
         """Everything that a layer, or the whole it is a part of, is called, in any spelling."""
@@ -212,10 +217,10 @@ def _name_tables(
 ) -> tuple[Mapping[str, Place], Mapping[str, Place]]:
     own: dict[str, Place] = {}
     for target in targets:
-        own.setdefault(_host_free(target.name), Place.of(target))
+        own.setdefault(target.name, Place.of(target))
     for target in targets:
         if target.param == "in_proj_weight" and target.rows is None:  # PEFT calls it by the attention's own name
-            own.setdefault(_host_free(target.path), Place.of(target))
+            own.setdefault(target.path, Place.of(target))
     dotted = aliases.places(component, own)
     for name, place in _joint_projections(dotted):
         dotted.setdefault(name, place)
@@ -239,9 +244,39 @@ def _joint_projections(places: Mapping[str, Place]) -> list[tuple[str, Place]]:
     return found
 
 
-def _host_free(name: str) -> str:
-    """A path without what torch.compile and PEFT put into it."""
-    return name.replace("_orig_mod.", "").replace(".base_layer", "")
+_WRAPPED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What torch's compiler, FSDP and checkpointing call the module that they wrap."""
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+"""These call it `module`, as others call layers of their own."""
+
+
+def _host_free(name: str, wrappers: Sequence[str]) -> str:
+    """Take out of a path what torch and PEFT put into it.
+
+    Args:
+        name: the path.
+        wrappers: paths up to the module that one of `_WRAPPERS` wraps, the innermost first.
+    """
+    steps = f"{name}."
+    for path in wrappers:
+        if steps.startswith(path):
+            steps = path.removesuffix("module.") + steps.removeprefix(path)
+    for part in _WRAPPED:
+        steps = steps.replace(part, "")
+    return steps.removesuffix(".").replace(".base_layer", "")
+
+
+def _renamed(target: Target, wrappers: Sequence[str]) -> Target:
+    path = _host_free(target.path, wrappers)
+    if path == target.path and _host_free(target.name, wrappers) == target.name:
+        return target
+    return replace(target, path=path, name=_host_free(target.name, wrappers))
+
+
+def _wrappers(component: nn.Module) -> tuple[str, ...]:
+    """Paths up to the modules that are wrapped as `module`, the innermost first."""
+    found = [path for path, module in component.named_modules() if isinstance(module, _WRAPPERS)]
+    return tuple(f"{path}.module." if path else "module." for path in reversed(found))
 
 
 def read_base_weight(layer: nn.Module, param: str) -> Tensor:
@@ -255,6 +290,34 @@ def read_base_weight(layer: nn.Module, param: str) -> Tensor:
     """
     with torch.no_grad():
         return weight_reader(layer, param).read(layer, param)
+
+
+_SAMPLES = 64
+
+
+class WeightMark(NamedTuple):
+    """A base weight as it was when it was read: how often it had been written to, and some of its numbers."""
+
+    version: int | None
+    samples: bytes
+
+    @classmethod
+    def of(cls, layer: nn.Module, param: str) -> WeightMark | None:
+        """Mark the weight as it is stored now; None where its numbers are elsewhere."""
+        weight = stored(layer, param)
+        if weight is None:
+            return None
+        version = None if weight.is_inference() else weight._version
+        while is_wrapper(weight):
+            inner: Any = weight
+            weight = getattr(inner, inner.__tensor_flatten__()[0][0])
+            assert isinstance(weight, Tensor)
+        if weight.device.type == "meta" or weight.layout != torch.strided or not weight.numel():
+            return None
+        span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+        count = min(span, _SAMPLES)
+        samples = weight.detach().as_strided((count,), (span // count,), weight.storage_offset())
+        return cls(version, bytes(samples.to("cpu", copy=True).view(torch.uint8).tolist()))
 
 
 def weight_reader(layer: nn.Module, param: str) -> type[WeightReader]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -120,6 +120,9 @@ class Merged(Transient):
         """Put every parameter back."""
         self.release(layer)
 
+    def forget_stale(self, layer: nn.Module) -> None:
+        """Nothing: the weight is one that was written here."""
+
     def _merge(self, layer: nn.Module) -> None:
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
         for binding in self._bindings:
@@ -136,22 +139,32 @@ class Merged(Transient):
         self._merge_biases(layer, adapters)
 
     def _merge_biases(self, layer: nn.Module, adapters: Sequence[Adapter]) -> None:
+        def pristine(param: str, bias: Tensor) -> Tensor:
+            return self._pristine(layer, param, bias).to(bias.device)
+
+        for param, total in self._bias_totals(layer, adapters, pristine).items():
+            bias = layer.get_parameter(param)
+            with _writing(bias):
+                self._write(param, bias, total.to(bias.dtype))
+
+    def _bias_totals(
+        self, layer: nn.Module, adapters: Sequence[Adapter], pristine: Callable[[str, Tensor], Tensor]
+    ) -> dict[str, Tensor]:
+        """The biases with their changes, by parameter."""
         totals: dict[str, Tensor] = {}
         for binding, adapter in zip(self._bindings, adapters, strict=True):
             bias = _changed_bias(layer, binding)
             if bias is None:
                 continue
             target = binding.target
-            pristine = self._pristine(layer, target.bias, bias).to(bias.device, wide(bias.dtype))
-            total = totals.setdefault(target.bias, pristine.clone())
+            own = pristine(target.bias, bias)
+            own = own.to(wide(own.dtype))
+            total = totals.setdefault(target.bias, own.clone())
             rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
-            delta = adapter.change_of_bias((total if self._in_order else pristine)[rows])
+            delta = adapter.change_of_bias((total if self._in_order else own)[rows])
             if delta is not None:
                 total[rows].add_(delta.to(total) * self._strength(binding, total))
-        for param, total in totals.items():
-            bias = layer.get_parameter(param)
-            with _writing(bias):
-                self._write(param, bias, total.to(bias.dtype))
+        return totals
 
     def _pristine(self, layer: nn.Module, param: str, parameter: Tensor) -> Tensor:
         """The parameter as it was, on the CPU; remembered when it is asked for the first time."""
@@ -181,7 +194,9 @@ class Merged(Transient):
         with _writing(parameter):
             pristine = written.pristine.read()
             found = digest(parameter)
-            if found != written.after and found != _before(written):
+            if parameter.dtype != pristine.dtype and self._is_ours(layer, param, parameter, pristine):
+                parameter.detach().copy_(pristine)  # which converts it, as the model was meanwhile
+            elif found != written.after and found != _before(written):
                 name = f"{type(layer).__name__}.{param}"
                 logger.warning("%s was changed by something else while adapters were merged into it; left alone", name)
             elif written.held is not None and _is_in(parameter, written.held) and pristine.device == parameter.device:
@@ -191,6 +206,28 @@ class Merged(Transient):
                 if digest(parameter) != _before(written):
                     text = f"{param} of a {type(layer).__name__} is not what it was"
                     raise ComponentError(f"{text}; load the model again")
+
+    def _is_ours(self, layer: nn.Module, param: str, parameter: Tensor, pristine: Tensor) -> bool:
+        """Tell whether a parameter that was converted to another dtype holds what was written here.
+
+        Raises:
+            FileError: a file of an adapter changed on disk, so that it cannot be told.
+        """
+        adapters = self._adapters(layer)
+        for binding in self._bindings:
+            binding.file.verify()
+        base = pristine.to("cpu")
+        if param in self._params:
+            total = torch.empty_like(base, dtype=wide(base.dtype))
+            placed = [adapter.placed(base.device) for adapter in adapters]
+            build(total, base, self._parts(param, placed, base), in_order=self._in_order)
+        else:
+            total = self._bias_totals(layer, adapters, lambda name, bias: base)[param]
+        # each of the two dtypes was rounded to once, the first by chance up or down
+        limits = [torch.finfo(dtype) for dtype in (parameter.dtype, pristine.dtype)]
+        least, share = sum(one.tiny for one in limits), 2 * sum(one.eps for one in limits)
+        now = parameter.detach().to("cpu", total.dtype)
+        return bool(((now - total).abs() <= share * total.abs() + least).all())
 
     def _seed(self, param: str) -> int:
         """The same for a layer whenever it is merged, so that one stack always gives the same bits."""

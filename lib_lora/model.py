@@ -8,16 +8,40 @@ from pathlib import Path
 
 from torch import nn
 
-from . import residency
+from . import patch, residency
 from .errors import ComponentError, StackError
 from .families import alias_table
-from .layer import LayerIndex
+from .layer import LayerIndex, targets_of
 from .modules import every
 from .multiplier import components_of
 from .pristine import Checkpoint
 from .stack import Stack
 
+_DENOISERS = ("unet", "transformer", "prior")
 _KNOWN = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
+
+
+def check_components(components: object) -> None:
+    """Refuse what is no mapping of names to modules.
+
+    Raises:
+        ComponentError: it is a model, a pipeline or something else, or holds something else; the text says what to
+            write.
+    """
+    if not isinstance(components, Mapping):
+        parts = getattr(components, "components", None)
+        what, inside = type(components).__name__, "model"
+        if isinstance(parts, Mapping):
+            names = [name for name, part in parts.items() if isinstance(part, nn.Module)]
+            inside = next((f"pipe.{name}" for name in names if name.startswith(_DENOISERS)), inside)
+        name = inside.rpartition(".")[2] if "." in inside else "unet"
+        raise ComponentError(
+            f"Engine takes the model's components by name, not a {what}; write Engine({{{name!r}: {inside}}})"
+        )
+    for name, module in components.items():
+        if not isinstance(module, nn.Module):
+            what = "None" if module is None else f"a {type(module).__name__}"
+            raise ComponentError(f"component {name!r} is {what} and no torch module; leave it out")
 
 
 class Model:
@@ -38,6 +62,15 @@ class Model:
     def components(self) -> dict[str, nn.Module]:
         """Those that are still alive."""
         return {name: module for name, ref in self._refs.items() if (module := ref()) is not None}
+
+    def layer_classes(self) -> set[type[nn.Module]]:
+        """The classes whose forward runs for layers that adapters can change.
+
+        Patched when the engine gets the model, they need no patch when the first adapter comes, at which the compiler
+        would have to forget what it has compiled, of other models too.
+        """
+        one_of_each = {type(one): one for component in self.components.values() for one in every(component)}
+        return {patch.owner(cls) for cls, one in one_of_each.items() if targets_of("", one)}
 
     def check_names(self, stack: Stack) -> None:
         """See that all components are known that the multipliers of a stack name.
@@ -60,7 +93,8 @@ class Model:
         for name, ref in self._refs.items():
             module = ref()
             if module is None:
-                raise ComponentError(f"component {name} was unloaded; give the engine the model that is loaded now")
+                text = f"component {name} was unloaded, as an engine does not keep its model"
+                raise ComponentError(f"{text}; give the engine the model that is loaded now, and keep it")
             index = self._indexed.get(name)
             if index is None or not index.holds(module):
                 self._indexed[name] = LayerIndex(name, module, alias_table())

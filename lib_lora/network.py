@@ -15,12 +15,12 @@ from .adapters._part import part_of
 from .adapters.base import Adapter, At
 from .blocks import BlockNames
 from .components import EXACT, candidates, noise_of
-from .errors import ComponentError
+from .errors import ComponentError, NumberError
 from .families import alias_table, family_of_model, input_layers
 from .file import AdapterFile
 from .layer import LayerIndex, blocks_of, read_base_weight
 from .numbered import Numbered, numbered
-from .parsed import SHAPE_DIFFERS, Group, Miss, Outcome, ParsedFile, key_formats
+from .parsed import Group, Miss, Outcome, ParsedFile, key_formats, misfit
 from .places import Place, Target
 from .reading import USUAL, Reading
 from .recipe import Recipe
@@ -90,15 +90,19 @@ class Network:
         self._by_weight: dict[tuple[str, str, str], list[Bound]] = {}
         asked = sorted(map(self._asked, parsed.groups), key=lambda one: one.turn)
         acting: list[Group] = []
-        idle: list[Group] = []
+        idle: list[_Asked] = []
         for one in asked:
-            (acting if self._bind(one) else idle).append(one.group)
+            if self._bind(one):
+                acting.append(one.group)
+            else:
+                idle.append(one)
         self.bound: tuple[Bound, ...] = tuple(one for own in self._by_weight.values() for one in own)
         self._unused += parsed.unshared(acting)
         self.report = parsed.report(
             Outcome(
                 adapters=[one.adapter for one in self.bound],
-                idle=idle,
+                idle=[one.group for one in idle],
+                absent=sum(not one.meant for one in idle),
                 unused=self._unused,
                 changed=len({(one.component, one.target.path) for one in self.bound}),
                 components=frozenset(one.component for one in self.bound),
@@ -205,6 +209,11 @@ class Network:
                 elif component in asked.meant:
                     miss = fit  # in another component than the one the key means, only what fits counts
             if found:
+                try:
+                    self._parsed.check_finite(group)
+                except NumberError as error:
+                    miss = misfit(error)
+                    break
                 return self._take(group, found)
         self._unused.extend(miss.of(group))
         return False
@@ -218,7 +227,7 @@ class Network:
         except ValueError as error:
             widened = self._widened(component, place, group, recipe)
             if widened is None:
-                return Miss("shape", SHAPE_DIFFERS, f"{component}.{place.name}: {error}")
+                return misfit(error, f"{component}.{place.name}")
             adapter = widened
         return [
             Bound(component, piece.target, adapter if piece.rows is None else part_of(adapter, piece.rows), place)

@@ -24,6 +24,34 @@ def at_multiplier(product: Callable[[Tensor], Tensor], operand: Tensor, multipli
     return product(operand * multiplier)
 
 
+_INPUTS = ("input", "x", "hidden_states", "query")
+"""What layers call their input."""
+
+
+def place_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str:
+    """Tell which argument of a call is the layer's input: a position, or a name.
+
+    It is the first tensor, unless one of several has a name that inputs have.
+
+    Raises:
+        TypeError: there is no tensor among them.
+    """
+    for i, value in enumerate(args):
+        if isinstance(value, Tensor):
+            return i
+    names = [name for name, value in kwargs.items() if isinstance(value, Tensor)]
+    if not names:
+        raise TypeError("a layer with adapters was called without a tensor; take the LoRA off this model")
+    return next((name for name in _INPUTS if name in names), names[0])
+
+
+def named_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Any]:
+    """Return all arguments of a call by position or name."""
+    found: dict[int | str, Any] = dict(enumerate(args))
+    found.update(kwargs)
+    return found
+
+
 class Operation:
     """A linear layer's or a convolution's product, with its stride, padding, dilation and padding mode.
 

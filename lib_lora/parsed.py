@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from . import formats
 from .adapters.base import Adapter, Alpha, Origin, Site
 from .architectures.base import fact
 from .components import EXPERTS, experts_named
-from .errors import UnknownAdapterError, UnknownFormatError
+from .errors import NumberError, UnknownAdapterError, UnknownFormatError
 from .families import family_of
 from .file import AdapterFile
 from .formats.base import BUNDLED, KeyFormat, ParsedKey
@@ -27,6 +28,9 @@ from .registry import discover
 from .report import Cause, Family, NetworkReport, Unused
 
 SHAPE_DIFFERS = "of another shape"
+_SCALED = frozenset({"lora", "dora", "loha", "lokr"})
+_NO_SCALE = "its scale is unknown and taken as 1, as it has neither alpha nor adapter_config.json beside it"
+NOT_FINITE = "of a layer with numbers that are NaN or infinite"
 
 
 @dataclass(slots=True)
@@ -69,6 +73,8 @@ class Outcome:
     adapters: Sequence[Adapter]
     idle: Sequence[Group]
     """Those that act on nothing."""
+    absent: int
+    """How many of them are for components that the model does not have."""
     unused: Sequence[Unused]
     changed: int
     """Layers of the model."""
@@ -152,6 +158,8 @@ class ParsedFile:
         value = self.file.numbers.get(key)
         if value is None:
             raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
+        if not math.isfinite(value):
+            raise NumberError(f"want a finite number as alpha, got {value}")
         return Alpha(value)
 
     @cached_property
@@ -184,9 +192,23 @@ class ParsedFile:
             resolved=outcome is not None,
             components=frozenset() if outcome is None else outcome.components,
             noise="" if outcome is None else outcome.noise,
+            absent=0 if outcome is None else outcome.absent,
+            notes=(_NO_SCALE,) if self._lacks_scale else (),
             model=None if outcome is None else outcome.model,
             base_model=base_model(self.file.metadata, self.config.base_model),
         )
+
+    @property
+    def _lacks_scale(self) -> bool:
+        """Whether PEFT's configuration is missing, without which nothing tells the scale of its files."""
+        scaled = [one for one in self.groups if one.format == "peft" and one.recipe and one.recipe.kind.name in _SCALED]
+        return any("alpha" not in one.keys and self._alpha_of_config(one) == Alpha() for one in scaled)
+
+    def _alpha_of_config(self, group: Group) -> Alpha | None:
+        try:
+            return self.config.alpha(group.component, group.module)
+        except NumberError:
+            return None  # the layer is left out, and says so
 
     def unshared(self, acting: Iterable[Group]) -> list[Unused]:
         """The keys of parameters that layers share, where none of those that act reads them."""
@@ -209,7 +231,7 @@ class ParsedFile:
             try:
                 found.append(self.adapter(group, recipe, site))
             except ValueError as error:
-                misfits.extend(Miss("shape", SHAPE_DIFFERS, str(error)).of(group))
+                misfits.extend(misfit(error).of(group))
         return found, misfits
 
     def _grouped(self) -> list[Group]:
@@ -248,6 +270,17 @@ class ParsedFile:
             )
             raise UnknownAdapterError(self.file.path, text, keys[:4])
 
+    def check_finite(self, group: Group) -> None:
+        """Check that all numbers of a group are finite: one that is not makes a picture of nothing else.
+
+        Raises:
+            NumberError: a tensor has one that is not; the text names it.
+            FileError: the file changed on disk.
+        """
+        key = self.file.first_not_finite(group.keys.values())
+        if key is not None:
+            raise NumberError(f"{key} has numbers that are NaN or infinite; download the file again, or train it again")
+
     def own_shape(self, group: Group) -> tuple[int, ...] | None:
         """The shape of the weight that a group was made for; None where its parameters do not tell."""
         recipe = group.recipe
@@ -257,6 +290,21 @@ class ParsedFile:
     def _width(self, group: Group) -> int | None:
         shape = self.own_shape(group)
         return shape[1] if shape is not None and len(shape) > 1 else None
+
+
+def misfit(error: ValueError, where: str = "") -> Miss:
+    """Tell why the parameters of a layer cannot be used.
+
+    Args:
+        error: that making an adapter of them raised.
+        where: the layer of the model.
+    """
+    detail = f"{where}: {error}" if where else str(error)
+    return (
+        Miss("not_finite", NOT_FINITE, detail)
+        if isinstance(error, NumberError)
+        else Miss("shape", SHAPE_DIFFERS, detail)
+    )
 
 
 def _bytes_of(adapters: Iterable[Adapter]) -> int:

@@ -18,7 +18,7 @@ from torch import nn
 
 from .compiler import forget_compiled
 from .forwards import BaseForward as BaseForward
-from .forwards import InstancePatch, own_method, patched, places
+from .forwards import InstancePatch, own_method, patched, places, token_of
 from .modules import device_of
 from .slot import Slot
 
@@ -69,7 +69,7 @@ class ClassPatch:
 
     def replaces(self, function: object) -> bool:
         """Whether `function` is what the class had before, or what an earlier patch of it, undone since, put there."""
-        other = getattr(function, "remora_patch", None)
+        other = token_of(function)
         return function is self.base_forward or (isinstance(other, ClassPatch) and other.cls is self.cls)
 
     def knows(self, function: object) -> bool:
@@ -110,13 +110,8 @@ def uninstall() -> None:
     """Take every slot away and put every class back as it was found."""
     for layer in list(_carriers):
         detach(layer)
-    for layer, captures in list(_adopted.items()):
-        for holder, attribute, original, ours in captures:
-            # a hook that was removed meanwhile has put what it kept on the layer itself
-            for place, name in ((holder(), attribute), (layer, "forward")):
-                if place is not None and getattr(vars(place).get(name), "__func__", None) is ours:
-                    setattr(place, name, MethodType(original, layer))
-        del _adopted[layer]
+    for layer in list(_adopted):
+        _disown(layer)
     for cls in list(_patches):
         _patches.pop(cls).undo()
 
@@ -145,7 +140,7 @@ def _is_hidden(layer: nn.Module) -> bool:
 def _renewed(patch: ClassPatch) -> ClassPatch:
     """A patch that is in force again, without a chain that grows each time others put back what they once saw."""
     present = patch.cls.__dict__.get("forward")
-    earlier = getattr(present, "remora_patch", None)
+    earlier = token_of(present)
     if isinstance(earlier, ClassPatch) and earlier.cls is patch.cls:
         earlier.put()
         return earlier
@@ -158,7 +153,7 @@ def _renewed(patch: ClassPatch) -> ClassPatch:
 
 def attach(layer: nn.Module, slot: Slot) -> None:
     """Give `layer` its slot, and make sure that calls of the layer reach it."""
-    patch = _ensure(_owner(type(layer)))
+    patch = _ensure(owner(type(layer)))
     _withdraw(layer, slot)
     method = own_method(layer, patch.knows)
     if method is None:
@@ -189,6 +184,7 @@ def detach(layer: nn.Module) -> None:
         return
     way, slot.way = slot.way, None
     _withdraw(layer, slot)
+    _disown(layer)
     if way is not None:
         way.release(layer)
 
@@ -206,14 +202,14 @@ def _ensure(cls: type[nn.Module]) -> ClassPatch:
     return patch
 
 
-def _owner(cls: type[nn.Module]) -> type[nn.Module]:
-    """The class whose `forward` a layer of class `cls` runs."""
+def owner(cls: type[nn.Module]) -> type[nn.Module]:
+    """Return the class whose `forward` a layer of class `cls` runs."""
     return next(base for base in cls.__mro__ if "forward" in base.__dict__)
 
 
 def _serving(layer: nn.Module) -> ClassPatch | InstancePatch | None:
     """The patch that calls of `layer` come to."""
-    patch = _patches.get(_owner(type(layer)))
+    patch = _patches.get(owner(type(layer)))
     method = None if patch is None else own_method(layer, patch.knows)
     return patch if method is None else InstancePatch.behind(method)
 
@@ -235,6 +231,15 @@ def _adopt(layer: nn.Module, patch: ClassPatch) -> None:
             found = (weakref.ref(holder), attribute, captured.__func__, patch.forward)
             _adopted.setdefault(layer, []).append(found)
             setattr(holder, attribute, MethodType(patch.forward, layer))
+
+
+def _disown(layer: nn.Module) -> None:
+    """Put back what `_adopt` replaced, as far as it is still there."""
+    for holder, attribute, original, ours in _adopted.pop(layer, ()):
+        # a hook that was removed meanwhile has put what it kept on the layer itself
+        for place, name in ((holder(), attribute), (layer, "forward")):
+            if place is not None and getattr(vars(place).get(name), "__func__", None) is ours:
+                setattr(place, name, MethodType(original, layer))
 
 
 def _patched_apply(base_apply: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -276,6 +281,9 @@ class _Probe:
     def resume(self, layer: nn.Module) -> bool:
         """Nothing is kept."""
         return False
+
+    def forget_stale(self, layer: nn.Module) -> None:
+        """Nothing is kept."""
 
 
 def _reaches(patch: ClassPatch) -> bool:

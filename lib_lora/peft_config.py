@@ -12,13 +12,14 @@ modules/modelSaver/mixin/DtypeModelSaverMixin.py and modules/util/config/TrainCo
 from __future__ import annotations
 
 import json
-import re
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from .adapters.base import Alpha
-from .errors import FileError
+from .errors import FileError, NumberError
 from .file import AdapterFile, adapter_config
+from .patterns import Table
 
 PEFT_HEADER = "lora_adapter_metadata"
 LYCORIS_HEADER = "lycoris_config"
@@ -34,6 +35,8 @@ _ONETRAINER = {
 # what may differ from module to module, and the name of the table that says so
 _PATTERNS = {"lora_alpha": "alpha_pattern", "alpha": "alpha_pattern", "r": "rank_pattern"}
 
+_LARGEST = sys.float_info.max
+
 
 class PeftConfig:
     """The configurations that belong to one file.
@@ -45,6 +48,7 @@ class PeftConfig:
     def __init__(self, values: Mapping[str, object]) -> None:
         self._common: dict[str, object] = {}
         self._components: dict[str, dict[str, object]] = {}
+        self._tables: dict[int, dict[str, Table]] = {}
         for key, value in values.items():
             component, dot, name = key.rpartition(".")
             part = self._components.setdefault(component, {}) if dot else self._common
@@ -80,7 +84,10 @@ class PeftConfig:
         values = self._common if component is None else self._components.get(component, self._common)
         if module is None or not values:
             return MappingProxyType(values)
-        special = {name: _special(values.get(table), module) for name, table in _PATTERNS.items() if name in values}
+        tables = self._tables.get(id(values))
+        if tables is None:  # the configurations stay as long as this object does
+            tables = self._tables[id(values)] = _tables(values)
+        special = {name: table.value(module) for name, table in tables.items()}
         return MappingProxyType(values | {name: value for name, value in special.items() if value is not None})
 
     @property
@@ -90,11 +97,17 @@ class PeftConfig:
         return next((one["base_model_name_or_path"] for one in every if one.get("base_model_name_or_path")), None)
 
     def alpha(self, component: str | None, module: str) -> Alpha:
-        """Alpha of one layer; `Alpha(None)` where no configuration speaks of it."""
+        """Return the alpha of one layer; `Alpha(None)` where no configuration speaks of it.
+
+        Raises:
+            NumberError: it is not finite.
+        """
         values = self.values(component, module)
         value = values.get("lora_alpha", values.get("alpha"))  # the second in PEFT's LoHa and LoKr
         if isinstance(value, bool) or not isinstance(value, int | float):
             return Alpha()
+        if not -_LARGEST <= value <= _LARGEST:  # nan is neither, and an int may be too large for a float
+            raise NumberError(f"want a finite number as alpha, got {str(value)[:20]}")
         return Alpha(float(value), rank_stabilized=values.get("use_rslora") is True)
 
 
@@ -111,14 +124,7 @@ def _header(file: AdapterFile, key: str) -> dict[str, object] | None:
     return values
 
 
-def _special(table: object, module: str) -> object:
-    """The value of the first pattern that names `module`; None where none does."""
-    patterns = table if isinstance(table, dict) else {}
-    return next((value for pattern, value in patterns.items() if _matches(str(pattern), module)), None)
-
-
-def _matches(pattern: str, module: str) -> bool:
-    try:
-        return re.fullmatch(rf"(.*\.)?({pattern})", module) is not None
-    except re.error:
-        return module == pattern or module.endswith(f".{pattern}")
+def _tables(values: Mapping[str, object]) -> dict[str, Table]:
+    """What may differ from module to module -> its patterns, of one configuration."""
+    found = {name: values.get(table) for name, table in _PATTERNS.items() if name in values}
+    return {name: Table(table.items()) for name, table in found.items() if isinstance(table, dict) and table}

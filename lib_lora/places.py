@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from .adapters.base import Kind, Rows, Site
-from .architectures.base import Alias, Architecture, fact, recognise
+from .architectures.base import Alias, Architecture, clear, fact, ranked
 from .components import role
 
 
@@ -183,15 +183,19 @@ class AliasTable:
 
     Args:
         aliases: of all families.
-        families: that a model may be of. Where two call different layers by one name, its own is right.
+        families: that a model may be of. Aliases count only for families that the signs of the model support: another
+            model may have a layer of the same name that is another one, or has its outputs in another order. Where no
+            family is supported, those count that only give a layer another name.
     """
 
     def __init__(self, aliases: Iterable[Alias], families: Iterable[Architecture] = ()) -> None:
-        self._rules = _indexed(aliases)
         self._families = tuple(families)
+        every = tuple(aliases)
+        self._every = _indexed(every)
+        self._names = _indexed(alias for alias in every if alias.only_names)
 
     def places(self, component: str, own: Mapping[str, Place]) -> dict[str, Place]:
-        """Every name -> what it means, the model's own names first.
+        """Return every name and what it means, the model's own names first.
 
         Args:
             component: whose layers they are.
@@ -199,8 +203,8 @@ class AliasTable:
         """
         known = dict(own)
         widths = {name: place.shape[1] if len(place.shape) > 1 else None for name, place in own.items()}
-        family = recognise(self._families, (fact(component, name, width) for name, width in widths.items()))
-        for rules in (_indexed(() if family is None else family.aliases), self._rules):
+        lines = (fact(component, name, width) for name, width in widths.items())
+        for rules in self._rules(clear(ranked(self._families, lines))):
             queue = list(known)
             for name in queue:  # which grows
                 for other, place in _others(rules, component, name, known, below_all=name in own):
@@ -208,6 +212,12 @@ class AliasTable:
                         known[other] = place
                         queue.append(other)
         return known
+
+    def _rules(self, families: Sequence[Architecture]) -> list[dict[str, list[_Rule]]]:
+        """The rules that count, those of the likeliest family first."""
+        if not self._families:
+            return [self._every]
+        return [_indexed(family.aliases) for family in families] or [self._names]
 
 
 def _indexed(aliases: Iterable[Alias]) -> dict[str, list[_Rule]]:

@@ -54,7 +54,7 @@ class How:
     """Likewise those that are for a part of the picture."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Plan:
     """Which way serves which layer."""
 
@@ -67,6 +67,8 @@ class Plan:
     """Whose number each strength is."""
     patterns: tuple[tuple[Element, ...], ...]
     """Of each entry, the rules that its cells were made for."""
+    evaluation: Evaluation
+    """Of the stack that it serves now."""
     strengths: Strengths
     choices: Choices
     """The layers that are merged where that pays."""
@@ -82,7 +84,18 @@ class Plan:
         """What became of the stack, by now."""
         merged = sum(isinstance(way, Merged) for way in list(self.layers.values())) if self.how.merging else 0
         live = {**self.why_live, **self.choices.left_live(self.layers)}
-        return ActivationReport(tuple(network.report for network in self.networks), merged, live)
+        reports = tuple(network.report for network in self.networks)
+        idle = self.evaluation.idle(self.strengths.acted, self.strengths.moments)
+        return ActivationReport(reports, merged, live, changed=len(self.layers), idle=idle)
+
+    @property
+    def places(self) -> dict[tuple[str, str], nn.Module]:
+        """Component and path -> the layer that must be called for its adapters to act: none that is merged."""
+        indexes = {index.component: index for index in self.indexes}
+        names = sorted({(one.component, one.target.path) for network in self.networks for one in network.bound})
+        found = {(name, path): indexes[name].get(path) for name, path in names}
+        merged = {layer for layer, way in list(self.layers.items()) if isinstance(way, Merged)}
+        return {place: layer for place, layer in found.items() if layer is not None and layer not in merged}
 
     def serves(self, stack: Stack, networks: Sequence[Network], components: Iterable[str]) -> bool:
         """Whether it is the plan that the stack needs, but for the strengths."""
@@ -105,14 +118,21 @@ class Plan:
         before = self.strengths.values, self.strengths.source, self.strengths.spread
         evaluation = Evaluation(stack, self.sheet)
         self.strengths.write(evaluation.values(None), evaluation.source, evaluation.spread)
+        former, self.evaluation = self.evaluation, evaluation
         if not self.how.merging:
             return
         try:
             self._merge()
         except BaseException:
+            self.evaluation = former
             self.strengths.write(*before)
             self._merge()
             raise
+
+    def forget_stale(self) -> None:
+        """Drop what was worked out of base weights that have changed since."""
+        for layer, way in list(self.layers.items()):
+            way.forget_stale(layer)
 
     def resume(self, stack: Stack) -> None:
         """Have the strengths of a stack as if made for it, after having been parked.
@@ -203,6 +223,7 @@ def make_plan(
         layers=layers,
         sheet=sheet,
         patterns=tuple(map(patterns, stack)),
+        evaluation=evaluation,
         strengths=strengths,
         choices=Choices(weakref.WeakKeyDictionary(chooser.choices)),
         why_live=dict(chooser.live),

@@ -11,6 +11,7 @@ Cause = Literal[
     "no_module",  # the model has no layer of that name
     "no_component",  # the model has no part of that name at all
     "shape",  # the tensors do not fit the layer, or each other
+    "not_finite",  # a tensor of the layer, or its alpha, is NaN or infinite somewhere
     "layer_kind",  # the algorithm is not defined for such a layer
     "unknown_key",  # no key format understands it
     "unknown_parameters",  # no adapter kind reads the parameters of this layer together
@@ -20,6 +21,13 @@ Cause = Literal[
     "unread",  # layers share it, and none of those that act reads it
 ]
 """Why a key has no effect, for programs; stays as it is from version to version."""
+
+
+_SHOWN = 3  # names of layers in a sentence
+
+
+_LEFT_OUT: frozenset[Cause] = frozenset({"no_module", "shape", "layer_kind", "not_finite", "unknown_parameters"})
+"""Causes for which a layer that is meant for the model does not act."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,10 @@ class NetworkReport:
     metadata: Mapping[str, str]
     resolved: bool = True
     """False where the file was read without a model, so that `hit` says nothing."""
+    absent: int = 0
+    """Layers of the file that are for components which the model does not have."""
+    notes: tuple[str, ...] = ()
+    """One sentence for each thing that the file does not say and that was assumed."""
     changed: int = 0
     """Layers of the model that are changed: three for one of the file that is q, k and v, one for the reverse."""
     components: frozenset[str] = frozenset()
@@ -113,17 +125,36 @@ class NetworkReport:
 
     @property
     def warning(self) -> str:
-        """That the file was made for another family than the model's, where that is sure; else nothing.
+        """Say what makes the effect of the file doubtful: it is made for another family, or layers of it are left out.
 
         Where all its layers fit, only what the file says of itself is held against the model.
         """
         own, model = self.family, self.model
+        if self._differs and own is not None and model is not None:
+            fit = f"{self.hit} of {self.layers} layers fit"
+            return f"made for {own.titles}, the loaded model is {model.titles}: {fit}"
+        if not self.hit or self.hit >= self.layers - self.absent:
+            return ""  # where none acts, an error says so
+        left = [one for one in self.unused if one.cause in _LEFT_OUT]
+        names = f", such as {left[0].key}" if left else ""
+        return f"{self.layers - self.absent - self.hit} of {self.layers} layers are left out{names}"
+
+    @property
+    def _differs(self) -> bool:
+        own, model = self.family, self.model
         if own is None or model is None or not own.differs(model):
-            return ""
-        if self.hit == self.layers and not (own.sure and own.named):
-            return ""
-        fit = f"{self.hit} of {self.layers} layers fit"
-        return f"made for {own.titles}, the loaded model is {model.titles}: {fit}"
+            return False
+        return not self.whole or (own.sure and own.named)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its layers act."""
+        return self.hit == self.layers
+
+    @property
+    def is_fragment(self) -> bool:
+        """Whether most of what is for the model's components fits none of their layers."""
+        return self.resolved and 2 * self.hit < self.layers - self.absent
 
     def reasons(self) -> dict[str, list[str]]:
         """Reason -> the keys that go unused for it."""
@@ -137,8 +168,10 @@ class NetworkReport:
         return {item.reason: item.cause for item in self.unused}
 
     def why(self) -> str:
-        """The reasons with how many keys each concerns, in one line."""
-        return "; ".join(f"{len(keys)} {reason}" for reason, keys in self.reasons().items())
+        """Return the reasons with how many keys each concerns, in one line."""
+        return "; ".join(
+            f"{reason} ({len(keys)} {'key' if len(keys) == 1 else 'keys'})" for reason, keys in self.reasons().items()
+        )
 
     def summary(self) -> str:
         """One line for a log or under a row of the stack, what is wrong with it at its end."""
@@ -148,8 +181,9 @@ class NetworkReport:
         if self.noise:
             hit += f", in {self.noise} noise only"
         line = f"{self.name}: {hit} ({kinds}{rank}; {self.format}, {self.architecture or 'unknown architecture'})"
-        if self.warning:
-            line += f"; {self.warning}"
+        doubtful = "" if self.hit < self.layers - self.absent and not self._differs else self.warning
+        for text in (doubtful, *self.notes):  # which layers are left out is said of their keys
+            line += f"; {text}" if text else ""
         if self.unused:
             line += f"; {len(self.unused)} keys unused: {self.why()}"
         return line
@@ -165,6 +199,7 @@ class NetworkReport:
             "base_model": self.base_model,
             "model": None if self.model is None else self.model.to_json(),
             "warning": self.warning,
+            "notes": list(self.notes),
             "kinds": dict(self.kinds),
             "ranks": None if self.ranks is None else list(self.ranks),
             "hit": self.hit if self.resolved else None,
@@ -182,6 +217,18 @@ class NetworkReport:
 
 
 @dataclass(frozen=True, slots=True)
+class Uncalled:
+    """A layer with adapters that the model never called, so that they do nothing."""
+
+    component: str
+    path: str
+    """Of the layer in the component."""
+    reason: str
+    expected: bool = False
+    """Whether the user's own settings leave it out, such as CLIP skip."""
+
+
+@dataclass(frozen=True, slots=True)
 class ActivationReport:
     """One stack against one model, entry by entry."""
 
@@ -190,10 +237,34 @@ class ActivationReport:
     """Layers whose weight holds the adapters."""
     live: Mapping[str, int] = field(default_factory=dict)
     """Why layers were not merged though the stack asks for it -> how many."""
+    uncalled: tuple[Uncalled, ...] = ()
+    """Layers that were never called, of the components that have been called since."""
+    changed: int = 0
+    """Layers of the model that have adapters."""
+    idle: Mapping[int, str] = field(default_factory=dict)
+    """Entries that have no effect, by their positions -> why."""
 
     def summary(self) -> str:
-        """One line per entry, and one on merging where that was asked for."""
-        return "\n".join([*(entry.summary() for entry in self.entries), *([self.merging] if self.merging else [])])
+        """One line per entry, one on merging where that was asked for, and one on layers that are never called."""
+        lines = [
+            f"{entry.summary()}; it has no effect: {self.idle[i]}" if i in self.idle else entry.summary()
+            for i, entry in enumerate(self.entries)
+        ]
+        return "\n".join([*lines, *filter(None, [self.merging, self.silence])])
+
+    @property
+    def silence(self) -> str:
+        """Which layers with adapters were never called, and why; empty where all were."""
+        if not self.uncalled:
+            return ""
+        by_reason: dict[str, list[str]] = {}
+        for one in self.uncalled:
+            by_reason.setdefault(one.reason, []).append(f"{one.component}.{one.path}")
+        parts = []
+        for reason, paths in by_reason.items():
+            more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
+            parts.append(f"{', '.join(paths[:_SHOWN])}{more} ({reason})")
+        return f"{len(self.uncalled)} of {self.changed} layers were never called: {'; '.join(parts)}"
 
     @property
     def merging(self) -> str:

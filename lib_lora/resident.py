@@ -19,7 +19,7 @@ from .adapters.base import Adapter
 from .binding import Binding
 from .budget import OUT_OF_MEMORY, Budget
 from .kernels import Chooser
-from .layer import read_base_weight
+from .layer import WeightMark, read_base_weight
 from .modules import device_of
 from .residency import stays
 from .sharing import Sharing
@@ -66,9 +66,11 @@ class Resident(ABC, Generic[P]):
         self._cells = frozenset(binding.cell for binding in self._bindings)
         self._strengths = strengths
         self._placed: P | None = None
+        self._other: P | None = None  # of another dtype, for layers that are called in two by turns
         self._stays = True
         self._known: tuple[Adapter, ...] | None = None
         self._reads = False  # whether some of these depend on the base weight
+        self._marks: tuple[WeightMark | None, ...] = ()  # of the weights that were read for these
 
     @property
     def device(self) -> torch.device | None:
@@ -110,6 +112,7 @@ class Resident(ABC, Generic[P]):
 
     def park(self, layer: nn.Module) -> None:
         """Leave where it is what lies in the computer's memory, if nothing of it was worked out of the base weight."""
+        self._drop_other()
         placed = self._placed
         if placed is None or placed.device.type != "cpu" or self._reads:
             self.release(layer)
@@ -142,7 +145,7 @@ class Resident(ABC, Generic[P]):
             return
         if trace.moves:
             trace.move(self._bindings, placed.device, self._source, placed.stored.nbytes, why)
-        self._placed = None
+        self._placed = self._other = None
         self._budget.free(self._share)
         if self._home is not None:
             self._budget.lane(self._home.placed.device).done(self._home)
@@ -152,8 +155,29 @@ class Resident(ABC, Generic[P]):
     ) -> P:
         placed = self._placed
         if placed is None or placed.device != device or placed.dtype != dtype:
-            placed = self._place(layer, device, dtype, input_dtype)
+            other = self._other
+            if other is None or other.device != device or other.dtype != dtype:
+                return self._place(layer, device, dtype, input_dtype)
+            self._placed, self._other = other, placed
+            return other
         return placed
+
+    def _drop_other(self) -> None:
+        """Keep no more than what is placed in one dtype."""
+        if self._other is not None and self._placed is not None:
+            self._other = None
+            self._budget.free(self._share)
+            self._budget.charge(self._share, self._placed.device, self._placed.stored.nbytes)
+
+    def _kept_beside(self, device: torch.device, dtype: torch.dtype) -> P | None:
+        """Return what is placed for another dtype, if it may stay where it is; else drop it."""
+        placed = self._placed
+        if placed is None or placed.device != device or placed.dtype == dtype:
+            kept = None
+        else:
+            kept = placed if self._stays and self._home is None and self._budget.is_free(device) else None
+        self.evict("another place or dtype is needed")  # never more at once than may stay
+        return kept
 
     def _place_early(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, why: str) -> None:
         """Place before a call, if it may stay until then."""
@@ -176,7 +200,7 @@ class Resident(ABC, Generic[P]):
             FileError: a file changed on disk.
             torch.OutOfMemoryError: there is not even room for this layer alone; nothing is placed.
         """
-        self.evict("another place or dtype is needed")  # never the old and the new at once
+        other = self._kept_beside(device, dtype)
         where = device, dtype, input_dtype or dtype
         if self._home is not None and not self._home.placed.is_for(*where):
             self._leave_home()
@@ -187,7 +211,9 @@ class Resident(ABC, Generic[P]):
             fits = False
             placed = self._brought(layer, where, fits=fits)
         lent = self._home is not None and not fits
-        may_stay = self._budget.charge(self._share, device, placed.stored.nbytes, lent=lent)
+        nbytes = placed.stored.nbytes + (0 if other is None else other.stored.nbytes)
+        may_stay = self._budget.charge(self._share, device, nbytes, lent=lent)
+        self._other = other if may_stay else None
         if trace.moves:
             until = "" if may_stay else ", for this call only: no room"
             trace.move(self._bindings, self._source, device, placed.stored.nbytes, why + until)
@@ -236,7 +262,27 @@ class Resident(ABC, Generic[P]):
             )
             pairs = zip(self._known, self._bindings, strict=True)
             self._reads = any(known is not binding.adapter for known, binding in pairs)
+            self._marks = self._marks_of(layer) if self._reads else ()
         return self._known
+
+    def forget_stale(self, layer: nn.Module) -> None:
+        """Drop what was worked out of a base weight that was written to since, such as by `load_state_dict`."""
+        if not self._reads or all(map(_agree, self._marks, self._marks_of(layer))):
+            return
+        self._known = None
+        self.evict("the base weight changed")
+        self._leave_home()
+
+    def _marks_of(self, layer: nn.Module) -> tuple[WeightMark | None, ...]:
+        found: list[WeightMark | None] = []
+        for one in self._bindings:
+            found += [WeightMark.of(layer, one.target.param)] if one.whole is None else one.whole.marks()
+        return tuple(found)
+
+
+def _agree(before: WeightMark | None, now: WeightMark | None) -> bool:
+    """Tell whether nothing shows that a weight has changed."""
+    return before is None or now is None or before == now
 
 
 def _reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> Callable[[], Tensor]:

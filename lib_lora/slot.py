@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -47,6 +48,10 @@ class Way(Protocol):
         """Have beside the layer what was kept, if it is of use there; whether it is, so that no `prefetch` is due."""
         ...
 
+    def forget_stale(self, layer: nn.Module) -> None:
+        """Drop what was worked out of a base weight that has changed since."""
+        ...
+
     @property
     def parked_bytes(self) -> int:
         """What `park` keeps, or has kept, until `release`."""
@@ -60,7 +65,7 @@ class Slot:
     fp8 cast or an offload map. Copies of the layer start without one.
     """
 
-    __slots__ = ("__weakref__", "key", "layer", "owner", "patch", "way")
+    __slots__ = ("__weakref__", "calls", "key", "layer", "owner", "patch", "tell", "way")
 
     def __init__(self, owner: object, layer: nn.Module) -> None:
         self.owner = owner
@@ -68,6 +73,16 @@ class Slot:
         self.key = key_for(self)
         self.patch: ClassPatch | InstancePatch | None = None
         self.way: Way | None = None
+        self.calls = 0
+        """Of the layer, as far as 2."""
+        self.tell: Callable[[Slot], None] | None = None
+        """Called at each of these, see `uncalled.py`."""
+
+    def note(self) -> None:
+        """Note a call."""
+        self.calls += 1
+        if self.tell is not None:
+            self.tell(self)
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         return None

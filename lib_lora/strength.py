@@ -11,6 +11,7 @@ matrix beside it has the factors of each row.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
@@ -98,7 +99,14 @@ class Strengths:
         steady: Steady | None = None,
     ) -> None:
         self._steady = steady
+        self._lock = (
+            threading.RLock()
+        )  # strengths are written from a UI's thread while the model's thread reads a moment
         self._set(values)
+        self.acted: set[int] = set()
+        """Cells that were other than 0 at a moment, of the moments since the strengths were written."""
+        self.moments = 0
+        """How many these are."""
         self.source = source
         """Gives the values at a moment, where that makes a difference."""
         self.spread = spread
@@ -275,32 +283,36 @@ class Strengths:
 
     def write(self, values: Values, source: Source | None = None, spread: Spread = NO_SPREAD) -> None:
         """Set every cell; shows at once in every view. For another number of variants, the first of them is shown."""
-        other = len(values) != len(self.values)
-        self.source = source
-        if spread != self.spread:
-            self.spread, self.masks, self._which = spread, Masks(spread.regions), {}
-            self.has_regions = bool(spread.cells)
-        self._set(values)
-        if other:
-            self._image, self.mixed = 0, False
-        self.refresh()
+        with self._lock:
+            other = len(values) != len(self.values)
+            self.source = source
+            if spread != self.spread:
+                self.spread, self.masks, self._which = spread, Masks(spread.regions), {}
+                self.has_regions = bool(spread.cells)
+            self._set(values)
+            if other:
+                self._image, self.mixed = 0, False
+            self.acted, self.moments = set(), 0
+            self.refresh()
 
     def show(self, image: int) -> None:
         """Say which image the next calls are for, all rows of them; shows at once in every view."""
-        self.mixed = False
-        if image != self._image:
-            self._image = image
-            self._refresh_vectors()
+        with self._lock:
+            self.mixed = False
+            if image != self._image:
+                self._image = image
+                self._refresh_vectors()
 
     def set_rows(self, rows: tuple[int, ...]) -> None:
         """Say of which image each row of the next model call is; shows at once in every window."""
-        if len(set(rows)) < 2:
-            self.show(next(iter(rows), self._image))
-            return
-        if rows != self._rows:
-            self._rows = rows
-            self._refresh_rows()
-        self.mixed = True
+        with self._lock:
+            if len(set(rows)) < 2:
+                self.show(next(iter(rows), self._image))
+                return
+            if rows != self._rows:
+                self._rows = rows
+                self._refresh_rows()
+            self.mixed = True
 
     def set_moment(self, moment: Moment) -> None:
         """Say when the next model call is; shows at once in every view.
@@ -308,14 +320,19 @@ class Strengths:
         Raises:
             MomentError: a strength depends on what the moment does not tell; all is as before then.
         """
-        values = None if self.source is None else tuple(map(tuple, self.source.values(moment)))
-        stale = bool(self._scheduled) and moment.timestep != self.timestep
-        self.timestep = moment.timestep
-        if values is not None and values != self.values:
-            self._set(values)
-            stale = True
-        if stale:
-            self.refresh()
+        with self._lock:
+            values = None if self.source is None else tuple(map(tuple, self.source.values(moment)))
+            stale = bool(self._scheduled) and moment.timestep != self.timestep
+            self.timestep = moment.timestep
+            if values is not None and (values != self.values or not self.moments):
+                self.acted.update(cell for own in values for cell, value in enumerate(own) if value)
+            if values is not None:
+                self.moments += 1
+            if values is not None and values != self.values:
+                self._set(values)
+                stale = True
+            if stale:
+                self.refresh()
 
     def _set(self, values: Values) -> None:
         self.values: tuple[tuple[float, ...], ...] = tuple(map(tuple, values))

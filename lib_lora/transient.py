@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from . import opaque, scratch
 from .adapters.base import Adapter
@@ -25,9 +26,10 @@ from .base_weights.base import WeightReader
 from .binding import Binding
 from .build import Part, build
 from .compiler import uncompiled
+from .errors import ComponentError
 from .layer import weight_reader
 from .live import Spot, by_places
-from .operation import Operation
+from .operation import Operation, named_arguments, place_of_input
 from .picture import is_of_text
 from .places import Target
 from .resident import Keeping, Resident
@@ -186,18 +188,20 @@ class Transient(Resident[Placement[Adapters]]):
         kwargs: dict[str, Any],
         which: _Pass,
     ) -> Any:
-        x: Tensor = next(iter(args or kwargs.values()))
+        x: Tensor = named_arguments(args, kwargs)[place_of_input(args, kwargs)]
         readers = {param: weight_reader(layer, param) for param in self._params}
         packed = not all(reader.holds_values for reader in readers.values())
         if packed and not self._acts(which):
             # a product with the decoded weight has other bits than the layer's own
             return base_forward(layer, *args, **kwargs)
+        kept = _is_kept(layer, args, kwargs)
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
-            effective = self._effective(layer, readers, placed.stored.get().all, x, which)
-        if packed:  # a forward that unpacks its weight cannot be handed one that is not packed
+            effective = self._effective(layer, readers, placed.stored.get().all, x, which, kept=kept)
+        stand_in = None if packed else _stand_in(layer, effective)
+        if stand_in is None:  # a forward that unpacks its weight cannot be handed one that is not packed
             return self._product(layer, x, effective)
-        return base_forward(_stand_in(layer, effective), *args, **kwargs)
+        return base_forward(stand_in, *args, **kwargs)
 
     def _acts(self, which: _Pass) -> bool:
         """Tell whether any adapter of a pass has a strength other than 0."""
@@ -206,7 +210,14 @@ class Transient(Resident[Placement[Adapters]]):
         return any(values[own.cell] for i, own in enumerate(self._bindings) if acting is None or i in acting)
 
     def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
-        """The product of a linear layer or a convolution with an effective weight."""
+        """Compute the product of a linear layer or a convolution with an effective weight.
+
+        Raises:
+            ComponentError: the layer is no such one.
+        """
+        if self._bindings[0].target.kind not in ("linear", "conv"):
+            text = f"a {type(layer).__name__} computes its {', '.join(effective)} from something else"
+            raise ComponentError(f"{text}, so no adapter can change it; take the file off")
         op = Operation(layer, effective["weight"].ndim - 2)
         y = op.apply(x, effective["weight"])
         bias = effective.get("bias", getattr(layer, "bias", None))
@@ -219,13 +230,16 @@ class Transient(Resident[Placement[Adapters]]):
         adapters: Sequence[Adapter],
         x: Tensor,
         which: _Pass,
+        *,
+        kept: bool,
     ) -> dict[str, Tensor]:
-        """The parameters the layer shall compute with, in scratch memory."""
+        """Build the parameters the layer shall compute with, in scratch memory unless they are kept after the call."""
         found: dict[str, Tensor] = {}
         for param, reader in readers.items():
             base = reader.read(layer, param)
             packed = not reader.plain and x.is_floating_point()
-            total = scratch.take(param, base, x.dtype if packed else base.dtype)
+            dtype = x.dtype if packed else base.dtype
+            total = torch.empty_like(base, dtype=dtype) if kept else scratch.take(param, base, dtype)
             build(total, base, self._parts(param, adapters, base, which), in_order=self._in_order)
             found[param] = total
         for binding, adapter in self._acting(adapters, which):
@@ -299,17 +313,37 @@ def bias_of(layer: nn.Module, target: Target) -> Tensor | None:
     return bias
 
 
-def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module:
-    """An object that is `layer` in every respect but has `params`; the layer itself is not touched."""
+def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether autograd keeps the parameters of a call, so that no other call may write to their memory."""
+    if not torch.is_grad_enabled():
+        return False
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    return any(tensor.requires_grad for tensor in (*tensors, *layer.parameters()))
+
+
+def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module | None:
+    """Make an object that is `layer` in every respect but has `params`; the layer itself is not touched.
+
+    None where the class gives a parameter of that name by itself, whatever the object has.
+    """
+    own = {name: value for name, value in params.items() if "." not in name}
     stand_in: nn.Module = object.__new__(type(layer))
     stand_in.__dict__.update(layer.__dict__)
-    own = {name: value for name, value in params.items() if "." not in name}
+    if parametrize.is_parametrized(layer):  # the class has a property for each tensor that is computed of others
+        stand_in.__class__ = parametrize.type_before_parametrizations(layer)
+        computed: Any = layer.parametrizations
+        own = {name: getattr(layer, name) for name in computed} | own
+    for name in own:
+        stand_in.__dict__.pop(name, None)  # where weight_norm's hook puts what it computes
     stand_in.__dict__["_parameters"] = {**layer._parameters, **own}
     children = dict(layer._modules)
     for name, value in params.items():
         child, dot, param = name.partition(".")
         module = children.get(child)
         if dot and module is not None:
-            children[child] = _stand_in(module, {param: value})
+            below = _stand_in(module, {param: value})
+            if below is None:
+                return None
+            children[child] = below
     stand_in.__dict__["_modules"] = children
-    return stand_in
+    return stand_in if all(getattr(stand_in, name) is value for name, value in own.items()) else None

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .adapters._part import PartOf
 from .adapters.base import Adapter
 from .errors import ComponentError
-from .layer import LayerIndex, read_base_weight
+from .layer import LayerIndex, WeightMark, read_base_weight
 from .places import Place
 
 
@@ -22,6 +22,7 @@ class Whole:
         paths = {segment.target.path for segment in place.segments}
         self._layers = {path: weakref.ref(index.module(path)) for path in paths}
         self._known: dict[tuple[int, int | None], tuple[Adapter, Adapter]] = {}
+        self._marks: list[WeightMark | None] = []  # of the weights that these were worked out of
 
     @property
     def layers(self) -> list[nn.Module]:
@@ -40,10 +41,18 @@ class Whole:
         """
         assert isinstance(adapter, PartOf)
         inner = adapter.inner
+        marks = self.marks()
+        if marks != self._marks:
+            self._known, self._marks = {}, marks
         key = id(inner), rank  # kept, so that no other has this id
         if key not in self._known:
             self._known[key] = inner, inner.on(self.weight, rank)
         return adapter.of(self._known[key][1], self.weight)
+
+    def marks(self) -> list[WeightMark | None]:
+        """Mark the weights as they are now; see `layer.WeightMark`."""
+        layers = [(self._layers[one.target.path](), one.target.param) for one in self.place.segments]
+        return [None if layer is None else WeightMark.of(layer, param) for layer, param in layers]
 
     def weight(self) -> Tensor:
         """Their base weights as one, on the device of the first that is on one, else on the CPU.

@@ -52,6 +52,18 @@ def find_chromium() -> str | None:
     return os.environ.get("REMORA_CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
 
 
+@pytest.fixture
+def names_of_every_family(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
+    """Let small models have the names of every family, though they are too narrow to be known for one."""
+    from lib_lora.families import alias_table
+    from lib_lora.layer import _name_tables
+
+    monkeypatch.setattr(alias_table(), "_families", ())
+    _name_tables.cache_clear()
+    yield
+    _name_tables.cache_clear()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     skip_what_cannot_run(items)

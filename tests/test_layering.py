@@ -23,8 +23,11 @@ LIB_LORA = {
     "engine": (
         "auto buckets budget cache calibration carriers families hearing kernels layer model multiplier network parking"
         " patch plan rates reading report resident rows schedule scratch sharing slot stack steady storage timing trace"
+        " uncalled"
     ),
-    "model": "families layer multiplier pristine residency stack",
+    "model": "families layer multiplier patch pristine residency stack",
+    "uncalled": "auto patch report slot",
+    "patterns": "",
     "auto": "binding calls effective merged rates slot transient",
     "rates": "effective",
     "calibration": "cache families layer plan rates resident slot stack",
@@ -60,7 +63,7 @@ LIB_LORA = {
     "provenance": "",
     "cache": "file layer network parsed reading",
     "recipe": "adapters",
-    "peft_config": "adapters.base file",
+    "peft_config": "adapters.base file patterns",
     "skeleton": "components file",
     "factored": (
         "adapters.base binding buckets effective live opaque operation pairs patch? picture resident rows sharing"
@@ -71,7 +74,7 @@ LIB_LORA = {
         "adapters.base apart base_weights.base binding build layer live opaque operation patch? picture places"
         " resident scratch spread storage streaming strength"
     ),
-    "by_tokens": "effective factored patch? strength transient",
+    "by_tokens": "effective factored operation patch? strength transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
     "resident": (
         "adapters.base binding budget kernels layer patch? residency sharing steady storage streaming strength trace"
@@ -83,7 +86,7 @@ LIB_LORA = {
     "build": "adapters.base",
     "rounding": "",
     "trace": "binding? report?",
-    "apart": "rows",
+    "apart": "operation rows",
     "calls": "",
     "rows": "calls",
     "effective": "patch? scratch spread strength?",

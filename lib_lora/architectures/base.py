@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -46,6 +46,11 @@ class Alias:
         short, long = sorted((f"{self.native}.", f"{self.diffusers}."), key=len)
         if short != long and long.startswith(short):
             raise ValueError(f"{short!r} begins {long!r}: give one layer as a tuple, or the name would grow for ever")
+
+    @property
+    def only_names(self) -> bool:
+        """Whether it gives layers another name and does nothing else."""
+        return isinstance(self.diffusers, str) and not self.swapped and self.times is None
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -142,6 +147,16 @@ def ranked(architectures: Iterable[Architecture], facts: Iterable[str]) -> list[
 def recognise(architectures: Iterable[Architecture], facts: Iterable[str]) -> Architecture | None:
     """The family most facts speak for; the earlier one when two are level; None when nothing speaks."""
     return next((architecture for architecture, _ in ranked(architectures, facts)), None)
+
+
+CLEAR = 2
+"""What the signs must weigh, and more than those of any other family. One of weight 1 is no more than a hint."""
+
+
+def clear(scores: Sequence[tuple[Architecture, int]]) -> tuple[Architecture, ...]:
+    """Return the families that facts clearly speak for: the best of `ranked`, and those as good but for a hint."""
+    most = scores[0][1] if scores else 0
+    return tuple(one for one, score in scores if score > most - CLEAR) if most >= CLEAR else ()
 
 
 def _lines(facts: Iterable[str]) -> str:

@@ -171,6 +171,7 @@ def test_a_model_of_another_family_is_a_warning_above_all(tmp_path, capsys):
     assert set(data["causes"].values()) == {"no_module"}
 
 
+@pytest.mark.usefixtures("names_of_every_family")
 def test_a_fused_layer_of_the_file_changes_three_of_the_model(tmp_path, capsys):
     names = [f"transformer_blocks.0.attn.to_{part}.weight" for part in "qkv"]
     model = checkpoint(tmp_path / "flux.safetensors", dict.fromkeys(names, (3072, 3072)))

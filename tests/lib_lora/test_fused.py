@@ -50,6 +50,8 @@ from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample, Tensors
 from tests.fakes.quantized import FORMATS, INSIDE, OUT
 
+pytestmark = pytest.mark.usefixtures("names_of_every_family")
+
 LINEAR = [sample for sample in SAMPLES if "linear" in sample.layers]
 CONV = [sample for sample in SAMPLES if "conv" in sample.layers]
 NAMED = {sample.name: sample for sample in SAMPLES}

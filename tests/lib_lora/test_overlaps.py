@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from lib_lora import load_network
 from tests.fakes.files import save
 
+pytestmark = pytest.mark.usefixtures("names_of_every_family")
+
 WIDTH, RANK = 8, 2
 FUSED = "transformer_blocks.0.attn.to_qkv"
 PARTS = tuple(f"transformer_blocks.0.attn.to_{part}" for part in "qkv")

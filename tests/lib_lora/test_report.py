@@ -54,6 +54,7 @@ def indexes(parts: dict[str, nn.Module]) -> list[LayerIndex]:
 def all_causes() -> dict[str, torch.Tensor]:
     tensors = pair("lora_unet_proj", (12, 8), 4) | pair("unet.proj", (12, 8), 4)
     tensors |= pair("lora_unet_nowhere", (12, 8), 4)
+    tensors |= pair("lora_unet_attn_out_proj", (8, 8), 4, alpha=float("nan"))
     tensors |= pair("lora_te3_x", (8, 8), 4)
     tensors |= {"base_model.vera_A": torch.zeros(2, 8)}
     tensors |= pair("lora_unet_conv", (6, 5, 3, 3), 4)
@@ -139,7 +140,7 @@ def test_a_file_for_another_family_is_told_in_one_sentence(tmp_path):
     report = load_network(xl_file(tmp_path, SDXL), models()["sd1", "ldm"]).report
     sentence = "made for Stable Diffusion XL, the loaded model is Stable Diffusion 1.x: 1 of 2 layers fit"
     assert report.warning == sentence
-    unused = "2 keys unused: 2 no module of that name in unet"
+    unused = "2 keys unused: no module of that name in unet (2 keys)"
     assert report.summary() == f"style: 1 of 2 layers (2 lora, rank 1; kohya, sdxl); {sentence}; {unused}"
     data = report.to_json()
     assert (data["warning"], data["base_model"]) == (sentence, "sd_xl_base_1.0.safetensors (sdxl_base_v1-0)")
@@ -190,7 +191,8 @@ def test_a_file_of_which_there_are_only_hints_is_not_held_against_the_model(tmp_
 def test_only_what_is_known_of_both_is_warned_of(tmp_path, family, model, warns):
     file = inspect_file(save(tmp_path / "a.safetensors", pair("lora_unet_proj", (12, 8), 2)))
     report = replace(file, family=family, model=model, hit=3, layers=4)
-    assert report.warning == ("made for A, the loaded model is B: 3 of 4 layers fit" if warns else "")
+    left_out = "1 of 4 layers are left out"
+    assert report.warning == ("made for A, the loaded model is B: 3 of 4 layers fit" if warns else left_out)
 
 
 def test_the_families_that_a_file_may_be_for_are_all_named():
@@ -224,8 +226,8 @@ def test_where_no_layer_fits_the_error_says_for_what_the_file_was_made(tmp_path)
     with pytest.raises(ActivationError) as caught:
         engine.activate(Stack([Entry(path)]))
     assert (
-        "a.safetensors: made for Stable Diffusion XL, the loaded model is Stable Diffusion 1.x: 0 of 1 layers fit; "
-        "its keys are 2 no module of that name in unet"
+        "a.safetensors: made for Stable Diffusion XL, the loaded model is Stable Diffusion 1.x: 0 of 1 layers fit: "
+        "no module of that name in unet (2 keys)"
     ) in str(caught.value)
 
 

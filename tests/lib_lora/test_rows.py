@@ -583,7 +583,9 @@ def test_rows_of_equal_strengths_share_an_effective_weight(entries, monkeypatch)
     file = save(entries[0].path.with_name("grouped.safetensors"), pair("lora_unet_conv", (8, 4, 3, 3), 4))
     built: list[int] = []
     effective = Transient._effective
-    monkeypatch.setattr(Transient, "_effective", lambda self, *args: built.append(1) or effective(self, *args))
+    monkeypatch.setattr(
+        Transient, "_effective", lambda self, *args, **how: built.append(1) or effective(self, *args, **how)
+    )
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(file, PerImage((0.5, 0.0, 0.5, -1.0)))]))
     model(x)

@@ -100,7 +100,8 @@ class TestForwardCapturedEarly:
         unet = tiny_unet(0)
         with sequential_offload(unet, accelerator):
             found = unet.conv_in._old_forward
-            Engine({"unet": unet}).activate(expected.stack)
+            engine = Engine({"unet": unet})
+            engine.activate(expected.stack)
             assert unet.conv_in._old_forward != found
             uninstall()
             assert unet.conv_in._old_forward == found

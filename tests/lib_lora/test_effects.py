@@ -1,0 +1,310 @@
+"""Nothing is reported as applied that has no effect: layers that are never called, strengths of 0, broken numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lib_lora import (
+    ActivationError,
+    ComponentError,
+    Curve,
+    Engine,
+    Entry,
+    Moment,
+    Reading,
+    Stack,
+    StackError,
+    Strength,
+    Window,
+    load_network,
+)
+from tests.fakes.files import pair, save
+
+LAYERS = 4
+
+
+class Model(nn.Module):
+    """Layers in a list, of which a call may leave some out, as CLIP skip does."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(LAYERS))
+        self.count = LAYERS
+
+    def forward(self, x: Tensor, timestep: float = 500.0) -> Tensor:
+        for layer in self.layers[: self.count]:
+            x = layer(x)
+        return x
+
+
+def file(folder, component="unet", count=LAYERS, width=8, **metadata):
+    prefix = {"unet": "lora_unet", "text_encoder": "lora_te"}[component]
+    tensors = {}
+    for number in range(count):
+        tensors |= pair(f"{prefix}_layers_{number}", (width, width), 2, seed=number)
+    return save(folder / f"{component}.safetensors", tensors, metadata)
+
+
+def activated(folder, model, component="unet", **entry):
+    engine = Engine({component: model})
+    engine.activate(Stack([Entry(file(folder, component), **entry)]))
+    return engine
+
+
+# layers that are never called -----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_said_before_the_model_is_called_and_where_all_layers_are(tmp_path):
+    model = Model().requires_grad_(False)
+    engine = activated(tmp_path, model)
+    assert engine.report.uncalled == ()
+    model(torch.randn(2, 8))
+    assert engine.report.uncalled == ()
+    assert "never called" not in engine.report.summary()
+
+
+def test_a_layer_whose_forward_is_replaced_is_told(tmp_path, caplog):
+    model = Model().requires_grad_(False)
+    engine = activated(tmp_path, model)
+    layer = model.layers[1]
+    layer.forward = lambda x: nn.functional.linear(x, layer.weight)
+    with caplog.at_level(logging.WARNING):
+        model(torch.randn(2, 8))
+        model(torch.randn(2, 8))
+    (one,) = engine.report.uncalled
+    assert (one.component, one.path, one.expected) == ("unet", "layers.1", False)
+    want = "1 of 4 layers were never called: unet.layers.1 (the ModuleList that it is in computes without it"
+    assert [want in record.message for record in caplog.records] == [True], "once"
+    assert want in engine.report.summary()
+
+
+def test_layers_of_a_model_that_computes_otherwise_are_told(tmp_path):
+    model = Model().requires_grad_(False)
+    engine = activated(tmp_path, model)
+    model.count = 0
+    model(torch.randn(2, 8))
+    assert engine.silent == {"unet"}
+    model.count = 1
+    model(torch.randn(2, 8))
+    assert engine.silent == frozenset()
+
+
+def test_what_clip_skip_leaves_out_is_told_and_no_reason_to_warn(tmp_path, caplog):
+    model = Model().requires_grad_(False)
+    engine = activated(tmp_path, model, "text_encoder")
+    model.count = LAYERS - 1
+    with caplog.at_level(logging.WARNING):
+        model(torch.randn(2, 8))
+        model(torch.randn(2, 8))
+    (one,) = engine.report.uncalled
+    assert (one.path, one.expected) == ("layers.3", True)
+    assert "CLIP skip" in one.reason
+    assert not caplog.records
+
+
+def test_torchs_fast_path_is_told(tmp_path):
+    model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval().requires_grad_(False)
+    tensors = pair("lora_unet_linear1", (16, 8), 2) | pair("lora_unet_linear2", (8, 16), 2)
+    outer = nn.Sequential(nn.Linear(8, 8).requires_grad_(False), model)
+    engine = Engine({"unet": outer})
+    tensors = {key.replace("unet_", "unet_1_"): value for key, value in tensors.items()}
+    tensors |= pair("lora_unet_0", (8, 8), 2)
+    engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
+    with torch.no_grad():
+        outer(torch.randn(2, 3, 8))
+    assert {one.reason for one in engine.report.uncalled} == {
+        "torch's fast path of TransformerEncoderLayer computes it in one kernel"
+    }
+
+
+def test_a_call_that_fails_says_nothing_of_the_layers_behind_it(tmp_path, caplog):
+    model = Model().requires_grad_(False)
+    activated(tmp_path, model)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("interrupted")
+
+    hook = model.layers[1].register_forward_pre_hook(fail)
+    with caplog.at_level(logging.WARNING), pytest.raises(RuntimeError):
+        model(torch.randn(2, 8))
+    hook.remove()
+    assert not caplog.records
+
+
+def test_a_merged_layer_need_not_be_called(tmp_path):
+    model = Model().requires_grad_(False)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(file(tmp_path))], mode="merged"))
+    model.count = 1
+    model(torch.randn(2, 8))
+    assert engine.report.uncalled == ()
+
+
+# strengths that are 0 -------------------------------------------------------------------------------------------------
+
+IDLE = {
+    "another component": ({"text_encoder": 1.0}, "its strength is 0 for all layers that it changes, which are in unet"),
+    "never begins": (Strength(during=Window(start=10, stop=5)), "it stops at step 5 and starts at step 10 only"),
+    "no noise": (Strength(during=Window(high=1.0, low=5.0)), "it stops below sigma 5 and starts at sigma 1 only"),
+}
+
+
+@pytest.mark.parametrize("strength", IDLE)
+def test_an_entry_that_has_no_effect_says_why(tmp_path, strength):
+    multiplier, why = IDLE[strength]
+    model, encoder = Model().requires_grad_(False), Model().requires_grad_(False)
+    engine = Engine({"unet": model, "text_encoder": encoder})
+    report = engine.activate(Stack([Entry(file(tmp_path), multiplier)]))
+    assert report.idle == {0: why}
+    assert f"it has no effect: {why}" in report.summary()
+
+
+def test_a_window_outside_the_steps_is_told_after_them(tmp_path):
+    model = Model().requires_grad_(False)
+    engine = activated(tmp_path, model, multiplier=Strength(during=Window(start=50)))
+    for step in range(3):
+        engine.set_moment(Moment(step=step, steps=3))
+        model(torch.randn(2, 8))
+    assert engine.report.idle[0].startswith("its strength was 0 at all ")
+    engine.set_moment(Moment(step=60, steps=100))
+    assert engine.report.idle == {}
+
+
+@pytest.mark.parametrize("multiplier", [0.0, 1.0, Strength(Curve(((0.0, 0.0), (1.0, 1.0))))])
+def test_strengths_that_act_and_those_that_are_0_on_purpose_are_not_told(tmp_path, multiplier):
+    engine = activated(tmp_path, Model().requires_grad_(False), multiplier=multiplier) if multiplier != 0 else None
+    assert engine is None or engine.report.idle == {}
+
+
+# numbers that are not finite ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("where", ["alpha", "weights", "configuration"])
+def test_a_layer_with_numbers_that_are_not_finite_is_left_out_and_told(tmp_path, bad, where):
+    tensors = pair("base_model.model.layers.0", (8, 8), 2) | pair("base_model.model.layers.1", (8, 8), 2)
+    tensors = {key.replace("lora_down", "lora_A").replace("lora_up", "lora_B"): value for key, value in tensors.items()}
+    config = {"r": 2, "lora_alpha": 2.0}
+    if where == "weights":
+        tensors["base_model.model.layers.0.lora_A.weight"][1, 3] = bad
+    elif where == "alpha":
+        tensors["base_model.model.layers.0.alpha"] = torch.tensor(bad)
+    else:
+        config["alpha_pattern"] = {"layers.0": bad}
+    path = save(tmp_path / "a.safetensors", tensors, {"lora_adapter_metadata": json.dumps(config)})
+    model = Model().requires_grad_(False)
+    x = torch.randn(2, 8)
+    report = load_network(path, {"unet": model}).report
+    assert (report.hit, report.layers, {one.cause for one in report.unused}) == (1, 2, {"not_finite"})
+    assert "NaN or infinite" in report.summary()
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    assert model(x).isfinite().all()
+
+
+def test_a_file_without_a_finite_number_is_refused(tmp_path):
+    tensors = pair("lora_unet_layers_0", (8, 8), 2, alpha=float("nan"))
+    model = Model().requires_grad_(False)
+    with pytest.raises(ActivationError, match="of a layer with numbers that are NaN or infinite"):
+        Engine({"unet": model}).activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
+
+
+# files that fit in part -----------------------------------------------------------------------------------------------
+
+
+def test_a_file_of_which_most_does_not_fit_is_refused_unless_it_is_wanted(tmp_path):
+    tensors = pair("lora_unet_layers_0", (8, 8), 2)
+    for number in range(10, 13):
+        tensors |= pair(f"lora_unet_layers_{number}", (8, 8), 2)
+    path = save(tmp_path / "a.safetensors", tensors)
+    model = Model().requires_grad_(False)
+    engine = Engine({"unet": model})
+    with pytest.raises(ActivationError, match="fits 1 of the 4 layers it has for this model"):
+        engine.activate(Stack([Entry(path)]))
+    report = engine.activate(Stack([Entry(path)], reading=Reading(fragments=True)))
+    assert report.entries[0].warning == "3 of 4 layers are left out, such as lora_unet_layers_10.lora_down.weight"
+
+
+def test_layers_for_a_component_that_is_not_there_do_not_count(tmp_path):
+    tensors = pair("lora_unet_layers_0", (8, 8), 2)
+    for number in range(3):
+        tensors |= pair(f"lora_te_layers_{number}", (8, 8), 2)
+    model = Model().requires_grad_(False)
+    report = Engine({"unet": model}).activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
+    assert (report.entries[0].hit, report.entries[0].absent, report.entries[0].warning) == (1, 3, "")
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_file_of_peft_without_its_configuration_says_that_its_scale_is_unknown(tmp_path, known):
+    tensors = {"base_model.model.layers.0.lora_A.weight": torch.ones(2, 8)}
+    tensors["base_model.model.layers.0.lora_B.weight"] = torch.ones(8, 2)
+    path = save(tmp_path / "adapter_model.safetensors", tensors)
+    if known:
+        (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 2, "lora_alpha": 4}')
+    report = load_network(path, {"unet": Model()}).report
+    assert any("scale is unknown and taken as 1" in note for note in report.notes) is not known
+    assert ("scale is unknown" in report.summary()) is not known
+
+
+# a library's first minute ---------------------------------------------------------------------------------------------
+
+
+class Pipe:
+    """As diffusers' pipelines."""
+
+    def __init__(self) -> None:
+        self.transformer = Model()
+        self.components = {"tokenizer": object(), "transformer": self.transformer, "image_encoder": None}
+
+
+FIRST = {
+    "a pipeline": (Pipe, "write Engine({'transformer': pipe.transformer})"),
+    "a model": (Model, "write Engine({'unet': model})"),
+    "a missing part": (lambda: {"unet": None}, "component 'unet' is None and no torch module; leave it out"),
+    "another object": (lambda: {"tokenizer": 3}, "component 'tokenizer' is a int and no torch module; leave it out"),
+}
+
+
+@pytest.mark.parametrize("what", FIRST)
+def test_an_engine_of_something_else_says_what_to_write(what):
+    make, sentence = FIRST[what]
+    with pytest.raises(ComponentError) as caught:
+        Engine(make())
+    assert sentence in str(caught.value)
+    engine = Engine({})
+    with pytest.raises(ComponentError):
+        engine.components = make()
+
+
+def test_what_is_no_stack_is_refused_with_what_to_write(tmp_path):
+    engine = Engine({"unet": Model()})
+    with pytest.raises(StackError, match=r"write engine.activate\(Stack\(\[Entry\(path, 0.8\)\]\)\)"):
+        engine.activate([Entry(file(tmp_path))])
+
+
+def test_a_model_that_nobody_keeps_is_said_to_be_gone(tmp_path):
+    engine = Engine({"unet": Model()})
+    with pytest.raises(ComponentError, match="an engine does not keep its model"):
+        engine.activate(Stack([Entry(file(tmp_path))]))
+
+
+def test_an_engine_and_a_stack_can_be_in_force_for_a_block(tmp_path):
+    model, x = Model().requires_grad_(False), torch.randn(2, 8)
+    plain, path = model(x), file(tmp_path)
+    with Engine({"unet": model}) as engine:
+        with engine.active(Stack([Entry(path, 0.5)])) as report:
+            assert report.entries[0].hit == LAYERS
+            half = model(x)
+            with contextlib.suppress(RuntimeError), engine.active(Stack([Entry(path)])):
+                assert not torch.equal(model(x), half)
+                raise RuntimeError("of the block")
+            assert torch.equal(model(x), half), "what was before is in force again"
+        assert torch.equal(model(x), plain)
+        engine.activate(Stack([Entry(path)]))
+    assert torch.equal(model(x), plain)
