@@ -21,6 +21,7 @@ MERGE = "remora_merge"
 IN_ORDER = "remora_stack_in_order"
 SPLIT_QKV = "remora_split_qkv_as_trained"
 DYLORA = "remora_dylora_as_trained"
+FRAGMENTS = "remora_apply_fragments"
 STORAGE = "remora_storage"
 DEVICE_BUDGET = "remora_device_budget_mb"
 ROUND_UP = "remora_round_up_ranks"
@@ -77,6 +78,12 @@ TABLE: tuple[Option, ...] = (
         "such files say so themselves; off, they act at 1 / block size of that, as elsewhere",
     ),
     Option(
+        FRAGMENTS,
+        False,
+        "Apply files of which most does not fit the model",
+        "off, such a file is refused, as it is usually made for another model; what fits may fit by accident",
+    ),
+    Option(
         STORAGE,
         "file",
         "Keep LoRA on the GPU as",
@@ -130,6 +137,7 @@ _PARAMETERS: Mapping[str, tuple[str, Mapping[object, str]]] = {
     IN_ORDER: ("Remora stacking", {True: "in order"}),
     SPLIT_QKV: ("Remora split_qkv", {True: "as trained"}),
     DYLORA: ("Remora DyLoRA", {True: "as trained"}),
+    FRAGMENTS: ("Remora fragments", {True: "applied"}),
     STORAGE: ("Remora storage", {"bfloat16": "bfloat16", "float8": "float8"}),
     OWN_KERNELS: ("Remora kernels", {True: "own"}),
 }
@@ -206,7 +214,11 @@ def in_order(values: Values) -> bool:
 
 def reading(values: Values) -> Reading:
     """Return what is made of files that other programs read otherwise than they were trained."""
-    return Reading(bool(values.option(SPLIT_QKV)), bool(values.option(DYLORA)))
+    return Reading(
+        split_qkv_as_trained=bool(values.option(SPLIT_QKV)),
+        dylora_as_trained=bool(values.option(DYLORA)),
+        fragments=bool(values.option(FRAGMENTS)),
+    )
 
 
 def memory(values: Values) -> Memory:

@@ -17,13 +17,13 @@ class Reading:
     them as one of rank 3 r or 4 r with the alpha unchanged, so that they act at a third or a quarter of what they
     learned (kohya-ss/sd-scripts networks/lora_flux.py, `state_dict`). True multiplies those layers by 3 or 4.
     """
-    fragments: bool = False
-    """Apply a file of which most fits no layer of the model. By default it is refused: what fits by accident, such as a
-    layer that has the same name in another model, gives a picture that nobody wants.
-    """
     dylora_as_trained: bool = False
     """LyCORIS' DyLoRA trains at alpha / number of blocks and is loaded at alpha / rank (modules/dylora.py). True
     multiplies it by the size of its blocks.
+    """
+    fragments: bool = False
+    """Apply a file of which most fits no layer of the model. By default it is refused: what fits by accident, such as a
+    layer that has the same name in another model, gives a picture that nobody wants.
     """
 
 
