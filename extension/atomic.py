@@ -13,7 +13,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written; what was there stays.
     """
-    write_bytes(path, text.encode("utf-8"))
+    # half a character, which a file of others may hold, is written as JSON writes it
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_bytes(path: Path, content: bytes, *, lasting: bool = True) -> None:

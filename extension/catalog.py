@@ -8,7 +8,8 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -22,9 +23,11 @@ logger = logging.getLogger(__name__)
 
 _HASH = re.compile(r"[0-9a-fA-F]{8,64}")
 _HASH_LENGTH = 12  # hex digits, as shown in "Lora hashes"
+_SHORTEST_HASH = 8
 _HASH_OF_NOTHING = hashlib.sha256().hexdigest()[:_HASH_LENGTH]  # what ai-toolkit stores in every file
 _CHUNK = 1 << 20  # bytes
 _READ_AT_MOST = 4 << 30  # bytes, to find a file by the hash of all of it
+_COMPARED_AT_MOST = 2000  # names, to suggest one that is like another: it takes 25 microseconds for each
 _METADATA_AT_MOST = 32 << 20  # characters that are kept
 
 
@@ -38,7 +41,7 @@ class CatalogError(LoraError, LookupError):
     """
 
     def __init__(self, name: str, reason: str, candidates: Sequence[str] = (), *, fits_several: bool = False) -> None:
-        super().__init__(f"LoRA {name!r} {reason}")
+        super().__init__(f"LoRA {name!r:.120} {reason}")
         self.name = name
         self.candidates = tuple(candidates)
         self.fits_several = fits_several
@@ -60,6 +63,9 @@ class Catalog:
         self._made = threading.Lock()
         self._opened: Scanner | None = None
         self._hasher: ThreadPoolExecutor | None = None
+        self._to_hash: set[CatalogFile] = set()
+        """Files whose hash is being made, or is to be."""
+        self._names: _Names | None = None
         self._metadata: dict[CatalogFile, Mapping[str, str]] = {}
         self._metadata_size = 0
 
@@ -95,6 +101,7 @@ class Catalog:
         """Stop that; what was read is kept."""
         with self._made:
             hasher, self._hasher = self._hasher, None
+            self._to_hash.clear()
         if hasher is not None:
             hasher.shutdown(wait=True, cancel_futures=True)
         if self._opened is not None:
@@ -162,14 +169,21 @@ class Catalog:
             raise CatalogError(wanted, "is no file in the LoRA folders (any more); look at the list again")
         return row.file
 
-    def find(self, name: str) -> CatalogFile:
-        """Return the file meant by a name: by file name, then `sub/name`, then alias, then hash.
+    def find(self, name: str, *, suggest: bool = True) -> CatalogFile:
+        """Return the file meant by a name: by file name, then `sub/name`, then alias, then hash as far as it is known.
+
+        No file is read for its hash: of those whose hash is not known it is made beside other work.
+
+        Args:
+            name: the name.
+            suggest: compare an unknown name with those there are, which takes a while.
 
         Raises:
             CatalogError: the name leaves the folders, is unknown, or fits several files.
         """
         wanted = _inside(name)
-        for candidates in self._lookups(wanted):
+        names = self._names_now()
+        for candidates in self._lookups(names, wanted):
             match candidates:
                 case []:
                     continue
@@ -179,9 +193,12 @@ class Catalog:
                     shown = [_distinct(file, candidates) for file in candidates]
                     reason = f"fits several files: {', '.join(shown)}; write one of these"
                     raise CatalogError(name, reason, shown, fits_several=True)
-        names = sorted({known for file in self.files for known in (file.name, file.relative)})
-        close = difflib.get_close_matches(wanted, names, n=3)
-        hint = f"; did you mean {' or '.join(close)}?" if close else f"; {len(self.files)} LoRA files are known"
+        if _HASH.fullmatch(wanted) and (unknown := self._hash_unknown()):
+            reason = f"is not in the LoRA folders; if it is a hash, try again later: {unknown} are being made"
+            raise CatalogError(name, reason)
+        known = names.written if suggest and len(names.written) < _COMPARED_AT_MOST else ()
+        close = difflib.get_close_matches(wanted[:200], known, n=3)
+        hint = f"; did you mean {' or '.join(close)}?" if close else f"; {names.readable} LoRA files are known"
         raise CatalogError(name, f"is not in the LoRA folders{hint}", close)
 
     def find_anew(self, name: str) -> CatalogFile:
@@ -191,7 +208,7 @@ class Catalog:
             CatalogError: as `find`.
         """
         try:
-            file = self.find(name)
+            file = self.find(name, suggest=False)
             if file.is_current():
                 return file
         except CatalogError as error:
@@ -284,9 +301,12 @@ class Catalog:
     def hash_later(self, file: CatalogFile) -> None:
         """Have the hash of a file made beside other work, one file at a time, and kept."""
         with self._made:
+            if file in self._to_hash:
+                return
             if self._hasher is None:
                 self._hasher = ThreadPoolExecutor(1, "remora-hash")
-            self._hasher.submit(self._short, file)
+            self._to_hash.add(file)
+            self._hasher.submit(self._hash, file)
 
     def sha256(self, file: CatalogFile) -> str:
         """Return the SHA-256 of the whole file, in hex digits.
@@ -328,6 +348,38 @@ class Catalog:
                     return
             yield file
 
+    def _names_now(self) -> _Names:
+        """Return the names of the files that the latest look at the folders found."""
+        found, names = self._found(), self._names
+        if names is None or names.found is not found:
+            names = self._names = _Names(found)
+        return names
+
+    def _lookups(self, names: _Names, wanted: str) -> Iterator[list[CatalogFile]]:
+        """Yield the files that a name may mean, in the order of what counts."""
+        yield from names.of_files(wanted)
+        if not names.all_read:  # once for each look: it may be the alias of any
+            for file in self.files:
+                self.row(file)
+            names.all_read = True
+        names.follow(self.index)
+        yield from names.of_headers(wanted)
+
+    def _hash_unknown(self) -> int:
+        """Have hashes made of the files without one, up to some gigabytes; return how many they are."""
+        known = {file for file in self.files if self.row(file).shorthash or self._facts(file).stored_hash}
+        unknown = [file for file in self._worth_reading(known) if file not in known]
+        for file in unknown:
+            self.hash_later(file)
+        return len(unknown)
+
+    def _hash(self, file: CatalogFile) -> None:
+        try:
+            self._short(file)
+        finally:
+            with self._made:
+                self._to_hash.discard(file)
+
     def _short(self, file: CatalogFile) -> str:
         try:
             return self.known_hash(file)
@@ -335,17 +387,76 @@ class Catalog:
             logger.warning("remora: %s cannot be read: %s", file.path, error.strerror)
             return ""
 
-    def _lookups(self, wanted: str) -> Iterator[list[CatalogFile]]:
-        relative = _preferred(
-            file for file in self.every if wanted in (file.relative, file.relative + file.path.suffix)
-        )
-        by_name = _preferred(file for file in self.every if wanted in (file.name, file.path.name))
+
+class _Names:
+    """The files of one look at the folders by their names, and by what was read of them."""
+
+    def __init__(self, found: Mapping[Path, Found]) -> None:
+        self.found = found
+        self.all_read = False
+        files = [one.file for one in found.values()]
+        self.readable = sum(file.readable for file in files)
+        self.written = sorted({name for file in files if file.readable for name in (file.name, file.relative)})
+        """Names as prompts have them."""
+        self._order = {path: position for position, path in enumerate(found)}
+        self._relative = _table((file, {file.relative, file.relative + file.path.suffix}) for file in files)
+        self._own = _table((file, {file.name, file.path.name}) for file in files)
+        self._lock = threading.Lock()
+        self._followed = 0
+        self._told: dict[Path, tuple[str, str]] = {}
+        """Alias and hash of each file, as far as known."""
+        self._alias: defaultdict[str, set[Path]] = defaultdict(set)
+        self._hash: defaultdict[str, set[Path]] = defaultdict(set)
+        """By the first digits."""
+
+    def of_files(self, wanted: str) -> tuple[list[CatalogFile], ...]:
+        """Return the files that have this name or path, first those that count first."""
+        relative, own = _preferred(self._relative.get(wanted, ())), _preferred(self._own.get(wanted, ()))
         # a file at the top has no longer name than its file name, so there that one decides
-        yield relative if len(relative) == 1 else by_name
-        yield relative
-        yield [file for file in self.files if self.alias(file) == wanted]
-        if _HASH.fullmatch(wanted):
-            yield list(self.with_hash(wanted))
+        return (relative if len(relative) == 1 else own, relative)
+
+    def of_headers(self, wanted: str) -> tuple[list[CatalogFile], ...]:
+        """Return the files whose alias this is, and those whose known hash begins so."""
+        digest = wanted.lower()[:_HASH_LENGTH]
+        is_hash = _HASH.fullmatch(wanted) and not _HASH_OF_NOTHING.startswith(digest)
+        with self._lock:
+            paths = self._hash.get(digest[:_SHORTEST_HASH], set()) if is_hash else set()
+            hashed = {path for path in paths if self._told[path][1].startswith(digest)}
+            return (self._readable(self._alias.get(wanted, set())), self._readable(hashed))
+
+    def follow(self, index: Index) -> None:
+        """Take over what became known since the last time."""
+        with self._lock:
+            since, self._followed = self._followed, index.revision
+            if since != self._followed:
+                for row in index.since(since)[0]:
+                    self._take(row)
+
+    def _take(self, row: Row) -> None:
+        path, facts = row.file.path, row.facts
+        told = ("", "") if facts is None else (facts.alias, facts.stored_hash or row.shorthash)
+        former = self._told.get(path, ("", ""))
+        self._told[path] = told
+        for table, old, new in (
+            (self._alias, former[0], told[0]),
+            (self._hash, former[1][:_SHORTEST_HASH], told[1][:_SHORTEST_HASH]),
+        ):
+            table[old].discard(path)
+            if new:
+                table[new].add(path)
+
+    def _readable(self, paths: Collection[Path]) -> list[CatalogFile]:
+        present = sorted((path for path in paths if path in self._order), key=self._order.__getitem__)
+        return [file for path in present if (file := self.found[path].file).readable]
+
+
+def _table(named: Iterable[tuple[CatalogFile, Collection[str]]]) -> dict[str, list[CatalogFile]]:
+    """Return the files by each of their names."""
+    table: dict[str, list[CatalogFile]] = {}
+    for file, names in named:
+        for name in names:
+            table.setdefault(name, []).append(file)
+    return table
 
 
 def _inside(name: str) -> str:
@@ -356,10 +467,9 @@ def _inside(name: str) -> str:
     return wanted
 
 
-def _preferred(files: Iterator[CatalogFile]) -> list[CatalogFile]:
+def _preferred(files: Sequence[CatalogFile]) -> list[CatalogFile]:
     """Leave out pickles where the same name is there as safetensors."""
-    found = list(files)
-    return [file for file in found if file.readable] or found
+    return [file for file in files if file.readable] or list(files)
 
 
 def _distinct(file: CatalogFile, among: Sequence[CatalogFile]) -> str:

@@ -179,7 +179,7 @@ def checked(key: str, value: object) -> object:
         case _:
             if value in option.choices:
                 return value
-    raise ValueError(f"{key} must be {_wanted(option)}, not {value!r}")
+    raise ValueError(f"{key} must be {_wanted(option)}, not {value!r:.60}")
 
 
 def enabled(values: Values) -> bool:

@@ -203,6 +203,7 @@ OUTSIDE = {
     "peft": ("training/",),
     "safetensors": ("lib_lora/", *PIPELINE),
     "tokenizers": PIPELINE,
+    "starlette": ("extension/api/", "extension/standalone/"),  # what fastapi is made of
     "torch": ("lib_lora/", "extension/", "training/"),
     "tqdm": ("training/",),
     "transformers": PIPELINE,

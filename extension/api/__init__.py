@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 from fastapi.openapi.utils import get_openapi
 
+from ..hosts import Access
 from ..version import VERSION
-from .answers import answer
+from .answers import answer, object_of, refused
 from .app import front_end
 from .blocks import BlocksApi
 from .compare import CompareApi
-from .guard import guard, refuse_other_sites
+from .guard import add_route, of_other_site
 from .library import Library
 from .presets import PresetsApi
 from .regions import RegionsApi
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     from ..session import Session
 
-__all__ = ["add_routes", "list_loras", "refuse_other_sites"]
+__all__ = ["add_route", "add_routes", "list_loras", "object_of", "of_other_site", "refused"]
 
 _OWN = "/remora/v1"
 _APP = "/remora/app/{name:path}"
@@ -39,13 +40,12 @@ _APP = "/remora/app/{name:path}"
 def add_routes(app: FastAPI, session: Session) -> None:
     """Add the routes the host has not got; a host's own `/sdapi/v1/loras` stays. Ours demand what the host's do."""
     taken = {getattr(route, "path", "") for route in app.routes}
-    guarded = [Depends(refuse_other_sites), Depends(guard(session.host.access(app)))]
+    access = session.host.access(app)
     session.catalog.start()
     if "/sdapi/v1/loras" not in taken:
-        app.add_api_route("/sdapi/v1/loras", lambda: list_loras(session), methods=["GET"], dependencies=guarded)
-        app.add_api_route(
-            "/sdapi/v1/refresh-loras", lambda: session.catalog.refresh(), methods=["POST"], dependencies=guarded
-        )
+        shared = LorasApi(session)
+        add_route(app, "/sdapi/v1/loras", shared.list, access, methods=["GET"])
+        add_route(app, "/sdapi/v1/refresh-loras", shared.refresh, access, methods=["POST"])
     if f"{_OWN}/state" in taken:
         return
     own = routes(
@@ -57,12 +57,26 @@ def add_routes(app: FastAPI, session: Session) -> None:
         RegionsApi(session),
     )
     for route in own:
-        # without a router between: recent versions keep those to themselves, and then nobody sees what is taken
-        app.add_api_route(_OWN + route.path, route.endpoint, dependencies=guarded, **_said(route))
-    app.add_api_route(
-        f"{_OWN}/openapi.json", _schema(app), methods=["GET"], dependencies=guarded, include_in_schema=False
-    )
-    app.add_api_route(_APP, front_end, methods=["GET"], include_in_schema=False)
+        add_route(app, _OWN + route.path, route.endpoint, access, **_said(route))
+    hidden: dict[str, Any] = {"methods": ["GET"], "include_in_schema": False}
+    add_route(app, f"{_OWN}/openapi.json", _schema(app), access, **hidden)
+    # for everybody: a page asks for its scripts without the password of an API, and there is nothing secret in them
+    add_route(app, _APP, front_end, Access(), **hidden)
+
+
+class LorasApi:
+    """The two routes about LoRA files that clients of A1111 know, over one session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def list(self, request: Request) -> Response:
+        """List the LoRA files."""
+        return answer(request, list_loras(self._session))  # whose texts are from files, and may be no characters
+
+    def refresh(self) -> None:
+        """Look at the folders of LoRA files again."""
+        self._session.catalog.refresh()
 
 
 def list_loras(session: Session) -> list[dict[str, Any]]:

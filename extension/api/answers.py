@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import HTTPException, Request, Response
 
-UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, TOO_LARGE, UNSUPPORTED = 401, 403, 404, 409, 413, 415
+BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, TOO_LARGE, UNSUPPORTED = 400, 401, 403, 404, 409, 413, 415
 UNPROCESSABLE, BROKEN = 422, 500
+
+LONGEST_BODY = 32 << 20  # bytes, of any route
+_DEEPEST = 32  # lists and objects within each other
+_MOST_DIGITS = 20  # of a whole number: those of 64 bits have no more
 
 
 def answer(request: Request, data: object) -> Response:
@@ -22,36 +28,52 @@ def answer(request: Request, data: object) -> Response:
     return Response(content, media_type="application/json", headers=headers)
 
 
-async def body_of(request: Request, at_most: int, what: str) -> bytes:
-    """The request's body, but no more of it than there can be.
+def refused(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error as clients of ours read it."""
+    content = json.dumps({"detail": " ".join(detail.split())})
+    return Response(content, status, dict(headers or {}), "application/json")
+
+
+def content_type(request: Request) -> str:
+    """Return the type of a request's body, without parameters; empty where it says none."""
+    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+async def picture_of(request: Request) -> bytes:
+    """Return the request's body, which must be sent as a picture."""
+    if not content_type(request).startswith("image/"):
+        raise HTTPException(UNSUPPORTED, "a picture must be sent with its type, as image/png")
+    return await _body_of(request, LONGEST_BODY, "a picture")
+
+
+async def json_of(request: Request, at_most: int, what: str) -> Any:
+    """Return the request's body as JSON whose numbers and texts can be computed with and written down.
 
     Args:
         request: the request.
         at_most: bytes.
         what: it is, for the error.
     """
-    body = b""
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > at_most:
-            raise HTTPException(TOO_LARGE, f"{what} has no more than {at_most >> 20} MB")
-    return body
-
-
-async def json_of(request: Request, at_most: int, what: str) -> Any:
-    """The same, read as JSON."""
+    body = await _body_of(request, at_most, what)
+    if body and content_type(request) != "application/json":
+        raise HTTPException(UNSUPPORTED, f"{what} must be sent as application/json")
     try:
-        return json.loads(await body_of(request, at_most, what))
+        # decoded here: `json` takes UTF-16 as well, and halves of characters
+        data = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_float, parse_int=_int)
+        _check(data)
     except (ValueError, RecursionError) as error:
-        raise HTTPException(UNPROCESSABLE, f"{what} is not JSON: {error}") from error
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise HTTPException(UNPROCESSABLE, f"{what} is not JSON that can be used: {reason}") from error
+    return data
 
 
 async def object_of(request: Request, at_most: int, what: str, *fields: str) -> dict[str, Any]:
-    """The same, an object that has no other fields than these."""
+    """Return the same where it is an object; with fields given, one that has no others."""
     data = await json_of(request, at_most, what)
     if not isinstance(data, dict):
-        raise HTTPException(UNPROCESSABLE, f"{what} must be an object with the fields {', '.join(fields)}")
-    if others := [name for name in data if name not in fields]:
+        wanted = f" with the fields {', '.join(fields)}" if fields else ""
+        raise HTTPException(UNPROCESSABLE, f"{what} must be an object{wanted}")
+    if fields and (others := [name for name in data if name not in fields]):
         raise HTTPException(UNPROCESSABLE, f"{what} has no field {others[0]:.60}; the fields are {', '.join(fields)}")
     return data
 
@@ -61,3 +83,58 @@ def whole(text: str, name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise HTTPException(UNPROCESSABLE, f"{name} must be a whole number from 0, not {text!r:.60}")
     return int(text)
+
+
+async def _body_of(request: Request, at_most: int, what: str) -> bytes:
+    """Return the request's body, but read no more of it than there can be."""
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > at_most:
+            raise HTTPException(TOO_LARGE, f"{what} has no more than {at_most >> 20} MB")
+        parts.append(part)
+    return b"".join(parts)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text:.20} is too large")
+    return number
+
+
+def _int(text: str) -> int:
+    if len(text.lstrip("-")) > _MOST_DIGITS:
+        raise ValueError(f"the number {text:.20}... has {len(text.lstrip('-'))} digits")
+    return int(text)
+
+
+def _check(data: object) -> None:
+    """Check what `json` lets through.
+
+    Raises:
+        ValueError: nesting that those who read it may not follow, or half a character, which cannot be written down.
+    """
+    level = [data]
+    for _ in range(_DEEPEST):
+        level = [inner for one in level for inner in _within(one)]
+        if not level:
+            return
+    raise ValueError(f"lists and objects are nested more than {_DEEPEST} deep")
+
+
+def _within(value: object) -> Iterator[object]:
+    if isinstance(value, dict):
+        yield from value
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+    elif isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"a text has half of a character, {value[error.start]!a}") from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from fastapi import HTTPException, Request, Response
@@ -15,12 +17,17 @@ _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=ut
 
 def front_end(request: Request, name: str) -> Response:
     """Return one file of the tab."""
-    path = _FOLDER / name
-    # compared with what is there, so that nothing outside can be meant
-    if path.suffix not in _TYPES or path not in _FOLDER.rglob("*"):
+    path = _files().get(name)  # what is there, so that nothing outside can be meant
+    if path is None:
         raise HTTPException(NOT_FOUND, f"the tab has no file {name:.80}")
     content = path.read_bytes()
     headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()[:16]}"', "Cache-Control": "no-cache"}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(content, media_type=_TYPES[path.suffix], headers=headers)
+
+
+@lru_cache(maxsize=1)
+def _files() -> Mapping[str, Path]:
+    """Return the files of the tab by their names; looked for once, as a page asks for dozens."""
+    return {path.relative_to(_FOLDER).as_posix(): path for path in _FOLDER.rglob("*") if path.suffix in _TYPES}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException, Request, Response
 
+from ..collection import one_picture
 from ..compare import Comparison, plan
 from ..generation import RequestError, Txt2Img
 from .answers import CONFLICT, NOT_FOUND, UNPROCESSABLE, answer, object_of, whole
@@ -66,7 +67,13 @@ class CompareApi:
     def picture(self, cell: str = "") -> Response:
         """Return one picture of it as PNG, or without a cell the whole grid with its labels."""
         latest = self._latest
-        content = None if latest is None else (latest.picture(whole(cell, "cell")) if cell else latest.grid())
+        if latest is None:
+            content = None
+        elif cell:
+            content = latest.picture(whole(cell, "cell"))
+        else:
+            with one_picture:  # of a hundred cells
+                content = latest.grid()
         if content is None:
             raise HTTPException(NOT_FOUND, "there is no such picture (yet)")
         return Response(content, media_type="image/png", headers={"Cache-Control": "no-store"})
@@ -98,6 +105,9 @@ def _names(data: dict[str, Any]) -> list[str]:
 
 def _values(data: dict[str, Any]) -> list[float]:
     values = data.get("values", [])
-    if not isinstance(values, list) or not all(isinstance(one, int | float) and one is not True for one in values):
+    numbers = isinstance(values, list) and all(
+        isinstance(one, int | float) and not isinstance(one, bool) for one in values
+    )
+    if not numbers:
         raise RequestError("values must be a list of numbers")
     return [float(one) for one in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +27,16 @@ from ..collection import (
     set_picture,
     write_notes,
 )
-from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, body_of, object_of, whole
+from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from ..collection import CatalogFile, Row
     from ..session import Session
 
 _MAX_NOTES = 1 << 20  # bytes of a change
-_MAX_PICTURE = 32 << 20  # bytes
-_MAX_NAMES = 1000
+_MAX_NAMES = 50
 _PATIENCE = 0.3  # seconds that a list waits for what is not read yet: of few files it is whole at once
 _WEEK = "private, max-age=604800"
 
@@ -107,7 +107,7 @@ class Library:
     async def set_picture(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
         """Keep another picture of one file, beside it; the body is any picture file."""
         file = await run_in_threadpool(self._file, id, name)
-        content = await body_of(request, _MAX_PICTURE, "a picture")
+        content = await picture_of(request)
         return await run_in_threadpool(self._set_picture, request, file, content)
 
     async def resolve(self, request: Request) -> Response:
@@ -115,7 +115,7 @@ class Library:
         asked = (await object_of(request, _MAX_NOTES, "the question", "names")).get("names")
         if not isinstance(asked, list) or len(asked) > _MAX_NAMES or not all(isinstance(one, str) for one in asked):
             raise HTTPException(UNPROCESSABLE, f"names must be a list of no more than {_MAX_NAMES} texts")
-        return answer(request, {"names": await run_in_threadpool(lambda: {one: self._meant(one) for one in asked})})
+        return answer(request, {"names": await run_in_threadpool(self._meanings, asked)})
 
     def inspect(self, request: Request, name: str = "", model: str = "") -> Response:
         """Tell what a file holds, without regard to the model, or what of it would act on the one that is loaded."""
@@ -135,13 +135,19 @@ class Library:
         except CatalogError as error:
             raise HTTPException(NOT_FOUND, str(error)) from error
 
-    def _meant(self, name: str) -> dict[str, Any]:
-        catalog = self._session.catalog
-        try:
-            file = catalog.find(name)
-        except CatalogError as error:
-            return {"id": None, "problem": str(error), "candidates": list(error.candidates)}
-        return {"id": file.id, "name": catalog.name_of(file), "problem": catalog.problem(file), "candidates": []}
+    def _meanings(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Look names up; only the first that is unknown is compared with all names there are, which takes a while."""
+        catalog, compare = self._session.catalog, True
+        meant: dict[str, dict[str, Any]] = {}
+        for name in names:
+            try:
+                file = catalog.find(name, suggest=compare)
+                own = catalog.name_of(file)
+                meant[name] = {"id": file.id, "name": own, "problem": catalog.problem(file), "candidates": []}
+            except CatalogError as error:
+                meant[name] = {"id": None, "problem": str(error), "candidates": list(error.candidates)}
+                compare = compare and error.fits_several
+        return meant
 
     def _told(self, file: CatalogFile) -> dict[str, Any]:
         catalog = self._session.catalog
@@ -162,7 +168,7 @@ class Library:
             "problems": [*notes.problems],
             "kinds": dict(row.facts.structure.kinds) if row.facts is not None else {},
             "training": dict(training.settings),
-            "training_tags": [list(tag) for tag in training.tags],
+            "training_tags": [[_without_tags(tag), count] for tag, count in training.tags],
             "sidecars": [path.name for path in (*found.notes, *filter(None, [found.picture]))],
             "hash": digest,
         }
@@ -216,7 +222,7 @@ def listed(row: Row) -> dict[str, Any]:
     file = row.file
     facts, notes = row.facts or Facts(), row.notes or Notes()
     structure = facts.structure
-    words = notes.words or ", ".join(facts.words)
+    words = notes.words or _without_tags(", ".join(facts.words))
     return {
         "id": file.id,
         "name": row.name,
@@ -237,7 +243,7 @@ def listed(row: Row) -> dict[str, Any]:
         "words": words,
         "negative": notes.negative,
         "tags": list(notes.tags),
-        "captions": facts.tags,
+        "captions": _without_tags(facts.tags),
         "notes": notes.notes,
         "rating": notes.rating,
         "favourite": notes.favourite,
@@ -247,6 +253,11 @@ def listed(row: Row) -> dict[str, Any]:
         "uses": row.uses,
         "picture": row.beside if row.picture is not None else str(file.mtime_ns) if facts.picture else "",
     }
+
+
+def _without_tags(text: str) -> str:
+    """Return words of a file without what makes tags and lines of them: one click puts them into a prompt."""
+    return re.sub(r"[<>\s]+", " ", text).strip()
 
 
 def _family(family: Family, model: Family | None) -> dict[str, Any]:

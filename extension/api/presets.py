@@ -9,7 +9,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from ..presets import Preset, PresetError
-from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, body_of, object_of
+from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..session import Session
 
 _MAX_TEXT = 1 << 20  # bytes
-_MAX_PICTURE = 32 << 20
 
 
 class PresetsApi:
@@ -33,7 +32,8 @@ class PresetsApi:
 
     def text(self, name: str) -> Response:
         """Return one preset as text that can be given to others and imported."""
-        return Response(self._tried(lambda: self._presets.get(name)).to_text(), media_type="text/plain")
+        text = self._tried(lambda: self._presets.get(name)).to_text()
+        return Response(text.encode("utf-8", "replace"), media_type="text/plain")
 
     async def put(self, request: Request, name: str) -> Response:
         """Keep a stack under a name, in place of the one of that name; a `former` name is given up."""
@@ -46,7 +46,7 @@ class PresetsApi:
 
     async def set_thumbnail(self, request: Request, name: str) -> Response:
         """Give a preset another thumbnail; the body is any picture file."""
-        content = await body_of(request, _MAX_PICTURE, "a picture")
+        content = await picture_of(request)
         await run_in_threadpool(self._tried, lambda: self._presets.set_thumbnail(name, content))
         return self.list(request)
 

@@ -3,7 +3,15 @@
 from .facts import Facts, Structure, Training, read_training
 from .index import Index, Row
 from .notes import EDITABLE, Notes, NotesError, read_notes, write_notes
-from .pictures import PictureError, Thumbnails, opened_picture, read_picture_file, set_picture, shrunk_picture
+from .pictures import (
+    PictureError,
+    Thumbnails,
+    one_picture,
+    opened_picture,
+    read_picture_file,
+    set_picture,
+    shrunk_picture,
+)
 from .scan import Progress, Scanner
 from .walk import READABLE, CatalogFile, Found, beside, walk
 
@@ -24,6 +32,7 @@ __all__ = [
     "Thumbnails",
     "Training",
     "beside",
+    "one_picture",
     "opened_picture",
     "read_notes",
     "read_picture_file",

@@ -8,10 +8,11 @@ import hashlib
 import io
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from lib_lora import AdapterFile, LoraError
 
@@ -25,8 +26,13 @@ _SIDE = 384  # pixels, of the longer side of a thumbnail
 _KEPT_SIDE = 1024  # of a picture that is kept beside a file
 _QUALITY = 80
 _MAX_BYTES = 64 << 20  # of a picture's file
-_MAX_PIXELS = 100_000_000
-_BROKEN = (OSError, ValueError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError)
+_MAX_PIXELS = 25_000_000
+_FORMATS = frozenset({"PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "ICO", "JPEG2000", "PPM", "TGA"})
+"""What is read: no format for which Pillow starts another program, as it does for EPS."""
+_WITH_MEANS = frozenset({"L", "LA", "RGB", "RGBA", "CMYK"})
+"""Modes of Pillow in which it can take the mean of pixels."""
+one_picture = threading.Lock()
+"""Held while a picture is decoded or drawn: a small file can take hundreds of megabytes, and requests come at once."""
 
 
 class PictureError(ValueError):
@@ -62,7 +68,7 @@ class Thumbnails:
         try:
             content = _embedded(found.file.path) if source is None else read_picture_file(source)
             return None if content is None else shrunk_picture(content, _SIDE)
-        except (*_BROKEN, LoraError) as error:
+        except (OSError, ValueError, RecursionError, LoraError) as error:  # PictureError is a ValueError
             logger.warning("remora: the picture of %s cannot be shown: %s", found.file.path, error)
             return None
 
@@ -98,24 +104,40 @@ def shrunk_picture(content: bytes, side: int, form: str = "WEBP") -> bytes:
 
 
 def opened_picture(content: bytes, side: int, mode: str = "") -> Image.Image:
-    """Read a picture, in all its pixels or in fewer as long as it stays larger than so many either way.
+    """Read a picture, in all its pixels or in fewer as long as it stays twice as large as is enough either way.
 
     Args:
         content: of its file.
-        side: that is enough.
+        side: in pixels, that is enough.
         mode: of Pillow; RGB, or RGBA where it is transparent, if not given.
 
     Raises:
         PictureError: it is none that can be read.
     """
-    try:
-        with Image.open(io.BytesIO(content)) as opened:
-            if opened.width * opened.height > _MAX_PIXELS:
-                raise ValueError(f"{opened.width} x {opened.height} pixels are too many")
-            opened.draft("RGB", (side, side))  # JPEG is read as small as is enough
-            return opened.convert(mode or ("RGBA" if "A" in opened.getbands() else "RGB"))
-    except _BROKEN as error:
-        raise PictureError(f"this is no picture that can be read: {error}") from error
+    with one_picture:
+        try:
+            with Image.open(io.BytesIO(content)) as opened:
+                if opened.format not in _FORMATS:
+                    raise ValueError(f"{opened.format} files are not taken")
+                if opened.width * opened.height > _MAX_PIXELS:
+                    raise ValueError(
+                        f"{opened.width} x {opened.height} pixels are more than {_MAX_PIXELS // 1_000_000} million"
+                    )
+                return _reduced(opened, side, mode)
+        except Exception as error:  # decoders raise whatever a damaged file leads them to
+            raise PictureError(f"this is no picture that can be read: {error or type(error).__name__}") from error
+
+
+def _reduced(opened: Image.Image, side: int, mode: str) -> Image.Image:
+    """Return a picture in a mode, made small before it is converted: what it has may be a quarter of that."""
+    opened.draft("RGB", (side, side))  # JPEG is read as small as is enough
+    wanted = mode or ("RGBA" if "A" in opened.getbands() else "RGB")
+    picture: Image.Image = opened
+    if opened.mode not in _WITH_MEANS or "transparency" in opened.info:
+        picture = opened.convert(wanted)
+    factor = min(picture.size) // (2 * side)
+    picture = picture.reduce(factor) if factor > 1 else picture
+    return picture.convert(wanted)
 
 
 def read_picture_file(path: Path) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +19,34 @@ logger = logging.getLogger(__name__)
 _API = "/sdapi/v1/options"  # every host with an API has it
 _PAGE = "/config"  # gradio's, which has depended on its check of the login in every version
 _REFUSED = (401, 403)
+_PASSWORDS = ("api_auth", "api_auth_path")
+_LOGINS = ("gradio_auth", "gradio_auth_path", "auth", "auth_file", "authfile")  # the last three of SD.Next are both
 
 
-def access_of(app: Any) -> Access:
-    """Return what a FastAPI application demands on its own API and page."""
+def access_of(app: Any, options: object = None) -> Access:
+    """Return what a FastAPI application demands on its own API and page.
+
+    Args:
+        app: the application.
+        options: of the host's command line. Where they set a password or a login and the application shows neither,
+            nobody is let in.
+    """
     checks = _checks(app, _API)
-    return Access(_password(checks) if checks else None, _login(app) if _has_login(app) else None)
+    password = _password(checks) if checks else None
+    login = _login(app) if _has_login(app) else None
+    if password is None and login is None and (names := _set(options)):
+        logger.warning("remora: %s is set, but what checks it is not found; the tab's requests are refused", names)
+        login = _nobody
+    return Access(password, login)
+
+
+def _set(options: object) -> str:
+    """Return the options that demand a password or a login, as users write them; empty where none does."""
+    found = [name for name in _LOGINS if getattr(options, name, None)]
+    # without an API there is nothing its password is for, and the page is open
+    if getattr(options, "api", True) or getattr(options, "nowebui", False):
+        found += [name for name in _PASSWORDS if getattr(options, name, None)]
+    return ", ".join(f"--{name.replace('_', '-')}" for name in found)
 
 
 def _password(checks: Sequence[Callable[[Any], object]]) -> Callable[[str, str], bool]:
@@ -53,10 +75,24 @@ def _login(app: Any) -> Callable[[Any], Any]:
         if user is not None:
             return user
     logger.warning("remora: the page has a login that cannot be asked, so the tab's requests are refused")
-    return lambda request: None
+    return _nobody
+
+
+def _nobody(request: object) -> None:
+    """Say that nobody is logged in."""
 
 
 def _checks(app: Any, path: str) -> list[Callable[..., Any]]:
     """What a route of the host depends on."""
-    route = next((route for route in app.routes if getattr(route, "path", None) == path), None)
+    route = next((route for route in _routes(app.routes) if getattr(route, "path", None) == path), None)
     return [dependency.dependency for dependency in getattr(route, "dependencies", ())]
+
+
+def _routes(routes: Sequence[Any]) -> Iterator[Any]:
+    """Yield routes, also those of included routers, which recent versions of fastapi keep apart."""
+    for route in routes:
+        candidates = getattr(route, "effective_candidates", None)
+        if candidates is None:
+            yield route
+        else:
+            yield from _routes(candidates())

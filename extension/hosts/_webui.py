@@ -106,7 +106,7 @@ class WebUIHost(Host):
         return Path(self._shared().config_filename).absolute().parent / "remora"
 
     def access(self, app: Any) -> Access:
-        return access_of(app)
+        return access_of(app, self._shared().cmd_opts)
 
     def layer_classes(self) -> Sequence[type[nn.Module]]:
         return ()

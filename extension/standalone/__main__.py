@@ -50,6 +50,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--lora-dir", type=Path, action="append", default=[], help="folder of LoRA files; repeatable")
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
     parser.add_argument("--port", type=int, default=7860)
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument("--auth", type=_login, metavar="USER:PASSWORD", help="let in only those who know these two")
+    who.add_argument(
+        "--without-login", action="store_true", help="let in everybody who reaches --host, other machines as well"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"))
     parser.add_argument("--offload", default="none", choices=("none", "model", "sequential", "group"))
@@ -61,6 +66,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokenizer", type=Path, help="folder with vocab.json and merges.txt of CLIP")
     parser.add_argument("--no-browser", action="store_true", help="do not open the page")
     return parser
+
+
+def _login(text: str) -> str:
+    user, _, password = text.partition(":")
+    if not user or not password:
+        raise argparse.ArgumentTypeError("write it as user:password")
+    return text
 
 
 def _check_port(host: str, port: int) -> None:
@@ -82,6 +94,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     import uvicorn
 
     from .demo import DEMO_PROMPT, find_demo
+    from .guard import is_loopback
     from .jobs import Runner
     from .model import load_model, pick_device, pick_dtype
     from .server import make_app
@@ -89,6 +102,13 @@ def _serve(arguments: argparse.Namespace) -> int:
 
     if arguments.model is None and not arguments.demo:
         print("error: name a model by --model, or try --demo", file=sys.stderr)
+        return 2
+    if not (is_loopback(arguments.host) or arguments.auth or arguments.without_login):
+        print(
+            f"error: other machines reach {arguments.host}; add --auth user:password, or --without-login to let in "
+            "everybody who does",
+            file=sys.stderr,
+        )
         return 2
     _check_port(arguments.host, arguments.port)
     path, loras, first_prompt = arguments.model, list(arguments.lora_dir), ""
@@ -100,13 +120,13 @@ def _serve(arguments: argparse.Namespace) -> int:
     output_dir = arguments.output_dir.expanduser().resolve()
     data_dir = arguments.data_dir.expanduser().resolve()
     runner = Runner(open_studio(model, device, loras, output_dir, arguments.offload, data_dir))
-    app = make_app(runner, output_dir, first_prompt)
+    app = make_app(runner, output_dir, first_prompt, arguments.host, arguments.auth or "")
     url = f"http://{'127.0.0.1' if arguments.host == '0.0.0.0' else arguments.host}:{arguments.port}"
     logger.info("%s on %s; open %s", model.name, device, url)
     if not arguments.no_browser and not os.environ.get("CI"):
         threading.Timer(1.5, webbrowser.open, [url]).start()
     try:
-        uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="warning")
+        uvicorn.run(app, host=arguments.host, port=arguments.port, log_level="warning", ws="none")
     finally:
         runner.close()
         runner.studio.close()

@@ -113,9 +113,9 @@ def find_sampling(name: str, schedule: str = AUTOMATIC) -> Sampling:
         if sampler is None and wanted.endswith(f" {suffix.lower()}"):
             sampler, chosen = _by_name(SAMPLERS, wanted.removesuffix(f" {suffix.lower()}")), suffix
     if sampler is None:
-        raise RequestError(f"sampler {name!r} is unknown; known are {', '.join(SAMPLERS)}")
+        raise RequestError(f"sampler {name!r:.60} is unknown; known are {', '.join(SAMPLERS)}")
     if not chosen and schedule.lower() not in ("", AUTOMATIC.lower()):
-        raise RequestError(f"schedule {schedule!r} is unknown; known are {', '.join(schedules())}")
+        raise RequestError(f"schedule {schedule!r:.60} is unknown; known are {', '.join(schedules())}")
     kind = SAMPLERS[sampler]
     if chosen and not _can(kind, chosen):
         raise RequestError(f"sampler {kind.name} cannot follow the schedule {chosen}")

@@ -8,21 +8,25 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from fastapi import APIRouter, Body, FastAPI, HTTPException, Query
+from fastapi import FastAPI, HTTPException, Query, Request
+from fastapi.concurrency import run_in_threadpool
 
 from lib_lora import LoraError
 
+from ..api import add_route, object_of
 from ..generation import Picture, RequestError, Result, Txt2Img
+from ..hosts import Access
 from ..options import TABLE, checked
 from .jobs import Job, Runner
 from .model import LoadedModel
 from .pnginfo import encode_png
 from .sampling import SAMPLERS, schedules
-from .txt2img_fields import read_request
+from .txt2img_fields import read_number, read_request
 
 logger = logging.getLogger(__name__)
 
 _UNPROCESSABLE = 422
+_MAX_BODY = 16 << 20  # bytes: clients send pictures in fields that are refused, and are told which
 _CLIP_SKIP = "CLIP_stop_at_last_layers"
 _MODEL = "sd_model_checkpoint"
 # What A1111 tells of features that are not here, as it does where they are off.
@@ -54,20 +58,25 @@ class SdApi:
 
     def add_routes(self, app: FastAPI) -> None:
         """Add the routes under `/sdapi/v1`."""
-        router = APIRouter(prefix="/sdapi/v1")
-        router.add_api_route("/txt2img", self.txt2img, methods=["POST"])
-        router.add_api_route("/progress", self.progress, methods=["GET"])
-        router.add_api_route("/interrupt", self.interrupt, methods=["POST"])
-        router.add_api_route("/samplers", self.samplers, methods=["GET"])
-        router.add_api_route("/schedulers", self.schedulers, methods=["GET"])
-        router.add_api_route("/sd-models", self.models, methods=["GET"])
-        router.add_api_route("/options", self.options, methods=["GET"])
-        router.add_api_route("/options", self.set_options, methods=["POST"])
-        router.add_api_route("/scripts", self.scripts, methods=["GET"])
-        app.include_router(router)
+        for method, name, endpoint in (
+            ("POST", "txt2img", self.txt2img),
+            ("GET", "progress", self.progress),
+            ("POST", "interrupt", self.interrupt),
+            ("GET", "samplers", self.samplers),
+            ("GET", "schedulers", self.schedulers),
+            ("GET", "sd-models", self.models),
+            ("GET", "options", self.options),
+            ("POST", "options", self.set_options),
+            ("GET", "scripts", self.scripts),
+        ):
+            add_route(app, f"/sdapi/v1/{name}", endpoint, Access(), methods=[method])
 
-    def txt2img(self, payload: dict[str, Any] = Body(default_factory=dict)) -> dict[str, Any]:  # noqa: B008
+    async def txt2img(self, request: Request) -> dict[str, Any]:
         """Make pictures; answers when they are done."""
+        payload = await object_of(request, _MAX_BODY, "a request for pictures")
+        return await run_in_threadpool(self._txt2img, payload)
+
+    def _txt2img(self, payload: dict[str, Any]) -> dict[str, Any]:
         try:
             asked = read_request(payload, self._clip_skip, self._is_current)
             job = self._runner.submit(asked.request, save=asked.save_images)
@@ -136,18 +145,22 @@ class SdApi:
             **own,
         }
 
-    def set_options(self, values: dict[str, Any] = Body()) -> None:  # noqa: B008
+    async def set_options(self, request: Request) -> None:
         """Change settings; one that is not known or cannot be changed changes nothing at all."""
+        values = await object_of(request, _MAX_BODY, "the settings")
+        await run_in_threadpool(self._set_options, values)
+
+    def _set_options(self, values: dict[str, Any]) -> None:
         known = {_MODEL, _CLIP_SKIP, "samples_format", "sd_checkpoint_hash", *OWN}
         if unknown := sorted(values.keys() - known):
-            raise HTTPException(_UNPROCESSABLE, f"unknown settings: {', '.join(unknown)}")
+            raise HTTPException(_UNPROCESSABLE, f"unknown settings: {', '.join(unknown):.200}")
         if _MODEL in values and not self._is_current(values[_MODEL]):
             raise HTTPException(_UNPROCESSABLE, "the model is chosen when the program starts, by --model")
         try:
-            clip_skip = int(values.get(_CLIP_SKIP, self._clip_skip))
+            clip_skip = read_number(values, _CLIP_SKIP, self._clip_skip, int)
             Txt2Img("", clip_skip=clip_skip).check()
             own = {key: checked(key, value) for key, value in values.items() if key in OWN}
-        except (TypeError, ValueError) as error:  # RequestError is one
+        except ValueError as error:  # RequestError is one
             raise HTTPException(_UNPROCESSABLE, str(error)) from error
         self._clip_skip = clip_skip
         for key, value in own.items():

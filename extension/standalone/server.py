@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastapi import Depends, FastAPI
+from fastapi import FastAPI
 from fastapi.responses import FileResponse
 
-from ..api import refuse_other_sites
 from ..generation import Txt2Img
 from ..options import checked
 from . import offload
+from .guard import Guard
 from .jobs import Job, Runner
 from .painter import RunnerPainter
 from .sampling import choices
@@ -58,23 +58,32 @@ class PageBackend:
         self._runner.call(lambda: self._runner.studio.set_offload(mode))
 
 
-def make_api(runner: Runner) -> FastAPI:
-    """Return an application with the HTTP API alone."""
-    app = FastAPI(title="Remora", dependencies=[Depends(refuse_other_sites)])
+def make_api(runner: Runner, address: str = "127.0.0.1", login: str = "") -> FastAPI:
+    """Return an application with the HTTP API alone.
+
+    Args:
+        runner: of the jobs.
+        address: that it is served on.
+        login: `user:password` that everything demands; empty demands none.
+    """
+    app = FastAPI(title="Remora", docs_url=None, redoc_url=None)  # those pages are made of scripts of other sites
+    app.add_middleware(Guard, address=address, login=login)
     SdApi(runner).add_routes(app)
     runner.studio.host.paint_with(RunnerPainter(runner))
     runner.studio.host.app_started(app)
     return app
 
 
-def make_app(runner: Runner, output_dir: Path, first_prompt: str = "") -> FastAPI:
-    """Return an application with the HTTP API and the page.
+def make_app(
+    runner: Runner, output_dir: Path, first_prompt: str = "", address: str = "127.0.0.1", login: str = ""
+) -> FastAPI:
+    """Return an application with the HTTP API and the page; see `make_api`.
 
     With a `first_prompt` the page opens with it, and makes its picture at the first visit.
     """
     from ..ui.page import TAB_SCRIPT, build_page, mount_page  # gradio takes two seconds that the API alone can spare
 
     backend: Backend = PageBackend(runner, output_dir, first_prompt)
-    app = make_api(runner)
+    app = make_api(runner, address, login)
     app.add_api_route(_SCRIPT, lambda: FileResponse(TAB_SCRIPT), methods=["GET"], include_in_schema=False)
     return mount_page(app, build_page(backend), output_dir, _SCRIPT.removeprefix("/"))

@@ -61,24 +61,24 @@ def read_request(payload: Mapping[str, Any], clip_skip: int, is_current: Callabl
     """
     for name, harmless in _UNSUPPORTED.items():
         if name in payload and payload[name] not in harmless:
-            raise RequestError(f"{name}={payload[name]!r} is not supported here")
+            raise RequestError(f"{name}={payload[name]!r:.60} is not supported here")
     overrides = payload.get("override_settings") or {}
     if not isinstance(overrides, Mapping):
         raise RequestError("override_settings must be an object")
     request = Txt2Img(
         prompt=_text(payload, "prompt"),
         negative_prompt=_text(payload, "negative_prompt"),
-        steps=_number(payload, "steps", 50, int),
+        steps=read_number(payload, "steps", 50, int),
         # the two names A1111 has had; the newer one wins
         sampler=_text(payload, "sampler_name") or _text(payload, "sampler_index") or "Euler",
         schedule=_text(payload, "scheduler") or "Automatic",
-        cfg_scale=_number(payload, "cfg_scale", 7.0, float),
-        width=_number(payload, "width", 512, int),
-        height=_number(payload, "height", 512, int),
-        seed=_number(payload, "seed", -1, int),
-        batch_size=_number(payload, "batch_size", 1, int),
-        n_iter=_number(payload, "n_iter", 1, int),
-        clip_skip=_number(overrides, _CLIP_SKIP, clip_skip, int),
+        cfg_scale=read_number(payload, "cfg_scale", 7.0, float),
+        width=read_number(payload, "width", 512, int),
+        height=read_number(payload, "height", 512, int),
+        seed=read_number(payload, "seed", -1, int),
+        batch_size=read_number(payload, "batch_size", 1, int),
+        n_iter=read_number(payload, "n_iter", 1, int),
+        clip_skip=read_number(overrides, _CLIP_SKIP, clip_skip, int),
         settings=_own_settings(overrides, is_current),
     )
     return Asked(request, _flag(payload, "send_images", True), _flag(payload, "save_images", False))
@@ -95,10 +95,10 @@ def _own_settings(overrides: Mapping[str, Any], is_current: Callable[[object], b
                 raise RequestError(f"override_settings: {error}") from error
         elif key == _MODEL and not is_current(value):
             raise RequestError(
-                f"override_settings: model {value!r} is not loaded; it is chosen when the program starts"
+                f"override_settings: model {value!r:.60} is not loaded; it is chosen when the program starts"
             )
         elif key not in (_MODEL, _CLIP_SKIP) and value not in _IGNORED_OVERRIDES.get(key, ()):
-            raise RequestError(f"override_settings: {key} is not supported here")
+            raise RequestError(f"override_settings: {key:.60} is not supported here")
     return own
 
 
@@ -107,11 +107,11 @@ def _text(payload: Mapping[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise RequestError(f"{name} must be a text, not {value!r}")
+        raise RequestError(f"{name} must be a text, not {value!r:.60}")
     return value
 
 
-def _number(payload: Mapping[str, Any], name: str, default: N, kind: type[N]) -> N:
+def read_number(payload: Mapping[str, Any], name: str, default: N, kind: type[N]) -> N:
     value = payload.get(name)
     if value is None:
         return default
@@ -122,7 +122,7 @@ def _number(payload: Mapping[str, Any], name: str, default: N, kind: type[N]) ->
         exact = False
     if not exact:
         what = "a whole number" if kind is int else "a number"
-        raise RequestError(f"{name} must be {what}, not {value!r}")
+        raise RequestError(f"{name} must be {what}, not {value!r:.60}")
     return number
 
 
@@ -131,5 +131,5 @@ def _flag(payload: Mapping[str, Any], name: str, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise RequestError(f"{name} must be true or false, not {value!r}")
+        raise RequestError(f"{name} must be true or false, not {value!r:.60}")
     return value

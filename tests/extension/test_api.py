@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def client(runner: Runner) -> Iterator[TestClient]:
     catalog = runner.studio.session.catalog
-    with TestClient(make_api(runner)) as client:
+    with TestClient(make_api(runner), base_url="http://localhost") as client:
         catalog.wait(60)
         yield client
     runner.studio.session.always_on.put(AlwaysOn())
@@ -211,7 +211,15 @@ def test_the_stack_is_kept_with_names_as_tags_spell_them(
         (b'{"entries": [{"name": "zorpp"}]}', 422, "did you mean zorp"),
         (b'{"entries": [{"name": "../zorp"}]}', 422, "would leave the LoRA folders"),
         (b'{"entries": [{"name": "/etc/passwd"}]}', 422, "would leave the LoRA folders"),
-        (b'{"entries": [{"name": "zorp", "unet": NaN}]}', 422, "must be a number, not nan"),
+        (
+            b'{"entries": [{"name": "zorp", "unet": NaN}]}',
+            422,
+            "not JSON that can be used: NaN is no number",
+        ),
+        (b'{"entries": [{"name": "zorp", "unet": 1e999}]}', 422, "the number 1e999 is too large"),
+        (b'{"entries": [{"name": "zorp", "unet": ' + b"1" * 400 + b"}]}", 422, "has 400 digits"),
+        (b'{"entries": [{"name": "zorp\\ud800"}]}', 422, "a text has half of a character"),
+        (b'{"entries": ' + b"[" * 40 + b"]" * 40 + b"}", 422, "nested more than 32 deep"),
         (b'{"entries": [{"name": "zorp"}, {"name": "zorp.safetensors"}]}', 422, "in the stack twice"),
         (b" " * ((1 << 20) + 1), 413, "no more than 1 MB"),
     ],
@@ -220,7 +228,7 @@ def test_wrong_input_changes_nothing_and_is_one_sentence(
     client: TestClient, body: bytes, status: int, told: str
 ) -> None:
     before = put(client, entry("stripes")).json()
-    answer = client.put(STACK, content=body)
+    answer = client.put(STACK, content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == status
     detail = answer.json()["detail"]
     assert told in detail

@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
@@ -31,9 +32,12 @@ class Checked:
         self.seen: set[tuple[str, str]] = set()
 
     def __call__(self, method: str, path: str, status: int = 200, **more: Any) -> Any:
+        told = self._schema["paths"][V1 + path][method.lower()]
+        if "content" in more:
+            (kind,) = told["requestBody"]["content"]
+            more["headers"] = {"Content-Type": kind.replace("*", "png")}
         answer = self._client.request(method, V1 + path, **more)
         assert answer.status_code == status, answer.text
-        told = self._schema["paths"][V1 + path][method.lower()]
         self.seen.add((method, path))
         if status != 200:
             self._check(answer.json(), {"$ref": "#/components/schemas/Error"})
@@ -61,7 +65,7 @@ class Checked:
 
 @pytest.fixture(scope="module")
 def ask(runner: Runner) -> Iterator[Checked]:
-    with TestClient(make_api(runner)) as client:
+    with TestClient(make_api(runner), base_url="http://localhost") as client:
         runner.studio.session.catalog.wait(60)
         yield Checked(client)
 
@@ -147,6 +151,31 @@ def test_names_are_resolved(ask: Checked, copy: Path) -> None:
     assert meant["copied.safetensors"]["name"] == "copied"
     assert meant["zorpp"]["candidates"] == ["zorp"]
     assert "would leave the LoRA folders" in meant["../x"]["problem"]
+    assert "no more than 50 texts" in ask("POST", "/resolve", 422, json={"names": [f"n{i}" for i in range(51)]})
+
+
+def test_only_one_unknown_name_of_a_request_is_compared_with_those_there_are(ask: Checked) -> None:
+    meant = ask("POST", "/resolve", json={"names": ["zorpp", "stripe"]})["names"]
+    assert (meant["zorpp"]["candidates"], meant["stripe"]["candidates"]) == (["zorp"], [])
+
+
+def test_words_of_a_header_hold_no_tags_and_no_lines(ask: Checked, copy: Path) -> None:
+    said = {
+        "modelspec.trigger_phrase": "zorp <lora:night:5>\nsecond",
+        "ss_tag_frequency": json.dumps({"a": {"fur\n<lora:night:5>": 3}}),
+    }
+    save_file(load_file(copy), copy, said)
+    ask("POST", "/refresh")
+    told = ask("GET", "/lora", params={"name": "copied"})
+    assert told["words"] == "zorp lora:night:5 second"
+    assert told["captions"] == "fur lora:night:5"
+    assert told["training_tags"] == [["fur lora:night:5", 3]]
+
+
+def test_half_a_character_in_a_file_beside_a_lora_is_kept_and_keeps_nobody_from_notes(ask: Checked, copy: Path) -> None:
+    copy.with_suffix(".json").write_text('{"others": "a\\ud800b", "notes": "x"}')
+    assert ask("PATCH", "/lora", params={"name": "copied"}, json={"notes": "n"})["notes"] == "n"
+    assert json.loads(copy.with_suffix(".json").read_text("utf-8")) == {"others": "a\ud800b", "notes": "n"}
 
 
 def test_state_stack_and_inspection(ask: Checked) -> None:
@@ -287,8 +316,18 @@ def test_every_route_was_asked(ask: Checked) -> None:
     assert ask.seen == ask.routes
 
 
+def test_the_folder_of_the_tabs_files_is_not_looked_through_at_each_request(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TestClient(make_api(runner), base_url="http://localhost") as client:
+        assert client.get("/remora/app/main.js").status_code == 200
+        monkeypatch.setattr(Path, "rglob", lambda *_: pytest.fail("the folder was looked through"))
+        assert client.get("/remora/app/main.js").status_code == 200
+        assert client.get("/remora/app/nope.js").status_code == 404
+
+
 def test_the_tabs_own_files_are_served_and_nothing_else(runner: Runner) -> None:
-    with TestClient(make_api(runner)) as client:
+    with TestClient(make_api(runner), base_url="http://localhost") as client:
         main = client.get("/remora/app/main.js")
         assert main.headers["content-type"] == "text/javascript; charset=utf-8"
         assert client.get("/remora/app/main.js", headers={"If-None-Match": main.headers["etag"]}).status_code == 304

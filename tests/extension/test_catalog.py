@@ -4,13 +4,15 @@ import hashlib
 import logging
 import os
 import shutil
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from extension.catalog import Catalog, CatalogError
+from extension.catalog import Catalog, CatalogError, _hash_from
 from lib_lora import PickleError
 from lib_lora.file import AdapterFile
 
@@ -42,9 +44,9 @@ def test_a_name_is_the_file_name_then_the_path_then_the_alias_then_the_hash(fold
     assert found.find("b").path == b  # its file name beats a's alias
     assert found.find("c").path == b
     digest = hashlib.sha256(torch.tensor([1.0]).numpy().tobytes()).hexdigest()
+    assert found.shorthash(found.find("a.v1 [XL]")) == digest[:12]
     assert found.find(digest[:12]).path == a
     assert found.find(digest[:10].upper()).path == a
-    assert found.shorthash(found.find("a.v1 [XL]")) == digest[:12]
 
 
 def test_a_name_two_files_share_must_be_told_apart(folder: Path) -> None:
@@ -159,3 +161,64 @@ def test_the_hash_of_nothing_that_some_trainers_store_finds_no_file(folder: Path
     with pytest.raises(CatalogError, match="is not in the LoRA folders"):
         found.find(nothing[:12])
     assert found.find(found.shorthash(found.find("a"))).name == "a"
+
+
+def test_a_name_like_a_hash_reads_no_file_while_somebody_waits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = put(folder / "a.safetensors", value=1)
+    found, hashed = catalog(folder), threading.Event()
+    digest = hashlib.sha256(torch.tensor([1.0]).numpy().tobytes()).hexdigest()[:12]
+    monkeypatch.setattr("extension.catalog._hash_from", _waiting(_hash_from, hashed))
+    with pytest.raises(CatalogError, match="if it is a hash, try again later: 1 are being made"):
+        found.find(digest)
+    with pytest.raises(CatalogError, match="is not in the LoRA folders"):
+        found.find("20241105")
+    hashed.set()
+    found.close()  # which waits
+    assert found.find(digest).path == a
+
+
+def _waiting(function: Callable[..., str], event: threading.Event) -> Callable[..., str]:
+    """The function, in other threads than this one once the event is set."""
+    asked = threading.get_ident()
+
+    def wait(*arguments: object) -> str:
+        assert threading.get_ident() != asked
+        assert event.wait(30)
+        return function(*arguments)
+
+    return wait
+
+
+def test_a_name_is_found_without_a_look_at_every_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(50):
+        put(folder / f"f{number}.safetensors", alias=f"alias {number}")
+    found = catalog(folder)
+    assert found.find("alias 7").name == "f7"
+    monkeypatch.setattr(Catalog, "every", property(lambda _: pytest.fail("all files were looked at")))
+    monkeypatch.setattr(Catalog, "row", lambda *_: pytest.fail("a row was looked at"))
+    for name in ("f7", "f7.safetensors", "alias 7"):
+        assert found.find(name).name == "f7"
+    with pytest.raises(CatalogError, match="50 LoRA files are known"):
+        found.find("zzz")
+
+
+def test_an_alias_follows_its_file(folder: Path) -> None:
+    found = catalog(folder)
+    path = put(folder / "a.safetensors", alias="old")
+    found.refresh()
+    assert found.find("old").path == path
+    put(path, alias="new")
+    os.utime(path, ns=(1, 1))
+    found.refresh()
+    assert found.find("new").path == path
+    with pytest.raises(CatalogError):
+        found.find("old")
+
+
+def test_an_unknown_name_is_compared_with_few_others_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("watercolour", "other"):
+        put(folder / f"{name}.safetensors")
+    monkeypatch.setattr("extension.catalog._COMPARED_AT_MOST", 2)
+    with pytest.raises(CatalogError, match="2 LoRA files are known") as caught:
+        catalog(folder).find("watercolor")
+    assert caught.value.candidates == ()

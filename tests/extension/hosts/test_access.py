@@ -14,21 +14,20 @@ from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.security import HTTPBasic, HTTPBasicCredentials
 from fastapi.testclient import TestClient
 
-from extension.api import guard
+from extension.api.guard import add_route
 from extension.hosts import Access
 from extension.hosts._access import access_of
 
 ROOT = Path(__file__).resolve().parents[3]
 GRADIO = """
 import gradio as gr
-from fastapi import Depends, FastAPI
 from fastapi.testclient import TestClient
-from extension.api import guard
+from extension.api.guard import add_route
 from extension.hosts._access import access_of
 with gr.Blocks(analytics_enabled=False) as demo:
     gr.HTML("x")
 app, _, _ = demo.launch(auth=[("me", "secret")], prevent_thread_lock=True, quiet=True)
-app.add_api_route("/ours", lambda: 1, dependencies=[Depends(guard(access_of(app)))])
+add_route(app, "/ours", lambda: 1, access_of(app))
 route = app.router.routes.pop()
 app.router.routes.insert(0, route)  # before gradio's own, which take every address
 with TestClient(app, base_url="http://127.0.0.1") as client:
@@ -75,7 +74,7 @@ def add_login(app: Any, *, awaited: bool = False) -> None:
 
 
 def status(app: FastAPI, auth: tuple[str, str] | None = None, token: str = "") -> int:
-    app.add_api_route("/ours", lambda: 1, dependencies=[Depends(guard(access_of(app)))])
+    add_route(app, "/ours", lambda: 1, access_of(app))
     with TestClient(app, cookies={"access-token": token} if token else {}) as client:
         return client.get("/ours", auth=auth).status_code
 
@@ -127,7 +126,7 @@ def test_a_login_that_cannot_be_asked_lets_nobody_in(app: FastAPI, caplog: pytes
 
 def test_a_refusal_is_one_sentence_and_asks_for_the_password_only_where_there_is_one(app: FastAPI) -> None:
     FakeApi(app, {"u": "p"})
-    app.add_api_route("/ours", lambda: 1, dependencies=[Depends(guard(access_of(app)))])
+    add_route(app, "/ours", lambda: 1, access_of(app))
     with TestClient(app) as client:
         answer = client.get("/ours")
     assert answer.json() == {"detail": "the user and password of the web UI's API are needed"}

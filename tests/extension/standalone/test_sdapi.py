@@ -40,7 +40,7 @@ LORAS = ["neon", "night", "outline", "stars", "stripes", "zorp"]
 
 @pytest.fixture(scope="module")
 def client(runner: Runner) -> Iterator[TestClient]:
-    with TestClient(make_api(runner)) as client:
+    with TestClient(make_api(runner), base_url="http://localhost") as client:
         yield client
 
 
@@ -290,8 +290,8 @@ def test_a_wrong_option_changes_nothing(client: TestClient, values: dict[str, An
 OTHER_SITES: dict[str, dict[str, str]] = {
     "origin": {"origin": "http://evil.example", "content-type": "application/json"},
     "origin of a sandboxed frame": {"origin": "null"},
-    "another port": {"origin": "http://testserver:8000"},
-    "as the browser says": {"sec-fetch-site": "cross-site", "origin": "http://testserver"},
+    "another port": {"origin": "http://localhost:8000"},
+    "as the browser says": {"sec-fetch-site": "cross-site", "origin": "http://localhost"},
     "a sister site": {"sec-fetch-site": "same-site"},
     "plain text": {"content-type": "text/plain;charset=UTF-8"},
     "a form": {"content-type": "application/x-www-form-urlencoded"},
@@ -317,12 +317,12 @@ def test_a_page_of_another_site_cannot_change_anything(client: TestClient, heade
     "headers",
     [
         {},
-        {"origin": "http://testserver", "sec-fetch-site": "same-origin"},
-        {"origin": "http://testserver"},
+        {"origin": "http://localhost", "sec-fetch-site": "same-origin"},
+        {"origin": "http://localhost"},
         {"origin": "https://behind.a.proxy", "sec-fetch-site": "same-origin"},
         {"origin": "https://behind.a.proxy", "x-forwarded-host": "behind.a.proxy"},
     ],
 )
 def test_the_web_uis_own_page_and_programs_are_not_refused(client: TestClient, headers: dict[str, str]) -> None:
-    answer = client.post("/remora/v1/resolve", content='{"names": ["zorp"]}', headers=headers)
+    answer = client.post("/remora/v1/resolve", json={"names": ["zorp"]}, headers=headers)
     assert answer.status_code == 200, answer.text
