@@ -83,9 +83,11 @@ def read(data: object) -> AlwaysOn:
     _refuse_others(data, ("version", "always_on", "entries"), "a stack")
     version, enabled, entries = data.get("version", VERSION), data.get("always_on", False), data.get("entries", [])
     if version != VERSION:
-        raise StackRefusedError(f"the stack is of version {version!r}, and this Remora knows version {VERSION} only")
+        raise StackRefusedError(
+            f"the stack is of version {version!r:.60}, and this Remora knows version {VERSION} only"
+        )
     if not isinstance(enabled, bool):
-        raise StackRefusedError(f"always_on must be true or false, not {enabled!r}")
+        raise StackRefusedError(f"always_on must be true or false, not {enabled!r:.60}")
     if not isinstance(entries, list) or len(entries) > _MAX_ENTRIES:
         raise StackRefusedError(f"entries must be a list of no more than {_MAX_ENTRIES} LoRA")
     return AlwaysOn(enabled, tuple(_entry(entry, number) for number, entry in enumerate(entries, 1)))

@@ -14,6 +14,7 @@ BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, TOO_LARGE, UNSUPPORTE
 UNPROCESSABLE, BROKEN = 422, 500
 
 LONGEST_BODY = 32 << 20  # bytes, of any route
+_LONGEST_SENTENCE = 2000  # characters: one may quote what was sent
 _DEEPEST = 32  # lists and objects within each other
 _MOST_DIGITS = 20  # of a whole number: those of 64 bits have no more
 
@@ -30,7 +31,8 @@ def answer(request: Request, data: object) -> Response:
 
 def refused(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return an error as clients of ours read it."""
-    content = json.dumps({"detail": " ".join(detail.split())})
+    detail = " ".join(detail.split())
+    content = json.dumps({"detail": detail if len(detail) <= _LONGEST_SENTENCE else f"{detail[:_LONGEST_SENTENCE]}..."})
     return Response(content, status, dict(headers or {}), "application/json")
 
 
@@ -91,7 +93,8 @@ async def _body_of(request: Request, at_most: int, what: str) -> bytes:
     async for part in request.stream():
         size += len(part)
         if size > at_most:
-            raise HTTPException(TOO_LARGE, f"{what} has no more than {at_most >> 20} MB")
+            most = f"{at_most >> 20} MB" if at_most >> 20 else f"{at_most >> 10} KB"
+            raise HTTPException(TOO_LARGE, f"{what} has no more than {most}")
         parts.append(part)
     return b"".join(parts)
 

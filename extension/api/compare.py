@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException, Request, Response
 
+from lib_lora import LoraError
+
 from ..collection import one_picture
 from ..compare import Comparison, plan
 from ..generation import RequestError, Txt2Img
@@ -42,7 +44,7 @@ class CompareApi:
             asked = _request(data)
             painter.check(asked)
             made = plan(data.get("mode", "strengths"), asked.prompt, _names(data), _values(data))
-        except RequestError as error:
+        except (RequestError, LoraError) as error:  # of the request, or of a tag in its prompt
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         with self._lock:
             if self._latest is not None and self._latest.running:

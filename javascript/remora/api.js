@@ -226,7 +226,9 @@ export class Api {
         /** @type {{[name: string]: string}} */
         const headers = {Accept: "application/json"};
         const raw = body instanceof Blob;
-        if (body !== undefined && !raw) headers["Content-Type"] = "application/json";
+        // a picture's type is that of its file's name, so there may be none; the server takes no body without one
+        if (raw) headers["Content-Type"] = body.type.startsWith("image/") ? body.type : "image/unknown";
+        else if (body !== undefined) headers["Content-Type"] = "application/json";
         if (this.authorization) headers.Authorization = this.authorization;
         try {
             return await fetch(this.base + path, {

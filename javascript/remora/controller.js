@@ -83,6 +83,7 @@ const READ = 250; // the same at the prompts
 const SAVE_AFTER = 200; // milliseconds without a change
 const LONGEST = 500_000; // characters of a prompt that is read
 const KEPT = "remora"; // in the browser's storage
+const MOST_NAMES = 50; // that the server looks up at once
 
 export class Controller {
     /** @param {string} base the address below which the server's routes are */
@@ -221,11 +222,13 @@ export class Controller {
             .filter((name) => name && !this.catalog.named(name) && !this.asked.has(name));
         if (!names.length || !this.state.loaded) return;
         for (const name of names) this.asked.add(name);
-        const answer = await this.tell(() =>
-            this.api.ask("POST", "resolve", {names: [...new Set(names)].slice(0, 1000)}),
-        );
-        if (!answer) return;
-        for (const [name, meaning] of Object.entries(answer.names)) this.meanings.set(name, meaning);
+        const left = [...new Set(names)];
+        while (left.length) {
+            const some = left.splice(0, MOST_NAMES);
+            const answer = await this.tell(() => this.api.ask("POST", "resolve", {names: some}));
+            if (!answer) return;
+            for (const [name, meaning] of Object.entries(answer.names)) this.meanings.set(name, meaning);
+        }
         this.catalog.version += 1;
         this.set({version: this.catalog.version});
     }

@@ -294,6 +294,7 @@ def test_a_comparison(ask: Checked) -> None:
         ("DELETE", "/blocks/presets", 422, {"params": {"name": "no"}}, "there is no preset of block weights 'no'"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["zorp"]}}, "is not in the prompt"),
         ("POST", "/compare", 422, {"json": {"prompt": "", "names": []}}, "the prompt is empty"),
+        ("POST", "/compare", 422, {"json": {"prompt": "<lora:zorp", "names": ["zorp"]}}, "the tag is not closed"),
         ("POST", "/compare", 422, {"json": {"prompt": "<lora:zorp:1>", "names": ["zorp"]}}, "give 1 to 150 strengths"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "steps": "9"}}, "steps must be a whole"),
         ("POST", "/compare", 422, {"json": {"prompt": "x", "names": ["a"], "width": 63}}, "width is 63"),
