@@ -301,9 +301,10 @@ class TestCommands:
 
     def test_demo(self) -> None:
         self.codes = {"extension.standalone": 7}
-        assert install.main(["demo", "--port", "1"]) == 7
+        assert install.main(["demo", "--port", "1", "--host", "0.0.0.0", "--auth", "a:b"]) == 7
         assert self.ensured == ["run"]
-        assert self.calls == [["-m", "extension.standalone", "--demo", "--port", "1"]]
+        given = ["--port", "1", "--host", "0.0.0.0", "--auth", "a:b"]
+        assert self.calls == [["-m", "extension.standalone", "--demo", *given]]
 
     def test_test(self) -> None:
         assert install.main(["test", "-k", "entry"]) == 0

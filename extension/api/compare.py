@@ -74,8 +74,7 @@ class CompareApi:
         elif cell:
             content = latest.picture(whole(cell, "cell"))
         else:
-            with one_picture:  # of a hundred cells
-                content = latest.grid()
+            content = one_picture(latest.grid)  # of a hundred cells
         if content is None:
             raise HTTPException(NOT_FOUND, "there is no such picture (yet)")
         return Response(content, media_type="image/png", headers={"Cache-Control": "no-store"})

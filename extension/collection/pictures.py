@@ -8,9 +8,10 @@ import hashlib
 import io
 import json
 import logging
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from PIL import Image
 
@@ -31,8 +32,9 @@ _FORMATS = frozenset({"PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "AVIF"
 """What is read: no format for which Pillow starts another program, as it does for EPS."""
 _WITH_MEANS = frozenset({"L", "LA", "RGB", "RGBA", "CMYK"})
 """Modes of Pillow in which it can take the mean of pixels."""
-one_picture = threading.Lock()
-"""Held while a picture is decoded or drawn: a small file can take hundreds of megabytes, and requests come at once."""
+_WORKER = ThreadPoolExecutor(1, "remora-picture")
+
+T = TypeVar("T")
 
 
 class PictureError(ValueError):
@@ -114,18 +116,29 @@ def opened_picture(content: bytes, side: int, mode: str = "") -> Image.Image:
     Raises:
         PictureError: it is none that can be read.
     """
-    with one_picture:
-        try:
-            with Image.open(io.BytesIO(content)) as opened:
-                if opened.format not in _FORMATS:
-                    raise ValueError(f"{opened.format} files are not taken")
-                if opened.width * opened.height > _MAX_PIXELS:
-                    raise ValueError(
-                        f"{opened.width} x {opened.height} pixels are more than {_MAX_PIXELS // 1_000_000} million"
-                    )
-                return _reduced(opened, side, mode)
-        except Exception as error:  # decoders raise whatever a damaged file leads them to
-            raise PictureError(f"this is no picture that can be read: {error or type(error).__name__}") from error
+    try:
+        return one_picture(lambda: _opened(content, side, mode))
+    except Exception as error:  # decoders raise whatever a damaged file leads them to
+        raise PictureError(f"this is no picture that can be read: {str(error) or type(error).__name__}") from error
+
+
+def one_picture(work: Callable[[], T]) -> T:
+    """Decode or draw a picture while no other one is, and wait for it.
+
+    A small file can take hundreds of megabytes, and requests come at once. One thread does it all, as allocators keep
+    what each thread has used.
+    """
+    return _WORKER.submit(work).result()
+
+
+def _opened(content: bytes, side: int, mode: str) -> Image.Image:
+    with Image.open(io.BytesIO(content)) as opened:
+        if opened.format not in _FORMATS:
+            raise ValueError(f"{opened.format} files are not taken")
+        if opened.width * opened.height > _MAX_PIXELS:
+            most = _MAX_PIXELS // 1_000_000
+            raise ValueError(f"{opened.width} x {opened.height} pixels are more than {most} million")
+        return _reduced(opened, side, mode)
 
 
 def _reduced(opened: Image.Image, side: int, mode: str) -> Image.Image:

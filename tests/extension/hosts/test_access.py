@@ -7,16 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 from secrets import compare_digest
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from fastapi import Depends, FastAPI, HTTPException, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request
 from fastapi.security import HTTPBasic, HTTPBasicCredentials
 from fastapi.testclient import TestClient
 
 from extension.api.guard import add_route
 from extension.hosts import Access
 from extension.hosts._access import access_of
+from extension.hosts.a1111 import A1111
 
 ROOT = Path(__file__).resolve().parents[3]
 GRADIO = """
@@ -142,6 +144,66 @@ def test_a_check_that_breaks_is_not_taken_for_a_refusal(app: FastAPI) -> None:
     assert password is not None
     with pytest.raises(RuntimeError, match="the host's fault"):
         password("u", "p")
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({"api_auth": "u:p", "api": True}, 401),
+        ({"api_auth": "u:p", "nowebui": True, "api": False}, 401),
+        ({"api_auth": "u:p", "api": False}, 200),  # the host has no API, and asks nobody
+        ({"gradio_auth": "u:p"}, 401),
+        ({"gradio_auth_path": "users.txt"}, 401),
+        ({"auth": "u:p"}, 401),
+        ({"auth_file": "users.txt"}, 401),
+        ({"api_auth": None, "gradio_auth": "", "api": True}, 200),
+    ],
+)
+def test_where_a_login_is_set_and_not_found_nobody_is_let_in(
+    app: FastAPI, options: dict[str, object], wanted: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_route(app, "/ours", lambda: 1, access_of(app, SimpleNamespace(**options)))
+    with TestClient(app) as client:
+        answer = client.get("/ours", auth=("u", "p"))
+    assert answer.status_code == wanted
+    assert ("is set, but what checks it is not found" in caplog.text) == (wanted == 401)
+
+
+def test_a_login_that_is_set_and_found_is_as_it_was(app: FastAPI) -> None:
+    FakeApi(app, {"u": "p"})
+    options = SimpleNamespace(api_auth="u:p", gradio_auth="x:y", api=True)
+    add_route(app, "/ours", lambda: 1, access_of(app, options))
+    with TestClient(app) as client:
+        assert [client.get("/ours", auth=auth).status_code for auth in (None, ("u", "p"))] == [401, 200]
+
+
+def test_the_password_of_an_api_whose_routes_are_in_a_router(app: FastAPI) -> None:
+    inner, router = APIRouter(prefix="/v1"), APIRouter(prefix="/sdapi")
+
+    def auth(credentials: HTTPBasicCredentials = Depends(HTTPBasic())) -> None:  # noqa: B008
+        if credentials.password != "p":
+            raise HTTPException(401, "no")
+
+    inner.add_api_route("/options", lambda: 1, dependencies=[Depends(auth)])
+    router.include_router(inner)
+    app.include_router(router)
+    add_route(app, "/ours", lambda: 1, access_of(app))
+    with TestClient(app) as client:
+        assert [client.get("/ours", auth=auth).status_code for auth in (None, ("u", "x"), ("u", "p"))] == [
+            401,
+            401,
+            200,
+        ]
+
+
+def test_hosts_tell_what_their_command_line_demands(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared: Any = ModuleType("modules.shared")
+    shared.cmd_opts = SimpleNamespace(gradio_auth="u:p")
+    monkeypatch.setitem(sys.modules, "modules", ModuleType("modules"))
+    monkeypatch.setitem(sys.modules, "modules.shared", shared)
+    login = A1111.access(app).login
+    assert login is not None
+    assert login(None) is None
 
 
 def test_a_real_page_with_a_login() -> None:

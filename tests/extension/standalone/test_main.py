@@ -46,3 +46,44 @@ def test_a_port_that_is_taken_is_one_line_before_anything_is_loaded(capsys: pyte
     printed = capsys.readouterr()
     assert printed.err.startswith(f"error: port {port} on 127.0.0.1 cannot be had")
     assert "name another by --port" in printed.err
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "my-machine", "127.0.0.1.example", ""])
+def test_other_machines_are_let_in_only_on_purpose(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--demo", "--no-browser", "--port=0", "--host", host]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: other machines reach ")
+    assert "--auth user:password" in error
+    assert "--without-login" in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--host=127.0.0.1"],
+        ["--host=::1"],
+        ["--host=localhost"],
+        ["--host=0.0.0.0", "--auth=me:secret"],
+        ["--host=0.0.0.0", "--without-login"],
+    ],
+)
+def test_this_machine_needs_no_login_and_others_one_or_the_word(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extension.standalone.__main__._check_port", lambda *_: None)
+    assert main([*arguments, "--model", str(tmp_path / "nothing")]) == 1  # it comes as far as the model
+    assert "neither a checkpoint file nor a diffusers folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["--auth", "me"], ["--auth", ":x"], ["--auth", "me:"], ["--auth", ""]])
+def test_a_login_is_a_user_and_a_password(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--demo", *arguments])
+    assert "argument --auth: write it as user:password" in capsys.readouterr().err
+
+
+def test_a_login_is_given_or_left_out_but_not_both(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--demo", "--auth=a:b", "--without-login"])
+    assert "not allowed with argument" in capsys.readouterr().err
