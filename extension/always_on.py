@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .atomic import write_text
 from .prompt import format_tag, number
+from .store import Store, json_bytes
 from .tag import Tag
-
-logger = logging.getLogger(__name__)
 
 PARAMETER = "Remora stack"
 """Its name in a parameters text."""
 VERSION = 1  # of the file
 _FILE = "stack.json"
+_MAX_BYTES = 16 << 20  # of the file
 _MAX_NAME = 1000  # characters
 _MAX_ENTRIES = 200
 _MAX_MORE = 10_000  # characters
@@ -107,19 +105,25 @@ class AlwaysOnFile:
     """
 
     def __init__(self, folder: Callable[[], Path | None]) -> None:
-        self._folder = folder
-        self._stack: AlwaysOn | None = None
-        self._lock = threading.Lock()
-        self.problem = ""
-        """One sentence where the file could not be read."""
+        def path() -> Path | None:
+            found = folder()
+            return None if found is None else found / _FILE
+
+        self._store = Store(path, "the stack that is always on", AlwaysOn(), _read, _write, _MAX_BYTES)
 
     @property
     def stack(self) -> AlwaysOn:
         """As it is now."""
-        with self._lock:
-            if self._stack is None:
-                self._stack = self._load()
-            return self._stack
+        return self._store.value
+
+    @property
+    def problem(self) -> str:
+        """One sentence where the file cannot be read."""
+        return self._store.problem
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Keep others from changing it in a `with` statement; see `Store.lock`."""
+        return self._store.lock()
 
     def put(self, stack: AlwaysOn) -> None:
         """Have another one from now on, and keep it.
@@ -127,26 +131,15 @@ class AlwaysOnFile:
         Raises:
             OSError: it cannot be written; the former one stays.
         """
-        with self._lock:
-            folder = self._folder()
-            if folder is not None:
-                write_text(folder / _FILE, json.dumps(stack.to_json(), indent=1, ensure_ascii=False))
-            self._stack = stack
-            self.problem = ""
+        self._store.change(lambda _: stack)
 
-    def _load(self) -> AlwaysOn:
-        folder = self._folder()
-        if folder is None:
-            return AlwaysOn()
-        path = folder / _FILE
-        try:
-            return read(json.loads(path.read_text("utf-8")))
-        except FileNotFoundError:
-            return AlwaysOn()
-        except (OSError, ValueError, RecursionError) as error:  # no JSON, no text, no stack
-            self.problem = f"the stack kept in {path} cannot be read ({error}); {_set_aside(path)}"
-            logger.warning("remora: %s", self.problem)
-            return AlwaysOn()
+
+def _read(content: bytes) -> AlwaysOn:
+    return read(json.loads(content.decode("utf-8")))
+
+
+def _write(stack: AlwaysOn) -> bytes:
+    return json_bytes(stack.to_json(), indent=1)
 
 
 def _entry(data: object, number: int) -> AlwaysOnEntry:
@@ -179,15 +172,3 @@ def _strength(value: object, what: str) -> float:
 def _refuse_others(data: Mapping[Any, object], known: tuple[str, ...], what: str) -> None:
     if others := [str(field) for field in data if field not in known]:
         raise StackRefusedError(f"{what} has no field {others[0]:.60}; the fields are {', '.join(known)}")
-
-
-def _set_aside(path: Path) -> str:
-    """Give a file that cannot be read another name, so that it is not overwritten; says what became of it."""
-    aside = next(
-        name for n in range(1, 10_000) if not (name := path.with_name(f"{path.stem}.damaged-{n}.json")).exists()
-    )
-    try:
-        path.rename(aside)
-    except OSError as error:
-        return f"it could not be set aside either ({error.strerror or error}), and is overwritten by the next change"
-    return f"it is kept as {aside.name}, and the stack begins empty"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
-from .atomic import write_text
 from .block_weights import (
     BUILT_IN,
     BlockPresets,
@@ -19,12 +18,12 @@ from .block_weights import (
     read_presets,
     read_rules,
 )
-
-logger = logging.getLogger(__name__)
+from .store import FileValue, Store
 
 _FILE = "block_presets.txt"
 _MOST = 1000
 _LONGEST = 1 << 20  # bytes of a file
+_WHAT = "presets of block weights"
 
 
 class BlockPresetsFile:
@@ -36,25 +35,30 @@ class BlockPresetsFile:
     """
 
     def __init__(self, folder: Callable[[], Path | None], others: Callable[[], Sequence[Path]]) -> None:
-        self._folder = folder
+        def path() -> Path | None:
+            found = folder()
+            return None if found is None else found / _FILE
+
         self._others = others
-        self._lock = threading.Lock()
-        self._kept: dict[str, tuple[Value, ...]] = {}
-        self._read: dict[Path, tuple[tuple[int, int], BlockPresets]] = {}
+        # as text: lines that are no presets are the user's, too
+        self._store = Store(path, _WHAT, "", _text, lambda text: text.encode("utf-8", "replace"), _LONGEST)
+        self._read: dict[Path, FileValue[BlockPresets]] = {}
 
     @property
     def all(self) -> BlockPresets:
         """What a tag may name now; of the same name, the user's own, then those of the extension."""
-        with self._lock:
-            found = [BUILT_IN, *map(self._of_file, self._others()), BlockPresets(self._own())]
+        found = [BUILT_IN, *map(self._of_file, self._others()), BlockPresets(self._own())]
         lists = {name: values for one in found for name, values in one.lists.items()}
         return BlockPresets(lists, {name: rules for one in found for name, rules in one.elements.items()})
 
     @property
     def own(self) -> frozenset[str]:
         """Names of the user's own."""
-        with self._lock:
-            return frozenset(self._own())
+        return frozenset(self._own())
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Keep others from changing the user's own in a `with` statement; see `Store.lock`."""
+        return self._store.lock()
 
     def put(self, name: str, values: str) -> None:
         """Keep a list under a name, in place of the user's own of that name.
@@ -66,11 +70,13 @@ class BlockPresetsFile:
         name, read = checked_name(name), read_list(values)
         if len(read) < 2:
             raise BlockWeightsError("a preset needs a value for each block, as 1,0,0,1")
-        with self._lock:
-            kept = {**self._own(), name: read}
-            if len(kept) > _MOST:
+
+        def change(text: str) -> str:
+            if len(read_presets(text).keys() | {name}) > _MOST:
                 raise BlockWeightsError(f"there are {_MOST} presets of block weights already; delete some")
-            self._write(kept)
+            return _with(text, name, format_presets({name: read}))
+
+        self._store.change(change)
 
     def delete(self, name: str) -> None:
         """Delete one of the user's own.
@@ -79,45 +85,45 @@ class BlockPresetsFile:
             BlockWeightsError: there is none of that name.
             OSError: it cannot be written; all is as before.
         """
-        with self._lock:
-            kept = dict(self._own())
-            if name not in kept:
+
+        def change(text: str) -> str:
+            if name not in read_presets(text):
                 raise BlockWeightsError(f"there is no preset of block weights {name[:60]!r} of your own")
-            del kept[name]
-            self._write(kept)
+            return _with(text, name, "")
+
+        self._store.change(change)
 
     def _own(self) -> dict[str, tuple[Value, ...]]:
-        folder = self._folder()
-        return self._kept if folder is None else dict(self._of_file(folder / _FILE).lists)
-
-    def _write(self, kept: dict[str, tuple[Value, ...]]) -> None:
-        folder = self._folder()
-        if folder is not None:
-            write_text(folder / _FILE, format_presets(kept))
-            self._read.pop(folder / _FILE, None)
-        self._kept = kept
+        return read_presets(self._store.value)
 
     def _of_file(self, path: Path) -> BlockPresets:
-        """What a file has, read again when it has changed; nothing where it cannot be read, which is said once."""
-        try:
-            stat = path.stat()
-        except OSError:
-            return BlockPresets()
-        state = stat.st_mtime_ns, stat.st_size
-        known = self._read.get(path)
-        if known is None or known[0] != state:
-            known = self._read[path] = state, _read(path, stat.st_size)
-        return known[1]
+        """What a file of the extension has; nothing where it cannot be read, which is said once."""
+        if path not in self._read:
+            self._read[path] = FileValue(lambda: path, _WHAT, BlockPresets(), partial(_presets_of, path), _LONGEST)
+        return self._read[path].value
 
 
-def _read(path: Path, size: int) -> BlockPresets:
-    try:
-        if size > _LONGEST:
-            raise ValueError(f"it has {size:,} bytes")
-        text = path.read_text("utf-8-sig")
-    except (OSError, ValueError) as error:
-        logger.warning("remora: the presets of block weights in %s cannot be read: %s", path, error)
-        return BlockPresets()
+def _text(content: bytes) -> str:
+    return content.decode("utf-8-sig")
+
+
+def _presets_of(path: Path, content: bytes) -> BlockPresets:
+    text = _text(content)
     if path.name.startswith("elem"):
         return BlockPresets(elements=read_rules(text))
     return BlockPresets(read_presets(text))
+
+
+def _with(text: str, name: str, line: str) -> str:
+    """Return a file's text with another line for a name, at the place of the former one; all other lines stay."""
+    lines = text.splitlines(keepends=True)
+    if lines and lines[-1].splitlines() == lines[-1:]:
+        lines[-1] += "\n"
+    changed = []
+    for one in lines:
+        if name in read_presets(one):
+            changed.append(line)
+            line = ""  # should the name be there twice, once is enough
+        else:
+            changed.append(one)
+    return "".join(changed) + line

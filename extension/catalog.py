@@ -474,7 +474,7 @@ def _preferred(files: Sequence[CatalogFile]) -> list[CatalogFile]:
 
 def _distinct(file: CatalogFile, among: Sequence[CatalogFile]) -> str:
     same = [other for other in among if other.relative == file.relative]
-    return file.relative if len(same) == 1 else str(file.path)
+    return file.relative if len(same) == 1 else file.relative + file.path.suffix
 
 
 def _end_of_header(path: Path) -> int:

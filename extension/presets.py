@@ -10,20 +10,17 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-import logging
 import re
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .atomic import write_text
 from .collection import PictureError, shrunk_picture
 from .known import ANY
 from .prompt import PromptError, parse
-
-logger = logging.getLogger(__name__)
+from .store import Store, json_bytes
 
 VERSION = 1  # of the file, and of the text
 _FILE = "presets.json"
@@ -32,6 +29,7 @@ _LINE = re.compile(r"<(?:lora|lyco|loractl):[^<>]*>", re.IGNORECASE)
 _MAX_NAME = 100  # characters
 _MAX_TEXT = 100_000
 _MAX_PRESETS = 2000
+_MAX_BYTES = 256 << 20  # of the file
 _SIDE = 256  # pixels, of a thumbnail
 
 
@@ -90,17 +88,25 @@ class Presets:
     """
 
     def __init__(self, folder: Callable[[], Path | None]) -> None:
-        self._folder = folder
-        self._lock = threading.Lock()
-        self._kept: dict[str, Preset] | None = None
-        self.problem = ""
-        """One sentence where the file could not be read."""
+        def path() -> Path | None:
+            found = folder()
+            return None if found is None else found / _FILE
+
+        self._store: Store[Mapping[str, Preset]] = Store(path, "presets", {}, _read, _write, _MAX_BYTES)
 
     @property
     def all(self) -> Sequence[Preset]:
         """As they are kept, by name."""
-        with self._lock:
-            return sorted(self._loaded().values(), key=lambda preset: preset.name.casefold())
+        return sorted(self._store.value.values(), key=lambda preset: preset.name.casefold())
+
+    @property
+    def problem(self) -> str:
+        """One sentence where the file cannot be read."""
+        return self._store.problem
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Keep others from changing them in a `with` statement; see `Store.lock`."""
+        return self._store.lock()
 
     def get(self, name: str) -> Preset:
         """Return one.
@@ -108,8 +114,7 @@ class Presets:
         Raises:
             PresetError: there is none of that name.
         """
-        with self._lock:
-            return self._existing(name)
+        return _existing(self._store.value, name)
 
     def put(self, name: str, text: str, former: str = "") -> Preset:
         """Keep a stack under a name, in place of the one of that name.
@@ -127,13 +132,13 @@ class Presets:
         lines = [_checked_line(line, f"line {place}") for place, line in enumerate(text.strip().splitlines(), 1)]
         if not lines:
             raise PresetError("a preset needs at least one LoRA")
-        with self._lock:
-            kept = dict(self._loaded())
-            old = self._existing(former) if former else kept.get(name)
+
+        def change(kept: Mapping[str, Preset]) -> dict[str, Preset]:
+            old = _existing(kept, former) if former else kept.get(name)
             preset = Preset(name, "\n".join(lines), b"" if old is None else old.thumbnail)
-            kept.pop(former, None)
-            self._keep(kept | {name: preset})
-            return preset
+            return {other: one for other, one in kept.items() if other != former} | {name: preset}
+
+        return self._changed(change)[name]
 
     def set_thumbnail(self, name: str, picture: bytes) -> Preset:
         """Give one another thumbnail.
@@ -146,10 +151,7 @@ class Presets:
             thumbnail = shrunk_picture(picture, _SIDE)
         except PictureError as error:
             raise PresetError(str(error)) from error
-        with self._lock:
-            preset = replace(self._existing(name), thumbnail=thumbnail)
-            self._keep(self._loaded() | {name: preset})
-            return preset
+        return self._changed(lambda kept: {**kept, name: replace(_existing(kept, name), thumbnail=thumbnail)})[name]
 
     def remove(self, name: str) -> None:
         """Forget one.
@@ -158,9 +160,12 @@ class Presets:
             PresetError: there is none of that name.
             OSError: it cannot be written; everything is as before.
         """
-        with self._lock:
-            self._existing(name)
-            self._keep({other: preset for other, preset in self._loaded().items() if other != name})
+
+        def change(kept: Mapping[str, Preset]) -> dict[str, Preset]:
+            _existing(kept, name)
+            return {other: preset for other, preset in kept.items() if other != name}
+
+        self._changed(change)
 
     def add_text(self, text: str) -> list[Preset]:
         """Keep the presets of a text, none in place of another: where a name is taken, a number is put to it.
@@ -170,55 +175,34 @@ class Presets:
             OSError: it cannot be written; everything is as before.
         """
         read = read_text(text)
-        with self._lock:
-            kept = dict(self._loaded())
-            added = []
+        added: list[Preset] = []
+
+        def change(kept: Mapping[str, Preset]) -> dict[str, Preset]:
+            changed = dict(kept)
             for preset in read:
-                names = (preset.name, *(f"{preset.name} {number}" for number in range(2, _MAX_PRESETS)))
-                free = next(name for name in names if name not in kept)
-                kept[free] = replace(preset, name=free)
-                added.append(kept[free])
-            self._keep(kept)
-            return added
+                names = (preset.name, *(f"{preset.name} {number}" for number in range(2, _MAX_PRESETS + 2)))
+                free = next(name for name in names if name not in changed)
+                changed[free] = replace(preset, name=free)
+                added.append(changed[free])
+            return changed
 
-    def _existing(self, name: str) -> Preset:
-        preset = self._loaded().get(name)
-        if preset is None:
-            raise PresetError(f"there is no preset {name!r:.120} (any more)")
-        return preset
+        self._changed(change)
+        return added
 
-    def _keep(self, kept: dict[str, Preset]) -> None:
-        if len(kept) > _MAX_PRESETS:
-            raise PresetError(f"there are {_MAX_PRESETS} presets already; remove some first")
-        folder = self._folder()
-        if folder is not None:
-            presets = [_to_json(preset) for preset in kept.values()]
-            write_text(
-                folder / _FILE, json.dumps({"version": VERSION, "presets": presets}, ensure_ascii=False, indent=1)
-            )
-        self._kept = kept
+    def _changed(self, change: Callable[[Mapping[str, Preset]], Mapping[str, Preset]]) -> Mapping[str, Preset]:
+        def checked(kept: Mapping[str, Preset]) -> Mapping[str, Preset]:
+            changed = change(kept)
+            if len(changed) > max(_MAX_PRESETS, len(kept)):
+                raise PresetError(f"there are {_MAX_PRESETS} presets already; remove some first")
+            return changed
 
-    def _loaded(self) -> dict[str, Preset]:
-        if self._kept is None:
-            folder = self._folder()
-            self._kept = {} if folder is None else self._read(folder / _FILE)
-        return self._kept
+        return self._store.change(checked)
 
-    def _read(self, path: Path) -> dict[str, Preset]:
-        try:
-            presets = _from_json(json.loads(path.read_text("utf-8")))
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, RecursionError) as error:
-            aside = path.with_name(f"{path.name}.unread")
-            try:
-                aside.write_bytes(path.read_bytes())
-            except OSError:
-                aside = path
-            self.problem = f"the presets in {path} cannot be read ({error}); a copy is kept as {aside.name}"
-            logger.warning("remora: %s", self.problem)
-            return {}
-        return {preset.name: preset for preset in presets}
+
+def _existing(kept: Mapping[str, Preset], name: str) -> Preset:
+    if name not in kept:
+        raise PresetError(f"there is no preset {name!r:.120} (any more)")
+    return kept[name]
 
 
 def _checked_name(name: str) -> str:
@@ -237,6 +221,14 @@ def _checked_line(line: str, where: str) -> str:
     if len(tags) != 1 or not _LINE.match(line):
         raise PresetError(f"{where}: {line!r:.80} is no LoRA; write one tag and its words, as <lora:name:0.8> words")
     return line
+
+
+def _write(presets: Mapping[str, Preset]) -> bytes:
+    return json_bytes({"version": VERSION, "presets": [_to_json(preset) for preset in presets.values()]}, indent=1)
+
+
+def _read(content: bytes) -> Mapping[str, Preset]:
+    return {preset.name: preset for preset in _from_json(json.loads(content.decode("utf-8")))}
 
 
 def _to_json(preset: Preset) -> dict[str, str]:

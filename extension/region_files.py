@@ -5,25 +5,26 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-import logging
+import os
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from PIL import Image
 
 from lib_lora import Region
 
-from .atomic import write_bytes
-from .collection import PictureError, opened_picture, read_picture_file
+from .collection import PictureError, opened_picture
 from .regions import RegionTextError, checked_name
-
-logger = logging.getLogger(__name__)
+from .store import Store, locked
 
 _FOLDER = "regions"
 _SIDE = 64
 """Cells at most along each side: finer than attention sees of a picture, and small enough for a parameters text."""
 _MOST = 500
+_MAX_BYTES = 64 << 20  # of a picture
 
 
 class RegionFiles:
@@ -35,15 +36,26 @@ class RegionFiles:
 
     def __init__(self, folder: Callable[[], Path | None]) -> None:
         self._folder = folder
-        self._lock = threading.Lock()
+        self._alone = threading.RLock()
         self._kept: dict[str, Region] = {}
-        self._read: dict[Path, tuple[tuple[int, int], Region | None]] = {}
+        """Where there is no folder."""
+        self._stores: dict[Path, Store[Region | None]] = {}
 
     @property
     def all(self) -> Mapping[str, Region]:
         """By name."""
-        with self._lock:
-            return self._all()
+        folder = self._regions()
+        if folder is None:
+            return dict(self._kept)
+        paths = sorted(folder.glob("*.png"))
+        self._stores = {path: self._store(path) for path in paths}
+        found = ((path.stem, self._store(path).value) for path in paths)
+        return {name: region for name, region in found if region is not None}
+
+    def lock(self) -> AbstractContextManager[object]:
+        """Keep others from changing them in a `with` statement; see `Store.lock`."""
+        folder = self._regions()
+        return self._alone if folder is None else locked(Path(os.path.realpath(folder)))
 
     def put(self, name: str, picture: bytes) -> Region:
         """Keep a picture under a name, in place of that of the same name.
@@ -63,8 +75,8 @@ class RegionFiles:
         name = checked_name(name)
         if not any(region.cells):
             raise RegionTextError("the region is empty: white is where the LoRA acts")
-        with self._lock:
-            kept = self._all()
+        with self.lock():
+            kept = self.all
             same = next((one for one in kept if one != name and one.lower() == name.lower()), None)
             if same is not None:  # one file, where capitals make no difference
                 raise RegionTextError(f"there is a region {same!r} already")
@@ -74,7 +86,7 @@ class RegionFiles:
             if path is None:
                 self._kept[name] = region
             else:
-                write_bytes(path, as_png(region))
+                self._store(path).change(lambda _: region)
         return region
 
     def delete(self, name: str) -> None:
@@ -84,8 +96,8 @@ class RegionFiles:
             RegionTextError: there is none of that name.
             OSError: it cannot be deleted.
         """
-        with self._lock:
-            if name not in self._all():
+        with self.lock():
+            if name not in self.all:
                 raise RegionTextError(f"there is no region {name[:60]!r} of your own")
             path = self._path(name)
             if path is None:
@@ -93,32 +105,19 @@ class RegionFiles:
             else:
                 path.unlink()
 
+    def _regions(self) -> Path | None:
+        folder = self._folder()
+        return None if folder is None else folder / _FOLDER
+
     def _path(self, name: str) -> Path | None:
-        folder = self._folder()
-        return None if folder is None else folder / _FOLDER / f"{name}.png"
+        folder = self._regions()
+        return None if folder is None else folder / f"{name}.png"
 
-    def _all(self) -> dict[str, Region]:
-        folder = self._folder()
-        if folder is None:
-            return dict(self._kept)
-        found = {}
-        for path in sorted((folder / _FOLDER).glob("*.png")):
-            region = self._of_file(path)
-            if region is not None:
-                found[path.stem] = region
-        return found
-
-    def _of_file(self, path: Path) -> Region | None:
-        """Of a file, read again when it has changed; None where it is no region, which is said once."""
-        try:
-            stat = path.stat()
-        except OSError:
-            return None
-        state = stat.st_mtime_ns, stat.st_size
-        known = self._read.get(path)
-        if known is None or known[0] != state:
-            known = self._read[path] = state, _read(path)
-        return known[1]
+    def _store(self, path: Path) -> Store[Region | None]:
+        known = self._stores.get(path)
+        if known is None:
+            known = Store(lambda: path, "a region", None, partial(_read, path.stem), _write, _MAX_BYTES)
+        return known
 
 
 def read_picture(content: bytes) -> Region:
@@ -158,10 +157,13 @@ def as_png(region: Region) -> bytes:
     return made.getvalue()
 
 
-def _read(path: Path) -> Region | None:
-    try:
-        checked_name(path.stem)
-        return read_picture(read_picture_file(path))
-    except (OSError, ValueError) as error:
-        logger.warning("remora: %s is no region: %s", path, error)
-        return None
+def _read(name: str, content: bytes) -> Region | None:
+    """Read a picture that is in the folder, which people may have put there under any name."""
+    if checked_name(name) != name:
+        raise RegionTextError(f"a tag cannot name {name[:60]!r}: take the space at its end away")
+    return read_picture(content)
+
+
+def _write(region: Region | None) -> bytes:
+    assert region is not None, "no region is no picture"
+    return as_png(region)

@@ -38,6 +38,10 @@ _EDGES = re.compile(rf"{_EDGE}(?:,{_EDGE}){{3}}")
 _NAME = re.compile(r"[^\W\d_](?:[\w \-.()]*[\w)])?")
 _MAX_NAME = 60  # characters
 _MOST_PARTS = 50
+_RESERVED = frozenset(
+    ["con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in "123456789¹²³")]
+)
+"""Names of devices on Windows, whatever follows a dot: nothing can be kept in a file of such a name."""
 _PACKED = re.compile(r"(\d{1,4})x(\d{1,4})-([A-Za-z0-9_-]+)")
 
 
@@ -131,6 +135,8 @@ def checked_name(name: str) -> str:
         )
     if name in NAMED:
         raise RegionTextError(f"{name!r} is a region that comes along; take another name")
+    if name.partition(".")[0].rstrip().lower() in _RESERVED:
+        raise RegionTextError(f"{name!r} is the name of a device on Windows, where no file has it; take another name")
     return name
 
 

@@ -8,6 +8,7 @@ silently keeps the last of two equal keys.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
@@ -18,8 +19,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from stat import S_ISREG
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +30,7 @@ from .errors import FileError, PickleError
 
 _METADATA_FIRST = b'{"__metadata__":'
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
+_MAX_CONFIG = 8 << 20  # bytes of an adapter_config.json
 
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -246,11 +249,15 @@ def adapter_config(path: Path) -> dict[str, object] | None:
         FileError: it is there but is no JSON object.
     """
     config = path.parent / "adapter_config.json"
-    if not config.is_file():
+    if not config.exists():
         return None
     try:
-        loaded = json.loads(config.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        with _open(config) as stream:
+            content = stream.read(_MAX_CONFIG + 1)
+        if len(content) > _MAX_CONFIG:
+            raise ValueError(f"it has more than {_MAX_CONFIG:,} bytes")
+        loaded = json.loads(content.decode("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise FileError(config, f"beside {path.name} cannot be read as JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise FileError(config, f"beside {path.name} is no JSON object")
@@ -271,9 +278,20 @@ def _view(buffer: mmap.mmap, info: TensorInfo) -> Tensor:
     return torch.frombuffer(buffer, dtype=info.dtype, count=count, offset=info.start).view(info.shape)
 
 
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file. A pipe would block for ever, and a device may have no end.
+
+    Raises:
+        OSError: it cannot be opened, or it is no regular file.
+    """
+    if not S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, and no regular file", str(path))
+    return path.open("rb")
+
+
 def _read_header(path: Path) -> tuple[bytes, Stamp]:
     try:
-        with path.open("rb") as stream:
+        with _open(path) as stream:
             stamp = Stamp.of(os.fstat(stream.fileno()))
             length = _header_length(path, stream.read(8), stamp.size)
             return stream.read(length), stamp

@@ -86,7 +86,7 @@ def list_loras(session: Session) -> list[dict[str, Any]]:
         {
             "name": catalog.name_of(file),
             "alias": catalog.alias(file),
-            "path": str(file.path),
+            "path": str(file.path).encode("utf-8", "replace").decode(),  # a folder's name may be no text
             "metadata": dict(catalog.metadata(file)),
         }
         for file in catalog.files

@@ -2,16 +2,8 @@
 
 from .facts import Facts, Structure, Training, read_training
 from .index import Index, Row
-from .notes import EDITABLE, Notes, NotesError, read_notes, write_notes
-from .pictures import (
-    PictureError,
-    Thumbnails,
-    one_picture,
-    opened_picture,
-    read_picture_file,
-    set_picture,
-    shrunk_picture,
-)
+from .notes import EDITABLE, Notes, NotesError, notes_lock, read_notes, write_notes
+from .pictures import PictureError, Thumbnails, one_picture, opened_picture, set_picture, shrunk_picture
 from .scan import Progress, Scanner
 from .walk import READABLE, CatalogFile, Found, beside, walk
 
@@ -32,10 +24,10 @@ __all__ = [
     "Thumbnails",
     "Training",
     "beside",
+    "notes_lock",
     "one_picture",
     "opened_picture",
     "read_notes",
-    "read_picture_file",
     "read_training",
     "set_picture",
     "shrunk_picture",

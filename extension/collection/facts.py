@@ -84,6 +84,8 @@ class Facts:
     """Trigger words: those the file names, or those that all its training pictures had."""
     picture: bool = False
     """Whether the header has one."""
+    passing: bool = False
+    """Whether the problem may be over at the next start, as where a drive did not answer."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data that `from_json` takes."""
@@ -129,13 +131,13 @@ class FactsReader:
     def read(self, path: Path) -> Facts:
         """Read one; a file that cannot be used has the reason as its `problem`."""
         said: Mapping[str, str] = {}
-        structure, problem = Structure(), ""
+        structure, problem, passing = Structure(), "", False
         try:
             glanced = glance(path)
             said = glanced.metadata if glanced is not None else AdapterFile.open(path).metadata
             structure = self._structure(path, glanced)
         except LoraError as error:
-            problem = str(error)
+            problem, passing = str(error), isinstance(error.__cause__, OSError)
         tags = _frequencies(said.get("ss_tag_frequency", "")).most_common()
         alias = said.get("ss_output_name", "")
         return Facts(
@@ -147,10 +149,11 @@ class FactsReader:
             tags=", ".join(tag for tag, _ in tags[:_SEARCHED] if len(tag) <= _LONGEST_TAG),
             words=_words(said, tags),
             picture=any(said.get(key, "").strip("[] ") for key in PICTURES),
+            passing=passing,
         )
 
     def _structure(self, path: Path, glanced: Glance | None) -> Structure:
-        if glanced is None or (path.parent / "adapter_config.json").is_file():
+        if glanced is None or (path.parent / "adapter_config.json").exists():
             return _inspect(path)  # PEFT's file says what the keys do not
         alike = glanced.tensors, tuple(glanced.metadata.get(key, "") for key in _FAMILY_KEYS)
         if (known := self._structures.get(alike)) is None:

@@ -7,35 +7,48 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from ..store import locked, set_aside
 from .facts import Facts
 from .notes import Notes
-from .walk import CatalogFile
+from .walk import CatalogFile, is_text
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 1  # of the table
+_T = TypeVar("_T")
+
+_VERSION = 1  # of the table; a table of another version is copied into one of this
 _NAME = "catalog.sqlite3"
-_TABLE = """
-CREATE TABLE file (
-    path TEXT PRIMARY KEY, relative TEXT NOT NULL, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, name TEXT NOT NULL,
-    facts TEXT, beside TEXT NOT NULL, notes TEXT, picture TEXT,
-    shorthash TEXT NOT NULL, sha256 TEXT NOT NULL, added REAL NOT NULL, used REAL NOT NULL, uses INTEGER NOT NULL
-) WITHOUT ROWID
-"""
-_COLUMNS = [
-    *("path", "relative", "size", "mtime_ns", "name", "facts", "beside", "notes", "picture"),
-    *("shorthash", "sha256", "added", "used", "uses"),
-]
+_JOURNALS = ("-journal", "-wal", "-shm")  # SQLite's own files beside a database
+_COLUMNS: Mapping[str, str] = {
+    "path": "TEXT PRIMARY KEY",
+    "relative": "TEXT NOT NULL",
+    "size": "INTEGER NOT NULL",
+    "mtime_ns": "INTEGER NOT NULL",
+    "name": "TEXT NOT NULL DEFAULT ''",
+    "facts": "TEXT",
+    "beside": "TEXT NOT NULL DEFAULT ''",
+    "notes": "TEXT",
+    "picture": "TEXT",
+    "shorthash": "TEXT NOT NULL DEFAULT ''",
+    "sha256": "TEXT NOT NULL DEFAULT ''",
+    "added": "REAL NOT NULL DEFAULT 0",
+    "used": "REAL NOT NULL DEFAULT 0",
+    "uses": "INTEGER NOT NULL DEFAULT 0",
+}
+"""How each is declared. A new one needs a default, which rows of a former table get."""
+_TABLE = f"CREATE TABLE file ({', '.join(f'{name} {kind}' for name, kind in _COLUMNS.items())}) WITHOUT ROWID"
 _PUT = f"INSERT OR REPLACE INTO file ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
-_TIMEOUT = 30  # seconds that another process may hold the database
+_TIMEOUT = 10.0  # seconds that another process may hold the database
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +90,7 @@ class Index:
     def __init__(self, folder: Path | None) -> None:
         self._path = None if folder is None else folder / _NAME
         self._lock = threading.RLock()
+        self._saving = threading.Lock()
         self._rows: dict[Path, Row] = {}
         self._by_id: dict[str, Path] = {}
         self._gone: dict[str, int] = {}
@@ -86,6 +100,8 @@ class Index:
         """Grows with every change."""
         self.problem = ""
         """One sentence where nothing can be kept."""
+        self.loaded = False
+        """Whether what is kept was read. Where another process has the database for long, it is when that lets go."""
         self._load()
 
     def __len__(self) -> int:
@@ -141,20 +157,29 @@ class Index:
                 self._gone[row.file.id] = self.revision
 
     def save(self) -> None:
-        """Write what changed since the last time."""
-        with self._lock:
-            unsaved, self._unsaved = self._unsaved, set()
-            if self._path is None or not unsaved:
+        """Write what changed since the last time; where that fails, it is written the next time."""
+        with self._saving:
+            if not self.loaded:
+                self._load()
+            if self._path is None or not self.loaded:
                 return
-            rows = [_to_columns(row) for path in unsaved if (row := self._rows.get(path)) is not None]
-            gone = [(str(path),) for path in unsaved if path not in self._rows]
-        try:
-            with self._opened() as database:
-                database.executemany(_PUT, rows)
-                database.executemany("DELETE FROM file WHERE path = ?", gone)
-            self.problem = ""
-        except (sqlite3.Error, OSError, UnicodeEncodeError) as error:
-            self._complain(f"what is known of the LoRA files cannot be kept in {self._path}: {error}")
+            with self._lock:
+                unsaved, self._unsaved = self._unsaved, set()
+                if not self._path.exists():  # somebody deleted it, or it was set aside
+                    unsaved |= self._rows.keys()
+                if not unsaved:
+                    return
+                rows = [row for path in unsaved if (row := self._rows.get(path)) is not None]
+                gone = [(str(path),) for path in unsaved if path not in self._rows and is_text(str(path))]
+            try:
+                _write(self._path, [_to_columns(row) for row in rows if is_text(str(row.file.path))], gone)
+            except (sqlite3.Error, OSError) as error:
+                with self._lock:
+                    self._unsaved |= unsaved
+                if not _is_damaged(error) or self._begin_anew():
+                    self._complain(f"what is known of the LoRA files cannot be kept in {self._path} now: {error}")
+            else:
+                self.problem = ""
 
     def _put(self, row: Row) -> Row:
         self.revision += 1
@@ -166,31 +191,46 @@ class Index:
         return row
 
     def _load(self) -> None:
-        if self._path is None or not self._path.is_file():
-            return
+        """Read what is kept; where that cannot be read now, `save` tries again."""
         try:
-            with self._opened() as database:
-                for values in database.execute(f"SELECT {', '.join(_COLUMNS)} FROM file"):
-                    row = _from_columns(dict(zip(_COLUMNS, values, strict=True)))
-                    self._rows[row.file.path] = row
-            self.revision = 1
-            self._rows = {path: replace(row, revision=1) for path, row in self._rows.items()}
+            if self._path is not None and self._path.is_file():
+                self._take(_read(self._path))
+        except (sqlite3.Error, OSError) as error:
+            if not _is_damaged(error):
+                self._complain(f"{self._path} cannot be read now ({error}), so all LoRA files are read again")
+                return
+            if not self._begin_anew():
+                return
+        self.loaded = True
+
+    def _take(self, kept: Sequence[Row]) -> None:
+        """Have the rows that were kept; of files that were read meanwhile, only their history."""
+        with self._lock:
+            if self._rows:
+                for row in kept:
+                    self._put(_with_history(self._rows.get(row.file.path, row), row))
+                return
+            self.revision += 1
+            self._rows = {row.file.path: replace(row, revision=self.revision) for row in kept}
             self._by_id = {row.file.id: path for path, row in self._rows.items()}
-        except (sqlite3.Error, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            self._rows = {}
-            self._complain(f"{self._path} cannot be read ({error}), so all LoRA files are read again")
-            self._start_anew()
 
-    def _opened(self) -> _Database:
-        assert self._path is not None
-        return _Database(self._path)
-
-    def _start_anew(self) -> None:
-        assert self._path is not None
+    def _begin_anew(self) -> bool:
+        """Set a damaged database aside; tell whether another can be made in its place."""
+        assert self._path is not None, "what is not kept is not damaged"
         try:
-            self._path.unlink(missing_ok=True)
+            with locked(Path(os.path.realpath(self._path.parent))):
+                if not _damage(self._path):
+                    return True  # another process was first
+                damaged, aside = self._path, set_aside(self._path)
+                for end in _JOURNALS:  # SQLite would take it for that of the new one
+                    journal = damaged.with_name(damaged.name + end)
+                    if journal.exists():
+                        journal.rename(aside.with_name(aside.name + end))
         except OSError as error:
-            self._complain(f"{self._path} is damaged and cannot be removed: {error.strerror or error}")
+            self._complain(f"{self._path} is damaged and cannot be set aside: {error.strerror or error}")
+            return False
+        self._complain(f"{damaged} is damaged, so it is kept as {aside.name} and all LoRA files are read again")
+        return True
 
     def _complain(self, text: str) -> None:
         if text != self.problem:
@@ -198,36 +238,105 @@ class Index:
         self.problem = text
 
 
-class _Database:
-    """The database for one piece of work, which is done whole or not at all."""
+def _read(path: Path) -> list[Row]:
+    """Read all rows; one that cannot be read is left out.
 
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._connection = sqlite3.connect(path, timeout=_TIMEOUT)
+    Raises:
+        sqlite3.Error: it is in use by another process, damaged, or cannot be read at all.
+        OSError: it cannot be read.
+    """
+    with _opened(path) as database:
+        found = database.execute(f"SELECT {', '.join(_COLUMNS)} FROM file").fetchall()
+    rows = (_from_columns(dict(zip(_COLUMNS, values, strict=True))) for values in found)
+    return [row for row in rows if row is not None]
 
-    def __enter__(self) -> sqlite3.Connection:
-        database = self._connection
-        try:
-            (version,) = database.execute("PRAGMA user_version").fetchone()
-            if version != _VERSION:
-                database.execute("DROP TABLE IF EXISTS file")
-                database.execute(_TABLE)
-                database.execute(f"PRAGMA user_version = {_VERSION}")
-        except BaseException:
-            database.close()
-            raise
-        return database
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        try:
-            if kind is None:
-                self._connection.commit()
-        finally:
-            self._connection.close()
+def _write(path: Path, rows: Sequence[tuple[Any, ...]], gone: Sequence[tuple[str]]) -> None:
+    """Write rows and forget others, all or none.
+
+    Raises:
+        sqlite3.Error: as `_read`.
+        OSError: as `_read`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _opened(path) as database:
+        database.execute("BEGIN IMMEDIATE")
+        database.executemany(_PUT, rows)
+        database.executemany("DELETE FROM file WHERE path = ?", gone)
+        database.execute("COMMIT")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database with a table of this version."""
+    # no isolation level: changes of a table are a part of our transactions, too
+    database = sqlite3.connect(path, timeout=_TIMEOUT, isolation_level=None)
+    try:
+        database.text_factory = lambda text: text.decode("utf-8", "replace")
+        if not _is_current(database):
+            database.execute("BEGIN IMMEDIATE")
+            if not _is_current(database):  # another process may have been first
+                _migrate(database)
+            database.execute("COMMIT")
+        yield database
+    finally:
+        database.close()  # what was not committed is undone
+
+
+def _is_current(database: sqlite3.Connection) -> bool:
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    return version == _VERSION and bool(_columns(database))
+
+
+def _columns(database: sqlite3.Connection) -> list[str]:
+    return [row[1] for row in database.execute("PRAGMA table_info(file)")]
+
+
+def _migrate(database: sqlite3.Connection) -> None:
+    """Make the table; of a former one, older or newer, the columns that this one has are copied."""
+    former = _columns(database)
+    if former:
+        database.execute("DROP TABLE IF EXISTS former")
+        database.execute("ALTER TABLE file RENAME TO former")
+    database.execute(_TABLE)
+    if {"path", "relative", "size", "mtime_ns"} <= set(former):
+        names = ", ".join(name for name in _COLUMNS if name in former)
+        database.execute(f"INSERT OR REPLACE INTO file ({names}) SELECT {names} FROM former")
+        database.execute("DROP TABLE former")
+    database.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _is_damaged(error: Exception) -> bool:
+    """Tell whether the file is no database any more; one that is locked, or on a full disk, is none the worse."""
+    said = str(error)
+    return isinstance(error, sqlite3.DatabaseError) and ("malformed" in said or "not a database" in said)
+
+
+def _damage(path: Path) -> bool:
+    try:
+        _read(path)
+    except (sqlite3.Error, OSError) as error:
+        return _is_damaged(error)
+    return False
 
 
 def _same(one: CatalogFile, other: CatalogFile) -> bool:
     return (one.size, one.mtime_ns) == (other.size, other.mtime_ns)
+
+
+def _with_history(row: Row, kept: Row) -> Row:
+    """Return a row with what is known of the same file from before."""
+    if row is kept:
+        return row
+    same = _same(row.file, kept.file)
+    return replace(
+        row,
+        added=min(row.added, kept.added),
+        used=max(row.used, kept.used),
+        uses=row.uses + kept.uses,
+        shorthash=row.shorthash or (kept.shorthash if same else ""),
+        sha256=row.sha256 or (kept.sha256 if same else ""),
+    )
 
 
 def _look(file: CatalogFile) -> tuple[str, int, int]:
@@ -243,9 +352,10 @@ def _to_columns(row: Row) -> tuple[Any, ...]:
         file.size,
         file.mtime_ns,
         row.name,
-        None if row.facts is None else json.dumps(row.facts.to_json()),
+        # what could not be read may be readable at the next start
+        None if row.facts is None or row.facts.passing else json.dumps(row.facts.to_json()),
         row.beside,
-        None if row.notes is None else json.dumps(row.notes.to_json()),
+        None if row.notes is None or row.notes.problems else json.dumps(row.notes.to_json()),
         None if row.picture is None else str(row.picture),
         row.shorthash,
         row.sha256,
@@ -255,18 +365,29 @@ def _to_columns(row: Row) -> tuple[Any, ...]:
     )
 
 
-def _from_columns(values: Mapping[str, Any]) -> Row:
-    facts, notes, picture = values["facts"], values["notes"], values["picture"]
-    return Row(
-        CatalogFile(Path(values["path"]), values["relative"], values["size"], values["mtime_ns"]),
-        values["name"],
-        None if facts is None else Facts.from_json(json.loads(facts)),
-        values["beside"],
-        None if notes is None else Notes.from_json(json.loads(notes)),
-        None if picture is None else Path(picture),
-        values["shorthash"],
-        values["sha256"],
-        values["added"],
-        values["used"],
-        values["uses"],
-    )
+def _from_columns(values: Mapping[str, Any]) -> Row | None:
+    """Make a row of what was kept; None where that is none. Facts and notes that are none are read again."""
+    picture = values["picture"]
+    try:
+        return Row(
+            CatalogFile(Path(values["path"]), values["relative"], int(values["size"]), int(values["mtime_ns"])),
+            values["name"],
+            _from_json(values["facts"], Facts.from_json),
+            values["beside"],
+            _from_json(values["notes"], Notes.from_json),
+            None if picture is None else Path(picture),
+            values["shorthash"],
+            values["sha256"],
+            float(values["added"]),
+            float(values["used"]),
+            int(values["uses"]),
+        )
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _from_json(text: str | None, make: Callable[[Mapping[str, Any]], _T | None]) -> _T | None:
+    try:
+        return None if text is None else make(json.loads(text))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None

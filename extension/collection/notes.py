@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, fields
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from ..atomic import write_text
+from ..atomic import read_bytes, write_text
+from ..store import Store, json_bytes
 from .walk import CatalogFile, beside
 
 VERSION = 1
@@ -94,21 +96,43 @@ def read_notes(paths: Sequence[Path]) -> Notes:
 
 
 def write_notes(file: CatalogFile, changes: Mapping[str, object]) -> None:
-    """Change some of the fields in `name.json`; nothing else in it.
+    """Change some of the fields in `name.json`; nothing else in it, and nothing that others change at the same time.
 
     Raises:
         NotesError: a field or a value that is not known, or the file there is no JSON object.
         OSError: it cannot be written; everything is as before.
     """
     checked = {name: _checked(name, value) for name, value in changes.items()}
+
+    def change(data: dict[str, Any]) -> dict[str, Any]:
+        for name, value in checked.items():
+            _WRITERS[name](data, value)
+        return data
+
+    store = _store(file)
+    with store.lock():
+        store.change(change)
+        text = file.path.with_name(f"{file.path.stem}.txt")
+        if "description" in checked and text in beside(file).notes:
+            write_text(text, str(checked["description"]))  # the host reads this one first
+
+
+def notes_lock(file: CatalogFile) -> AbstractContextManager[object]:
+    """Keep others from changing what is noted about a file in a `with` statement; see `Store.lock`."""
+    return _store(file).lock()
+
+
+def _store(file: CatalogFile) -> Store[dict[str, Any]]:
     path = file.path.with_name(f"{file.path.stem}.json")
-    data = _loaded(path) if path.exists() else {}
-    for name, value in checked.items():
-        _WRITERS[name](data, value)
-    write_text(path, json.dumps(data, indent=4, ensure_ascii=False))
-    text = file.path.with_name(f"{file.path.stem}.txt")
-    if "description" in checked and text in beside(file).notes:
-        write_text(text, str(checked["description"]))  # the host reads this one first
+    return Store(
+        lambda: path,
+        "notes",
+        {},
+        lambda content: _parsed(path, content),
+        lambda data: json_bytes(data, indent=4),
+        _MAX_BYTES,
+        shared=True,
+    )
 
 
 def _checked(name: str, value: object) -> object:
@@ -168,14 +192,10 @@ _WRITERS: Mapping[str, Callable[[dict[str, Any], Any], None]] = {
 }
 
 
-def _loaded(path: Path) -> dict[str, Any]:
+def _parsed(path: Path, content: bytes) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise NotesError(f"{path} is larger than {_MAX_BYTES >> 20} MB, so no notes are read from it")
-        data = json.loads(path.read_text("utf-8-sig"))
+        data = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        if isinstance(error, NotesError):
-            raise
         raise NotesError(f"{path} is no JSON ({error}); mend it or move it away") from error
     if not isinstance(data, dict):
         raise NotesError(f"{path} is no JSON object; mend it or move it away")
@@ -183,13 +203,13 @@ def _loaded(path: Path) -> dict[str, Any]:
 
 
 def _lenient(path: Path | None, problems: list[str]) -> dict[str, Any]:
-    """The same, where a file that cannot be read is told and counts as empty."""
+    """An object of JSON; a file that cannot be read is told and counts as empty."""
     if path is None:
         return {}
     try:
-        return _loaded(path)
-    except (OSError, NotesError) as error:
-        problems.append(str(error))
+        return _parsed(path, read_bytes(path, _MAX_BYTES))
+    except (OSError, ValueError) as error:
+        problems.append(_sentence(path, error))
         return {}
 
 
@@ -197,11 +217,17 @@ def _plain(path: Path | None, problems: list[str]) -> str:
     if path is None:
         return ""
     try:
-        with path.open("r", encoding="utf-8-sig", errors="replace") as stream:
-            return stream.read(_MAX_TEXT).strip()
-    except OSError as error:
-        problems.append(str(error))
+        return read_bytes(path, _MAX_BYTES).decode("utf-8-sig", "replace")[:_MAX_TEXT].strip()
+    except (OSError, ValueError) as error:
+        problems.append(_sentence(path, error))
         return ""
+
+
+def _sentence(path: Path, error: Exception) -> str:
+    if isinstance(error, NotesError):
+        return str(error)
+    why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    return f"{path} cannot be read: {why}"
 
 
 def _end(path: Path) -> str:

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 from PIL import Image
 
-from lib_lora import AdapterFile, LoraError
+from lib_lora import AdapterFile
 
-from ..atomic import write_bytes
+from ..atomic import read_bytes, write_bytes
 from .facts import PICTURES
 from .walk import CatalogFile, Found
 
@@ -68,9 +68,9 @@ class Thumbnails:
 
     def _made(self, found: Found, source: Path | None) -> bytes | None:
         try:
-            content = _embedded(found.file.path) if source is None else read_picture_file(source)
+            content = _embedded(found.file.path) if source is None else read_bytes(source, _MAX_BYTES)
             return None if content is None else shrunk_picture(content, _SIDE)
-        except (OSError, ValueError, RecursionError, LoraError) as error:  # PictureError is a ValueError
+        except Exception as error:  # noqa: BLE001  # whatever is wrong with one picture, the others are shown
             logger.warning("remora: the picture of %s cannot be shown: %s", found.file.path, error)
             return None
 
@@ -151,19 +151,6 @@ def _reduced(opened: Image.Image, side: int, mode: str) -> Image.Image:
     factor = min(picture.size) // (2 * side)
     picture = picture.reduce(factor) if factor > 1 else picture
     return picture.convert(wanted)
-
-
-def read_picture_file(path: Path) -> bytes:
-    """Return the content of a picture's file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is larger than any picture.
-    """
-    size = path.stat().st_size
-    if size > _MAX_BYTES:
-        raise ValueError(f"{path.name} has {size >> 20} MB, more than the {_MAX_BYTES >> 20} a picture may have")
-    return path.read_bytes()
 
 
 def _embedded(path: Path) -> bytes | None:

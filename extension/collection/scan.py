@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .facts import FactsReader
+from .facts import Facts, FactsReader
 from .index import Index
-from .notes import read_notes
+from .notes import Notes, read_notes
 from .walk import CatalogFile, Found, walk
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,7 @@ _SAVE_EVERY = 500  # files
 _LOOK_EVERY = 20.0  # seconds, while somebody looks and nothing tells of changes
 _TOLD_ENOUGH = 300.0  # seconds, the same where changes are told: events get lost on network drives
 _SETTLE = 1.0  # seconds without further events: a file that is being copied changes all the time
+_RETRY = 30.0  # seconds after which saving is tried again where it failed
 _LATER = 2.0  # seconds after a start, in which a page is answered with what is known from before
 _WATCHED = 60.0  # seconds that somebody who asked counts as looking
 
@@ -57,6 +58,7 @@ class Scanner:
         self._thread: threading.Thread | None = None
         self._looked = 0.0
         self._scanned = 0.0
+        self._saved = 0.0
         self._watcher: _Watcher | None = None
         self.found: Mapping[Path, Found] | None = None
         """What the latest look at the folders found, by path; None before the first."""
@@ -123,17 +125,25 @@ class Scanner:
         self._looked = time.monotonic()
 
     def read(self, found: Found) -> None:
-        """Read what is not known of one file yet."""
+        """Read what is not known of one file yet; whatever is wrong with it becomes its problem."""
         row = self.index.get(found.file)
         changes: dict[str, Any] = {}
         if row is None or row.facts is None:
-            changes["facts"] = self._reader.read(found.file.path)
+            changes["facts"] = self._facts(found.file)
         if row is None or row.notes is None or row.beside != found.stamp:
-            # descriptions are long, and wanted one at a time
-            notes = replace(read_notes(found.notes), description="")
-            changes |= {"notes": notes, "beside": found.stamp, "picture": found.picture}
+            changes |= {"notes": _notes(found), "beside": found.stamp, "picture": found.picture}
         if changes:
             self.index.change(found.file, **changes)
+
+    def _facts(self, file: CatalogFile) -> Facts:
+        name = file.path.name.encode("utf-8", "replace").decode()
+        if not file.has_text_name:
+            return Facts(problem=f"{name}: its name is not UTF-8, so that no prompt can name it; rename the file")
+        try:
+            return self._reader.read(file.path)
+        except Exception as error:  # a file that nobody foresaw must not keep the others from being read
+            logger.exception("remora: %s cannot be read", file.path)
+            return Facts(problem=f"{name}: it cannot be read: {error!r:.300}", passing=True)
 
     def _note(self, found: Found, name: str) -> None:
         """Have a row for each file at once, so that it is listed before it is read."""
@@ -151,6 +161,9 @@ class Scanner:
                     self._scan()
                 except Exception:  # whatever a folder or a file does, the next look may go well
                     logger.exception("remora: the LoRA folders could not be looked through")
+                    self.progress = Progress()
+            elif self.index.problem and time.monotonic() - self._saved > _RETRY:
+                self._save()
             self._asked.wait(1.0)
 
     def _is_time(self) -> bool:
@@ -172,14 +185,20 @@ class Scanner:
             self.progress = Progress(True, done, len(waiting))
             self.read(one)
             if done % _SAVE_EVERY == _SAVE_EVERY - 1:
-                self.index.save()
-        self.index.save()
+                self._save()
+        self._save()
         if len(waiting) >= _SAVE_EVERY:
             _give_memory_back()
         self.progress = Progress(False, len(waiting), len(waiting))
         self._scanned = time.monotonic() if due else self._scanned
         if not self._asked.is_set():
             self._idle.set()
+
+    def _save(self) -> None:
+        late = not self.index.loaded
+        self.index.save()
+        self._saved = time.monotonic()
+        self._due = self._due or (late and self.index.loaded)  # what was kept may be of files that are gone
 
     def _is_new(self, found: Found) -> bool:
         row = self.index.get(found.file)
@@ -191,6 +210,15 @@ class Scanner:
             if self._watcher is not None:
                 self._watcher.close()
             self._watcher = _Watcher(folders)
+
+
+def _notes(found: Found) -> Notes:
+    try:
+        # descriptions are long, and wanted one at a time
+        return replace(read_notes(found.notes), description="")
+    except Exception as error:  # as above
+        logger.exception("remora: what is noted about %s cannot be read", found.file.path)
+        return Notes(problems=(f"the notes beside it cannot be read: {error!r:.300}",))
 
 
 def names_of(files: Sequence[CatalogFile]) -> Mapping[CatalogFile, str]:

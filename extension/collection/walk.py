@@ -6,9 +6,10 @@ import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
+from stat import S_ISREG
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ class CatalogFile:
 
     path: Path
     relative: str
-    """Path below its folder with `/`, without the suffix: `sub/name`."""
+    """Path below its folder with `/`, without the suffix: `sub/name`. No two files of one suffix have the same."""
     size: int
     mtime_ns: int
 
@@ -44,8 +45,13 @@ class CatalogFile:
 
     @property
     def readable(self) -> bool:
-        """Whether it can be read, by its suffix."""
-        return self.path.suffix.lower() == READABLE
+        """Whether it can be read and named, by its path alone."""
+        return self.path.suffix.lower() == READABLE and self.has_text_name
+
+    @property
+    def has_text_name(self) -> bool:
+        """Whether a prompt can name it: on Linux names are bytes, and not all bytes are UTF-8."""
+        return is_text(self.relative)
 
     @cached_property
     def id(self) -> str:
@@ -74,14 +80,38 @@ class Found:
     """Changes with any of those."""
 
 
+def is_text(name: str) -> bool:
+    """Tell whether a part of a path is text; what it has of bytes that are not UTF-8, Python writes as surrogates."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def walk(folders: Sequence[Path]) -> Iterator[Found]:
-    """Yield the adapter files, in the order of the folders and then by path; a file in several only once."""
+    """Yield the adapter files, in the order of the folders and then by path; a file in several only once.
+
+    Where an earlier folder has a file of the same name, `relative` begins with the folder.
+    """
     seen: set[Path] = set()
+    taken: set[tuple[str, str]] = set()
     for folder in folders:
         for found in sorted(_below(folder), key=lambda one: one.file.path):
-            if found.file.path not in seen:
-                seen.add(found.file.path)
-                yield found
+            if found.file.path in seen:
+                continue
+            seen.add(found.file.path)
+            relative = _free(found.file, folder, taken)
+            yield replace(found, file=replace(found.file, relative=relative))
+
+
+def _free(file: CatalogFile, folder: Path, taken: set[tuple[str, str]]) -> str:
+    """Return the shortest path that no file before has, and take it: below the folder, or with the folders above."""
+    parts, suffix = folder.absolute().parts[1:], file.path.suffix.lower()
+    paths = (file.relative, *("/".join((*parts[-count:], file.relative)) for count in range(1, len(parts) + 1)))
+    relative = next((path for path in paths if (path, suffix) not in taken), file.relative)
+    taken.add((relative, suffix))
+    return relative
 
 
 def beside(file: CatalogFile) -> Found:
@@ -97,12 +127,15 @@ def beside(file: CatalogFile) -> Found:
 def _below(folder: Path) -> Iterator[Found]:
     """Linked folders are entered, as users keep collections on other disks."""
     entered: set[str] = set()
-    for root, folders, names in os.walk(folder, followlinks=True):
+    for root, folders, names in os.walk(folder, onerror=_closed, followlinks=True):
         real = os.path.realpath(root)
         if real in entered:  # a link back up
             folders.clear()
             continue
         entered.add(real)
+        for name in folders:
+            if name.lower().endswith(READABLE):
+                _leave_out(Path(root, name), "it is a folder")
         yield from _in(Path(root), folder, frozenset(names))
 
 
@@ -114,7 +147,10 @@ def _in(root: Path, folder: Path, names: frozenset[str]) -> Iterator[Found]:
         try:
             stat = path.stat()
         except OSError as error:  # a link to nothing
-            logger.warning("remora: %s is left out: %s", path, error.strerror)
+            _leave_out(path, str(error.strerror))
+            continue
+        if not S_ISREG(stat.st_mode):
+            _leave_out(path, "it is a pipe, a socket or a device, and no regular file")
             continue
         relative = path.relative_to(folder).with_suffix("").as_posix()
         file = CatalogFile(path, relative, stat.st_size, stat.st_mtime_ns)
@@ -122,6 +158,18 @@ def _in(root: Path, folder: Path, names: frozenset[str]) -> Iterator[Found]:
         present = [other for end in (*_NOTES, *_PICTURES) if (other := stem + end) in names]
         stamps = {other: stamp for other in present if (stamp := _stamp(root / other)) is not None}
         yield _found(file, stamps)
+
+
+def _closed(error: OSError) -> None:
+    """Say which folder cannot be looked through; that one of those to look through is not there is usual."""
+    if not isinstance(error, FileNotFoundError):
+        _leave_out(Path(error.filename), str(error.strerror))
+
+
+@lru_cache(maxsize=1000)
+def _leave_out(path: Path, why: str) -> None:
+    """Say it once, as the folders are looked through again and again."""
+    logger.warning("remora: %s is left out: %s", path, why)
 
 
 def _found(file: CatalogFile, stamps: Mapping[str, str]) -> Found:

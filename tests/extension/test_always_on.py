@@ -103,14 +103,14 @@ def test_a_damaged_file_is_told_and_set_aside(tmp_path: Path, text: bytes, caplo
         path.write_bytes(text)
         file = kept(tmp_path)
         assert file.stack == AlwaysOn()
-        aside = tmp_path / f"stack.damaged-{number}.json"
-        assert aside.read_bytes() == text
-        assert aside.name in file.problem
+        aside = tmp_path / f"stack.json.damaged-{number}"
+        assert f"the next change keeps it as {aside.name} and begins anew" in file.problem
         assert file.problem in caplog.text
-        assert not path.exists()
-    file.put(STACK)
-    assert file.problem == ""
-    assert kept(tmp_path).stack == STACK
+        assert path.read_bytes() == text
+        file.put(STACK)
+        assert aside.read_bytes() == text
+        assert file.problem == ""
+        assert kept(tmp_path).stack == STACK
 
 
 def test_a_write_that_fails_leaves_the_former_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

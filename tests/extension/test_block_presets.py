@@ -141,3 +141,22 @@ TWENTY = [f"P{number:02}" for number in range(20)]
 )
 def test_a_message_names_twenty_presets_at_most(names: list[str], said: str) -> None:
     assert known("presets", names) == said
+
+
+def test_comments_and_lines_that_are_no_presets_stay(tmp_path: Path) -> None:
+    (tmp_path / "block_presets.txt").write_text("# mine\nA:1,1\nB:1,x\nA:2,2", encoding="utf-8")
+    presets = kept(tmp_path)
+    presets.put("A", "3,3")
+    presets.put("C", "1,0")
+    assert (tmp_path / "block_presets.txt").read_text("utf-8") == "# mine\nA:3,3\nB:1,x\nC:1,0\n"
+    presets.delete("A")
+    assert (tmp_path / "block_presets.txt").read_text("utf-8") == "# mine\nB:1,x\nC:1,0\n"
+
+
+def test_a_file_of_ones_own_that_is_no_text_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "block_presets.txt").write_bytes(b"A:1,1\n\xff\n")
+    presets = kept(tmp_path)
+    assert presets.own == frozenset()
+    presets.put("B", "1,0")
+    assert (tmp_path / "block_presets.txt.damaged-1").read_bytes() == b"A:1,1\n\xff\n"
+    assert presets.own == {"B"}

@@ -64,10 +64,25 @@ def test_of_two_files_of_one_name_the_one_at_the_top_has_no_longer_name(folder: 
     assert catalog(folder).find("a").path == top
 
 
-def test_two_folders_with_the_same_file_are_told_apart_by_their_paths(tmp_path: Path) -> None:
-    put(tmp_path / "1" / "a.safetensors"), put(tmp_path / "2" / "a.safetensors")
-    with pytest.raises(CatalogError, match=r"several files: .*1.a\.safetensors, .*2.a\.safetensors"):
-        catalog(tmp_path / "1", tmp_path / "2").find("a")
+def test_of_two_folders_with_the_same_file_the_first_wins_and_the_other_has_its_folder_in_front(tmp_path: Path) -> None:
+    first, second = put(tmp_path / "1" / "x" / "a.safetensors"), put(tmp_path / "2" / "x" / "a.safetensors")
+    third = put(tmp_path / "more" / "2" / "x" / "a.safetensors")
+    found = catalog(tmp_path / "1", tmp_path / "2", tmp_path / "more" / "2")
+    names = {name: found.find(name).path for name in found.names()}
+    assert names == {"x/a": first, "2/x/a": second, "more/2/x/a": third}
+    with pytest.raises(CatalogError, match=r"several files: x/a, 2/x/a, more/2/x/a; write one of these") as caught:
+        found.find("a")
+    assert [found.find(name).path for name in caught.value.candidates] == [first, second, third]
+
+
+def test_every_name_that_is_advised_where_several_files_fit_finds_one(tmp_path: Path) -> None:
+    put(tmp_path / "1" / "a.safetensors"), put(tmp_path / "2" / "a.safetensors"), put(tmp_path / "1" / "b.safetensors")
+    (tmp_path / "1" / "old.pt").write_bytes(b""), (tmp_path / "1" / "old.ckpt").write_bytes(b"")
+    found = catalog(tmp_path / "1", tmp_path / "2")
+    assert found.find("a").path == tmp_path / "1" / "a.safetensors"
+    with pytest.raises(CatalogError, match="several files") as caught:
+        found.find("old")
+    assert [found.find(name).path.name for name in caught.value.candidates] == list(caught.value.candidates)
 
 
 @pytest.mark.parametrize("name", ["../secret", "a/../../secret", "..\\secret", "/etc/passwd", "C:\\secret", "C:secret"])

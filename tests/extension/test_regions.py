@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ REGIONS = st.tuples(st.integers(1, 9), st.integers(1, 9)).flatmap(
     )
 )
 REGION_NAMES = st.from_regex(r"[a-z][a-z0-9 _.()-]{0,20}[a-z0-9_)]", fullmatch=True).filter(
-    lambda one: one not in NAMED
+    lambda one: one not in NAMED and not re.match(r"(?:con|prn|aux|nul|(?:com|lpt)[1-9]) *(?:\.|$)", one)
 )
 
 
@@ -90,6 +91,25 @@ def test_a_region_is_known_by_its_name_or_refused_at_its_place() -> None:
 def test_a_name_that_a_tag_or_a_file_cannot_have_is_refused(name: str) -> None:
     with pytest.raises(RegionTextError):
         checked_name(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["con", "Con", "NUL", "aux", "prn", "com1", "LPT9", "com²", "nul.face", "con .x", "face.", "com9.tar.gz"]
+)
+def test_a_name_that_no_file_can_have_on_windows_is_refused(name: str) -> None:
+    with pytest.raises(RegionTextError):
+        checked_name(name)
+
+
+@pytest.mark.parametrize("name", ["console", "com", "com10", "face.con", "auxiliary.1", "lpt 1"])
+def test_a_name_that_only_looks_like_one_of_windows_is_taken(name: str) -> None:
+    assert checked_name(name) == name
+
+
+def test_a_picture_put_there_by_hand_under_a_name_that_no_tag_has_is_no_region(tmp_path: Path) -> None:
+    (tmp_path / "regions").mkdir()
+    (tmp_path / "regions" / "face .png").write_bytes(as_png(FACE))
+    assert RegionFiles(lambda: tmp_path).all == {}
 
 
 @given(st.dictionaries(REGION_NAMES, REGIONS, max_size=4))
@@ -176,7 +196,17 @@ def test_a_picture_put_there_by_hand_is_a_region_and_a_damaged_one_is_said_once(
         assert set(files.all) == {"mine"}
         assert set(files.all) == {"mine"}
     (record,) = caplog.records
-    assert record.getMessage().startswith(f"remora: {tmp_path / 'regions' / 'bad.png'} is no region: the picture")
+    bad = tmp_path / "regions" / "bad.png"
+    assert record.getMessage().startswith(f"remora: {bad} cannot be read as a region (the picture of the region")
+
+
+def test_a_region_in_place_of_a_damaged_picture_leaves_that_under_another_name(tmp_path: Path) -> None:
+    files = RegionFiles(lambda: tmp_path)
+    (tmp_path / "regions").mkdir()
+    (tmp_path / "regions" / "face.png").write_bytes(b"x")
+    files.put("face", as_png(FACE))
+    assert files.all == {"face": FACE}
+    assert (tmp_path / "regions" / "face.png.damaged-1").read_bytes() == b"x"
 
 
 @pytest.mark.parametrize("start", ["", "data:image/png;base64,"])

@@ -583,7 +583,7 @@ def test_a_damaged_stack_is_told_in_the_page(demo: Demo, tmp_path: Path, browser
         serving(tmp_path, demo.loras, [f"--model={demo.model}", f"--lora-dir={demo.loras}"]) as served,
         opened(served, browser) as page,
     ):
-        page.get_by_text("it is kept as stack.damaged-1.json").wait_for(timeout=LONG)
+        page.get_by_text("the next change keeps it as stack.json.damaged-1").wait_for(timeout=LONG)
 
 
 def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any) -> None:
