@@ -28,7 +28,6 @@ _T = TypeVar("_T")
 
 _VERSION = 1  # of the table; a table of another version is copied into one of this
 _NAME = "catalog.sqlite3"
-_JOURNALS = ("-journal", "-wal", "-shm")  # SQLite's own files beside a database
 _COLUMNS: Mapping[str, str] = {
     "path": "TEXT PRIMARY KEY",
     "relative": "TEXT NOT NULL",
@@ -221,15 +220,11 @@ class Index:
             with locked(Path(os.path.realpath(self._path.parent))):
                 if not _damage(self._path):
                     return True  # another process was first
-                damaged, aside = self._path, set_aside(self._path)
-                for end in _JOURNALS:  # SQLite would take it for that of the new one
-                    journal = damaged.with_name(damaged.name + end)
-                    if journal.exists():
-                        journal.rename(aside.with_name(aside.name + end))
+                aside = set_aside(self._path)  # SQLite has taken care of its journal when it read it
         except OSError as error:
             self._complain(f"{self._path} is damaged and cannot be set aside: {error.strerror or error}")
             return False
-        self._complain(f"{damaged} is damaged, so it is kept as {aside.name} and all LoRA files are read again")
+        self._complain(f"{self._path} is damaged, so it is kept as {aside.name} and all LoRA files are read again")
         return True
 
     def _complain(self, text: str) -> None:

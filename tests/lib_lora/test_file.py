@@ -183,10 +183,25 @@ def test_adapter_config_beside_the_file(tmp_path):
     assert adapter_config(tmp_path / "a.safetensors") is None
     (tmp_path / "adapter_config.json").write_text('{"lora_alpha": 16}')
     assert adapter_config(tmp_path / "a.safetensors") == {"lora_alpha": 16}
-    for bad in ("{", "[]"):
+    for bad in ("{", "[]", "[" * 100_000, " " * (9 << 20)):
         (tmp_path / "adapter_config.json").write_text(bad)
         with pytest.raises(FileError, match="adapter_config"):
             adapter_config(tmp_path / "a.safetensors")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pipes and devices are files on POSIX systems alone")
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_only_regular_files_are_opened(tmp_path, kind):
+    for path in (tmp_path / "a.safetensors", tmp_path / "adapter_config.json"):
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "device":
+            path.symlink_to("/dev/zero")
+        else:
+            path.mkdir()
+    for read in (AdapterFile.open, glance, adapter_config):
+        with pytest.raises(FileError, match="no regular file"):
+            read(tmp_path / "a.safetensors")
 
 
 GOOD = raw({"__metadata__": {"k": "v"}, "a": entry(0, 8), "b": entry(8, 16, (2, 1, 2), "F16")}, bytes(16))

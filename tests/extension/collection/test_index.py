@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,26 +141,164 @@ def test_a_name_that_becomes_shared_is_told(started: Callable[[], Catalog], fold
     assert sorted(one.name for one in catalog.index.rows()) == ["sub/x", "x"]
 
 
-@pytest.mark.parametrize("damage", [b"no database", b"SQLite format 3\x00" + b"x" * 500, b""])
-def test_a_damaged_index_is_said_and_made_anew(
-    started: Callable[[], Catalog], folder: Path, tmp_path: Path, damage: bytes
+@pytest.mark.parametrize("damage", [b"no database", b"SQLite format 3\x00" + b"x" * 500])
+def test_a_damaged_index_is_said_kept_aside_and_made_anew(
+    started: Callable[[], Catalog],
+    folder: Path,
+    tmp_path: Path,
+    damage: bytes,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     lora(folder / "a.safetensors")
+    for number in (1, 2):
+        started().close()
+        (tmp_path / "data" / "catalog.sqlite3").write_bytes(damage)
+        (tmp_path / "data" / "catalog.sqlite3-journal").write_bytes(b"journal")
+        catalog = started()
+        assert f"is damaged, so it is kept as catalog.sqlite3.damaged-{number} and all LoRA files" in caplog.text
+        assert [one.name for one in catalog.index.rows()] == ["a"]
+        catalog.close()
+        assert len(Index(tmp_path / "data")) == 1
+        aside = tmp_path / "data" / f"catalog.sqlite3.damaged-{number}"
+        assert aside.read_bytes() == damage
+        assert sum("journal" in path.name for path in aside.parent.iterdir()) == 0
+
+
+def test_an_empty_index_is_filled(started: Callable[[], Catalog], folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "catalog.sqlite3").write_bytes(b"")
+    lora(folder / "a.safetensors")
     started().close()
-    (tmp_path / "data" / "catalog.sqlite3").write_bytes(damage)
-    catalog = started()
-    assert [one.name for one in catalog.index.rows()] == ["a"]
-    catalog.close()
     assert len(Index(tmp_path / "data")) == 1
 
 
-def test_an_index_of_another_version_is_made_anew(started: Callable[[], Catalog], folder: Path, tmp_path: Path) -> None:
-    lora(folder / "a.safetensors")
+def test_a_damaged_row_costs_that_row(started: Callable[[], Catalog], folder: Path, tmp_path: Path) -> None:
+    for name in "abcd":
+        lora(folder / f"{name}.safetensors")
     started().close()
     with sqlite3.connect(tmp_path / "data" / "catalog.sqlite3") as database:
-        database.execute("PRAGMA user_version = 99")
+        database.execute("UPDATE file SET facts = '[', uses = 7 WHERE name = 'a'")
+        database.execute("UPDATE file SET added = 'soon' WHERE name = 'b'")
+        database.execute("UPDATE file SET beside = CAST(x'ff' AS TEXT) WHERE name = 'c'")
     database.close()
-    assert [one.name for one in started().index.rows()] == ["a"]
+    kept = {row.name: row for row in Index(tmp_path / "data").rows()}
+    assert kept.keys() == {"a", "c", "d"}
+    assert (kept["a"].facts, kept["a"].uses) == (None, 7)
+    assert all(one.complete for one in started().index.rows())
+
+
+@pytest.mark.parametrize("version", [0, 99])
+def test_an_index_of_another_version_keeps_its_history(
+    started: Callable[[], Catalog], folder: Path, tmp_path: Path, version: int
+) -> None:
+    """An older table lacks columns, a newer one has more."""
+    lora(folder / "a.safetensors")
+    first = started()
+    first.used([first.find("a")])
+    before = row(first, "a")
+    first.close()
+    with sqlite3.connect(tmp_path / "data" / "catalog.sqlite3") as database:
+        database.execute("ALTER TABLE file ADD COLUMN more TEXT NOT NULL DEFAULT 'x'")
+        if version == 0:
+            columns = "path, relative, size, mtime_ns, name, facts, beside, notes, added, used, uses"
+            database.execute(f"CREATE TABLE other AS SELECT {columns} FROM file")
+            database.execute("DROP TABLE file")
+            database.execute("ALTER TABLE other RENAME TO file")
+        database.execute(f"PRAGMA user_version = {version}")
+    database.close()
+    later = started()
+    after = row(later, "a")
+    assert (after.added, after.used, after.uses) == (before.added, before.used, 1)
+    assert after.complete
+    later.close()
+    assert [one.uses for one in Index(tmp_path / "data").rows()] == [1]
+
+
+HOLDER = """
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1], isolation_level=None)
+database.execute("BEGIN EXCLUSIVE")
+print("held", flush=True)
+sys.stdin.readline()
+database.execute("ROLLBACK")
+"""
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Have another process hold a database."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    holder: subprocess.Popen[str] = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], **pipes)  # type: ignore[call-overload]
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    try:
+        yield
+    finally:
+        holder.communicate("\n", timeout=30)
+
+
+def test_an_index_that_another_process_holds_is_waited_for_and_never_deleted(
+    started: Callable[[], Catalog], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extension.collection.index._TIMEOUT", 0.2)
+    monkeypatch.setattr("extension.collection.scan._RETRY", 0.1)
+    for name in "ab":
+        lora(folder / f"{name}.safetensors")
+    first = started()
+    first.used([first.find("a")])
+    before = row(first, "a")
+    first.close()
+    (folder / "b.safetensors").unlink()
+    database = tmp_path / "data" / "catalog.sqlite3"
+    inode = database.stat().st_ino
+    with held(database):
+        catalog = started()
+        assert "database is locked" in catalog.index.problem
+        assert "\n" not in catalog.index.problem
+        assert [one.name for one in catalog.index.rows() if one.complete] == ["a"]
+        catalog.used([catalog.find("a")])
+        assert catalog.wait(20)
+    _until(lambda: catalog.index.problem == "")
+    _until(lambda: len(catalog.index) == 1)  # b, which was kept, is gone
+    after = row(catalog, "a")
+    assert (after.added, after.uses) == (before.added, 2)
+    assert after.used > before.used
+    catalog.close()
+    assert [(one.name, one.added, one.uses) for one in Index(tmp_path / "data").rows()] == [("a", before.added, 2)]
+    assert database.stat().st_ino == inode
+    assert [path.name for path in database.parent.iterdir() if "damaged" in path.name] == []
+
+
+def test_what_could_not_be_saved_is_saved_later(
+    started: Callable[[], Catalog], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extension.collection.index._TIMEOUT", 0.2)
+    monkeypatch.setattr("extension.collection.scan._RETRY", 0.1)
+    lora(folder / "a.safetensors")
+    catalog = started()
+    with held(tmp_path / "data" / "catalog.sqlite3"):
+        lora(folder / "b.safetensors")
+        catalog.refresh()
+        assert catalog.wait(30)
+        assert "cannot be kept" in catalog.index.problem
+    _until(lambda: catalog.index.problem == "")
+    assert {one.name for one in Index(tmp_path / "data").rows()} == {"a", "b"}
+
+
+def test_an_index_that_is_damaged_or_deleted_meanwhile_is_written_whole_again(
+    started: Callable[[], Catalog], folder: Path, tmp_path: Path
+) -> None:
+    lora(folder / "a.safetensors"), lora(folder / "b.safetensors")
+    catalog = started()
+    database = tmp_path / "data" / "catalog.sqlite3"
+    database.write_bytes(b"no database")
+    for use in (1, 2):
+        catalog.used([catalog.find("a")])
+        assert catalog.wait(30)
+        catalog.index.save()
+        assert {one.name: one.uses for one in Index(tmp_path / "data").rows()} == {"a": use, "b": 0}
+        database.unlink()
+    assert (tmp_path / "data" / "catalog.sqlite3.damaged-1").read_bytes() == b"no database"
 
 
 def test_where_nothing_can_be_kept_everything_works_and_it_is_said(folder: Path, tmp_path: Path) -> None:
