@@ -52,7 +52,7 @@ class FileValue(Generic[_T]):
     Args:
         path: of the file; asked when it is needed. None is no file at all.
         what: the file holds, for messages.
-        empty: the value where there is no file, or none that can be read.
+        empty: the value where there is no file, or one that is damaged or was never read.
         read: makes the value of the file's content; raises ValueError or RecursionError where it is damaged.
         at_most: bytes that the file may have.
     """
@@ -119,7 +119,9 @@ class FileValue(Generic[_T]):
         return state
 
     def _failed(self, stamp: _Stamp | None, error: Exception) -> _State[_T]:
-        self._state = state = _State(stamp, self._empty, error)
+        # a drive that does not answer has not lost what was read from it
+        value = self._state.value if isinstance(error, OSError) else self._empty
+        self._state = state = _State(stamp, value, error)
         return state
 
 
@@ -129,7 +131,7 @@ class Store(FileValue[_T]):
     Args:
         path: of the file; asked when it is needed. None keeps the value only as long as the program runs.
         what: is kept, for messages.
-        empty: the value where there is no file, or none that can be read.
+        empty: the value where there is no file, or one that is damaged or was never read.
         read: makes the value of the file's content; raises ValueError or RecursionError where it is damaged.
         write: makes the content of the value.
         at_most: bytes that the file may have.

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from fastapi import HTTPException, Request, Response
 
 BAD_REQUEST, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT, TOO_LARGE, UNSUPPORTED = 400, 401, 403, 404, 409, 413, 415
 UNPROCESSABLE, BROKEN = 422, 500
+CHANGED = 412
 
 LONGEST_BODY = 32 << 20  # bytes, of any route
 _LONGEST_SENTENCE = 2000  # characters: one may quote what was sent
@@ -21,12 +22,38 @@ _MOST_DIGITS = 20  # of a whole number: those of 64 bits have no more
 
 def answer(request: Request, data: object) -> Response:
     """JSON with a tag of its content: a client that asks again and again gets it again only where it has changed."""
-    content = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
-    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    if tag in request.headers.get("if-none-match", ""):
+    content = _encoded(data)
+    headers = {"ETag": f'"{_tag(content)}"', "Cache-Control": "no-cache"}
+    if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(content, media_type="application/json", headers=headers)
+
+
+def tag_of(data: object) -> str:
+    """Return the tag that `answer` gives to this answer, without its quotes."""
+    return _tag(_encoded(data))
+
+
+def refuse_stale(request: Request, now: Callable[[], object], what: str) -> None:
+    """Refuse a change of something that is not any more as the client knows it, where its If-Match says how it was.
+
+    Args:
+        request: the request.
+        now: returns the answer that tells how it is.
+        what: is to be changed, for the error.
+    """
+    known = request.headers.get("if-match", "*").strip()
+    # found anywhere in it: proxies write more around a tag
+    if known != "*" and tag_of(now()) not in known:
+        raise HTTPException(CHANGED, f"{what} was changed on another page or by another program; look at it again")
+
+
+def _encoded(data: object) -> bytes:
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _tag(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 def refused(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -8,7 +8,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from ..block_weights import BlockWeightsError, format_list
-from .answers import BROKEN, UNPROCESSABLE, answer, object_of
+from .answers import BROKEN, UNPROCESSABLE, answer, object_of, refuse_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,20 +35,20 @@ class BlocksApi:
 
     def list(self, request: Request) -> Response:
         """Tell the blocks of the loaded model, the lists of weights it takes, and presets of them."""
+        return answer(request, self._listed())
+
+    def _listed(self) -> dict[str, Any]:
         lists = self._session.model_blocks().lists()
         presets, own = self._session.block_presets.all, self._session.block_presets.own
-        return answer(
-            request,
-            {
-                "blocks": [{"id": one, "title": title(one)} for one in (lists[0] if lists else ())],
-                "layouts": [{"length": len(one), "ids": list(one)} for one in lists],
-                "presets": [
-                    {"name": name, "values": format_list(values), "own": name in own}
-                    for name, values in presets.lists.items()
-                ],
-                "rules": list(presets.elements),
-            },
-        )
+        return {
+            "blocks": [{"id": one, "title": title(one)} for one in (lists[0] if lists else ())],
+            "layouts": [{"length": len(one), "ids": list(one)} for one in lists],
+            "presets": [
+                {"name": name, "values": format_list(values), "own": name in own}
+                for name, values in presets.lists.items()
+            ],
+            "rules": list(presets.elements),
+        }
 
     async def put(self, request: Request) -> Response:
         """Keep a list of block weights under a name, in place of the one of that name."""
@@ -56,13 +56,24 @@ class BlocksApi:
         name, values = data.get("name"), data.get("values")
         if not isinstance(name, str) or not isinstance(values, str):
             raise HTTPException(UNPROCESSABLE, "name and values of a preset of block weights must be text")
-        await run_in_threadpool(_tried, lambda: self._session.block_presets.put(name, values))
-        return self.list(request)
+        return await run_in_threadpool(self._changed, request, lambda: self._session.block_presets.put(name, values))
 
     def remove(self, request: Request, name: str) -> Response:
         """Forget one of the user's own presets of block weights."""
-        _tried(lambda: self._session.block_presets.delete(name))
-        return self.list(request)
+        return self._changed(request, lambda: self._session.block_presets.delete(name))
+
+    def _changed(self, request: Request, work: Callable[[], None]) -> Response:
+        """Do it where the presets are as the client knows them, and list them."""
+        try:
+            with self._session.block_presets.lock():
+                refuse_stale(request, self._listed, "the list of presets of block weights")
+                work()
+                return self.list(request)
+        except BlockWeightsError as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
+        except OSError as error:
+            detail = f"the presets of block weights cannot be kept, so they are as before: {error.strerror or error}"
+            raise HTTPException(BROKEN, detail) from error
 
 
 def title(block: str) -> str:
@@ -71,13 +82,3 @@ def title(block: str) -> str:
     if block in _TITLES:
         return _TITLES[block]
     return f"{_KINDS.get(letters, letters)} {int(block[len(letters) :])}" if block != letters else block
-
-
-def _tried(work: Callable[[], Any]) -> None:
-    try:
-        work()
-    except BlockWeightsError as error:
-        raise HTTPException(UNPROCESSABLE, str(error)) from error
-    except OSError as error:
-        detail = f"the presets of block weights cannot be kept, so they are as before: {error.strerror or error}"
-        raise HTTPException(BROKEN, detail) from error

@@ -22,12 +22,13 @@ from ..collection import (
     Thumbnails,
     Training,
     beside,
+    notes_lock,
     read_notes,
     read_training,
     set_picture,
     write_notes,
 )
-from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, whole
+from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, refuse_stale, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -174,7 +175,12 @@ class Library:
         }
 
     def _change(self, request: Request, file: CatalogFile, changes: dict[str, Any]) -> Response:
-        _kept(file, "notes", lambda: write_notes(file, changes))
+        def write() -> None:
+            with notes_lock(file):
+                refuse_stale(request, lambda: self._told(file), f"what is known of {file.path.name}")
+                write_notes(file, changes)
+
+        _kept(file, "notes", write)
         return answer(request, self._told(file))
 
     def _set_picture(self, request: Request, file: CatalogFile, content: bytes) -> Response:

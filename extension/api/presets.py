@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from ..presets import Preset, PresetError
-from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of
+from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, refuse_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,7 @@ class PresetsApi:
 
     def list(self, request: Request) -> Response:
         """List the presets."""
-        presets = [_told(preset) for preset in self._presets.all]
-        return answer(request, {"presets": presets, "problem": self._presets.problem})
+        return answer(request, self._listed())
 
     def text(self, name: str) -> Response:
         """Return one preset as text that can be given to others and imported."""
@@ -41,14 +40,12 @@ class PresetsApi:
         text, former = data.get("text"), data.get("former", "")
         if not isinstance(text, str) or not isinstance(former, str):
             raise HTTPException(UNPROCESSABLE, "the text of a preset must be text, and its former name, too")
-        await run_in_threadpool(self._tried, lambda: self._presets.put(name, text, former))
-        return self.list(request)
+        return await run_in_threadpool(self._changed, request, lambda: self._presets.put(name, text, former))
 
     async def set_thumbnail(self, request: Request, name: str) -> Response:
         """Give a preset another thumbnail; the body is any picture file."""
         content = await picture_of(request)
-        await run_in_threadpool(self._tried, lambda: self._presets.set_thumbnail(name, content))
-        return self.list(request)
+        return await run_in_threadpool(self._changed, request, lambda: self._presets.set_thumbnail(name, content))
 
     def thumbnail(self, name: str) -> Response:
         """Return the thumbnail of a preset, as WebP."""
@@ -59,16 +56,28 @@ class PresetsApi:
 
     def remove(self, request: Request, name: str) -> Response:
         """Forget a preset."""
-        self._tried(lambda: self._presets.remove(name))
-        return self.list(request)
+        return self._changed(request, lambda: self._presets.remove(name))
 
     async def add(self, request: Request) -> Response:
         """Keep the presets of a text; all of them or none."""
         text = (await object_of(request, _MAX_TEXT, "the import", "text")).get("text")
         if not isinstance(text, str):
             raise HTTPException(UNPROCESSABLE, "text must be the text of one or more presets")
-        await run_in_threadpool(self._tried, lambda: self._presets.add_text(text))
-        return self.list(request)
+        return await run_in_threadpool(self._changed, request, lambda: self._presets.add_text(text))
+
+    def _listed(self) -> dict[str, Any]:
+        return {"presets": [_told(preset) for preset in self._presets.all], "problem": self._presets.problem}
+
+    def _changed(self, request: Request, work: Callable[[], Any]) -> Response:
+        """Do it where the presets are as the client knows them, and list them."""
+
+        def change() -> Response:
+            with self._presets.lock():
+                refuse_stale(request, self._listed, "the list of presets")
+                work()
+                return self.list(request)
+
+        return cast(Response, self._tried(change))
 
     def _tried(self, work: Callable[[], Any]) -> Any:
         try:

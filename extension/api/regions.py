@@ -10,7 +10,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from ..region_files import as_png, from_text
 from ..regions import NAMED, RegionTextError
-from .answers import BROKEN, UNPROCESSABLE, answer, object_of
+from .answers import BROKEN, UNPROCESSABLE, answer, object_of, refuse_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,11 +30,12 @@ class RegionsApi:
 
     def list(self, request: Request) -> Response:
         """Tell the regions there are, those that come along first."""
+        return answer(request, self._listed())
+
+    def _listed(self) -> dict[str, Any]:
         own = self._session.regions.all
         come_along = [_shown(name, region, own=False) for name, region in NAMED.items() if name not in own]
-        return answer(
-            request, {"regions": [*come_along, *(_shown(name, region, own=True) for name, region in own.items())]}
-        )
+        return {"regions": [*come_along, *(_shown(name, region, own=True) for name, region in own.items())]}
 
     async def put(self, request: Request) -> Response:
         """Keep a picture as a region under a name, in place of the one of that name."""
@@ -42,25 +43,28 @@ class RegionsApi:
         name, picture = data.get("name"), data.get("picture")
         if not isinstance(name, str) or not isinstance(picture, str):
             raise HTTPException(UNPROCESSABLE, "name and picture of a region must be text")
-        await run_in_threadpool(_tried, lambda: self._session.regions.put(name, from_text(picture)))
-        return await run_in_threadpool(self.list, request)
+        return await run_in_threadpool(
+            self._changed, request, lambda: self._session.regions.put(name, from_text(picture))
+        )
 
     def remove(self, request: Request, name: str) -> Response:
         """Forget one of the user's own regions."""
-        _tried(lambda: self._session.regions.delete(name))
-        return self.list(request)
+        return self._changed(request, lambda: self._session.regions.delete(name))
+
+    def _changed(self, request: Request, work: Callable[[], object]) -> Response:
+        """Do it where the regions are as the client knows them, and list them."""
+        try:
+            with self._session.regions.lock():
+                refuse_stale(request, self._listed, "the list of regions")
+                work()
+                return self.list(request)
+        except RegionTextError as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
+        except OSError as error:
+            detail = f"the region cannot be kept, so all is as before: {error.strerror or error}"
+            raise HTTPException(BROKEN, detail) from error
 
 
 def _shown(name: str, region: Region, *, own: bool) -> dict[str, object]:
     picture = base64.b64encode(as_png(region)).decode("ascii")
     return {"name": name, "own": own, "share": round(region.share, 4), "picture": picture}
-
-
-def _tried(work: Callable[[], Any]) -> None:
-    try:
-        work()
-    except RegionTextError as error:
-        raise HTTPException(UNPROCESSABLE, str(error)) from error
-    except OSError as error:
-        detail = f"the region cannot be kept, so all is as before: {error.strerror or error}"
-        raise HTTPException(BROKEN, detail) from error

@@ -150,6 +150,7 @@ COMPONENTS: Mapping[str, Schema] = {
             "notes": _list(_TEXT),
             "conflicts": _list(_TEXT),
             "catalog": _object({"revision": _WHOLE, "running": _TRUTH, "done": _WHOLE, "total": _WHOLE}),
+            "stack": {**_TEXT, "description": "the ETag that `GET stack` has now, without its quotes"},
         }
     ),
     "Outcome": _object(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -14,7 +14,7 @@ from ..always_on import AlwaysOn, StackRefusedError, read
 from ..catalog import CatalogError
 from ..prompt import parse_arguments
 from ..state import state_of
-from .answers import BROKEN, UNPROCESSABLE, answer, json_of
+from .answers import BROKEN, UNPROCESSABLE, answer, json_of, refuse_stale, tag_of
 
 if TYPE_CHECKING:
     from ..always_on import AlwaysOnEntry
@@ -32,25 +32,35 @@ class StackApi:
     def state(self, request: Request) -> Response:
         """Tell what became of the LoRA of the latest pictures."""
         self._session.catalog.somebody_looks()
-        return answer(request, state_of(self._session))
+        return answer(request, {**state_of(self._session), "stack": tag_of(self._told())})
 
     def stack(self, request: Request) -> Response:
         """Return the stack, and what is wrong with the file it is kept in."""
-        stack = self._session.always_on.stack
-        return answer(request, {**stack.to_json(), "problem": self._session.always_on.problem})
+        return answer(request, self._told())
 
     async def set_stack(self, request: Request) -> Response:
-        """Have another stack from the next picture on; all of it or nothing."""
+        """Have another stack from the next picture on; all of it or nothing.
+
+        With `If-Match`, only where the stack still is the one that had this ETag.
+        """
         data = await json_of(request, _MAX_BODY, "the stack")
+        return await run_in_threadpool(self._set, request, data)
+
+    def _set(self, request: Request, data: object) -> Response:
         try:
-            stack = await run_in_threadpool(self._known, read(data))
+            stack = self._known(read(data))
         except (StackRefusedError, LoraError) as error:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         try:
-            await run_in_threadpool(self._session.always_on.put, stack)
+            with self._session.always_on.lock():
+                refuse_stale(request, self._told, "the stack")
+                self._session.always_on.put(stack)
+                return self.stack(request)
         except OSError as error:
             raise HTTPException(BROKEN, f"the stack cannot be kept, so it is as before: {error}") from error
-        return self.stack(request)
+
+    def _told(self) -> dict[str, Any]:
+        return {**self._session.always_on.stack.to_json(), "problem": self._session.always_on.problem}
 
     def _known(self, stack: AlwaysOn) -> AlwaysOn:
         """The stack with names as tags spell them; a name that was there before may be that of a file that has gone.

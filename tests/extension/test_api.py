@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from extension.always_on import AlwaysOn
+from extension.always_on import AlwaysOn, AlwaysOnFile
 from extension.infotext import parse_infotext
 from extension.options import DEFAULT_MULTIPLIER, ENABLED, ON_BAD_LORA, SKIP
 from extension.standalone.jobs import Runner
@@ -25,6 +25,7 @@ from extension.version import VERSION
 
 DEMO = {"neon", "night", "outline", "stars", "stripes", "zorp"}
 SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64, "seed": 7, "sampler_name": "Euler a"}
+PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
 STACK = "/remora/v1/stack"
 STATE = "/remora/v1/state"
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +58,11 @@ def make(client: TestClient, prompt: str, **settings: object) -> dict[str, Any]:
 
 def parameters(answer: dict[str, Any]) -> dict[str, str]:
     return dict(parse_infotext(json.loads(answer["info"])["infotexts"][0]).settings)
+
+
+def keep_in(folder: Path, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the stack kept in a file: the demo has no folder for it."""
+    monkeypatch.setattr(runner.studio.session, "always_on", AlwaysOnFile(lambda: folder))
 
 
 def entry(name: str, **fields: object) -> dict[str, object]:
@@ -192,8 +198,7 @@ def png(answer: dict[str, Any]) -> bytes:
 def test_the_stack_is_kept_with_names_as_tags_spell_them(
     client: TestClient, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner.studio.host, "data_dir", lambda: tmp_path)
-    monkeypatch.setattr(runner.studio.session.always_on, "_folder", lambda: tmp_path)
+    keep_in(tmp_path, runner, monkeypatch)
     answer = put(client, entry("zorp.safetensors", unet=2), {"name": "stripes"}).json()
     assert answer["entries"] == [entry("zorp", unet=2.0), entry("stripes")]
     assert client.get(STACK).json() == answer
@@ -260,13 +265,73 @@ def test_a_file_that_cannot_be_used_is_not_taken(client: TestClient, folder: Pat
 def test_a_stack_that_cannot_be_kept_is_as_before(
     client: TestClient, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    keep_in(tmp_path, runner, monkeypatch)
     before = put(client, entry("stripes")).json()
-    (tmp_path / "file").write_text("")
-    monkeypatch.setattr(runner.studio.session.always_on, "_folder", lambda: tmp_path / "file")
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
     answer = put(client)
     assert answer.status_code == 500
     assert answer.json()["detail"].startswith("the stack cannot be kept, so it is as before: ")
     assert client.get(STACK).json() == before
+
+
+def test_a_change_of_what_another_page_has_changed_is_refused(client: TestClient) -> None:
+    mine = put(client, entry("zorp")).headers["ETag"]
+    assert client.get(STATE).json()["stack"] == mine.strip('"')
+    theirs = put(client, entry("stripes"))
+    stale = client.put(STACK, json={"always_on": False, "entries": []}, headers={"If-Match": mine})
+    assert stale.status_code == 412
+    assert stale.json() == {"detail": "the stack was changed on another page or by another program; look at it again"}
+    now = client.get(STACK)
+    assert now.json() == theirs.json()
+    assert now.headers["ETag"] == theirs.headers["ETag"]
+    for known in (now.headers["ETag"], f"W/{theirs.headers['ETag']}", f'"other", {theirs.headers["ETag"]}', "*"):
+        same = client.put(STACK, json={"always_on": True, "entries": [entry("stripes")]}, headers={"If-Match": known})
+        assert same.status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("listed", "change"),
+    [
+        ("presets", ("PUT", "preset?name=b", {"text": "<lora:zorp:1>"})),
+        ("presets", ("POST", "presets", {"text": "<lora:zorp:1>"})),
+        ("presets", ("DELETE", "preset?name=a", None)),
+        ("blocks", ("PUT", "blocks/presets", {"name": "B", "values": "1,0"})),
+        ("blocks", ("DELETE", "blocks/presets?name=A", None)),
+        ("regions", ("PUT", "regions", {"name": "b", "picture": PNG})),
+        ("regions", ("DELETE", "regions?name=a", None)),
+        ("lora?name=zorp", ("PATCH", "lora?name=zorp", {"notes": "mine"})),
+    ],
+)
+def test_a_change_of_a_list_that_another_page_has_changed_is_refused(
+    client: TestClient, folder: Path, listed: str, change: tuple[str, str, dict[str, str] | None]
+) -> None:
+    own = "/remora/v1/"
+    client.put(f"{own}preset?name=a", json={"text": "<lora:zorp:1>"})
+    client.put(f"{own}blocks/presets", json={"name": "A", "values": "1,0"})
+    client.put(f"{own}regions", json={"name": "a", "picture": PNG})
+    mine = client.get(own + listed).headers["ETag"]
+    client.put(f"{own}preset?name=theirs", json={"text": "<lora:zorp:1>"})
+    client.put(f"{own}blocks/presets", json={"name": "THEIRS", "values": "1,0"})
+    client.put(f"{own}regions", json={"name": "theirs", "picture": PNG})
+    client.patch(f"{own}lora?name=zorp", json={"words": "theirs"})
+    before = client.get(own + listed)
+    method, path, body = change
+    stale = client.request(method, own + path, json=body, headers={"If-Match": mine})
+    assert (stale.status_code, "was changed on another page" in stale.json()["detail"]) == (412, True)
+    now = client.get(own + listed)
+    assert now.json() == before.json()
+    done = client.request(method, own + path, json=body, headers={"If-Match": now.headers["ETag"]})
+    assert done.status_code == 200
+    assert done.headers["ETag"] == client.get(own + listed).headers["ETag"]
+    for path in ("preset?name=a", "preset?name=b", "preset?name=imported", "preset?name=theirs"):
+        client.delete(own + path)
+    for name in ("a", "b", "theirs"):
+        client.delete(f"{own}regions?name={name}")
+        client.delete(f"{own}blocks/presets?name={name.upper()}")
 
 
 def test_inspect_tells_what_the_command_tells(client: TestClient, folder: Path) -> None:
