@@ -91,6 +91,7 @@
  * @property {string[]} notes
  * @property {string[]} conflicts
  * @property {Scan & {revision: number}} catalog
+ * @property {string} stack the tag of `stack`, as `Api.tags` has it
  *
  * @typedef {{name: string, text: string, thumbnail: string}} Preset
  * @typedef {{presets: Preset[], problem: string}} PresetList
@@ -151,6 +152,9 @@
  *     : P extends `${infer Name extends keyof Answers}?${string}` ? Answers[Name] : never} AnswerTo
  */
 
+/** What is answered to a change of something that another page or program has changed meanwhile. */
+export const CHANGED = 412;
+
 /** What went wrong, as one sentence. */
 export class ApiError extends Error {
     /**
@@ -170,6 +174,8 @@ export class Api {
         this.base = `${base}/remora/v1/`;
         /** @type {string | null} */
         this.authorization = null; // of users who were asked for it; forgotten with the page
+        /** @type {Map<string, string>} */
+        this.tags = new Map(); // of what is kept, as this page knows it: the server refuses changes of anything else
     }
 
     /**
@@ -190,7 +196,8 @@ export class Api {
     }
 
     /**
-     * Send JSON, or a Blob as it is; return the JSON of the answer.
+     * Send JSON, or a Blob as it is; return the JSON of the answer. A change of what is not any more as this page knows
+     * it is refused with the status CHANGED.
      * @template {Path} P
      * @param {string} method
      * @param {P} path
@@ -198,14 +205,19 @@ export class Api {
      * @returns {Promise<AnswerTo<P>>}
      */
     async ask(method, path, body) {
-        const answer = await this.send(method, path, body);
+        const kept = keptBy(path);
+        const answer = await this.send(method, path, body, method === "GET" ? "" : (this.tags.get(kept) ?? ""));
         let data = null;
         try {
             data = await answer.json();
         } catch {
             data = null; // a proxy's page, say
         }
-        if (answer.ok && data !== null) return data;
+        if (answer.ok && data !== null) {
+            const tag = answer.headers.get("ETag") ?? "";
+            if (kept) this.tags.set(kept, tag.replace(/^W\//, "").replaceAll('"', ""));
+            return data;
+        }
         const detail = data && typeof data.detail === "string" ? data.detail : "";
         throw new ApiError(detail || `The web UI answered ${answer.status} to ${method} ${path}.`, answer.status);
     }
@@ -221,8 +233,9 @@ export class Api {
      * @param {string} method
      * @param {string} path
      * @param {object} [body]
+     * @param {string} [tag] of what is changed
      */
-    async send(method, path, body) {
+    async send(method, path, body, tag = "") {
         /** @type {{[name: string]: string}} */
         const headers = {Accept: "application/json"};
         const raw = body instanceof Blob;
@@ -230,6 +243,7 @@ export class Api {
         if (raw) headers["Content-Type"] = body.type.startsWith("image/") ? body.type : "image/unknown";
         else if (body !== undefined) headers["Content-Type"] = "application/json";
         if (this.authorization) headers.Authorization = this.authorization;
+        if (tag) headers["If-Match"] = `"${tag}"`;
         try {
             return await fetch(this.base + path, {
                 method,
@@ -252,6 +266,26 @@ export class Api {
         const answer = await this.send("GET", path);
         return answer.ok ? URL.createObjectURL(await answer.blob()) : "";
     }
+}
+
+/** @type {{[path: string]: string | undefined}} */
+const KEPT = {
+    stack: "stack",
+    presets: "presets",
+    preset: "presets",
+    "preset/thumbnail": "presets",
+    blocks: "blocks",
+    "blocks/presets": "blocks",
+    regions: "regions",
+};
+
+/**
+ * Return what the answer to a path tells of, which has the same tag whatever the path is; empty for what is not kept.
+ * @param {string} path
+ */
+function keptBy(path) {
+    const [name, values] = path.split("?");
+    return name === "lora" ? `lora?${query({id: new URLSearchParams(values).get("id") ?? ""})}` : (KEPT[name] ?? "");
 }
 
 /**

@@ -1,13 +1,14 @@
 // What the tab does: between the server, the prompt boxes and what is shown. No elements of its own.
 
 /**
- * @import {Blocks, Lora, Meaning, Preset, Region, Scan, ServerState, StackEntry, StackOnDisk} from "./api.js"
+ * @import {AnswerTo, Blocks, Lora, Meaning, Path, Preset, PresetList, Region, Scan} from "./api.js"
+ * @import {ServerState, StackEntry, StackOnDisk} from "./api.js"
  * @import {Filters, Listed} from "./catalog.js"
  * @import {Tag} from "./prompt.js"
  * @import {Reading} from "./tag.js"
  */
 
-import {Api, ApiError, query} from "./api.js";
+import {Api, ApiError, CHANGED, query} from "./api.js";
 import * as boxes from "./boxes.js";
 import {Catalog, NO_FILTERS} from "./catalog.js";
 import {History} from "./history.js";
@@ -60,6 +61,7 @@ import {Store} from "./store.js";
  * @property {string[]} targets names of the prompts of the page
  * @property {string} target the name of the prompt that is shown; empty without prompts
  * @property {string} stackProblem
+ * @property {Always | null} refused the stack of this page, where another page had changed it meanwhile
  * @property {string} query
  * @property {Filters} filters
  * @property {string} sort
@@ -100,6 +102,7 @@ export class Controller {
         this.saving = Promise.resolve();
         /** @type {ReturnType<typeof setTimeout> | null} */
         this.pending = null;
+        this.unsaved = 0; // changes of the stack that are on their way
         /** @type {{prompt: string, standard: number, tags: Tag[]} | undefined} */
         this.read = undefined;
         /** @type {string | undefined} */
@@ -123,6 +126,7 @@ export class Controller {
             off: [],
             always: {on: false, entries: []},
             stackProblem: "",
+            refused: null,
             query: "",
             filters: NO_FILTERS,
             sort: "name",
@@ -170,10 +174,34 @@ export class Controller {
         }
     }
 
+    /**
+     * Change something that is kept, and take the answer. Where another page or program changed it meanwhile, what it is
+     * now is taken first; the change is sent again if what it is about is as it was, and else it throws.
+     * @template {Path} P
+     * @param {string} method
+     * @param {P} path
+     * @param {object | undefined} body
+     * @param {object} kept
+     * @param {() => Promise<void>} kept.look takes what it is now
+     * @param {() => unknown} kept.part what the change is about, as this page knows it
+     * @returns {Promise<AnswerTo<P>>}
+     */
+    async keep(method, path, body, {look, part}) {
+        try {
+            return await this.api.ask(method, path, body);
+        } catch (error) {
+            if (!(error instanceof ApiError) || error.status !== CHANGED) throw error;
+            const before = part();
+            await look();
+            if (!same(before, part())) throw error;
+            return await this.api.ask(method, path, body);
+        }
+    }
+
     start() {
         return this.tell(async () => {
             await this.refresh();
-            if (this.pending === null) this.takeStack(await this.api.get("stack"));
+            await this.askStack();
             await this.look();
         });
     }
@@ -195,6 +223,7 @@ export class Controller {
         const server = await this.api.get("state");
         if (JSON.stringify(server) !== JSON.stringify(this.state.server)) this.set({server});
         const behind = server.catalog.revision !== this.catalog.revision || this.catalog.scan.running;
+        if (server.stack !== this.api.tags.get("stack")) await this.askStack();
         const other = server.model !== this.model;
         this.model = server.model;
         if (behind || other) {
@@ -556,9 +585,20 @@ export class Controller {
 
     // --- what every picture gets ---
 
+    /** Take the stack as the server has it, unless there are changes on their way to it. */
+    async askStack() {
+        if (this.pending !== null || this.unsaved) return;
+        const tag = this.api.tags.get("stack");
+        const stack = await this.api.get("stack");
+        if (this.pending === null && !this.unsaved) this.takeStack(stack);
+        else if (tag === undefined) this.api.tags.delete("stack");
+        else this.api.tags.set("stack", tag); // what the page shows is still the former one
+    }
+
     /** @param {StackOnDisk} stack */
     takeStack(stack) {
         this.set({always: {on: stack.always_on, entries: stack.entries}, stackProblem: stack.problem});
+        this.askMeanings();
     }
 
     /**
@@ -620,15 +660,64 @@ export class Controller {
         clearTimeout(this.pending ?? undefined);
         this.pending = setTimeout(() => {
             this.pending = null;
+            this.unsaved += 1;
             // one after the other: the last change is the last that arrives
-            this.saving = this.saving.then(() => this.tell(() => this.put()));
+            this.saving = this.saving.then(() =>
+                this.tell(() => this.put()).finally(() => {
+                    this.unsaved -= 1;
+                }),
+            );
         }, SAVE_AFTER);
     }
 
     async put() {
         const {on, entries} = this.state.always;
-        const stack = await this.api.ask("PUT", "stack", {always_on: on, entries});
-        this.set({stackProblem: stack.problem, said: "Saved."});
+        try {
+            const stack = await this.api.ask("PUT", "stack", {always_on: on, entries});
+            this.set({stackProblem: stack.problem, refused: null, said: "Saved."});
+        } catch (error) {
+            if (!(error instanceof ApiError) || error.status !== CHANGED) throw error;
+            const now = await this.api.get("stack");
+            clearTimeout(this.pending ?? undefined);
+            this.pending = null;
+            const mine = this.state.always;
+            this.takeStack(now);
+            this.set({refused: same(mine, this.state.always) ? null : mine});
+        }
+    }
+
+    /**
+     * Have the stack that was refused, in place of that of the other page, or forget it.
+     * @param {boolean} mine
+     */
+    decide(mine) {
+        const {refused} = this.state;
+        this.set({refused: null});
+        if (refused && mine) this.changeAlways(refused);
+    }
+
+    // --- presets ---
+
+    /** Ask which presets there are; throws what the server refuses. */
+    async askPresets() {
+        this.takePresets(await this.api.get("presets"));
+    }
+
+    /**
+     * Keep, change or delete presets; throws if the server refuses.
+     * @param {string} method
+     * @param {"presets" | `preset?${string}` | `preset/thumbnail?${string}`} path
+     * @param {string[]} names of those that are changed
+     * @param {object} [body]
+     */
+    async keepPresets(method, path, names, body) {
+        const part = () => (this.state.presets ?? []).filter((one) => names.includes(one.name));
+        this.takePresets(await this.keep(method, path, body, {look: () => this.askPresets(), part}));
+    }
+
+    /** @param {PresetList} told */
+    takePresets({presets, problem}) {
+        this.set({presets, presetProblem: problem});
     }
 
     // --- blocks of the model ---
@@ -646,12 +735,21 @@ export class Controller {
      * @param {string} values
      */
     async saveBlocks(name, values) {
-        this.takeBlocks(await this.api.ask("PUT", "blocks/presets", {name, values}));
+        this.takeBlocks(await this.keep("PUT", "blocks/presets", {name, values}, this.listOfBlocks(name)));
     }
 
     /** @param {string} name */
     async deleteBlocks(name) {
-        this.takeBlocks(await this.api.ask("DELETE", `blocks/presets?${query({name})}`));
+        const path = /** @type {const} */ (`blocks/presets?${query({name})}`);
+        this.takeBlocks(await this.keep("DELETE", path, undefined, this.listOfBlocks(name)));
+    }
+
+    /** @param {string} name */
+    listOfBlocks(name) {
+        return {
+            look: async () => this.takeBlocks(await this.api.get("blocks")),
+            part: () => this.state.blocks?.presets.filter((one) => one.name === name),
+        };
     }
 
     /**
@@ -675,12 +773,21 @@ export class Controller {
      * @param {string} picture
      */
     async saveRegion(name, picture) {
-        this.takeRegions(await this.api.ask("PUT", "regions", {name, picture}));
+        this.takeRegions(await this.keep("PUT", "regions", {name, picture}, this.listOfRegions(name)));
     }
 
     /** @param {string} name */
     async deleteRegion(name) {
-        this.takeRegions(await this.api.ask("DELETE", `regions?${query({name})}`));
+        const path = /** @type {const} */ (`regions?${query({name})}`);
+        this.takeRegions(await this.keep("DELETE", path, undefined, this.listOfRegions(name)));
+    }
+
+    /** @param {string} name */
+    listOfRegions(name) {
+        return {
+            look: () => this.askRegions(),
+            part: () => this.state.regions?.filter((one) => one.name === name),
+        };
     }
 
     /** @param {{regions: Region[]}} told */
@@ -696,7 +803,17 @@ export class Controller {
      * @param {object} changes
      */
     async note(lora, changes) {
-        const told = await this.api.ask("PATCH", `lora?${query({id: lora.id})}`, changes);
+        const path = /** @type {const} */ (`lora?${query({id: lora.id})}`);
+        /** @type {{[field: string]: unknown}} */
+        let now = {...lora};
+        const look = async () => {
+            const told = await this.api.get(path);
+            now = {...told};
+            this.catalog.put({...told});
+            this.catalogChanged();
+        };
+        const part = () => Object.keys(changes).map((field) => now[field]);
+        const told = await this.keep("PATCH", path, changes, {look, part});
         this.catalog.put({...told});
         this.catalogChanged();
         return told;

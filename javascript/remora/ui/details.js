@@ -8,7 +8,7 @@
  */
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
-import {query} from "../api.js";
+import {ApiError, CHANGED, query} from "../api.js";
 import {shownPicture} from "../boxes.js";
 import {size} from "../catalog.js";
 import {split} from "../prompt.js";
@@ -29,20 +29,26 @@ export function Details({controller, id}) {
     const [draft, setDraft] = useState(/** @type {Draft | null} */ (null));
     const [trouble, attempt] = useTrouble();
     const close = () => controller.set({details: null});
+    const ask = () => controller.api.get(/** @type {const} */ (`lora?${query({id})}`));
     const take = (/** @type {LoraDetails} */ told) => {
         setLora(told);
         setDraft(draftOf(told));
     };
+    const shown = useRef();
+    shown.current = {lora, draft};
+    const renew = (/** @type {LoraDetails} */ told) => {
+        const renewed = renewedDraft(shown.current.lora, shown.current.draft, told);
+        setLora(told);
+        setDraft(renewed.draft);
+        if (renewed.theirs) throw new Error(renewed.theirs);
+    };
     useEffect(() => {
-        attempt(async () => take(await controller.api.get(`lora?${query({id})}`)));
+        attempt(async () => take(await ask()));
     }, [id]);
     useEffect(() => {
         if (!lora || lora.hash || !lora.readable) return undefined;
         // the server makes it now
-        const timer = setTimeout(
-            () => attempt(async () => setLora(await controller.api.get(`lora?${query({id})}`))),
-            HASHED,
-        );
+        const timer = setTimeout(() => attempt(async () => renew(await ask())), HASHED);
         return () => clearTimeout(timer);
     }, [lora]);
     if (!lora || !draft) {
@@ -50,15 +56,23 @@ export function Details({controller, id}) {
             ${!trouble && html`<p class="rt-hint">Loading …</p>`}<//>`;
     }
     const edit = (/** @type {Partial<Draft>} */ changes) => setDraft({...draft, ...changes});
-    const note = (/** @type {object} */ changes) => attempt(async () => setLora(await controller.note(lora, changes)));
+    const send = async (/** @type {object} */ changes, /** @type {(told: LoraDetails) => void} */ show) => {
+        try {
+            show(await controller.note(lora, changes));
+        } catch (error) {
+            if (error instanceof ApiError && error.status === CHANGED) renew(await ask());
+            throw error;
+        }
+    };
+    const note = (/** @type {object} */ changes) => attempt(() => send(changes, renew));
     const save = () =>
         attempt(async () => {
             const changes = changesOf(lora, draft);
-            if (Object.keys(changes).length) take(await controller.note(lora, changes));
+            if (Object.keys(changes).length) await send(changes, take);
             close();
         });
     const picture = (/** @type {Blob | undefined} */ blob) =>
-        blob && attempt(async () => setLora(await controller.setPicture(lora, blob)));
+        blob && attempt(async () => renew(await controller.setPicture(lora, blob)));
     const used = controller.used().has(lora.id);
     return html`<${Dialog} title=${lora.name} close=${close} class="rt-wide-dialog">
         <div class="rt-details">
@@ -165,6 +179,27 @@ function NewPicture({take, attempt}) {
         <${Button} label="Choose a picture file for this" class="rt-small" onClick=${() => chosen.current.click()}>Picture …<//>
         <${Button} label="Take the picture that the page shows" class="rt-small" onClick=${shown}>From page<//>
     </div>`;
+}
+
+/**
+ * Return the texts of the fields for a file as it is now: the fields that the user has changed keep their texts.
+ * @param {LoraDetails} known as the page had it
+ * @param {Draft} draft
+ * @param {LoraDetails} told
+ * @returns {{draft: Draft, theirs: string}} the texts; a sentence where the user and another page changed the same field
+ */
+function renewedDraft(known, draft, told) {
+    const [before, now] = [draftOf(known), draftOf(told)];
+    const names = /** @type {(keyof Draft)[]} */ (Object.keys(draft));
+    const typed = names.filter((name) => draft[name] !== before[name] && draft[name] !== now[name]);
+    const theirs = typed
+        .filter((name) => now[name] !== before[name])
+        .map((name) => `${name} is “${now[name].slice(0, 200)}” there`);
+    const said = `Another page or program has changed this file: ${theirs.join(", ")}. What you typed stays here, and Save puts it in its place.`;
+    return {
+        draft: {...now, ...Object.fromEntries(typed.map((name) => [name, draft[name]]))},
+        theirs: theirs.length ? said : "",
+    };
 }
 
 /**

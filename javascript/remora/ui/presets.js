@@ -1,7 +1,7 @@
 // Stacks kept under a name.
 
 /**
- * @import {Preset as Kept, PresetList} from "../api.js"
+ * @import {Preset as Kept} from "../api.js"
  * @import {Controller, Row, State} from "../controller.js"
  * @import {Attempt} from "./parts.js"
  */
@@ -13,8 +13,8 @@ import {readTags, withEntry} from "../prompt.js";
 import {Button, Dialog, Picture, Trouble, useTrouble} from "./parts.js";
 
 /**
- * @typedef {"presets" | `preset?${string}` | `preset/thumbnail?${string}`} Path
- * @typedef {(method: string, path: Path, body?: object) => Promise<void>} Ask
+ * @typedef {`preset?${string}` | `preset/thumbnail?${string}`} Path
+ * @typedef {(method: string, path: Path, names: string[], body?: object) => Promise<void>} Ask
  */
 
 /** @param {{controller: Controller, state: State}} props */
@@ -24,12 +24,10 @@ export function Presets({controller, state}) {
     // being exported or imported
     const [text, setText] = useState(/** @type {{value: string, importing?: boolean} | null} */ (null));
     const close = () => controller.set({dialog: ""});
-    const take = (/** @type {PresetList} */ answer) =>
-        controller.set({presets: answer.presets, presetProblem: answer.problem});
     /** @type {Ask} */
-    const ask = (method, path, body) => attempt(async () => take(await controller.api.ask(method, path, body)));
+    const ask = (method, path, names, body) => attempt(() => controller.keepPresets(method, path, names, body));
     useEffect(() => {
-        ask("GET", "presets");
+        attempt(() => controller.askPresets());
     }, []);
     const rows = controller.rows().filter((row) => row.on && !row.problem);
     const save = (/** @type {Event} */ event) => {
@@ -37,7 +35,7 @@ export function Presets({controller, state}) {
         attempt(async () => {
             if (!rows.length) throw new Error("The prompt has no LoRA to keep; insert some first.");
             const lines = rows.map((row) => `${row.text} ${wordsIn(controller, row)}`.trim());
-            take(await controller.api.ask("PUT", `preset?${query({name})}`, {text: lines.join("\n")}));
+            await controller.keepPresets("PUT", `preset?${query({name})}`, [name], {text: lines.join("\n")});
             setName("");
         });
     };
@@ -45,7 +43,7 @@ export function Presets({controller, state}) {
         attempt(async () => setText({value: await controller.api.text(`preset?${query({name: preset.name})}`)}));
     const importAll = () =>
         attempt(async () => {
-            take(await controller.api.ask("POST", "presets", {text: text?.value}));
+            await controller.keepPresets("POST", "presets", [], {text: text?.value});
             setText(null);
         });
     return html`<${Dialog} title="Presets" close=${close}>
@@ -94,7 +92,8 @@ function Preset({preset, controller, ask, attempt, close, exportOne}) {
     const path = preset.thumbnail && `preset/thumbnail?${query({name: preset.name, v: preset.thumbnail})}`;
     const rename = (/** @type {Event} */ event) => {
         event.preventDefault();
-        ask("PUT", `preset?${query({name: String(name)})}`, {text: preset.text, former: preset.name});
+        const names = [String(name), preset.name];
+        ask("PUT", `preset?${query({name: String(name)})}`, names, {text: preset.text, former: preset.name});
         setName(null);
     };
     const apply = (/** @type {boolean} */ replacing) => {
@@ -105,7 +104,7 @@ function Preset({preset, controller, ask, attempt, close, exportOne}) {
         attempt(async () => {
             const blob = await boxes.shownPicture();
             if (!blob) throw new Error("The page shows no picture yet; make one first.");
-            await ask("PUT", `preset/thumbnail?${query({name: preset.name})}`, blob);
+            await ask("PUT", `preset/thumbnail?${query({name: preset.name})}`, [preset.name], blob);
         });
     const tags = preset.text.split("\n").map((line) => readTags(line)[0]?.text ?? line);
     return html`<li class="rt-preset">
@@ -126,7 +125,7 @@ function Preset({preset, controller, ask, attempt, close, exportOne}) {
                 <${Button} label=${`Export ${preset.name} as text`} class="rt-small" onClick=${() => exportOne(preset)}>Export<//>
                 <${Button} label=${`Take the page’s picture for ${preset.name}`} class="rt-small" onClick=${picture}>Picture<//>
                 <${Button} label=${`Delete ${preset.name}`} class="rt-small"
-                    onClick=${() => ask("DELETE", `preset?${query({name: preset.name})}`)}>Delete<//>
+                    onClick=${() => ask("DELETE", `preset?${query({name: preset.name})}`, [preset.name])}>Delete<//>
             </div>
         </div>
     </li>`;

@@ -69,6 +69,16 @@ export function Stack({controller, state}) {
             <code>${"<lora:name:0.8>"}</code> into it.</p>`
         }
         <p class="rt-hint rt-said" role="status">${state.said}</p>
+        ${
+            state.refused
+            && html`<div class="rt-notice" role="alert">Another page or program has changed what is always on since this page
+            read it. It is shown as it is now, and your change is not saved.
+            <div class="rt-line">
+                <${Button} label="Save my change in place of the other one" class="rt-small"
+                    onClick=${() => controller.decide(true)}>Use mine<//>
+                <${Button} label="Forget my change" class="rt-small" onClick=${() => controller.decide(false)}>Forget mine<//>
+            </div></div>`
+        }
         <${Always} controller=${controller} state=${state} outcome=${outcome} />
         ${
             others.length > 0

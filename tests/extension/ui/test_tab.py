@@ -466,6 +466,77 @@ def test_what_the_server_refuses_is_said_and_can_be_put_right(tab: Tab, served: 
     assert kept(served)["entries"][0]["unet"] == 0.6
 
 
+def test_what_another_page_makes_always_on_comes_by_itself(tab: Tab, served: Served) -> None:
+    httpx.put(f"{served.url}/remora/v1/stack", json={"always_on": True, "entries": [{"name": "stripes"}]})
+    tab.row("stripes", "Always on").wait_for(timeout=LONG)
+
+
+@pytest.mark.parametrize("mine", [True, False])
+def test_a_stack_that_another_page_changed_meanwhile_is_not_written_over(tab: Tab, served: Served, mine: bool) -> None:
+    stack = f"{served.url}/remora/v1/stack"
+    httpx.put(stack, json={"always_on": True, "entries": [{"name": "zorp"}]})
+    tab.row("zorp", "Always on").wait_for(timeout=LONG)
+    tab.page.route("**/remora/v1/state", lambda route: route.abort())  # nothing tells the page
+    theirs = httpx.put(stack, json={"always_on": True, "entries": [{"name": "stripes"}, {"name": "zorp"}]}).json()
+    tab.strength("zorp").fill("0.5")
+    notice = tab.root.get_by_role("alert").filter(has_text="your change is not saved")
+    notice.wait_for(timeout=LONG)
+    tab.row("stripes", "Always on").wait_for()
+    assert kept(served) == theirs
+    if mine:
+        notice.get_by_role("button", name="Save my change in place of the other one").click()
+        tab.saved()
+        assert [(one["name"], one["unet"]) for one in kept(served)["entries"]] == [("zorp", 0.5)]
+        tab.row("stripes", "Always on").wait_for(state="detached")
+    else:
+        notice.get_by_role("button", name="Forget my change").click()
+        tab.page.wait_for_timeout(400)
+        assert kept(served) == theirs
+    notice.wait_for(state="detached")
+
+
+def test_notes_that_another_page_changed_meanwhile_are_not_written_over(tab: Tab, served: Served, copy: Path) -> None:
+    tab.button("About copied").click(timeout=LONG)
+    dialog = tab.page.get_by_role("dialog", name="copied")
+    dialog.get_by_label("Notes").fill("mine")
+    lora = f"{served.url}/remora/v1/lora"
+    httpx.patch(lora, params={"name": "copied"}, json={"notes": "theirs", "tags": ["a"]}).raise_for_status()
+    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("alert").get_by_text("notes is “theirs” there").wait_for()
+    told = httpx.get(lora, params={"name": "copied"}).json()
+    assert (told["notes"], told["tags"]) == ("theirs", ["a"])
+    assert dialog.get_by_label("Notes").input_value() == "mine"
+    assert dialog.get_by_label("Tags").input_value() == "a"
+    httpx.patch(lora, params={"name": "copied"}, json={"words": "of theirs"}).raise_for_status()  # that is no conflict
+    dialog.get_by_role("button", name="Save").click()
+    dialog.wait_for(state="hidden")
+    told = httpx.get(lora, params={"name": "copied"}).json()
+    assert (told["notes"], told["tags"], told["words"]) == ("mine", ["a"], "of theirs")
+
+
+def test_a_preset_that_another_page_made_meanwhile_is_not_written_over(tab: Tab, served: Served) -> None:
+    preset = f"{served.url}/remora/v1/preset"
+    tab.write("a fox <lora:zorp:0.5>")
+    tab.pane("Stack")
+    tab.button("Presets").click()
+    dialog = tab.page.get_by_role("dialog", name="Presets")
+    dialog.get_by_text("No preset is kept yet.").wait_for()
+    httpx.put(preset, params={"name": "Theirs"}, json={"text": "<lora:night:1>"}).raise_for_status()
+    dialog.get_by_role("textbox", name="Name of the new preset").fill("Mine")
+    dialog.get_by_role("button", name="Save").click()  # of another name: both are kept
+    dialog.get_by_text("Mine", exact=True).wait_for()
+    dialog.get_by_text("Theirs", exact=True).wait_for()
+    httpx.put(preset, params={"name": "Same"}, json={"text": "<lora:night:1>"}).raise_for_status()
+    dialog.get_by_role("textbox", name="Name of the new preset").fill("Same")
+    dialog.get_by_role("button", name="Save").click()
+    dialog.get_by_role("alert").get_by_text("was changed on another page or by another program").wait_for()
+    dialog.get_by_text("Same", exact=True).wait_for()
+    assert "night" in httpx.get(preset, params={"name": "Same"}).text
+    dialog.get_by_role("button", name="Save").click()  # now that the user has seen it
+    dialog.get_by_text("<lora:zorp:0.5>").nth(1).wait_for()
+    assert "zorp" in httpx.get(preset, params={"name": "Same"}).text
+
+
 # --- presets ---
 
 
