@@ -17,8 +17,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written; what was there stays.
     """
-    # half a character, which a file of others may hold, is written as JSON writes it
-    write_bytes(path, text.encode("utf-8", "backslashreplace"))
+    write_bytes(path, text.encode("utf-8", "replace"))
 
 
 def write_bytes(path: Path, content: bytes, *, lasting: bool = True) -> None:
