@@ -3,7 +3,7 @@
     <lora:name>   <lora:name:0.8>   <lora:name:0.5:1.0>   <lora:name:te=0.4:unet=0.9:dyn=16>   <lyco:name:0.8>
     <lora:name:1:high>   <lora:name:1:in=0.2:mid=1:out=0.8>   <lora:name:1:module=transformer_2>
     <lora:name:0@0,1@0.3,0@1:hr=0.6>   <lora:name:1@14,0@1:by=sigma:curve=cosine>
-    <lora:name:1:lbw=OUTALL:lbwe=ATTNDEEPON:step=2-12>   <lora:name:1:0,0,0,1,…>   <lora:name:1:ROUT:0.7>
+    <lora:name:1:lbw=OUTALL:lbwe=ATTNDEEPON:step=2-12>   <lora:name:1:0,0,0,1,…>   <lora:name:1:OUTALL:0.7>
     <lora:name:1:sigma=14-1:pass=base,hires:half=pos:rows=1,3>   <lora:name:1:mask=left:feather=0.1>
 
 The first number is the multiplier of the text encoders, the second that of the unet (as the first, where missing), the

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -13,9 +15,10 @@ from extension.known import Known
 from extension.prompt import PromptError, format_tag, parse, parse_arguments
 from extension.regions import NAMED, NO_MASK, Mask, read_mask
 from extension.tag import PASSES, Tag
-from lib_lora import Curve, Element, Entry, Halves, LoraError, Shape, Strength, Unit, Window
+from lib_lora import Curve, Element, Entry, Halves, LoraError, Region, Shape, Strength, Unit, Window
 from tests.selection import examples
 
+ROOT = Path(__file__).resolve().parents[2]
 FUZZ = settings(max_examples=int(os.environ.get("REMORA_EXAMPLES") or examples(1000)), deadline=None)
 """100,000 in the long run."""
 
@@ -371,3 +374,17 @@ def test_any_text_is_read_or_refused_at_a_place_inside_it(prompt: str) -> None:
         assert error.text.removesuffix("...") in prompt
     assert len(text) <= len(prompt)
     assert set(text) <= set(prompt)
+
+
+DOCUMENTED = [
+    tag
+    for line in (ROOT / "docs" / "strength.md").read_text("utf-8").splitlines()
+    for tag in re.findall(r"<(?:lora|lyco):[^<>`…]*>", line)
+]
+
+
+@pytest.mark.parametrize("example", DOCUMENTED)
+def test_what_the_documentation_writes_is_read(example: str) -> None:
+    own = Known(regions={"face": Region.rectangle(0, 0, 0.5, 0.5)})
+    (tag,) = parse(example, own).tags
+    assert tag.name == "name"
