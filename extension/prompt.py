@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, TypeVar, get_args
 
-from lib_lora import Amount, Curve, LoraError, Shape, Unit, Window
+from lib_lora import Amount, Curve, Element, LoraError, Shape, Unit, Window
 
 from .block_weights import NUMBER, Blocks, BlockWeightsError, is_list, known, read_list
 from .known import BUILT_IN, Known
@@ -36,12 +36,15 @@ KINDS = ("lora", "lyco", "loractl")
 
 _TAG = re.compile(rf"<({'|'.join(KINDS)}):([^<>]*)(>?)", re.IGNORECASE)
 _NUMBER = re.compile(NUMBER)
-_RANGE = re.compile(r"\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)?\s*-\s*(\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+)?\s*")
+_END = NUMBER.removeprefix("[+-]?")
+RANGE = re.compile(rf"\s*(?=.*[0-9])({_END}|)\s*-\s*({_END}|)\s*", re.DOTALL)
+"""`a-b`, of which one may be empty."""
+_MODULE = re.compile(r"[A-Za-z0-9_]+")
 _FORM = "<lora:name:text-encoder multiplier:unet multiplier:rank>, as in <lora:name:0.8>"
 _MOST_POINTS = 1000
 _MOST_RANKS = 999_999
-_MOST_IMAGES = 1000
-_MOST_PARTS = 1000
+_MOST_IMAGES = 999
+_MOST_PARTS = 999
 _SETTINGS = (
     *("te", "unet", "dyn", "hr", "hrte", "hrunet", *SIDES, "module"),
     *("lbw", "w", "lbwe", "x", "start", "stop", "step", "sigma", "by", "curve", "pass", "half", "rows"),
@@ -60,10 +63,15 @@ class PromptError(LoraError, ValueError):
     """
 
     def __init__(self, text: str, position: int, reason: str) -> None:
-        super().__init__(f"{text!r}, at character {position + 1} of the prompt: {reason}; expected {_FORM}")
+        super().__init__(f"{_shown(text)!r}, at character {position + 1} of the prompt: {reason}; expected {_FORM}")
         self.text = text
         self.position = position
         self.reason = reason
+
+    @property
+    def arguments(self) -> str:
+        """What stands between `<lora:` and `>`."""
+        return self.text.partition(":")[2].removesuffix(">")
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,7 @@ def parse(prompt: str, names: Known = BUILT_IN) -> Parsed:
     tags = []
     for match in _TAG.finditer(prompt):
         if not match[3]:
-            raise PromptError(_shown(match[0]), match.start(), "the tag is not closed, '>' is missing")
+            raise PromptError(match[0], match.start(), "the tag is not closed, '>' is missing")
         tags.append(_Reader(match[0], match[2], match.start(2), 1.0, names).tag())
     return Parsed(_TAG.sub("", prompt), tuple(tags))
 
@@ -194,6 +202,8 @@ class _Reader:
             raise PromptError(text, start, "the name is missing")
         self._fields: dict[str, _Field] = {}
         self._noise: set[str] = set()
+        self._overruled: list[tuple[str, _Field]] = []
+        """By their place, while a named field says the same."""
         self._sort(rest)
         self._by, self._shape = self._one_of("by", get_args(Unit)), self._one_of("curve", get_args(Shape))
 
@@ -223,6 +233,7 @@ class _Reader:
             self._read("rows", self._to_rows, frozenset()),
             self._mask(),
         )
+        self._check_overruled()
         for name, value in (("by", self._by), ("curve", self._shape)):
             if value and tag.curve is None:
                 self._fail(self._fields[name], f"'{name}' says how points are meant, and there are none, as 0@0,1@0.5")
@@ -244,7 +255,10 @@ class _Reader:
             else:
                 positional.append(field)
         for name, field in self._by_place(positional):
-            self._fields.setdefault(name, field)  # a named one beats it
+            if name in self._fields:  # a named one beats it
+                self._overruled.append((name, field))
+            else:
+                self._fields[name] = field
 
     def _take(self, name: str, value: _Field, field: _Field) -> None:
         if name in self._fields:
@@ -265,6 +279,21 @@ class _Reader:
         return "@" in field.value or "~" in field.value or (_NUMBER.fullmatch(field.text) is not None)
 
     # --- values ---
+
+    def _check_overruled(self) -> None:
+        """Refuse what cannot be read also where it counts for nothing: the user meant something by it."""
+        for name, field in self._overruled:
+            match name:
+                case "te" | "unet":
+                    self._to_amount(field)
+                case "dyn":
+                    self._to_rank(field)
+                case "x":
+                    self._to_number(field)
+                case "lbw":
+                    self._values(field)
+                case "lbwe":
+                    self._rules(field)
 
     def _read(self, name: str, to: Callable[[_Field], _T], default: Any) -> _T:
         found: _T = to(self._fields[name]) if name in self._fields else default
@@ -299,13 +328,13 @@ class _Reader:
         return self._to_count(field, _MOST_RANKS, "is not a rank (a whole number from 1)")
 
     def _to_count(self, field: _Field, most: int, reason: str) -> int:
-        written = field.text
-        if not (written.isascii() and written.isdigit() and len(written) < 10 and 0 < int(written) <= most):
+        written = field.text.lstrip("0")
+        if not (written.isascii() and written.isdigit() and len(written) < 10 and int(written) <= most):
             self._fail(field, f"{field.value!r} {reason}")
         return int(written)
 
     def _to_module(self, field: _Field) -> str:
-        if not re.fullmatch(r"\w+", field.text):
+        if not _MODULE.fullmatch(field.text):
             self._fail(field, f"{field.value!r} is no part of a model, as unet, transformer_2 or text_encoder")
         return field.text.lower()
 
@@ -338,9 +367,11 @@ class _Reader:
             blocks = replace(blocks, written=self._fields["lbw"].text, values=self._values(self._fields["lbw"]))
         if "lbwe" in self._fields:
             field = self._fields["lbwe"]
-            elements = self._preset(field, self._names.blocks.elements, "presets of rules")
-            blocks = replace(blocks, rules=field.text, elements=elements)
+            blocks = replace(blocks, rules=field.text, elements=self._rules(field))
         return blocks
+
+    def _rules(self, field: _Field) -> tuple[Element, ...]:
+        return self._preset(field, self._names.blocks.elements, "presets of rules")
 
     def _values(self, field: _Field) -> tuple[float | str, ...]:
         if field.text in self._names.blocks.lists or not is_list(field.text):
@@ -387,10 +418,10 @@ class _Reader:
         return Window(start, stop, high, low)
 
     def _range(self, field: _Field, example: str) -> tuple[float | None, float | None]:
-        match = _RANGE.fullmatch(field.value)
-        if match is None or not (match[1] or match[2]):
+        match = RANGE.fullmatch(field.value)
+        if match is None:
             self._fail(field, f"{field.value!r} is no range, as {example}")
-        found = [None if one is None else float(one) for one in (match[1], match[2])]
+        found = [float(one) if one else None for one in (match[1], match[2])]
         if any(one is not None and not math.isfinite(one) for one in found):
             self._fail(field, f"{field.value!r} is no range, as {example}")
         return found[0], found[1]

@@ -9,13 +9,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from .prompt import KINDS, PromptError, number, parse_arguments
+from .block_weights import NUMBER
+from .prompt import KINDS, RANGE, PromptError, number, parse_arguments
 
 _WHOLE = re.compile(rf"<({'|'.join(KINDS)}):([^<>]*)>", re.IGNORECASE)
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(NUMBER)
 _POINT = re.compile(rf"\s*(?P<value>{_NUMBER.pattern})\s*(?P<place>[@~]\s*{_NUMBER.pattern}\s*)?")
-_END = r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|)"
-_RANGE = re.compile(rf"\s*(?=.*\d){_END}\s*-\s*{_END}\s*")
 _FLAGS = ("high", "low")
 _ALIASES = {"w": "lbw"}
 
@@ -94,7 +93,7 @@ def set_field(arguments: str, key: str, value: str) -> str:
     """
     name, fields = _taken_apart(arguments)
     key = _ALIASES.get(key, key)
-    steps = next((one for one in fields if one.key == "step" and _RANGE.fullmatch(one.value)), None)
+    steps = next((one for one in fields if one.key == "step" and RANGE.fullmatch(one.value)), None)
     if steps is not None and key in ("start", "stop"):
         return _joined(name, _with_steps(fields, steps, key, value))
     own = _find(fields, key)
@@ -192,7 +191,7 @@ def _without(fields: Sequence[_Field], key: str) -> list[_Field]:
 
 
 def _with_steps(fields: list[_Field], steps: _Field, key: str, value: str) -> list[_Field]:
-    match = _RANGE.fullmatch(steps.value)
+    match = RANGE.fullmatch(steps.value)
     assert match is not None
     ends = {"start": match[1], "stop": match[2], key: value}
     if ends["start"] and ends["stop"]:

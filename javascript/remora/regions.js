@@ -17,7 +17,7 @@ import {written} from "./curve.js";
 export const SIDE = 64; // cells along each edge
 const EDGE = String.raw`\s*(?:\d+\.?\d*|\.\d+)\s*`;
 const EDGES = new RegExp(`^${EDGE}(?:,${EDGE}){3}$`);
-const NAME = /^\p{L}[\p{L}\p{N}_ \-.()]*$/u;
+const NAME = /^\p{L}(?:[\p{L}\p{N}_ \-.()]*[\p{L}\p{N}_)])?$/u; // no file is called so that ends in a dot or a blank
 const MAX_NAME = 60;
 
 /**
@@ -62,8 +62,8 @@ export function maskProblem(text, names) {
  */
 export function nameProblem(name, taken) {
     if (!name) return "Give the region a name.";
-    if (name.length > MAX_NAME || !NAME.test(name))
-        return "A name is letters, digits, spaces and - . _ ( ), a letter first.";
+    if ([...name].length > MAX_NAME || !NAME.test(name))
+        return "A name is letters, digits, spaces and - . _ ( ), a letter first, and a letter, a digit, _ or ) last.";
     return taken.includes(name) ? `“${name}” comes along; take another name.` : "";
 }
 
@@ -130,7 +130,7 @@ export function feathered(weights, width) {
  */
 export function weightsOf(text, feather, known) {
     const parts = readMask(text).map(({name, edges, inverted: other}) => {
-        const own = edges ? rectangle(edges) : known[name];
+        const own = edges ? rectangle(edges) : Object.hasOwn(known, name) ? known[name] : undefined;
         return own && other ? inverted(own) : own;
     });
     return parts.every((part) => part !== undefined) ? feathered(parts.reduce(joined), feather) : null;

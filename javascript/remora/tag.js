@@ -34,8 +34,7 @@ import {NUMBER, readAmount, SHAPES, written} from "./curve.js";
  */
 
 const FLAGS = ["high", "low"];
-/** @type {{[key: string]: string}} */
-const ALIASES = {w: "lbw"};
+const ALIASES = new Map([["w", "lbw"]]);
 export const PASSES = ["base", "hires", "refiner", "detailer"];
 const AMOUNTS = ["te", "unet", "hr", "hrte", "hrunet", "in", "mid", "out"];
 
@@ -52,11 +51,20 @@ const isNumber = (text) => (NUMBER.test(text) && Number.isFinite(Number(text)) ?
 const isPlace = (text) => isNumber(text) || (Number(text) < 0 ? `“${text}” is below 0` : "");
 /** @type {Check} */
 const isText = (text) => (text ? "" : "a name is missing");
+/** @type {Check} */
+const isModule = (text) =>
+    isText(text)
+    || (/^\w+$/.test(text) ? "" : `“${text}” is no part of a model, as unet, transformer_2 or text_encoder`);
 /** @type {(...words: string[]) => Check} */
 const isOneOf =
     (...words) =>
     (text) =>
         words.includes(text.toLowerCase()) ? "" : `“${text}” is none of ${words.join(", ")}`;
+/** @type {(digits: number, otherwise: string) => Check} */
+const isCount = (digits, otherwise) => {
+    const count = new RegExp(`^0*[1-9]\\d{0,${digits - 1}}$`);
+    return (text) => (count.test(text) ? "" : `“${text}” ${otherwise}`);
+};
 /** @type {Check} */
 const isRange = (text) => (rangeOf(text) ? "" : `“${text}” is no range; write one as 2-10`);
 /** @type {(check: Check, between: RegExp) => Check} */
@@ -67,36 +75,35 @@ const each = (check, between) => (text) =>
         .find(Boolean) ?? "";
 
 /**
- * The check of each field.
- * @type {{[key: string]: Check}}
+ * The check of each field. A tag may hold any key, so this is no plain object: that has `constructor` and others.
+ * @type {Map<string, Check>}
  */
-const CHECKS = {
-    ...Object.fromEntries(AMOUNTS.map((key) => [key, isAmount])),
-    dyn: (text) =>
-        /^\d{1,6}$/.test(text) && Number(text) > 0 ? "" : `“${text}” is not a rank (a whole number from 1)`,
-    lbw: isText,
-    lbwe: isText,
-    x: isNumber,
-    module: isText,
-    start: isPlace,
-    stop: isPlace,
-    step: isRange,
-    sigma: isRange,
-    by: isOneOf("step", "sigma", "timestep"),
-    curve: isOneOf(...SHAPES),
-    half: isOneOf("pos", "neg"),
-    pass: each(isOneOf(...PASSES), /[,+]/),
-    mask: isText,
-    part: (text) =>
-        /^0*[1-9]\d{0,2}$/.test(text) ? "" : `“${text}” is no part of a prompt; those between AND are numbered from 1`,
-    feather: (text) =>
-        isNumber(text)
-        || (Number(text) < 0 || Number(text) > 1 ? `${text} is no part of the picture; it is from 0 to 1` : ""),
-    rows: each(
-        (text) => (/^0*[1-9]\d{0,2}$/.test(text) ? "" : `“${text}” is no image of a batch; they are numbered from 1`),
-        /[,+]/,
-    ),
-};
+const CHECKS = new Map([
+    ...AMOUNTS.map((key) => /** @type {[string, Check]} */ ([key, isAmount])),
+    ...Object.entries({
+        dyn: isCount(6, "is not a rank (a whole number from 1)"),
+        lbw: isText,
+        lbwe: isText,
+        x: isNumber,
+        module: isModule,
+        start: isPlace,
+        stop: isPlace,
+        step: isRange,
+        sigma: isRange,
+        by: isOneOf("step", "sigma", "timestep"),
+        curve: isOneOf(...SHAPES),
+        half: isOneOf("pos", "neg"),
+        pass: each(isOneOf(...PASSES), /[,+]/),
+        mask: isText,
+        part: isCount(3, "is no part of a prompt; those between AND are numbered from 1"),
+        feather: /** @type {Check} */ (
+            (text) =>
+                isNumber(text)
+                || (Number(text) < 0 || Number(text) > 1 ? `${text} is no part of the picture; it is from 0 to 1` : "")
+        ),
+        rows: each(isCount(3, "is no image of a batch; they are numbered from 1"), /[,+]/),
+    }),
+]);
 
 /**
  * Return the ends of `a-b`, as text, of which one may be empty; null where the text is no range.
@@ -105,7 +112,8 @@ const CHECKS = {
  */
 export function rangeOf(text) {
     const ends = text.match(/^\s*([\d.]*(?:e[+-]?\d+)?)\s*-\s*([\d.]*(?:e[+-]?\d+)?)\s*$/i)?.slice(1);
-    return ends?.some(Boolean) && ends.every((end) => !end || NUMBER.test(end)) ? [ends[0], ends[1]] : null;
+    const good = (/** @type {string} */ end) => !end || (NUMBER.test(end) && Number.isFinite(Number(end)));
+    return ends?.some(Boolean) && ends.every(good) ? [ends[0], ends[1]] : null;
 }
 
 /**
@@ -119,7 +127,7 @@ function takeApart(body) {
         const flag = text.trim().toLowerCase();
         if (at < 0) return {key: FLAGS.includes(flag) ? flag : "", head: "", value: text, named: FLAGS.includes(flag)};
         const key = text.slice(0, at).trim();
-        return {key: ALIASES[key] ?? key, head: text.slice(0, at + 1), value: text.slice(at + 1), named: true};
+        return {key: ALIASES.get(key) ?? key, head: text.slice(0, at + 1), value: text.slice(at + 1), named: true};
     });
     const placed = fields.filter((field) => !field.named);
     placedKeys(placed.map((field) => field.value)).forEach((key, at) => {
@@ -158,12 +166,7 @@ const withKey = (field) =>
  */
 export function readBody(body, standard = 1) {
     const {name, fields} = takeApart(body);
-    /** @type {Values} */
-    const values = {};
-    // named ones last: they beat those by place
-    for (const field of [...fields.filter((one) => !one.named), ...fields.filter((one) => one.named && one.head)]) {
-        values[field.key] = field.value.trim();
-    }
+    const values = valuesOf(fields);
     const te = readAmount(values.te ?? written(standard)) ?? {value: standard, curve: null};
     const unet = values.unet !== undefined ? (readAmount(values.unet) ?? {value: standard, curve: null}) : te;
     const teText = te.curve ? String(values.te) : written(te.value);
@@ -181,6 +184,16 @@ export function readBody(body, standard = 1) {
     };
 }
 
+/**
+ * Return the texts of the known fields that count: one with a key beats one by its place.
+ * @param {Field[]} fields
+ * @returns {Values}
+ */
+function valuesOf(fields) {
+    const counting = [...fields.filter((one) => !one.named), ...fields.filter((one) => one.named && one.head)];
+    return Object.fromEntries(counting.filter(({key}) => CHECKS.has(key)).map(({key, value}) => [key, value.trim()]));
+}
+
 /** @type {(name: string, fields: Field[]) => string} */
 function problemOf(name, fields) {
     if (!name.trim()) return "the name is missing";
@@ -188,11 +201,11 @@ function problemOf(name, fields) {
     for (const {key, head, value, named} of fields) {
         if (!named && !key) return `a fourth number, “${value}”`;
         if (!head && named) continue; // a flag
-        if (!(key in CHECKS))
-            return `“${key}” is no setting of a LoRA tag; the settings are ${Object.keys(CHECKS).join(", ")}`;
+        const check = CHECKS.get(key);
+        if (!check) return `“${key}” is no setting of a LoRA tag; the settings are ${[...CHECKS.keys()].join(", ")}`;
         if (named && seen.has(key)) return `“${key}” is set twice`;
         if (named) seen.add(key);
-        const problem = CHECKS[key](value.trim());
+        const problem = check(value.trim());
         if (problem) return problem;
     }
     const fading = fields.find(({key}) => ["feather", "part"].includes(key));
@@ -203,7 +216,10 @@ function problemOf(name, fields) {
 }
 
 /** @param {Field[]} fields */
-const hasCurve = (fields) => fields.some(({key, value}) => AMOUNTS.includes(key) && readAmount(value.trim())?.curve);
+const hasCurve = (fields) => {
+    const values = valuesOf(fields);
+    return AMOUNTS.some((key) => readAmount(values[key] ?? "")?.curve);
+};
 
 /**
  * Take `by` and `curve` out of a body that has no points.
@@ -253,7 +269,7 @@ export function setMultipliers(body, te, unet) {
  */
 export function setField(body, key, value) {
     const {name, fields} = takeApart(body);
-    const wanted = ALIASES[key] ?? key;
+    const wanted = ALIASES.get(key) ?? key;
     const steps = fields.find((field) => field.key === "step" && rangeOf(field.value));
     if (steps && (wanted === "start" || wanted === "stop"))
         return joined(name, withSteps(fields, steps, wanted, value));

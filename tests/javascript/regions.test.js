@@ -87,12 +87,14 @@ test("the problem of a text is one sentence", () => {
 });
 
 test("the problem of a name is one sentence", () => {
-    const letters = "A name is letters, digits, spaces and - . _ ( ), a letter first.";
+    const letters =
+        "A name is letters, digits, spaces and - . _ ( ), a letter first, and a letter, a digit, _ or ) last.";
     assert.equal(nameProblem("", []), "Give the region a name.");
     assert.equal(nameProblem("1a", []), letters);
     assert.equal(nameProblem("a,b", []), letters);
     assert.equal(nameProblem("x".repeat(61), []), letters);
     assert.equal(nameProblem("x".repeat(60), []), "");
+    assert.equal(nameProblem("𝒳".repeat(60), []), ""); // counted as the server does
     assert.equal(nameProblem("left", ["left"]), "“left” comes along; take another name.");
     assert.equal(nameProblem("left", []), "");
 });
@@ -136,6 +138,7 @@ test("a text that cannot be read has no weights", () => {
     assert.equal(weightsOf("left+nose", 0, KNOWN), null);
     assert.equal(weightsOf("!nose", 0, KNOWN), null);
     assert.equal(weightsOf("", 0, KNOWN), null);
+    assert.equal(weightsOf("!constructor", 0, KNOWN), null);
 });
 
 test("a brush paints a round, soft by a cell", () => {

@@ -35,7 +35,10 @@ export function Outcome({lora}) {
  * @param {string[]} keys
  */
 function keysOf(lora, keys) {
-    const shown = keys.slice(0, KEYS_SHOWN).map((key) => (lora.details[key] ? `${key} (${lora.details[key]})` : key));
+    // keys are the file's own: one may be called `constructor`
+    const shown = keys
+        .slice(0, KEYS_SHOWN)
+        .map((key) => (Object.hasOwn(lora.details, key) ? `${key} (${lora.details[key]})` : key));
     return shown.join(", ") + (keys.length > KEYS_SHOWN ? ` … and ${keys.length - KEYS_SHOWN} more` : "");
 }
 

@@ -5,8 +5,10 @@
 import {readAmount} from "../curve.js";
 import {PASSES, rangeOf} from "../tag.js";
 
-/** @type {{[half: string]: string}} */
-const HALVES = {pos: "positive prompt only", neg: "negative prompt only"};
+const HALVES = new Map([
+    ["pos", "positive prompt only"],
+    ["neg", "negative prompt only"],
+]);
 /** @type {{[key: string]: string}} */
 const AMOUNTS = {hr: "hires", hrte: "hires text", hrunet: "hires UNet", in: "in", mid: "mid", out: "out"};
 
@@ -27,7 +29,7 @@ export function summary({values, flags, teCurve, unetCurve}) {
         values.sigma && `sigma ${values.sigma}`,
         passes(values.pass),
         values.mask && `region ${values.mask}`,
-        HALVES[values.half?.toLowerCase() ?? ""],
+        HALVES.get(values.half?.toLowerCase() ?? ""),
         values.rows && `images ${values.rows}`,
         values.module && `module ${values.module}`,
         values.dyn && `rank ${values.dyn}`,
