@@ -196,7 +196,9 @@ class Index:
                 self._take(_read(self._path))
         except (sqlite3.Error, OSError) as error:
             if not _is_damaged(error):
-                self._complain(f"{self._path} cannot be read now ({error}), so all LoRA files are read again")
+                self._complain(
+                    f"{self._path} cannot be read now ({error}), so the LoRA files are read again; it is tried again"
+                )
                 return
             if not self._begin_anew():
                 return
