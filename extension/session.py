@@ -78,8 +78,10 @@ class Activation:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each LoRA in force that was made for another family of models."""
-        return tuple(f"{one.name}: {one.report.warning}" for one in self.active if one.report.warning)
+        """One sentence for each LoRA in force whose effect is doubtful, and one on layers that are never called."""
+        found = [f"{one.name}: {one.report.warning}" for one in self.active if one.report.warning]
+        found += [f"{self.active[i].name} has no effect: {why}" for i, why in sorted(self.report.idle.items())]
+        return (*found, *([self.report.silence] if self.report.silence else []))
 
     @property
     def text_key(self) -> Hashable:
@@ -249,7 +251,13 @@ class Session:
         """Switch all LoRAs off; the model is as it was without any."""
         self._batch = None
         if self._engine is not None and self._engine.stack.entries:
-            self.last = replace(self.last, report=self._engine.report)  # on merging it may be decided on the way
+            # on merging it may be decided on the way, and only then it is known which layers are called
+            report = self._engine.report
+            self.last = replace(self.last, report=report)
+            if any(not one.expected for one in report.uncalled):
+                self._say(report.silence, logging.WARNING)
+            for number, why in report.idle.items():
+                self._say(f"{self.last.active[number].name} had no effect: {why}", logging.WARNING)
         try:
             self.host.use_embeddings({})
         finally:

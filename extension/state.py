@@ -40,7 +40,8 @@ def state_of(session: Session) -> dict[str, Any]:
     names = names_of(session)
     always = set(last.always.values())
     if failed is None:
-        loras = [_active(one, names, one.file in always) for one in last.active]
+        idle = last.report.idle
+        loras = [_active(one, names, one.file in always, idle.get(i, "")) for i, one in enumerate(last.active)]
         loras += [_left_out(one) for one in last.left_out]
     else:
         loras = [_left_out(failed)] if failed.name else []
@@ -57,7 +58,9 @@ def state_of(session: Session) -> dict[str, Any]:
         "loras": loras,
         "merged": last.report.merged if ran else 0,
         "live": dict(last.report.live) if ran else {},
-        "notes": list(last.notes) if failed is None else [failed.reason],
+        "notes": [*last.notes, *([last.report.silence] if last.report.silence else [])]
+        if failed is None
+        else [failed.reason],
         "conflicts": list(session.host.conflicts()),
         "catalog": {
             "revision": session.catalog.index.revision,
@@ -73,15 +76,16 @@ def names_of(session: Session) -> Mapping[CatalogFile, str]:
     return {file: session.catalog.name_of(file) for file in session.catalog.files}
 
 
-def _active(active: Active, names: Mapping[CatalogFile, str], always_on: bool) -> dict[str, Any]:
+def _active(active: Active, names: Mapping[CatalogFile, str], always_on: bool, idle: str) -> dict[str, Any]:
+    """Tell of one LoRA in force; `idle` says why it has no effect."""
     report = active.report
-    whole = not report.unused and report.hit == report.layers
+    whole = not report.unused and report.hit == report.layers and not idle
     state: State = "applied" if whole else "partly"
     return {
         "name": names.get(active.file, active.name),
         "asked": active.name,
         "state": state,
-        "reason": "" if whole else _why_partly(report),
+        "reason": "" if whole else _why_partly(report, idle),
         "hit": report.hit,
         "layers": report.layers,
         **{name: value for name, value in report.to_json().items() if name in _OF_FILE},
@@ -105,7 +109,8 @@ def _left_out(skipped: Skipped) -> dict[str, Any]:
     }
 
 
-def _why_partly(report: NetworkReport) -> str:
+def _why_partly(report: NetworkReport, idle: str) -> str:
+    none = [f"it has no effect: {idle}"] if idle else []
     missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers fit this model"]
     unused = [f"{len(report.unused)} keys unused: {report.why()}"] if report.unused else []
-    return "; ".join([*missed, *unused])
+    return "; ".join([*none, *missed, *unused])

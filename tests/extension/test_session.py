@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,9 +15,12 @@ from torch import Tensor, nn
 
 from extension.catalog import CatalogError
 from extension.hosts.standalone import StandaloneHost
+from extension.options import TABLE
+from extension.prompt import parse_arguments
 from extension.request import Memory, Settings
 from extension.session import Session
 from extension.standalone.demo import Demo
+from extension.state import state_of
 from extension.tag import Tag
 from lib_lora import ActivationError, Engine, LoraError, PickleError, Reading
 from lib_lora.rates import RateBook, Rates
@@ -474,3 +478,37 @@ def test_what_a_generation_failed_for_is_known_until_the_next(setup: Setup) -> N
     assert (failed.name, failed.missing, failed.always_on) == ("nowhere", True, False)
     setup.session.begin([])
     assert setup.session.failed is None
+
+
+def state_of_session(setup: Setup) -> dict[str, Any]:
+    setup.host.add_options(TABLE)
+    return state_of(setup.session)
+
+
+def test_a_lora_whose_strength_names_another_component_is_said_to_have_no_effect(setup: Setup) -> None:
+    setup.save("encoder only")
+    tag = parse_arguments("encoder only:1:module=unet")
+    activation = setup.session.begin([tag])
+    why = "its strength is 0 for all layers that it changes, which are in text_encoder"
+    assert activation.warnings == (f"encoder only has no effect: {why}",)
+    (told,) = state_of_session(setup)["loras"]
+    assert (told["state"], told["reason"]) == ("partly", f"it has no effect: {why}")
+
+
+def test_layers_that_are_never_called_are_told_when_the_generation_ends(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup.save("one")
+    (path,) = (name for name, _ in setup.encoder.named_modules() if name.endswith(PROJECTION))
+    layer = setup.encoder.get_submodule(path)
+    setup.session.begin([Tag("zorp", 0.8, 0.8)])
+    setup.output()
+    assert setup.session.last.warnings == ()
+    setup.session.begin([Tag("zorp", 0.8, 0.8), Tag("one", 1.0, 1.0)])
+    layer.forward = lambda x: torch.nn.functional.linear(x, layer.weight, layer.bias)  # as other code may
+    setup.output()
+    with caplog.at_level(logging.WARNING):
+        setup.session.end()
+    assert any(f"text_encoder.{path}" in record.message for record in caplog.records)
+    (sentence,) = (note for note in state_of_session(setup)["notes"] if "never called" in note)
+    assert "1 of " in sentence
