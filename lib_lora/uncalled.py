@@ -64,8 +64,8 @@ class _Teller:
         self._first: Slot | None = None
         for layer in layers.values():
             slot = patch.slot_of(layer)
-            if slot is not None:
-                slot.tell = self._hear
+            if slot is not None:  # perhaps of a plan before
+                slot.calls, slot.tell = 0, self._hear
 
     def _hear(self, slot: Slot) -> None:
         if self._first is None:
