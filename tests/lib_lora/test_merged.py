@@ -437,3 +437,21 @@ class TestDigest:
     def test_a_negated_weight_is_another_one(self):
         weight = torch.randn(64, 1024)
         assert digest(-weight) != digest(weight)
+
+
+@pytest.mark.parametrize("kind", ["pair", "dora", "bias"])
+def test_a_model_that_was_cast_meanwhile_has_what_it_would_have_without(tmp_path, kind):
+    model = nn.Sequential(nn.Linear(8, 8)).requires_grad_(False)
+    weight, bias = model[0].weight.clone(), model[0].bias.clone()
+    tensors = pair("lora_unet_0", (8, 8), 2, size=0.5)
+    if kind == "dora":
+        tensors["lora_unet_0.dora_scale"] = torch.rand(8, 1) + 1
+    if kind == "bias":
+        tensors["lora_unet_0.diff_b"] = torch.ones(8)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))], mode="merged"))
+    assert not torch.equal(model[0].weight, weight)
+    model.to(torch.bfloat16)
+    engine.deactivate()
+    assert torch.equal(model[0].weight, weight.bfloat16())
+    assert torch.equal(model[0].bias, bias.bfloat16())
