@@ -136,7 +136,7 @@ EXTENSION = {
     ),
     "compare": "generation hosts prompt_edit",
     "presets": "collection known prompt store",
-    "prompt_edit": "prompt",
+    "prompt_edit": "block_weights prompt",
     "state": "catalog hosts options session version",
     "xyz": "hosts options presets prompt prompt_edit regions session",
     "options": "hosts request session",
