@@ -61,7 +61,8 @@ class _Teller:
         self._layers: weakref.WeakValueDictionary[tuple[str, str], nn.Module] = weakref.WeakValueDictionary(
             dict(layers)
         )
-        self._first: Slot | None = None
+        # by reference only: the slots hold this, and a circle would keep their numbers until the collector comes
+        self._first: weakref.ref[Slot] | None = None
         for layer in layers.values():
             slot = patch.slot_of(layer)
             if slot is not None:  # perhaps of a plan before
@@ -69,8 +70,8 @@ class _Teller:
 
     def _hear(self, slot: Slot) -> None:
         if self._first is None:
-            self._first = slot
-        elif self._first is slot and slot.calls == 2:
+            self._first = weakref.ref(slot)
+        elif self._first() is slot and slot.calls == 2:
             component = self._component()
             layers = dict(self._layers)
             found = () if component is None else tuple(_of(self._name, component, layers))

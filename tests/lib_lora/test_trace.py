@@ -68,7 +68,7 @@ from lib_lora import Engine, Entry, Stack
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.first = nn.Linear(8, 8)
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
 model = Model()
 Engine({{"unet": model}}).activate(Stack([Entry(Path({str(path)!r}), 1.0)]))
 """
