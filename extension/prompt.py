@@ -62,8 +62,9 @@ class PromptError(LoraError, ValueError):
         reason: what is wrong there, without the place.
     """
 
-    def __init__(self, text: str, position: int, reason: str) -> None:
-        super().__init__(f"{_shown(text)!r}, at character {position + 1} of the prompt: {reason}; expected {_FORM}")
+    def __init__(self, text: str, position: int, reason: str, expected: str = _FORM) -> None:
+        wanted = f"; expected {expected}" if expected else ""
+        super().__init__(f"{_shown(text)!r}, at character {position + 1} of the prompt: {reason}{wanted}")
         self.text = text
         self.position = position
         self.reason = reason
@@ -175,6 +176,8 @@ class _Field:
     value: str
     place: int
     """Of its first character, in the prompt."""
+    named: bool = False
+    """Whether it is the value of a setting, as in `mask=left`, whose form the form of a tag does not tell."""
 
     @property
     def text(self) -> str:
@@ -185,7 +188,7 @@ class _Field:
         """Its parts between any of these characters."""
         parts, place = [], self.place
         for part in re.split(f"[{re.escape(marks)}]", self.value):
-            parts.append(_Field(part, place))
+            parts.append(_Field(part, place, self.named))
             place += len(part) + 1
         return parts
 
@@ -249,7 +252,7 @@ class _Reader:
             if equals:
                 if name not in _SETTINGS:
                     self._fail(field, f"{name!r} is no setting, the settings are {', '.join(_SETTINGS)}")
-                self._take("lbw" if name == "w" else name, _Field(value, field.place + len(key) + 1), field)
+                self._take("lbw" if name == "w" else name, _Field(value, field.place + len(key) + 1, True), field)
             elif name.lower() in EXPERTS:
                 self._noise.add(name.lower())
             else:
@@ -300,7 +303,7 @@ class _Reader:
         return found
 
     def _fail(self, field: _Field, reason: str) -> NoReturn:
-        raise PromptError(self._text, field.place, reason)
+        raise PromptError(self._text, field.place, reason, "" if field.named else _FORM)
 
     def _to_number(self, field: _Field) -> float:
         if not _NUMBER.fullmatch(field.text) or not math.isfinite(float(field.text)):
@@ -398,7 +401,7 @@ class _Reader:
         try:
             mask = read_mask(field.value, feather, self._names.regions)
         except RegionTextError as error:
-            raise PromptError(self._text, field.place + error.place, str(error)) from error
+            raise PromptError(self._text, field.place + error.place, str(error), "") from error
         return replace(mask, part=self._read("part", self._to_part, None))
 
     def _to_part(self, field: _Field) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, TypeAlias
 
 from lib_lora import Reading
@@ -69,6 +70,17 @@ class Request:
         """How many images may have LoRA of their own, where a tag names images."""
         named = self.at != "detailer" and any(tag.rows for tags in (*self.images, self.always) for tag in tags)
         return len(self.seeds) if named and len(self.images) == 1 and self.seeds else len(self.images)
+
+    def strays(self) -> dict[str, Tag]:
+        """Return why a tag has no effect -> the tag, for each that is for images which the batch does not have."""
+        if self.at == "detailer":  # its calls are not those of the batch
+            return {}
+        has = "1 image" if self.count == 1 else f"{self.count} images"
+        return {
+            f"{tag.name} has no effect: it is for rows={','.join(map(str, sorted(tag.rows)))}, the batch has {has}": tag
+            for tag in (*self.always, *chain.from_iterable(self.images))
+            if tag.rows and min(tag.rows) > self.count
+        }
 
     def of_all(self) -> list[Wished]:
         """What every image has besides."""

@@ -290,7 +290,9 @@ class Session:
         return served.keys() == present.keys() and all(served[name] is part for name, part in present.items())
 
     def _put_in_force(self, batch: Request) -> Activation:
-        left_out: list[Skipped] = []
+        left_out = [Skipped(tag.name, why, always_on=tag in batch.always) for why, tag in batch.strays().items()]
+        for one in left_out:
+            self._say(one.reason, logging.WARNING)
         skip_bad = batch.settings.skip_bad
         always = self._always(batch.of_all(), skip_bad, left_out)
         wishes = map(batch.of_image, range(batch.count))

@@ -495,6 +495,19 @@ def test_a_lora_whose_strength_names_another_component_is_said_to_have_no_effect
     assert (told["state"], told["reason"]) == ("partly", f"it has no effect: {why}")
 
 
+def test_a_lora_for_an_image_that_the_batch_does_not_have_is_said_to_have_no_effect(setup: Setup) -> None:
+    setup.save("one")
+    tags = [parse_arguments(written) for written in ("one:1:rows=9", "zorp:1:rows=2", "zorp:1:rows=3,9")]
+    why = "one has no effect: it is for rows=9, the batch has 4 images"
+    activation = setup.session.begin(tags, Settings(skip_bad=False), seeds=range(4))
+    assert activation.skipped == (why,)
+    assert [active.images for active in activation.active] == [(1, 2)]
+    assert [(told["name"], told["reason"]) for told in state_of_session(setup)["loras"] if told["reason"]] == [
+        ("one", why)
+    ]
+    assert setup.session.begin(tags[:1], always=tags[:1]).skipped == (why.replace("4 images", "1 image"),)
+
+
 def test_layers_that_are_never_called_are_told_when_the_generation_ends(
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
