@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .binding import Binding
 from .calls import Call, hook_of, listen
+from .compiler import uncompiled
 from .effective import EXACT
 from .errors import LoraError
 from .merged import Merged
@@ -184,6 +185,7 @@ class _Watch:
             chosen = {}
         exchange(chosen)
 
+    @uncompiled
     def _count(self, layer: nn.Module, _: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor):
             self._places[id(layer)] += output.numel() // self._choices[layer].outputs

@@ -241,6 +241,12 @@ class BlockWeights:
             if not math.isfinite(value):
                 raise StackError(f"a block weight must be a finite number, not {value!r}")
 
+    @property
+    def largest(self) -> float:
+        """The largest factor, without its sign; 1 where a block may have none."""
+        factors = [abs(one) for one in (*(self.values or (1.0,)), *(one.weight for one in self.elements))]
+        return max(factors)
+
     def weight(self, block: str, suits: Mapping[Element, bool], model: BlockNames) -> float:
         """The factor of one layer.
 

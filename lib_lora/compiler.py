@@ -53,6 +53,12 @@ def _disabled(function: Callable[P, R]) -> Callable[P, R]:
     return found
 
 
+def has_compiled() -> bool:
+    """Tell whether anything was compiled since the process began, or since `torch.compiler.reset`."""
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    return frames is not None and bool(getattr(frames, "FRAME_COUNTER", 1))
+
+
 def is_imported() -> bool:
     """Tell whether the compiler is there, so that something may be compiled."""
     return "torch._dynamo" in sys.modules

@@ -34,6 +34,11 @@ def role(component: str) -> str:
     return TEXT_ENCODER if component.startswith(TEXT_ENCODER) else component
 
 
+def is_denoiser(component: str) -> bool:
+    """Whether a component is called at each step, by its name."""
+    return component.startswith(("unet", "transformer", "prior"))
+
+
 def candidates(wanted: str | None, present: Sequence[str], experts: Sequence[str] = EXPERTS) -> list[tuple[str, ...]]:
     """The components a key may be for, the likeliest first; those of one tuple are meant together.
 

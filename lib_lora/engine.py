@@ -28,8 +28,9 @@ from .hearing import hear
 from .kernels import Chooser, Kernels, check_kernels
 from .layer import LayerIndex
 from .model import Model, check_components
-from .multiplier import Halves, Multiplier, PerImage
+from .multiplier import Halves, Multiplier, PerImage, largest
 from .network import Network
+from .outputs import Outputs
 from .parking import Parking
 from .plan import Plan, how, make_plan
 from .rates import RateBook
@@ -127,10 +128,13 @@ class Engine:
         self._carriers = Carriers()
         self._auto = Auto(RateBook(measure, rates))
         self._watch = Watch()
+        self._outputs = Outputs()
         self._model = Model({}, self._sources)
         self._stack = Stack()
         self._plan: Plan | None = None
-        self._finalizer = weakref.finalize(self, _clear, self._carriers, self._deaf, self._auto.stops)
+        self._finalizer = weakref.finalize(
+            self, _clear, self._carriers, self._deaf, self._auto.stops, self._outputs.stops
+        )
         self.components = dict(components)
 
     @property
@@ -162,23 +166,26 @@ class Engine:
         """What became of what is in force, by now: some is known only when the model has been called.
 
         In the mode `auto` it is decided while the model runs which layers are merged. Which layers are never called is
-        seen after the first call of their component.
+        seen after the first call of their component. Whether the output of a denoiser was finite is read off its
+        device, which waits for the calls so far.
         """
         with self._lock:
             plan = self._plan
             if plan is None:
                 return ActivationReport(())
-            return replace(plan.report, uncalled=self._watch.found(self.components, plan.places))
+            uncalled = self._watch.found(self.components, plan.places)
+            return replace(plan.report, uncalled=uncalled, too_strong=self._too_strong())
 
     @property
     def silent(self) -> frozenset[str]:
-        """The components with adapters of which no layer was called since these came.
+        """The denoisers that were called since their adapters came, while no layer of theirs with adapters was.
 
-        Where the model has computed meanwhile, it does so without its layers, as a compiled engine does. Components
-        that torch compiles are never among them.
+        Something else computes in place of their layers, such as a compiled engine. Components that torch compiles are
+        never among them.
         """
         with self._lock:
-            return frozenset() if self._plan is None else self._watch.silent(self.components, self._plan.places)
+            silent = () if self._plan is None else self._watch.silent(self.components, self._plan.places)
+            return frozenset(name for name in silent if self._outputs.calls(name))
 
     @property
     def embeddings(self) -> tuple[dict[str, dict[str, Tensor]], ...]:
@@ -226,6 +233,7 @@ class Engine:
             assert self._plan is not None
             self._rows.chosen = 0
             self._plan.strengths.show(0)
+            self._outputs.begin(self.components)
             choices = self._plan.choices.by_layer
             if choices:
                 self._auto.begin(choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
@@ -331,6 +339,7 @@ class Engine:
             try:
                 self._take_off()
             finally:
+                self._outputs.stop()
                 self._parking.clear()
                 if self._steady is not None:
                     self._steady.clear()
@@ -340,6 +349,7 @@ class Engine:
         room = self._parking.room_for(self._plan)
         self._stack, former, self._plan = Stack(), self._plan, None
         self._rows.chosen = 0
+        self._outputs.end()
         self._listen()
         if former is not None and room is not None:
             self._carriers.park(former.layers)
@@ -484,6 +494,17 @@ class Engine:
             self._rows.chosen = 0
         if before != (now, strengths.varying, strengths.by_noise, bool(strengths.regional)):
             self._listen(stack)
+
+    def _too_strong(self) -> dict[int, str]:
+        """The strongest entries in force, where the output of a denoiser was not finite, and since when it is not."""
+        strengths = [max(map(largest, entry.every)) for entry in self._stack]
+        most = max(strengths, default=0.0)
+        return {
+            i: f"the output of {name} is not finite from call {first} on, and no LoRA is stronger than its {most:g}"
+            for name, first in self._outputs.not_finite().items()
+            for i, one in enumerate(strengths)
+            if one == most
+        }
 
     def _listen(self, stack: Stack = _NOTHING) -> None:
         """Hear of model calls as long as something depends on their moment, their rows or what is where in them."""

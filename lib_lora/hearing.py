@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .calls import Call, listen
+from .components import is_denoiser
 from .errors import RegionError, RowsError
 from .families import is_image_first
 from .picture import Picture, patch_of
@@ -176,7 +177,7 @@ def hear(
         return
     turn = Turn()
     for name, component in components.items():
-        if name.startswith(("unet", "transformer", "prior")):
+        if is_denoiser(name):
             hearing = Hearing(
                 strengths,
                 rows,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ from typing import TypeAlias
 from .blocks import BlockWeights, Side
 from .errors import StackError
 from .region import Region
-from .schedule import ALWAYS, Curve, Moment, Window
+from .schedule import ALWAYS, MOST, Curve, Moment, Window
 
 Amount: TypeAlias = float | Curve
 """One number, or one that depends on the moment."""
@@ -120,6 +119,17 @@ def is_off(multiplier: Multiplier | Halves) -> bool:
     return not any(multiplier.values()) if isinstance(multiplier, Mapping) else multiplier == 0
 
 
+def largest(multiplier: Multiplier | Halves) -> float:
+    """Return the largest strength that it has anywhere at any moment, without its sign."""
+    if isinstance(multiplier, Halves):
+        return max(largest(multiplier.positive), largest(multiplier.negative))
+    if isinstance(multiplier, Strength):
+        points = [p for one in multiplier.amounts for p in (one.values if isinstance(one, Curve) else (one,))]
+        blocks = 1.0 if multiplier.blocks is None else multiplier.blocks.largest
+        return max(map(abs, points), default=0.0) * blocks
+    return max(map(abs, multiplier.values()), default=0.0) if isinstance(multiplier, Mapping) else abs(multiplier)
+
+
 def strength(multiplier: Multiplier, component: str) -> float:
     """What a multiplier means for one component, at the beginning, where no block has a weight of its own."""
     return at(multiplier, component, None, None)
@@ -219,6 +229,6 @@ def _named(of: Amount | Mapping[str, Amount], component: str) -> Amount:
 
 
 def _finite(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise StackError(f"{what} must be a finite number, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
+        raise StackError(f"{what} must be a finite number, of the range of float32, not {value!r}")
     return float(value)

@@ -244,13 +244,19 @@ class ActivationReport:
     idle: Mapping[int, str] = field(default_factory=dict)
     """Entries that have no effect, by their positions -> why."""
 
+    too_strong: Mapping[int, str] = field(default_factory=dict)
+    """The strongest entries, by their positions, where the output of a denoiser was not finite -> since which call."""
+
     def summary(self) -> str:
         """One line per entry, one on merging where that was asked for, and one on layers that are never called."""
-        lines = [
-            f"{entry.summary()}; it has no effect: {self.idle[i]}" if i in self.idle else entry.summary()
-            for i, entry in enumerate(self.entries)
-        ]
+        lines = [self._line(i, entry) for i, entry in enumerate(self.entries)]
         return "\n".join([*lines, *filter(None, [self.merging, self.silence])])
+
+    def _line(self, i: int, entry: NetworkReport) -> str:
+        found = entry.summary()
+        if i in self.idle:
+            found += f"; it has no effect: {self.idle[i]}"
+        return f"{found}; {self.too_strong[i]}" if i in self.too_strong else found
 
     @property
     def silence(self) -> str:

@@ -16,6 +16,9 @@ from typing import Literal, TypeAlias, get_args
 
 from .errors import MomentError, StackError
 
+MOST = (2 - 2**-23) * 2.0**127
+"""The largest number that float32 has; strengths are kept in it."""
+
 Unit = Literal["step", "sigma", "timestep"]
 Shape = Literal["linear", "step", "cosine"]
 
@@ -77,9 +80,14 @@ class Curve:
         return self.value(0.0 if self.unit == "step" else self.points[-1][0])
 
     @property
+    def values(self) -> tuple[float, ...]:
+        """Those of its points."""
+        return tuple(value for _, value in self.points)
+
+    @property
     def is_zero(self) -> bool:
         """Whether it is 0 throughout."""
-        return not any(value for _, value in self.points)
+        return not any(self.values)
 
     def at(self, moment: Moment) -> float:
         """The value at a moment.
@@ -226,6 +234,7 @@ _SIGMAS = _sigmas()
 
 
 def _pair(point: tuple[float, float]) -> tuple[float, float]:
-    if len(point) != 2 or not all(math.isfinite(number) for number in point):
-        raise StackError(f"a point of a schedule is a position and a value, both finite numbers, not {point!r}")
+    if len(point) != 2 or not all(abs(number) <= MOST for number in point):
+        text = "a position and a value, both finite numbers, of the range of float32"
+        raise StackError(f"a point of a schedule is {text}, not {point!r}")
     return float(point[0]), float(point[1])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Literal, get_args
 from .errors import StackError
 from .multiplier import Halves, Multiplier, PerImage, checked, of_half, strength
 from .reading import USUAL, Reading
+from .schedule import MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Entry:
     def __post_init__(self) -> None:
         if not isinstance(self.path, Path):
             object.__setattr__(self, "path", Path(self.path))
-        if type(self.multiplier) is not float or not math.isfinite(self.multiplier):  # as they are moved by sliders
+        if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as they are moved by sliders
             object.__setattr__(self, "multiplier", checked(self.multiplier, self.name))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
             raise StackError(f"{self.name}: rank {self.rank!r} must be a whole number from 1 up")

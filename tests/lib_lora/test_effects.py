@@ -9,6 +9,7 @@ import logging
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 
 from lib_lora import (
     ActivationError,
@@ -27,6 +28,12 @@ from lib_lora import (
 from tests.fakes.files import pair, save
 
 LAYERS = 4
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_compiled() -> None:
+    """Outputs are looked at only where no hook can have compiled code compiled anew."""
+    torch.compiler.reset()
 
 
 class Model(nn.Module):
@@ -90,6 +97,8 @@ def test_layers_of_a_model_that_computes_otherwise_are_told(tmp_path):
     model.count = 0
     model(torch.randn(2, 8))
     assert engine.silent == {"unet"}
+    engine.activate(Stack([Entry(file(tmp_path), 0.5)]))
+    assert engine.silent == frozenset(), "nothing was computed since"
     model.count = 1
     model(torch.randn(2, 8))
     assert engine.silent == frozenset()
@@ -308,3 +317,75 @@ def test_an_engine_and_a_stack_can_be_in_force_for_a_block(tmp_path):
         assert torch.equal(model(x), plain)
         engine.activate(Stack([Entry(path)]))
     assert torch.equal(model(x), plain)
+
+
+# numbers that are not finite ------------------------------------------------------------------------------------------
+
+
+def test_the_strongest_lora_is_named_where_the_output_is_not_finite(tmp_path):
+    model = Model().half().requires_grad_(False)
+    other = save(tmp_path / "other.safetensors", pair("lora_unet_layers_0", (8, 8), 2, seed=9))
+    of_steps = Strength(Curve(((1, 1.0), (2, 1e6))))
+    with Engine({"unet": model}) as engine:
+        engine.activate(Stack([Entry(file(tmp_path), of_steps), Entry(other, 0.5)]))
+        finite = []
+        for step in range(6):
+            engine.set_moment(Moment(step=step, steps=6))
+            finite.append(bool(model(torch.ones(2, 8).half()).isfinite().all()))
+        first = finite.index(False)
+        assert first > 0
+        report = engine.report
+        assert report.too_strong == {
+            0: f"the output of unet is not finite from call {first + 1} on, and no LoRA is stronger than its 1e+06"
+        }
+        assert report.too_strong[0] in report.summary().splitlines()[0]
+        engine.activate(Stack([Entry(file(tmp_path)), Entry(other, 0.5)]))
+        model(torch.ones(2, 8).half())
+        assert not engine.report.too_strong
+    assert not model._forward_hooks
+
+
+@pytest.mark.parametrize("wrap", [lambda x: (x, None), lambda x: [x], lambda x: {"sample": x, "more": 1}])
+def test_the_first_tensor_of_an_output_is_looked_at(tmp_path, wrap):
+    class Wrapped(Model):
+        def forward(self, x: Tensor) -> object:
+            return wrap(super().forward(x))
+
+    model = Wrapped().requires_grad_(False)
+    engine = activated(tmp_path, model)
+    model(torch.full((2, 8), torch.nan))
+    assert list(engine.report.too_strong) == [0]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_model_that_is_compiled_is_not_looked_at_and_is_compiled_once(tmp_path, first):
+    model = Model().requires_grad_(False)
+    counter = CompileCounter()
+    compiled = torch.compile(model, backend=counter, fullgraph=True)
+    engine = Engine({"unet": model})
+    if first:
+        compiled(torch.ones(2, 8))
+    for strength in (1.0, 0.5):
+        engine.activate(Stack([Entry(file(tmp_path), strength)]))
+        compiled(torch.full((2, 8), torch.nan))
+        assert not engine.report.too_strong
+        assert engine.silent == frozenset()
+        engine.activate(Stack())
+    compiled(torch.ones(2, 8))
+    graphs = counter.frame_count
+    engine.activate(Stack([Entry(file(tmp_path), 0.7)]))
+    compiled(torch.ones(2, 8))
+    engine.activate(Stack())
+    compiled(torch.ones(2, 8))
+    assert counter.frame_count == graphs <= 2, "with adapters and without"
+
+
+@pytest.mark.parametrize("value", [1e39, -1e308, float("nan"), float("inf")])
+def test_a_strength_that_float32_does_not_have_is_refused(tmp_path, value):
+    for multiplier in (value, {"unet": value}):
+        with pytest.raises(StackError, match="range of float32"):
+            Stack([Entry(file(tmp_path), multiplier)])
+    with pytest.raises(StackError, match="range of float32"):
+        Strength(value)
+    with pytest.raises(StackError, match="range of float32"):
+        Curve(((0, 1), (1, value)))
