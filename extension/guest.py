@@ -41,7 +41,10 @@ class Guest:
     @property
     def enabled(self) -> bool:
         """Whether Remora serves LoRA tags; if not, the host does so itself."""
-        return enabled(self._host)
+        if not enabled(self._host):
+            self._session.useless = ""  # to be tried again once it is on
+            return False
+        return not self._session.useless
 
     def batch(self, batch: Batch) -> Outcome:
         """Put a batch's LoRAs in force in place of all others.
@@ -72,6 +75,7 @@ class Guest:
             else {},
             hashes_wanted=hashes_wanted(values),
             problems=(*activation.skipped, *activation.warnings, *activation.notes),
+            warnings=self._session.warnings,
         )
 
     def text_key(self) -> Hashable:

@@ -12,6 +12,7 @@ from lib_lora import Reading
 
 from .hosts import Option
 from .request import Memory, Mode, Settings, Storage
+from .tag import LIMIT
 
 ENABLED = "remora_enabled"
 DEFAULT_MULTIPLIER = "remora_default_multiplier"
@@ -22,6 +23,7 @@ IN_ORDER = "remora_stack_in_order"
 SPLIT_QKV = "remora_split_qkv_as_trained"
 DYLORA = "remora_dylora_as_trained"
 FRAGMENTS = "remora_apply_fragments"
+LIMITED = "remora_limit_strengths"
 STORAGE = "remora_storage"
 DEVICE_BUDGET = "remora_device_budget_mb"
 ROUND_UP = "remora_round_up_ranks"
@@ -84,6 +86,12 @@ TABLE: tuple[Option, ...] = (
         "off, such a file is refused, as it is usually made for another model; what fits may fit by accident",
     ),
     Option(
+        LIMITED,
+        True,
+        f"Limit strengths to {LIMIT:g}",
+        f"beyond, pictures are noise or black; off, a strength of {10 * LIMIT:g} is applied as it is",
+    ),
+    Option(
         STORAGE,
         "file",
         "Keep LoRA on the GPU as",
@@ -138,6 +146,7 @@ _PARAMETERS: Mapping[str, tuple[str, Mapping[object, str]]] = {
     SPLIT_QKV: ("Remora split_qkv", {True: "as trained"}),
     DYLORA: ("Remora DyLoRA", {True: "as trained"}),
     FRAGMENTS: ("Remora fragments", {True: "applied"}),
+    LIMITED: ("Remora strengths", {False: "any"}),
     STORAGE: ("Remora storage", {"bfloat16": "bfloat16", "float8": "float8"}),
     OWN_KERNELS: ("Remora kernels", {True: "own"}),
 }
@@ -232,7 +241,8 @@ def memory(values: Values) -> Memory:
 
 def settings(values: Values) -> Settings:
     """Return all that a generation's beginning needs."""
-    return Settings(skip_bad(values), merge_mode(values), in_order(values), memory(values), reading(values))
+    limited = bool(values.option(LIMITED))
+    return Settings(skip_bad(values), merge_mode(values), in_order(values), memory(values), reading(values), limited)
 
 
 def to_parameters(values: Values) -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
 from lib_lora import Reading
 
-from .tag import Tag, Wished
+from .tag import LIMIT, Tag, Wished
 
 Mode: TypeAlias = Literal["live", "merged", "auto"]
 """As in `lib_lora.Stack`."""
@@ -44,9 +44,12 @@ class Settings:
     in_order: bool = False
     memory: Memory = Memory()
     reading: Reading = field(default_factory=Reading)
+    limited: bool = True
+    """Strengths beyond `tag.LIMIT` are taken as that."""
 
 
 USUAL = Settings()
+_UNLIMITED = "a setting of Remora takes strengths as they are"
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,19 @@ class Request:
         """How many images may have LoRA of their own, where a tag names images."""
         named = self.at != "detailer" and any(tag.rows for tags in (*self.images, self.always) for tag in tags)
         return len(self.seeds) if named and len(self.images) == 1 and self.seeds else len(self.images)
+
+    def limited(self) -> tuple[Request, tuple[str, ...]]:
+        """Return the same with strengths that are limited, and a sentence for each tag of which one was."""
+        notes: dict[str, None] = {}
+
+        def limited(tag: Tag) -> Tag:
+            if tag.largest > LIMIT:
+                notes[f"{tag.name}: a strength of {tag.largest:g} is taken as {LIMIT:g}; {_UNLIMITED}"] = None
+                return tag.limited
+            return tag
+
+        images = tuple(tuple(map(limited, tags)) for tags in self.images)
+        return replace(self, images=images, always=tuple(map(limited, self.always))), tuple(notes)
 
     def strays(self) -> dict[str, Tag]:
         """Return why a tag has no effect -> the tag, for each that is for images which the batch does not have."""

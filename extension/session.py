@@ -8,7 +8,16 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lib_lora import RANK_BUCKETS, ActivationReport, Engine, LoraError, Stack, model_blocks, model_family
+from lib_lora import (
+    RANK_BUCKETS,
+    ActivationReport,
+    Engine,
+    LoraError,
+    Stack,
+    is_denoiser,
+    model_blocks,
+    model_family,
+)
 
 from .always_on import AlwaysOnFile
 from .batch import Wanted, is_off, text_keys, wanted
@@ -65,7 +74,7 @@ class Activation:
     report: ActivationReport = field(default_factory=lambda: ActivationReport(()))
     """What the engine says of `active`, and of what was merged."""
     notes: tuple[str, ...] = ()
-    """One sentence for each embedding that came with a LoRA and cannot be used."""
+    """One sentence for each embedding that came with a LoRA and cannot be used, and each strength that is limited."""
     text_keys: tuple[Hashable, ...] = ((),)
     """For each image, what the output of the text encoders depends on."""
     always: Mapping[int, CatalogFile] = field(default_factory=dict)
@@ -81,7 +90,9 @@ class Activation:
         """One sentence for each LoRA in force whose effect is doubtful, and one on layers that are never called."""
         found = [f"{one.name}: {one.report.warning}" for one in self.active if one.report.warning]
         found += [f"{self.active[i].name} has no effect: {why}" for i, why in sorted(self.report.idle.items())]
-        return (*found, *([self.report.silence] if self.report.silence else []))
+        found += [f"{self.active[i].name}: {why}" for i, why in sorted(self.report.too_strong.items())]
+        unexpected = any(not one.expected for one in self.report.uncalled)
+        return (*found, *([self.report.silence] if unexpected else []))
 
     @property
     def text_key(self) -> Hashable:
@@ -120,7 +131,27 @@ class Session:
         self._family: Family | None = None
         self._blocks: BlockNames | None = None
         self._family_of: Mapping[str, weakref.ref[nn.Module]] = {}
+        self._useless = ""
+        self._useless_for: Mapping[str, weakref.ref[nn.Module]] = {}
         self._said: set[tuple[CatalogFile | None, str]] = set()
+
+    @property
+    def useless(self) -> str:
+        """Say why LoRA have no effect on the host's present model, in a sentence; empty where they have, or may have.
+
+        It is found out with the first picture. The host's own LoRA has the tags then.
+        """
+        return self._useless if self._useless and self._parts() == self._useless_for else ""
+
+    @useless.setter
+    def useless(self, sentence: str) -> None:
+        self._useless, self._useless_for = sentence, self._parts() if sentence else {}
+
+    def warnings(self) -> Sequence[str]:
+        """Return what makes the effect of the latest LoRA doubtful, by now: some is known when the model was called."""
+        if self._engine is not None and self._engine.stack.entries:
+            self.last = replace(self.last, report=self._engine.report)
+        return self.last.warnings
 
     @property
     def names(self) -> Known:
@@ -195,11 +226,13 @@ class Session:
 
     def _look_at_model(self) -> None:
         """Know the family of the host's model; its blocks are found out when they are asked for."""
-        parts = self.host.components()
-        known = {name: weakref.ref(part) for name, part in parts.items()}
+        parts, known = self.host.components(), self._parts()
         if known != self._family_of:
             self._family, self._family_of = model_family(parts) if parts else None, known
             self._blocks = None
+
+    def _parts(self) -> Mapping[str, weakref.ref[nn.Module]]:
+        return {name: weakref.ref(part) for name, part in self.host.components().items()}
 
     def use_image(self, index: int) -> None:
         """Let the text encoders work for one image of the batch."""
@@ -251,18 +284,26 @@ class Session:
         """Switch all LoRAs off; the model is as it was without any."""
         self._batch = None
         if self._engine is not None and self._engine.stack.entries:
-            # on merging it may be decided on the way, and only then it is known which layers are called
-            report = self._engine.report
-            self.last = replace(self.last, report=report)
-            if any(not one.expected for one in report.uncalled):
-                self._say(report.silence, logging.WARNING)
-            for number, why in report.idle.items():
-                self._say(f"{self.last.active[number].name} had no effect: {why}", logging.WARNING)
+            for sentence in self.warnings():
+                self._say(sentence, logging.WARNING)
+            self._look_for_layers(self._engine)
         try:
             self.host.use_embeddings({})
         finally:
             if self._engine is not None:
                 self._engine.activate(Stack())  # what can be kept is ready for the next batch
+
+    def _look_for_layers(self, engine: Engine) -> None:
+        """Find out whether LoRA can have an effect on this model."""
+        silent = engine.silent
+        if silent and not self.useless and not {name for name in engine.components if is_denoiser(name)} - silent:
+            names = " and ".join(sorted(silent))
+            self.useless = (
+                f"no layer of the {names} was called: something else computes in their place, such as a compiled "
+                "engine; the web UI's own LoRA gets the tags, until another model is loaded or Remora is turned off "
+                "and on in the settings"
+            )
+            logger.warning("remora: %s", self.useless)
 
     def model_changed(self) -> None:
         """Leave the model; `follow_model` or the next batch goes to the one the host has then."""
@@ -290,6 +331,9 @@ class Session:
         return served.keys() == present.keys() and all(served[name] is part for name, part in present.items())
 
     def _put_in_force(self, batch: Request) -> Activation:
+        batch, limited = batch.limited() if batch.settings.limited else (batch, ())
+        for note in limited:
+            self._say(note, logging.WARNING)
         left_out = [Skipped(tag.name, why, always_on=tag in batch.always) for why, tag in batch.strays().items()]
         for one in left_out:
             self._say(one.reason, logging.WARNING)
@@ -318,7 +362,8 @@ class Session:
         files = {one.file for one in active}
         used = sorted(set().union(*besides))
         in_force = {position: always[position][1] for position in used if always[position][1] in files}
-        return Activation(active, tuple(left_out), report, self._lend_embeddings(active), keys, in_force)
+        notes = (*limited, *self._lend_embeddings(active))
+        return Activation(active, tuple(left_out), report, notes, keys, in_force)
 
     def _activate_what_can_be(
         self,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lib_lora import NetworkReport
 
     from .catalog import CatalogFile
-    from .session import Active, Session, Skipped
+    from .session import Activation, Active, Session, Skipped
 
 State: TypeAlias = Literal["applied", "partly", "failed", "missing"]
 
@@ -41,7 +41,11 @@ def state_of(session: Session) -> dict[str, Any]:
     always = set(last.always.values())
     if failed is None:
         idle = last.report.idle
-        loras = [_active(one, names, one.file in always, idle.get(i, "")) for i, one in enumerate(last.active)]
+        strong = last.report.too_strong
+        loras = [
+            _active(one, names, one.file in always, idle.get(i, ""), strong.get(i, ""))
+            for i, one in enumerate(last.active)
+        ]
         loras += [_left_out(one) for one in last.left_out]
     else:
         loras = [_left_out(failed)] if failed.name else []
@@ -58,9 +62,10 @@ def state_of(session: Session) -> dict[str, Any]:
         "loras": loras,
         "merged": last.report.merged if ran else 0,
         "live": dict(last.report.live) if ran else {},
-        "notes": [*last.notes, *([last.report.silence] if last.report.silence else [])]
-        if failed is None
-        else [failed.reason],
+        "notes": [
+            *([session.useless] if session.useless else []),
+            *(_notes(last) if failed is None else [failed.reason]),
+        ],
         "conflicts": list(session.host.conflicts()),
         "catalog": {
             "revision": session.catalog.index.revision,
@@ -76,22 +81,29 @@ def names_of(session: Session) -> Mapping[CatalogFile, str]:
     return {file: session.catalog.name_of(file) for file in session.catalog.files}
 
 
-def _active(active: Active, names: Mapping[CatalogFile, str], always_on: bool, idle: str) -> dict[str, Any]:
-    """Tell of one LoRA in force; `idle` says why it has no effect."""
+def _active(
+    active: Active, names: Mapping[CatalogFile, str], always_on: bool, idle: str, too_strong: str
+) -> dict[str, Any]:
+    """Tell of one LoRA in force; `idle` says why it has no effect, `too_strong` that it leaves no picture."""
     report = active.report
-    whole = not report.unused and report.hit == report.layers and not idle
-    state: State = "applied" if whole else "partly"
+    whole = not report.unused and report.hit == report.layers and not idle and not too_strong
+    state: State = "failed" if too_strong else "applied" if whole else "partly"
     return {
         "name": names.get(active.file, active.name),
         "asked": active.name,
         "state": state,
-        "reason": "" if whole else _why_partly(report, idle),
+        "reason": "" if whole else _why_partly(report, idle, too_strong),
         "hit": report.hit,
         "layers": report.layers,
         **{name: value for name, value in report.to_json().items() if name in _OF_FILE},
         "images": list(active.images),
         "always_on": always_on,
     }
+
+
+def _notes(last: Activation) -> list[str]:
+    """What there is to say of all LoRA in force together."""
+    return [*last.notes, *([last.report.silence] if last.report.silence else [])]
 
 
 def _left_out(skipped: Skipped) -> dict[str, Any]:
@@ -109,8 +121,8 @@ def _left_out(skipped: Skipped) -> dict[str, Any]:
     }
 
 
-def _why_partly(report: NetworkReport, idle: str) -> str:
-    none = [f"it has no effect: {idle}"] if idle else []
+def _why_partly(report: NetworkReport, idle: str, too_strong: str) -> str:
+    none = [*([too_strong] if too_strong else []), *([f"it has no effect: {idle}"] if idle else [])]
     missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers fit this model"]
     unused = [f"{len(report.unused)} keys unused: {report.why()}"] if report.unused else []
     return "; ".join([*none, *missed, *unused])

@@ -14,6 +14,8 @@ from .regions import NO_MASK, Mask
 Pass: TypeAlias = Literal["base", "hires", "refiner", "detailer"]
 """What a web UI does for a picture, one after the other, each with steps of its own."""
 PASSES: tuple[Pass, ...] = ("base", "hires", "refiner", "detailer")
+LIMIT = 10.0
+"""What no strength is beyond unless the user wants it: there are no pictures there."""
 SIDES: tuple[Side, ...] = ("in", "mid", "out")
 EXPERTS = {"high": "transformer", "low": "transformer_2"}
 _DENOISERS = ("unet", "transformer", "prior", "llm_adapter")
@@ -125,10 +127,37 @@ class Tag:
         return all(is_off(replace(self, rows=frozenset()).wished(one).multiplier) for one in PASSES)
 
     @property
+    def _amounts(self) -> tuple[Amount, ...]:
+        every = (self.te, self.unet, self.hires_te, self.hires_unet, *self.sides.values())
+        return tuple(one for one in every if one is not None)
+
+    @property
+    def largest(self) -> float:
+        """The largest of its strengths, without the sign."""
+        return max(abs(value) for one in self._amounts for value in (one.values if isinstance(one, Curve) else (one,)))
+
+    @property
+    def limited(self) -> Tag:
+        """The same, with no strength beyond `LIMIT` or its negative."""
+        hires = [None if one is None else _limited(one) for one in (self.hires_te, self.hires_unet)]
+        sides = {side: _limited(one) for side, one in self.sides.items()}
+        te, unet = _limited(self.te), _limited(self.unet)
+        return replace(self, te=te, unet=unet, hires_te=hires[0], hires_unet=hires[1], sides=sides)
+
+    @property
     def curve(self) -> Curve | None:
         """One of its schedules; all go by the same unit and have the same shape."""
-        amounts = (self.te, self.unet, self.hires_te, self.hires_unet, *self.sides.values())
-        return next((amount for amount in amounts if isinstance(amount, Curve)), None)
+        return next((amount for amount in self._amounts if isinstance(amount, Curve)), None)
+
+
+def _limited(amount: Amount) -> Amount:
+    if isinstance(amount, Curve):
+        return replace(amount, points=tuple((place, _within(value)) for place, value in amount.points))
+    return _within(amount)
+
+
+def _within(value: float) -> float:
+    return max(-LIMIT, min(LIMIT, value))
 
 
 def _numbers(of: Amount | Mapping[str, Amount]) -> float | Mapping[str, float] | None:

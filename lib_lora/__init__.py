@@ -2,6 +2,7 @@
 
 from .blocks import BlockNames, BlockWeights, Element, Side
 from .buckets import RANK_BUCKETS
+from .components import is_denoiser
 from .engine import Engine
 from .errors import (
     ActivationError,
@@ -81,6 +82,7 @@ __all__ = [
     "glance",
     "inspect_file",
     "install",
+    "is_denoiser",
     "is_off",
     "load_network",
     "model_blocks",

@@ -173,7 +173,7 @@ class Engine:
             plan = self._plan
             if plan is None:
                 return ActivationReport(())
-            uncalled = self._watch.found(self.components, plan.places)
+            uncalled = self._watch.found(self.components, plan.places, self._outputs.called)
             return replace(plan.report, uncalled=uncalled, too_strong=self._too_strong())
 
     @property
@@ -184,8 +184,8 @@ class Engine:
         never among them.
         """
         with self._lock:
-            silent = () if self._plan is None else self._watch.silent(self.components, self._plan.places)
-            return frozenset(name for name in silent if self._outputs.calls(name))
+            silent = frozenset() if self._plan is None else self._watch.silent(self.components, self._plan.places)
+            return silent & self._outputs.called
 
     @property
     def embeddings(self) -> tuple[dict[str, dict[str, Tensor]], ...]:

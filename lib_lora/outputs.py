@@ -54,9 +54,10 @@ class Outputs:
         while self.stops:
             self.stops.pop()()
 
-    def calls(self, component: str) -> int:
-        """How often a component was called."""
-        return self._of[component].calls if component in self._of else 0
+    @property
+    def called(self) -> frozenset[str]:
+        """The components that were called."""
+        return frozenset(name for name, output in self._of.items() if output.calls)
 
     def not_finite(self) -> dict[str, int]:
         """Component -> number of the first call with an output that is not finite, from 1; waits for the device."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -37,10 +37,12 @@ class Watch:
             if component is not None and not is_compiled(component):
                 _Teller(name, component, {place: layer for place, layer in layers.items() if place[0] == name})
 
-    def found(self, components: Mapping[str, nn.Module], layers: Layers) -> tuple[Uncalled, ...]:
-        """Tell which layers were not called, of components of which others were."""
+    def found(
+        self, components: Mapping[str, nn.Module], layers: Layers, known: Container[str] = ()
+    ) -> tuple[Uncalled, ...]:
+        """Tell which layers were not called, of components that are known to be, or of which others were."""
         slots = [(name, patch.slot_of(layer)) for (name, _), layer in layers.items()]
-        called = {name for name, slot in slots if slot is not None and slot.calls}
+        called = {name for name, slot in slots if name in known or (slot is not None and slot.calls)}
         parts = {name: part for name, part in components.items() if name in called and not is_compiled(part)}
         return tuple(one for name, part in sorted(parts.items()) for one in _of(name, part, layers))
 

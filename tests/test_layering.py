@@ -17,16 +17,18 @@ ROOT = Path(__file__).resolve().parents[1]
 BASICS = "compiler errors modules registry tensors"
 LIB_LORA = {
     "__init__": (
-        "blocks buckets engine file multiplier network patch provenance reading region report rows schedule stack"
+        "blocks buckets components engine file multiplier network patch provenance reading region report rows schedule"
+        " stack"
     ),
     "__main__": "*",
     "engine": (
-        "auto buckets budget cache calibration carriers families hearing kernels layer model multiplier network parking"
-        " patch plan rates reading report resident rows schedule scratch sharing slot stack steady storage timing trace"
+        "auto buckets budget cache calibration carriers families hearing kernels layer model multiplier network outputs"
+        " parking patch plan rates reading report resident rows schedule scratch sharing slot stack steady storage timing trace"
         " uncalled"
     ),
     "model": "families layer multiplier patch pristine residency stack",
     "uncalled": "auto patch report slot",
+    "outputs": "calls components",
     "patterns": "",
     "auto": "binding calls effective merged rates slot transient",
     "rates": "effective",
@@ -38,7 +40,7 @@ LIB_LORA = {
     "triton_pair": "",
     "carriers": "patch slot",
     "parking": "network plan stack",
-    "hearing": "calls families picture rows stack strength timing",
+    "hearing": "calls components families picture rows stack strength timing",
     "pairs": "effective kernels patch?",
     "picture": "calls",
     "region": "",
@@ -105,7 +107,7 @@ LIB_LORA = {
     "file": "",
     "reading": "",
     "report": "",
-    "stack": "multiplier reading",
+    "stack": "multiplier reading schedule",
     "strength": "adapters.base picture proportion schedule spread steady windows",
     "windows": "picture spread? steady strength?",
     "multiplier": "blocks region schedule",
@@ -139,7 +141,7 @@ EXTENSION = {
     "prompt_edit": "block_weights prompt",
     "state": "catalog hosts options session version",
     "xyz": "hosts options presets prompt prompt_edit regions session",
-    "options": "hosts request session",
+    "options": "hosts request session tag",
     "request": "tag",
     "infotext": "prompt",
     "paste": "always_on catalog infotext",

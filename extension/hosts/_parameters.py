@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .base import Outcome, Used
+from .base import WARNINGS, Outcome, Used
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +27,11 @@ class _OfBatch:
     first: Outcome = field(default_factory=Outcome)
     hires: Outcome = field(default_factory=Outcome)
 
+    @property
+    def warnings(self) -> Sequence[str]:
+        """What makes the effect of its LoRA doubtful, by now."""
+        return list(dict.fromkeys([*self.first.warnings(), *self.hires.warnings()]))
+
 
 def note(p: Any, outcome: Outcome) -> None:
     """Let the parameters texts of the batch that runs now tell of this."""
@@ -36,7 +41,7 @@ def note(p: Any, outcome: Outcome) -> None:
         known = {}  # a generation begins; a copy of its object may tell of another one
     batch = _OfBatch(known[number].first, outcome) if hires and number in known else _OfBatch(outcome)
     setattr(p, _OUTCOMES, {**known, number: batch})
-    for name in (HASHES, *outcome.settings):
+    for name in (HASHES, WARNINGS, *outcome.settings):
         p.extra_generation_params[name] = Parameter(name)
 
 
@@ -64,9 +69,14 @@ class Parameter:
         if use_main_prompt:
             number, image = 0, 0
         batch = vars(p).get(_OUTCOMES, {}).get(number)
+        if batch is not None and self.name == WARNINGS:
+            for sentence in batch.warnings:
+                p.comment(sentence)
         return None if batch is None else self._of(batch, image)
 
     def _of(self, batch: _OfBatch, image: int) -> str | None:
+        if self.name == WARNINGS:
+            return "; ".join(batch.warnings) or None
         if self.name != HASHES:
             both: Mapping[str, str] = {**batch.hires.settings, **batch.first.settings}
             return both.get(self.name)

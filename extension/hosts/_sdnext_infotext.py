@@ -98,7 +98,7 @@ def _entries(passes: Iterable[Outcome], image: int | None) -> dict[str, str]:
         for own in images:
             used |= {one.name: one for one in own}
         if any(images):
-            found |= outcome.settings
+            found |= {**outcome.settings, **outcome.parameters}
         hashes_wanted |= outcome.hashes_wanted
     if not used:
         return {}
@@ -118,7 +118,9 @@ def _hashes(used: Iterable[Used]) -> str:
 def _processed(original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
     """The result that is shown, with what was left out."""
     told = getattr(p, _TOLD, None)
-    problems = dict.fromkeys(one for outcome in (_all(told) if told else ()) for one in outcome.problems)
+    problems = dict.fromkeys(
+        one for outcome in (_all(told) if told else ()) for one in (*outcome.problems, *outcome.warnings())
+    )
     if problems:
         kwargs["comments"] = "\n".join([*filter(None, [kwargs.get("comments")]), *problems])
     return original(p, *args, **kwargs)

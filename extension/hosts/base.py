@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ..generation import Txt2Img
     from ..tag import Pass
 
+WARNINGS = "Remora warnings"
+"""Name in a parameters text."""
 Embeddings: TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
 """{name to prompt with: {part: vectors (tokens, width)}}; parts as in `lib_lora.Network.embeddings`."""
 
@@ -82,6 +84,15 @@ class Outcome:
     """In the parameters text."""
     problems: tuple[str, ...] = ()
     """One sentence for each LoRA or embedding that was left out, or is for other models; for the user."""
+    warnings: Callable[[], Sequence[str]] = tuple
+    """Tells what makes the effect of what is in force doubtful, a sentence each: some is known only when the model was
+    called."""
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """What a parameters text says of that."""
+        found = self.warnings()
+        return {WARNINGS: "; ".join(found)} if found else {}
 
     def image(self, index: int) -> tuple[Used, ...]:
         """What is in force for one image of the batch."""

@@ -13,6 +13,7 @@ import torch
 
 from .. import always_on, regions
 from ..generation import Picture, Progress, Result, Txt2Img
+from ..hosts import Outcome
 from ..infotext import Infotext, format_hashes, format_infotext
 from ..options import Overridden, hashes_wanted, settings, to_parameters
 from ..prompt import Parsed, parse
@@ -91,7 +92,8 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     finally:
         studio.session.end()
         pipeline.maybe_free_model_hooks()  # a pipeline left in the middle has not done it
-    return Result(tuple(pictures), plan.seed, cancelled, studio.session.last.lines(), notes, activation.warnings)
+    last = studio.session.last
+    return Result(tuple(pictures), plan.seed, cancelled, last.lines(), notes, last.warnings)
 
 
 def _plan(studio: Studio, request: Txt2Img) -> _Plan:
@@ -112,8 +114,9 @@ def _batch(studio: Studio, plan: _Plan, batch: int, parameters: Mapping[str, str
         **_arguments(studio, plan, list(seeds)), callback_on_step_end=_step(studio, plan, batch, watch)
     ).images
     pictures = []
+    doubtful = Outcome(warnings=studio.session.warnings).parameters
     for image, seed in zip(images, seeds, strict=True):
-        own = {name: str(seed) if name == "Seed" else value for name, value in parameters.items()}
+        own = {name: str(seed) if name == "Seed" else value for name, value in parameters.items()} | doubtful
         text = format_infotext(Infotext(plan.request.prompt, plan.request.negative_prompt, own))
         pictures.append(Picture(image, seed, text))
     return pictures

@@ -508,6 +508,51 @@ def test_a_lora_for_an_image_that_the_batch_does_not_have_is_said_to_have_no_eff
     assert setup.session.begin(tags[:1], always=tags[:1]).skipped == (why.replace("4 images", "1 image"),)
 
 
+@pytest.mark.parametrize(
+    ("written", "te", "unet", "limited"),
+    [
+        ("1e9", 10, 10, True),
+        ("1:-50", 1, -10, True),
+        ("100@0,0@1", 10, 10, True),
+        ("1:hr=11", 1, 1, True),
+        ("-10", -10, -10, False),
+    ],
+)
+def test_strengths_are_limited_with_a_note_unless_the_setting_is_off(
+    setup: Setup, written: str, te: float, unet: float, limited: bool
+) -> None:
+    tag = parse_arguments(f"zorp:{written}")
+
+    def strengths() -> list[float]:
+        assert setup.session._engine is not None
+        (entry,) = setup.session._engine.stack
+        return [entry.strength("text_encoder"), entry.strength("unet")]
+
+    notes = setup.session.begin([tag]).notes
+    assert [note.startswith("zorp: a strength of ") and " is taken as 10; " in note for note in notes] == [
+        True
+    ] * limited
+    assert strengths() == [te, unet]
+    assert setup.session.begin([tag], Settings(limited=False)).notes == ()
+    assert (strengths() == [te, unet]) == (written in ("1:hr=11", "-10"))
+
+
+def test_a_lora_that_is_too_strong_has_failed(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+    """The model computes numbers that no picture can have, which the web UI shows as a black one."""
+    unet = setup.host.components()["unet"]
+    setup.session.begin([Tag("stripes", 0.2, 0.2), Tag("zorp", 1e30, 1e30)], Settings(limited=False))
+    size = (1, unet.config.in_channels, 8, 8)
+    with torch.no_grad(), caplog.at_level(logging.WARNING):
+        unet(torch.zeros(size), 1, torch.zeros(1, 77, unet.config.cross_attention_dim))
+        why = "the output of unet is not finite from call 1 on, and no LoRA is stronger than its 1e+30"
+        assert f"zorp: {why}" in setup.session.warnings()
+        setup.session.end()
+    assert any(why in record.message for record in caplog.records)
+    told = {one["name"]: one for one in state_of_session(setup)["loras"]}
+    assert (told["zorp"]["state"], told["stripes"]["state"]) == ("failed", "applied")
+    assert told["zorp"]["reason"].startswith(why)
+
+
 def test_layers_that_are_never_called_are_told_when_the_generation_ends(
     setup: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:

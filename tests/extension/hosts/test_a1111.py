@@ -588,6 +588,33 @@ def test_the_setting_hands_back_and_takes_again_without_a_restart(host: A1111Fak
         assert same(list(weights(host).values()), list(base.values()))
 
 
+def test_where_no_layer_of_the_unet_is_called_the_builtin_has_the_tags(
+    host: A1111Fake, caplog: pytest.LogCaptureFixture
+) -> None:
+    networks, ours = sys.modules["networks"], one(host.generate("a<lora:a:1>"))
+    unet = host.models.model_data.sd_model.unet
+    unet.forward = lambda x, timesteps, context: 0.5 * x  # as an engine in its place
+    try:
+        found = host.generate("a<lora:a:1>")
+        assert networks.loaded_networks == []
+        assert "Remora warnings: " in found.infotexts[0]
+        assert "2 of 3 layers were never called: " in found.infotexts[0]
+        assert any("never called" in comment for comment in found.p.comments)
+        assert sum("the web UI's own LoRA gets the tags" in record.message for record in caplog.records) == 1
+        host.generate("a<lora:a:1>")
+        assert [net.name for net in networks.loaded_networks] == ["a"]
+    finally:
+        del unet.forward
+    host.generate("a<lora:a:1>")
+    assert [net.name for net in networks.loaded_networks] == ["a"], "nothing tells that the engine is gone"
+    for enabled in (False, True):
+        host.shared.opts.data[ENABLED] = enabled
+        found = host.generate("a<lora:a:1>")
+    assert torch.equal(one(found), ours)
+    assert networks.loaded_networks == []
+    assert "Remora warnings" not in found.infotexts[0]
+
+
 def test_handed_back_remora_is_inert(host: A1111Fake) -> None:
     host.shared.opts.data[ENABLED] = False
     found = host.generate(["x<lora:a:1>", "x<lora:b:1>"], batch_size=2)

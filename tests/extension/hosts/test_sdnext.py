@@ -359,6 +359,18 @@ def test_what_is_left_out_is_shown_and_logged(setup: Setup) -> None:
     assert setup.web.generate("x").comments == ""
 
 
+def test_what_is_found_when_the_model_is_called_is_in_the_parameters_and_shown(setup: Setup) -> None:
+    layer = setup.web.pipe.unet.down_blocks[0].attentions[0].proj_in
+    layer.forward = lambda x, *_: torch.nn.functional.conv2d(x, layer.weight, layer.bias)
+    result = setup.web.generate(f"x{A}")
+    (found,) = (one for one in of_lora(result.infotexts[0]) if one.startswith("Remora warnings"))
+    assert "1 of " in found
+    assert "layers were never called: unet.down_blocks.0.attentions.0.proj_in" in found
+    assert "never called" in result.comments
+    del layer.forward
+    assert "Remora" not in setup.web.generate(f"x{A}").infotexts[0]
+
+
 def test_hashes_are_those_of_the_whole_file(setup: Setup) -> None:
     found = of_lora(setup.web.generate(f"x{A}{B}").infotexts[0])
     catalog = setup.session.catalog
