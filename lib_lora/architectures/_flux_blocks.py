@@ -87,6 +87,15 @@ FLUX_SIGNS: tuple[Sign, ...] = (
     Sign(r"^(denoiser|\?):transformer_blocks_\d+_ff_context_net_0_proj:3072$", weight=2),
 )
 """What FLUX.1, Chroma and HunyuanVideo have alike, in all names: their blocks, by their width."""
+OTHERS = Sign(
+    r"^(denoiser|\?):(time_embed_|timestep_embedder_|caption_projection_|context_embedder:3584$"
+    r"|context_embedder_linear_[12]:|transformer_blocks_\d+_attn1_|double_blocks_\d+_attn_(img|txt)_attn_"
+    r"|(txt_)?mode_blocks_|early_stream_modulations_)"
+)
+"""What Mochi, LongCat-Image, BRIA 3.2 and FIBO, Ovis-Image, Motif, JoyImage-Edit and FLUX.3 have beside such blocks.
+
+Source: diffusers models/transformers. A file of LoRA on attention alone tells nothing between these and FLUX.1.
+"""
 MODULATION_SIGN = Sign(
     r"^(denoiser|\?):(double_blocks_\d+_(img|txt)_mod_lin|single_blocks_\d+_modulation_lin"
     r"|transformer_blocks_\d+_norm1(_context)?_linear|single_transformer_blocks_\d+_norm_linear):3072$"

@@ -7,7 +7,7 @@ AuraFlowTransformer2DModel.
 from __future__ import annotations
 
 from ..components import DENOISER
-from ._flux_blocks import SINGLE_ATTENTION_SIGN
+from ._flux_blocks import OTHERS, SINGLE_ATTENTION_SIGN
 from ._t5 import T5_ALIASES
 from .base import Alias, Architecture, Sign, aliases, named
 
@@ -42,6 +42,7 @@ AURAFLOW = Architecture(
         ),
         named("auraflow"),
     ),
+    never=OTHERS,
     aliases=(
         *aliases(
             DENOISER,

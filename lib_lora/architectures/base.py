@@ -112,6 +112,8 @@ class Architecture:
     image_first: tuple[str, ...] = ()
     """Classes of models that put the prompt's tokens behind the picture's where both are one sequence, and not before.
     """
+    never: Sign | None = None
+    """Layers of other models, which have some of this family's layers by the same names and widths."""
     flow: bool = True
     """Whether the timesteps of its transformer are shares of noise; those of UNets never are."""
 
@@ -125,6 +127,8 @@ class Architecture:
         return any(sign.seen(text) for sign in self.signs if sign.pattern.startswith(_META))
 
     def _score(self, text: str) -> int:
+        if self.never is not None and self.never.seen(text):
+            return 0
         return sum(sign.weight for sign in self.signs if sign.seen(text))
 
 

@@ -7,7 +7,7 @@ ChromaTransformer2DModel.
 from __future__ import annotations
 
 from ..components import DENOISER
-from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, T5_INPUT_SIGN
+from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, OTHERS, T5_INPUT_SIGN
 from ._t5 import T5_ALIASES
 from .base import Architecture, Sign, aliases, named
 
@@ -20,6 +20,7 @@ CHROMA = Architecture(
         Sign(r"^(denoiser|\?):distilled_guidance_layer_"),
         named("chroma"),
     ),
+    never=OTHERS,
     aliases=(
         *FLUX_BLOCKS,
         *aliases(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..components import DENOISER
 from ._clip import CLIP_ALIASES
-from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, MODULATION_SIGN, T5_INPUT_SIGN, double_blocks
+from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, MODULATION_SIGN, OTHERS, T5_INPUT_SIGN, double_blocks
 from ._t5 import T5_ALIASES
 from .base import Alias, Architecture, aliases, named
 
@@ -19,6 +19,7 @@ FLUX = Architecture(
         T5_INPUT_SIGN,
         named(r"flux(?![._-]?2)|flex\.?1"),
     ),
+    never=OTHERS,
     inputs=("x_embedder",),
     aliases=(
         *FLUX_BLOCKS,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..components import DENOISER
 from ._clip import CLIP_ALIASES
-from ._flux_blocks import FLUX_SIGNS, MODULATION_SIGN, double_blocks
+from ._flux_blocks import FLUX_SIGNS, MODULATION_SIGN, OTHERS, double_blocks
 from ._hunyuan_blocks import HUNYUAN_BLOCKS, embedders
 from ._llm import LLM_ALIASES
 from .base import Architecture, Sign, aliases, named
@@ -28,6 +28,7 @@ HUNYUAN_VIDEO = Architecture(
         Sign(r"^(denoiser|\?):single_(transformer_)?blocks_(38|39)_.*:(3072|15360)$"),
         named("hunyuan[_-]video(?![_-]1[._]5)|framepack"),
     ),
+    never=OTHERS,
     inputs=("x_embedder.proj",),
     aliases=(
         *HUNYUAN_BLOCKS,

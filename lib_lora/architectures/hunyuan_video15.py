@@ -22,6 +22,8 @@ HUNYUAN_VIDEO15 = Architecture(
         Sign(r"^(denoiser|\?):(txt_in_individual_|context_embedder_)token_refiner_.*:2048$"),
         named("hunyuan[_-]video[_-]1[._]5|hunyuanvideo-"),
     ),
+    # MiniMax-Music's and Nucleus-Image's
+    never=Sign(r"^(denoiser|\?):transformer_blocks_\d+_(ff_(in|out):|encoder_proj|img_mlp_(shared_)?expert)"),
     aliases=(
         *HUNYUAN_BLOCKS,
         *double_blocks(

@@ -25,5 +25,6 @@ QWEN_IMAGE = Architecture(
         ),
         named("qwen[_-]image"),
     ),
+    never=Sign(r"^(denoiser|\?):transformer_blocks_\d+_(encoder_proj|img_mlp_(shared_)?expert)"),  # Nucleus-Image's
     aliases=LLM_ALIASES,
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ..components import DENOISER
 from ._clip import BIG_G_SIGN, CLIP_ALIASES
-from ._flux_blocks import T5_INPUT_SIGN
+from ._flux_blocks import OTHERS, T5_INPUT_SIGN
 from ._t5 import T5_ALIASES
 from .base import Alias, Architecture, Sign, aliases, named
 
@@ -53,6 +53,7 @@ SD3 = Architecture(
         # sd-scripts gives the name of the variant for the version
         named("sd_?3|(medium|5-medium|5-large)$|stable-diffusion-v?3"),
     ),
+    never=OTHERS,
     aliases=(
         *aliases(DENOISER, {f"joint_blocks.{{}}.{native}": _below(names) for native, names in _BLOCK.items()}),
         Alias(DENOISER, *_CONTEXT, times=6),

@@ -33,7 +33,7 @@ Z_IMAGE = Architecture(
             weight=4,
         ),
         Sign(r"^(denoiser|\?):(layers|noise_refiner|context_refiner)_\d+_feed_forward_w2:10240$", weight=4),
-        Sign(r"^(denoiser|\?):(layers|noise_refiner|context_refiner)_\d+_attention_to_([qkv]|out_0):"),
+        Sign(r"^(denoiser|\?):(layers|noise_refiner|context_refiner)_\d+_attention_to_([qkv]|out_0):(3840|\?)$"),
         named("z[_-]?image"),
     ),
     aliases=(

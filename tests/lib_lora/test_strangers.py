@@ -1,0 +1,124 @@
+"""Models that Remora does not know: files fit by the model's own names, and it is taken for no known family."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import diffusers
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lib_lora import ActivationError, Engine, Entry, Stack, model_family
+from lib_lora.architectures.base import Alias, Architecture, fact
+from lib_lora.components import DENOISER, role
+from lib_lora.families import family_of, known_architectures
+from tests.fakes.files import pair, save
+
+WIDTH = 12
+FAMILIES = {one.name: one for one in known_architectures()}
+BORROWERS = (
+    *("MochiTransformer3DModel", "LongCatImageTransformer2DModel", "BriaFiboTransformer2DModel"),
+    *("BriaTransformer2DModel", "BriaFibo2Transformer2DModel", "MotifVideoTransformer3DModel"),
+    *("OvisImageTransformer2DModel", "Ideogram4Transformer2DModel", "MiniMaxH3Transformer3DModel"),
+    *("Flux3Transformer2DModel", "NucleusMoEImageTransformer2DModel", "MiniMaxMusic3Transformer1DModel"),
+    "JoyImageEditTransformer3DModel",
+)
+"""Classes of diffusers whose models have layers named as those of known families."""
+
+
+@pytest.mark.parametrize("name", BORROWERS)
+def test_a_model_made_of_known_blocks_is_of_no_known_family(name):
+    if not hasattr(diffusers, name):
+        pytest.skip(f"this diffusers has no {name}")
+    with torch.device("meta"):
+        model = getattr(diffusers, name)()
+    family = model_family({"transformer": model})
+    assert family is None or not family.sure
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    of_file = family_of(fact("transformer", path, layer.in_features) for path, layer in layers.items())
+    assert of_file is None or not of_file.sure, "nor is a file that changes all its layers"
+
+
+def tree(paths: dict[str, tuple[int, int]]) -> nn.Module:
+    """Make a model with linear layers at these paths: outputs, inputs."""
+    torch.manual_seed(0)
+    root = nn.Module()
+    for path, (outputs, inputs) in paths.items():
+        parent = root
+        *above, last = path.split(".")
+        for name in above:
+            if not hasattr(parent, name):
+                parent.add_module(name, nn.Module())
+            parent = getattr(parent, name)
+        parent.add_module(last, nn.Linear(inputs, outputs))
+    return root.requires_grad_(False)
+
+
+def native(family: Architecture) -> dict[str, Alias]:
+    """Return the names that a family's own code has and diffusers has not, none of them the beginning of another."""
+    found: dict[str, Alias] = {}
+    for alias in family.aliases:
+        path = alias.native.replace("{}", "0").strip(".")
+        flat = {one.replace(".", "_"): one for one in found}
+        clashes = path.replace(".", "_") in flat or any(
+            f"{one}.".startswith(f"{path}.") or f"{path}.".startswith(f"{one}.") for one in found
+        )
+        if role(alias.component) == DENOISER and path and path not in alias.parts and not clashes:
+            found[path] = alias
+    return found
+
+
+def names(path: str, kohya: bool) -> str:
+    return f"lora_unet_{path.replace('.', '_')}" if kohya else f"diffusion_model.{path}"
+
+
+def tensors(path: str, shape: tuple[int, int], kohya: bool) -> dict[str, Tensor]:
+    made = pair(names(path, kohya), shape, 2, alpha=2 if kohya else None, seed=zlib.crc32(path.encode()))
+    if kohya:
+        return made
+    return {key.replace("lora_down", "lora_A").replace("lora_up", "lora_B"): one for key, one in made.items()}
+
+
+def every(shapes: dict[str, tuple[int, int]], kohya: bool) -> dict[str, Tensor]:
+    return {key: tensor for path, shape in shapes.items() for key, tensor in tensors(path, shape, kohya).items()}
+
+
+@pytest.mark.parametrize("kohya", [True, False])
+@pytest.mark.parametrize("family", [name for name, one in FAMILIES.items() if native(one)])
+def test_on_an_unknown_model_a_file_in_its_own_names_is_applied_as_it_stands(tmp_path, family, kohya):
+    """No halves are swapped and nothing is taken apart, whatever a known family means by such a name."""
+    known = native(FAMILIES[family])
+    shapes = {path: (math.lcm(2, 3, 4, len(alias.parts)) * WIDTH, WIDTH) for path, alias in known.items()}
+    shapes |= {f"zorks.{number}.blurb": (WIDTH, WIDTH) for number in range(len(known))}
+    model = tree(shapes)
+    file = save(tmp_path / "own.safetensors", every(shapes, kohya))
+    x = torch.randn(3, WIDTH)
+    before = {path: model.get_submodule(path)(x) for path in shapes}
+    with Engine({"transformer": model}) as engine:
+        (report,) = engine.activate(Stack([Entry(file)])).entries
+        assert (report.hit, report.layers, report.warning) == (len(shapes), len(shapes), "")
+        for path, shape in shapes.items():
+            down, up, *_ = (tensor.double() for tensor in tensors(path, shape, kohya).values())
+            want = before[path].double() + x.double() @ down.T @ up.T
+            assert (model.get_submodule(path)(x) - want).abs().max() < 1e-4 * want.abs().max(), path
+
+
+@pytest.mark.parametrize("kohya", [True, False])
+@pytest.mark.parametrize("family", [name for name, one in FAMILIES.items() if native(one)])
+def test_on_an_unknown_model_names_of_a_known_family_do_not_fit_by_accident(tmp_path, family, kohya):
+    """The model has diffusers' names; layers that are fused or swapped in the file fit none of them."""
+    meant = {path: alias for path, alias in native(FAMILIES[family]).items() if not alias.only_names}
+    if not meant:
+        pytest.skip("only renames")
+    theirs = {part.replace("{}", "0"): (WIDTH, WIDTH) for alias in meant.values() for part in alias.parts}
+    model = tree(theirs)
+    if model_family({"transformer": model}) is not None:
+        pytest.skip("its names are of this family alone")
+    shapes = {path: (len(alias.parts) * WIDTH, WIDTH) for path, alias in meant.items()}
+    file = save(tmp_path / "own.safetensors", every(shapes, kohya))
+    engine = Engine({"transformer": model})
+    with pytest.raises(ActivationError) as caught:
+        engine.activate(Stack([Entry(file)]))
+    assert "fits" in str(caught.value)
