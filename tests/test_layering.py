@@ -23,8 +23,8 @@ LIB_LORA = {
     "__main__": "*",
     "engine": (
         "auto buckets budget cache calibration carriers families hearing kernels layer model multiplier network outputs"
-        " parking patch plan rates reading report resident rows schedule scratch sharing slot stack steady storage timing"
-        " trace uncalled"
+        " parking patch plan rates reading report resident rows schedule scratch sharing slot stack steady storage"
+        " timing trace uncalled"
     ),
     "model": "families layer multiplier patch pristine residency stack",
     "uncalled": "auto patch report slot",
