@@ -30,6 +30,8 @@ from .errors import FileError, PickleError
 
 _METADATA_FIRST = b'{"__metadata__":'
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
+MOST_TENSORS = 50_000
+"""Of a file. Adapters have a few thousand; to read a header of many more takes minutes."""
 _MAX_CONFIG = 8 << 20  # bytes of an adapter_config.json
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -329,6 +331,8 @@ _MISTAKEN: dict[bytes, str] = {
 
 
 def _parse_header(path: Path, raw: bytes, base: int, size: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+    if raw.count(b'"data_offsets"') > MOST_TENSORS:  # no text in the metadata has its quotes without a backslash
+        raise FileError(path, f"has more than {MOST_TENSORS:,} tensors, which no adapter has; it is not read")
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=lambda pairs: _unique(path, pairs))
     except (UnicodeDecodeError, ValueError, RecursionError) as error:

@@ -115,6 +115,15 @@ def test_refuses_with_the_reason(write, name):
     assert "x.safetensors" in str(caught.value)
 
 
+def test_as_many_tensors_as_no_adapter_has_are_not_read(write, monkeypatch):
+    monkeypatch.setattr("lib_lora.file.MOST_TENSORS", 3)
+    said = {"__metadata__": {"text": '"data_offsets"' * 10}}
+    most = {str(number): entry(8 * number, 8 * number + 8) for number in range(3)}
+    assert len(AdapterFile.open(write(raw(said | most, bytes(24)))).keys) == 3
+    with pytest.raises(FileError, match="more than 3 tensors"):
+        AdapterFile.open(write(raw(most | {"3": entry(24, 32)}, bytes(32))))
+
+
 @pytest.mark.parametrize("name", ["a.pt", "a.ckpt", "a.bin", "a.pth", "a.PT"])
 def test_refuses_a_pickle_by_name_unread(write, name):
     with pytest.raises(PickleError, match="convert it once with"):
