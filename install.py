@@ -6,6 +6,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
   demo     open the embedded web UI on the small model that comes with it; ARGUMENTS go to it
   test     run a selection of the tests in about four minutes, or with --all every test; ARGUMENTS go to pytest
   bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
+  fuzz     look for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
   check    run ruff and mypy, and the type checker and linter of the JavaScript
   train    make the demo's model and LoRAs anew, which takes over two hours; ARGUMENTS go to it
 
@@ -36,9 +37,10 @@ GROUPS = {  # files in requirements/, in order
     "run": ("torch", "run", "data"),
     "test": ("test",),
     "bench": ("bench",),
+    "fuzz": ("fuzz",),
     "train": ("train",),
 }
-GIGABYTES = {"run": 1.6, "test": 1.6, "bench": 0.2, "train": 0.2}  # on disk, with torch for CPUs
+GIGABYTES = {"run": 1.6, "test": 1.6, "bench": 0.2, "fuzz": 0.1, "train": 0.2}  # on disk, with torch for CPUs
 EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
 MOST_PROCESSES = 4  # for tests; each takes two gigabytes
 HELP = {"-h", "--help"}
@@ -290,6 +292,21 @@ def bench(environment: Environment, arguments: list[str]) -> int:
     return 0
 
 
+def fuzz(environment: Environment, arguments: list[str]) -> int:
+    """Look for inputs that break Remora: files, prompts, requests, pictures; they are kept in runs/fuzz.
+
+    usage: python install.py fuzz [OPTIONS]
+
+    --minutes N      for all targets together; 10, if not given
+    --count N        inputs for each target, however long they take
+    --target NAME    only this one, or these
+    --repeat FILE    try one input that was kept, and tell what is wrong
+    --folder FOLDER  where inputs are kept, in place of runs/fuzz
+    """
+    environment.ensure("run", "test", "fuzz")
+    return become([str(environment.python), "-m", "tests.fuzz", *arguments])
+
+
 def check(environment: Environment, arguments: list[str]) -> int:
     """Run ruff and mypy, and the type checker and linter of the JavaScript.
 
@@ -327,7 +344,7 @@ def train(environment: Environment, arguments: list[str]) -> int:
     return become([str(environment.python), "-m", "training", *arguments])
 
 
-COMMANDS = {"demo": demo, "test": test, "bench": bench, "check": check, "train": train}
+COMMANDS = {"demo": demo, "test": test, "bench": bench, "fuzz": fuzz, "check": check, "train": train}
 
 
 def main(arguments: list[str]) -> int:

@@ -328,6 +328,12 @@ class TestCommands:
         assert self.ensured == ["run", "train"]
         assert self.calls == [["-m", "training", "judge"]]
 
+    def test_fuzz(self) -> None:
+        self.codes = {"tests.fuzz": 1}
+        assert install.main(["fuzz", "--minutes", "1", "--target", "prompts"]) == 1
+        assert self.ensured == ["run", "test", "fuzz"]
+        assert self.calls == [["-m", "tests.fuzz", "--minutes", "1", "--target", "prompts"]]
+
     def test_bench_runs_every_program_and_fails_with_any(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -413,7 +419,8 @@ class TestPins:
         assert set(self.pins()) == {"constraints", *(name for names in install.GROUPS.values() for name in names)}
 
     def test_every_line_is_one_exact_public_version(self) -> None:
-        line = re.compile(r"[a-z0-9.-]+==[0-9.]+(; (python_version|sys_platform) [<>=]+ \"[\w.]+\")?")
+        condition = r"(python_version|sys_platform|platform_machine) [<>=]+ \"[\w.]+\""
+        line = re.compile(rf"[a-z0-9.-]+==[0-9.]+(; {condition}( and {condition})*)?")
         torchs_own = 'triton>=3.3; sys_platform == "linux"'  # which torch for CUDA has in the version it needs
         pins = [pin for pins in self.pins().values() for pin in pins if pin != torchs_own]
         assert [pin for pin in pins if not line.fullmatch(pin)] == []

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from lib_lora import AdapterFile
 
@@ -118,6 +118,8 @@ def opened_picture(content: bytes, side: int, mode: str = "") -> Image.Image:
     """
     try:
         return one_picture(lambda: _opened(content, side, mode))
+    except UnidentifiedImageError as error:  # which names the place of the content in memory
+        raise PictureError("this is no picture that can be read: its format is not known, or it is damaged") from error
     except Exception as error:  # decoders raise whatever a damaged file leads them to
         raise PictureError(f"this is no picture that can be read: {str(error) or type(error).__name__}") from error
 
