@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .engines import HANG, Run, atheris_is_there, last_input, repeat
-from .target import all_targets
+from .engines import HANG, Run, last_input, repeat
+from .target import all_targets, is_there
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "runs" / "fuzz"
@@ -64,7 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := [name for name in arguments.target if name not in targets]:
         parser.error(f"there is no target {unknown[0]}; there are {', '.join(targets)}")
     chosen = arguments.target or list(targets)
-    if not atheris_is_there():
+    if "routes" in chosen and not is_there("schemathesis"):
+        print("Schemathesis is not to be had for this Python, so requests are made of the table of routes alone.")
+    if not is_there("atheris"):
         print(
             "Atheris is not to be had for this Python, so inputs are changed by chance instead of by what they reach."
         )

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from .changes import changed_bytes
 from .faults import Trial, where_from
-from .target import Target, all_targets
+from .target import Target, all_targets, is_there
 
 HANG = 20.0  # seconds of one input, after which the process ends
 _LIMIT = 4 << 30  # bytes of addresses beyond those in use at the start; what takes more fails, and the machine lives
@@ -31,19 +31,10 @@ _SHARE = 0.25  # of the inputs, or of the time, that are Hypothesis's
 _SHRINK = 4.0  # seconds that a fault is made smaller for
 
 
-def atheris_is_there() -> bool:
-    """Tell whether inputs can be chosen by what they reach in the code."""
-    try:
-        import atheris  # noqa: F401
-    except ImportError:
-        return False
-    return True
-
-
 @contextmanager
 def instrumented() -> Iterator[None]:
     """Have what is imported tell which parts of it an input reaches, where Atheris is there."""
-    if atheris_is_there():
+    if is_there("atheris"):
         import atheris
 
         with atheris.instrument_imports(include=["extension", "lib_lora"]):
@@ -93,7 +84,7 @@ class Run:
         for data in self._kept():
             self.one(data)
         self._by_hypothesis()
-        if atheris_is_there():
+        if is_there("atheris"):
             self._by_atheris()
         self._by_chance()
 
@@ -221,7 +212,7 @@ class Run:
                 self._end()
 
     def _save(self) -> None:
-        told = {**asdict(self.trial.figures), "faults": sorted(self._kinds), "atheris": atheris_is_there()}
+        told = {**asdict(self.trial.figures), "faults": sorted(self._kinds), "atheris": is_there("atheris")}
         new = self._figures.with_suffix(".new")
         new.write_text(json.dumps(told))
         new.replace(self._figures)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import pkgutil
 import shutil
@@ -100,6 +101,11 @@ def check_answer(answer: object) -> None:
         raise Fault(f"the answer cannot be written as JSON: {error}") from error
     demand(_OBJECT not in text, "a sentence names an object by its address")
     demand("Traceback (most" not in text, "a sentence holds a traceback")
+
+
+def is_there(package: str) -> bool:
+    """Tell whether a package is installed; it is not imported."""
+    return importlib.util.find_spec(package) is not None
 
 
 def text_of(data: bytes) -> str:

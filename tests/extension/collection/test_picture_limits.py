@@ -54,6 +54,14 @@ def test_more_pixels_than_a_picture_has_are_refused() -> None:
         read_picture(content)
 
 
+@pytest.mark.parametrize("content", [b"", b"no picture", png(8, 8)[:20]])
+def test_no_place_in_memory_is_told(content: bytes) -> None:
+    with pytest.raises(PictureError) as caught:
+        opened_picture(content, 16)
+    assert "0x" not in str(caught.value)
+    assert str(caught.value).startswith("this is no picture that can be read: ")
+
+
 def test_pixels_that_a_library_warns_of_are_refused_as_well() -> None:
     with pytest.raises(PictureError, match="no picture that can be read"):
         shrunk_picture(png(10_000, 9_990, "1", 1), 384)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from extension.hosts.standalone import STANDALONE
 from extension.standalone.pnginfo import encode_png
 
 from ..changes import changed_request, file_of
-from ..target import check_answer, demand, folder, json_values, target
+from ..target import check_answer, demand, folder, is_there, json_values, target
 
 if TYPE_CHECKING:
     from extension.session import Session
@@ -174,7 +173,7 @@ def served() -> Served:
 
 
 def _requests() -> st.SearchStrategy[bytes]:
-    if importlib.util.find_spec("schemathesis") is not None:
+    if is_there("schemathesis"):
         return _of_schemathesis() | _of_our_own()
     return _of_our_own()
 
