@@ -64,6 +64,7 @@ _NUMBERS: tuple[Any, ...] = (
 _TEXTS = ("", " ", "x", "a" * 300, "\ud800", "\x00", "null", "<b>", "1e5", "../../x", "__metadata__", "NaN", "\u0130")
 _DTYPES = ("F32", "F16", "BF16", "F64", "I8", "I64", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F4", "f32", "C64", "U16", "")
 _MOST = 1 << 16  # bytes of an input
+_MOST_HOLLOW = 1 << 30  # bytes that a tensor of a file without its body stands for
 
 
 def changed_bytes(data: bytes, random: Random) -> bytes:
@@ -178,7 +179,7 @@ def changed_file(data: bytes, random: Random) -> bytes:
     length = int.from_bytes(data[:8], "little")
     try:
         header = json.loads(data[8 : 8 + length])
-        body = data[8 + length :]
+        body = None if hollow(data) else data[8 + length :]
         if not isinstance(header, dict) or random.random() < 0.05:
             return changed_bytes(data, random)
     except (ValueError, RecursionError):
@@ -204,10 +205,22 @@ def changed_file(data: bytes, random: Random) -> bytes:
             said = header.get("__metadata__", {})
             header["__metadata__"] = changed_value(said, random) if isinstance(said, dict) and said else {"a": "b"}
         case _:
-            body = changed_values(body, random)
+            body = None if body is None else changed_values(body, random)
     text = json.dumps(header).encode()
     written = len(text) if random.random() < 0.95 else random.choice((0, 1, 2**63, len(text) + 8, len(text) - 1))
-    return (written.to_bytes(8, "little") + text + body)[:_MOST]
+    return (written.to_bytes(8, "little") + text + (body or b""))[:_MOST]
+
+
+def hollow(data: bytes) -> int:
+    """Return how many bytes a file has whose body was left out to keep it small; 0 for any other."""
+    try:
+        header = json.loads(data[8:])
+        ends = [info["data_offsets"][1] for key, info in header.items() if key != "__metadata__"]
+        end = max(ends, default=0)
+    except (ValueError, RecursionError, AttributeError, TypeError, KeyError, IndexError):
+        return 0
+    whole = int.from_bytes(data[:8], "little") == len(data) - 8 and isinstance(end, int)
+    return len(data) + end if whole and 0 < end <= 64 * _MOST_HOLLOW else 0
 
 
 def changed_values(body: bytes, random: Random) -> bytes:
@@ -222,19 +235,26 @@ def changed_values(body: bytes, random: Random) -> bytes:
     return body[:at] + odd * random.choice((1, 1, 8)) + body[at + len(odd) :]
 
 
-def file_of(header: dict[str, Any], body: bytes = b"") -> bytes:
-    """Write a safetensors file of a header whose tensors lie one after the other; bytes that are missing are 1.0."""
+def file_of(header: dict[str, Any], body: bytes | None = b"") -> bytes:
+    """Write a safetensors file of a header whose tensors lie one after the other.
+
+    Args:
+        header: what it says, without offsets.
+        body: of its beginning; bytes that are missing are 1.0. None leaves all of it out, see `hollow`.
+    """
     end = 0
     for key, info in header.items():
         if key != "__metadata__" and isinstance(info, dict):
-            start, end = end, end + _size(info)
+            start, end = end, end + _size(info, _MOST if body is not None else _MOST_HOLLOW)
             info["data_offsets"] = [start, end]
     text = json.dumps(header).encode()
+    if body is None:
+        return len(text).to_bytes(8, "little") + text
     body = (body + b"\x00\x00\x80\x3f" * (max(0, end - len(body)) // 4 + 1))[:end]
     return len(text).to_bytes(8, "little") + text + body
 
 
-def _size(info: dict[str, Any]) -> int:
+def _size(info: dict[str, Any], most: int) -> int:
     widths = {
         "F64": 8,
         "I64": 8,
@@ -251,7 +271,7 @@ def _size(info: dict[str, Any]) -> int:
     size = widths.get(str(info.get("dtype")), 1)
     for length in info.get("shape") or () if isinstance(info.get("shape"), list) else ():
         size *= length if isinstance(length, int) and 0 <= length <= _MOST else 1
-    return min(size, _MOST)
+    return min(size, most)
 
 
 def _tensor(info: Any, random: Random) -> dict[str, Any]:
