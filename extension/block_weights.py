@@ -18,9 +18,9 @@ from typing import TypeAlias
 
 from lib_lora import BlockWeights, Element
 
-NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # `\d` has the digits of all alphabets
+NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # `\d` has the digits of all alphabets
 _NUMBER = re.compile(NUMBER)
-_INHERITED = re.compile(r"X(?:([+-])([0-9]+\.?[0-9]*|\.[0-9]+))?")
+_INHERITED = re.compile(r"X(?:([+-])([0-9]+(?:\.[0-9]*)?|\.[0-9]+))?")
 _MOST = 400
 """Values of a list; no model has as many blocks."""
 _NAME = re.compile(r"[^:<>=,#\s](?:[^:<>=,#]*[^:<>=,#\s])?")

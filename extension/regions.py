@@ -33,7 +33,7 @@ NAMED: Mapping[str, Region] = {
 }
 """Those that come along."""
 
-_EDGE = r"\s*(?:[0-9]+\.?[0-9]*|\.[0-9]+)\s*"
+_EDGE = r"\s*(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*"
 _EDGES = re.compile(rf"{_EDGE}(?:,{_EDGE}){{3}}")
 _NAME = re.compile(r"\w(?:[\w \-.()]*[\w)])?")
 _MAX_NAME = 60  # characters

@@ -12,7 +12,7 @@
  * A number, whose curve is null; or a curve, whose value is the one farthest from 0.
  */
 
-export const NUMBER = /^[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?$/i;
+export const NUMBER = /^[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?$/i;
 export const SHAPES = ["linear", "step", "cosine"];
 
 /**

@@ -15,7 +15,7 @@ import {written} from "./curve.js";
  */
 
 export const SIDE = 64; // cells along each edge
-const EDGE = String.raw`\s*(?:\d+\.?\d*|\.\d+)\s*`;
+const EDGE = String.raw`\s*(?:\d+(?:\.\d*)?|\.\d+)\s*`;
 const EDGES = new RegExp(`^${EDGE}(?:,${EDGE}){3}$`);
 const NAME = /^\p{L}(?:[\p{L}\p{N}_ \-.()]*[\p{L}\p{N}_)])?$/u; // no file is called so that ends in a dot or a blank
 const MAX_NAME = 60;

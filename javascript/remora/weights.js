@@ -4,7 +4,7 @@
 
 import {NUMBER, written} from "./curve.js";
 
-const LETTER = /^(?:R|U|X(?:[+-](?:\d+\.?\d*|\.\d+))?)$/; // drawn at random, or whatever X is
+const LETTER = /^(?:R|U|X(?:[+-](?:\d+(?:\.\d*)?|\.\d+))?)$/; // drawn at random, or whatever X is
 const NOT_IN_NAMES = /[:,<>=#]/;
 // What a block is that a list has no weight for, as the engine has it; any other is 0.
 /** @type {{[id: string]: string[]}} */

@@ -87,7 +87,7 @@ export function Strength({title, what, value, set, disabled = false}) {
  * @param {string} text
  */
 export function isNumber(text) {
-    return /^\s*[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?\s*$/i.test(text) && Math.abs(Number(text)) <= 1e6;
+    return /^\s*[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?\s*$/i.test(text) && Math.abs(Number(text)) <= 1e6;
 }
 
 /**

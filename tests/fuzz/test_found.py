@@ -1,0 +1,29 @@
+"""The faults that were found, each with the input that showed it."""
+
+from __future__ import annotations
+
+import pytest
+
+from .faults import Trial
+from .target import all_targets
+
+DIGITS = b"0" * 12_000
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize(
+    ("target", "data"),
+    [
+        # each way to part the digits in two was tried: ten seconds
+        pytest.param("prompts", b"<lora:a:%s!>" % DIGITS, id="a number of many digits in a prompt"),
+        pytest.param("tags", b"1:%s!" % DIGITS, id="a number of many digits in a tag"),
+        pytest.param("block_weights", b"1,%s!,1" % DIGITS, id="a number of many digits in a list"),
+        pytest.param("block_weights", b"1,X+%s!" % DIGITS, id="an offset of many digits in a list"),
+        pytest.param("regions", b"!%s!" % DIGITS, id="an edge of many digits"),
+        # its error named the place of the content in memory
+        pytest.param("png_info", b"", id="a picture without content"),
+        pytest.param("region_pictures", b"no picture", id="a region that is no picture"),
+    ],
+)
+def test_is_a_fault_no_more(target: str, data: bytes) -> None:
+    Trial(all_targets()[target])(data)
