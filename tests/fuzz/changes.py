@@ -248,6 +248,7 @@ def file_of(header: dict[str, Any], body: bytes | None = b"") -> bytes:
             start, end = end, end + _size(info, _MOST if body is not None else _MOST_HOLLOW)
             info["data_offsets"] = [start, end]
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # as all programs do, so that numbers lie where the processor wants them
     if body is None:
         return len(text).to_bytes(8, "little") + text
     body = (body + b"\x00\x00\x80\x3f" * (max(0, end - len(body)) // 4 + 1))[:end]
