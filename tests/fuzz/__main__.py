@@ -25,6 +25,7 @@ from .target import all_targets, is_there
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "runs" / "fuzz"
+_DAY = 86_400.0  # seconds
 _START = 120.0  # seconds that a process may take to start
 _MEMORY = "/dev/shm"
 _HEADS = ("target", "executions", "per second", "longest ms", "growth MB", "faults")
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             "Atheris is not to be had for this Python, so inputs are changed by chance instead of by what they reach."
         )
-    seconds = 1e9 if arguments.count else arguments.minutes * 60 / len(chosen)
+    seconds = _DAY if arguments.count else arguments.minutes * 60 / len(chosen)
     rows = []
     for name in chosen:
         rows.append(_one(name, arguments.folder, seconds, arguments.count))

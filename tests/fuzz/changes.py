@@ -64,6 +64,7 @@ _NUMBERS: tuple[Any, ...] = (
 _TEXTS = ("", " ", "x", "a" * 300, "\ud800", "\x00", "null", "<b>", "1e5", "../../x", "__metadata__", "NaN", "\u0130")
 _DTYPES = ("F32", "F16", "BF16", "F64", "I8", "I64", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F4", "f32", "C64", "U16", "")
 _MOST = 1 << 16  # bytes of an input
+_SHORT = 1500  # bytes of most texts, as they are tried quickly
 _MOST_HOLLOW = 1 << 30  # bytes that a tensor of a file without its body stands for
 
 
@@ -106,7 +107,8 @@ def changed_text(data: bytes, random: Random) -> bytes:
                 )
             case _:
                 text = text[:at] + random.choice(_TOKENS) * random.choice((1, 1, 1, 1, 30)) + text[end:]
-    return text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "surrogatepass")[:_MOST]
+    most = _MOST if random.random() < 0.03 else _SHORT
+    return text.encode("utf-8", "surrogateescape" if _is_escaped(text) else "surrogatepass")[:most]
 
 
 def _is_escaped(text: str) -> bool:

@@ -68,6 +68,7 @@ class Run:
         self._begun = time.perf_counter()
         self._current = _shared(self._figures.with_suffix(".input"))
         self._random = Random(time.time_ns())
+        self._saving = threading.Lock()
         _limit_memory()
 
     def _warm_up(self) -> None:
@@ -214,8 +215,9 @@ class Run:
     def _save(self) -> None:
         told = {**asdict(self.trial.figures), "faults": sorted(self._kinds), "atheris": is_there("atheris")}
         new = self._figures.with_suffix(".new")
-        new.write_text(json.dumps(told))
-        new.replace(self._figures)
+        with self._saving:  # two threads do
+            new.write_text(json.dumps(told))
+            new.replace(self._figures)
 
     def _end(self) -> NoReturn:
         self._save()
