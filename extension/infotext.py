@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 _NEGATIVE = "Negative prompt:"
-_SETTING = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
+# Finds what the original's pattern does, which begins with `\s*(`. Here a name is looked for once in each run of the
+# characters it may have, and not at each of them: that would take minutes for a long line without a colon.
+_SETTING = re.compile(r'(?<![\w \-/])[ \-/]*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
 _MIN_SETTINGS = 3  # a last line with fewer belongs to the prompt, as in the original
 
 

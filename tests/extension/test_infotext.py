@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import re
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extension.infotext import Infotext, format_hashes, format_infotext, parse_hashes, parse_infotext
+from extension.infotext import _SETTING, Infotext, format_hashes, format_infotext, parse_hashes, parse_infotext
+from tests.selection import examples
 
+FUZZ = settings(max_examples=examples(3000), deadline=None)
 SETTINGS = {"Steps": "20", "Sampler": "Euler a", "CFG scale": "7", "Seed": "1", "Size": "512x512"}
 
 
@@ -36,6 +38,16 @@ def test_a_text_written_by_a1111_is_read() -> None:
 def test_a_text_without_settings_is_all_prompt() -> None:
     assert parse_infotext("a fox, Steps: many") == Infotext("a fox, Steps: many")
     assert parse_infotext("") == Infotext()
+
+
+# AUTOMATIC1111/stable-diffusion-webui modules/infotext_utils.py, `re_param_code`
+ORIGINAL = re.compile(r'\s*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
+
+
+@FUZZ
+@given(st.text(st.sampled_from('ab1_é -/:,"\\\t;.'), max_size=40))
+def test_settings_are_found_where_the_originals_pattern_finds_them(line: str) -> None:
+    assert _SETTING.findall(line) == ORIGINAL.findall(line)
 
 
 def test_hashes_keep_their_separators_to_themselves() -> None:

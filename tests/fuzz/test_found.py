@@ -20,6 +20,9 @@ DIGITS = b"0" * 12_000
         pytest.param("block_weights", b"1,%s!,1" % DIGITS, id="a number of many digits in a list"),
         pytest.param("block_weights", b"1,X+%s!" % DIGITS, id="an offset of many digits in a list"),
         pytest.param("regions", b"!%s!" % DIGITS, id="an edge of many digits"),
+        # a name was looked for at each character of the line
+        pytest.param("infotexts", b"a\nSteps: 1, %s!" % DIGITS, id="a long line without a colon"),
+        pytest.param("infotexts", b"a\n%sb!" % (b"\t" * 12_000), id="a long line of blanks"),
         # its error named the place of the content in memory
         pytest.param("png_info", b"", id="a picture without content"),
         pytest.param("region_pictures", b"no picture", id="a region that is no picture"),
