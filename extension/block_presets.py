@@ -41,7 +41,7 @@ class BlockPresetsFile:
 
         self._others = others
         # as text: lines that are no presets are the user's, too
-        self._store = Store(path, _WHAT, "", _text, lambda text: text.encode("utf-8", "replace"), _LONGEST)
+        self._store = Store(path, _WHAT, "", _text, _content, _LONGEST)
         self._read: dict[Path, FileValue[BlockPresets]] = {}
 
     @property
@@ -105,6 +105,11 @@ class BlockPresetsFile:
 
 def _text(content: bytes) -> str:
     return content.decode("utf-8-sig")
+
+
+def _content(text: str) -> bytes:
+    """Return what `_text` reads back: it takes the mark of an editor away, so a text that begins with one gets another."""
+    return text.encode("utf-8-sig" if text.startswith("\ufeff") else "utf-8", "replace")
 
 
 def _presets_of(path: Path, content: bytes) -> BlockPresets:

@@ -23,6 +23,8 @@ DIGITS = b"0" * 12_000
         # a name was looked for at each character of the line
         pytest.param("infotexts", b"a\nSteps: 1, %s!" % DIGITS, id="a long line without a colon"),
         pytest.param("infotexts", b"a\n%sb!" % (b"\t" * 12_000), id="a long line of blanks"),
+        # each change of the file took one more mark away
+        pytest.param("block_files", "\ufeff\ufeffA:1,0".encode(), id="a file with two marks at its beginning"),
         # its error named the place of the content in memory
         pytest.param("png_info", b"", id="a picture without content"),
         pytest.param("region_pictures", b"no picture", id="a region that is no picture"),
