@@ -108,7 +108,7 @@ def _text(content: bytes) -> str:
 
 
 def _content(text: str) -> bytes:
-    """Return what `_text` reads back: it takes the mark of an editor away, so a text that begins with one gets another."""
+    """Return what `_text` reads back: it takes a mark at the beginning away, so a text that has one gets another."""
     return text.encode("utf-8-sig" if text.startswith("\ufeff") else "utf-8", "replace")
 
 
