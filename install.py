@@ -7,6 +7,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
   test     run a selection of the tests in about four minutes, or with --all every test; ARGUMENTS go to pytest
   bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
   fuzz     look for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
+  soak     use the embedded web UI hard for minutes while disks, files and processes fail; ARGUMENTS go to it
   check    run ruff and mypy, and the type checker and linter of the JavaScript
   train    make the demo's model and LoRAs anew, which takes over two hours; ARGUMENTS go to it
 
@@ -333,6 +334,18 @@ def install_node_modules(python: str) -> None:
     stamp.write_text(wanted)
 
 
+def soak(environment: Environment, arguments: list[str]) -> int:
+    """Use the embedded web UI hard while disks, files, locks and processes fail; ends with 1 where an answer is wrong.
+
+    usage: python install.py soak [--minutes N] [--seed N]
+
+    --minutes N  how long, 5 if not given
+    --seed N     of all that is drawn
+    """
+    environment.ensure("run", "test")
+    return become([str(environment.python), "-m", "tests.soak", *arguments])
+
+
 def train(environment: Environment, arguments: list[str]) -> int:
     """Make the demo's model and LoRAs anew, which takes over two hours on two cores.
 
@@ -344,7 +357,15 @@ def train(environment: Environment, arguments: list[str]) -> int:
     return become([str(environment.python), "-m", "training", *arguments])
 
 
-COMMANDS = {"demo": demo, "test": test, "bench": bench, "fuzz": fuzz, "check": check, "train": train}
+COMMANDS = {
+    "demo": demo,
+    "test": test,
+    "bench": bench,
+    "fuzz": fuzz,
+    "soak": soak,
+    "check": check,
+    "train": train,
+}
 
 
 def main(arguments: list[str]) -> int:

@@ -323,6 +323,12 @@ class TestCommands:
             assert self.calls.pop() == ["-m", "pytest", *spread, *arguments]
         assert os.environ["OMP_NUM_THREADS"] == threads
 
+    def test_soak(self) -> None:
+        self.codes = {"tests.soak": 1}
+        assert install.main(["soak", "--minutes", "2"]) == 1
+        assert self.ensured == ["run", "test"]
+        assert self.calls == [["-m", "tests.soak", "--minutes", "2"]]
+
     def test_train(self) -> None:
         assert install.main(["train", "judge"]) == 0
         assert self.ensured == ["run", "train"]
