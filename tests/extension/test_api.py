@@ -274,7 +274,7 @@ def test_a_stack_that_cannot_be_kept_is_as_before(
     monkeypatch.setattr("os.fsync", full)
     answer = put(client)
     assert answer.status_code == 500
-    assert answer.json()["detail"].startswith("the stack cannot be kept, so it is as before: ")
+    assert answer.json()["detail"] == "the stack cannot be kept, so it is as before: No space left on device"
     assert client.get(STACK).json() == before
 
 
