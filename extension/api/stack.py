@@ -57,7 +57,9 @@ class StackApi:
                 self._session.always_on.put(stack)
                 return self.stack(request)
         except OSError as error:
-            raise HTTPException(BROKEN, f"the stack cannot be kept, so it is as before: {error.strerror or error}") from error
+            raise HTTPException(
+                BROKEN, f"the stack cannot be kept, so it is as before: {error.strerror or error}"
+            ) from error
 
     def _told(self) -> dict[str, Any]:
         return {**self._session.always_on.stack.to_json(), "problem": self._session.always_on.problem}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -15,6 +16,8 @@ from .render import Watch, check, render
 
 if TYPE_CHECKING:
     from .studio import Studio
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Work: TypeAlias = Callable[[Txt2Img, Watch], Result]
@@ -107,5 +110,10 @@ def _work(studio: Studio, save: bool, request: Txt2Img, watch: Watch) -> Result:
     folder = studio.output_dir
     if not save or folder is None:
         return result
-    pictures = (replace(picture, path=save_picture(picture, folder)) for picture in result.pictures)
-    return replace(result, pictures=tuple(pictures))
+    try:
+        pictures = tuple(replace(picture, path=save_picture(picture, folder)) for picture in result.pictures)
+    except OSError as error:  # what was made is shown all the same
+        logger.warning("pictures cannot be saved in %s: %s", folder, error.strerror or error)
+        problem = f"the pictures could not be saved in {folder} ({error.strerror or error}); save them from here"
+        return replace(result, notes=(*result.notes, problem))
+    return replace(result, pictures=pictures)

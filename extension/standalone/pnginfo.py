@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from PIL.PngImagePlugin import PngInfo
+
+from ..atomic import write_bytes
+from ..store import locked
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -34,13 +38,14 @@ def read_infotext(image: Image) -> str:
 
 
 def save_picture(picture: Picture, folder: Path) -> Path:
-    """Write a picture as `00001-SEED.png` with the next free number.
+    """Write a picture as `00001-SEED.png` with the next free number; another program may do so at the same time.
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: the folder cannot be written to; nothing of the picture is there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    numbers = [int(match[1]) for path in folder.glob("*.png") if (match := _NUMBERED.match(path.name))]
-    path = folder / f"{max(numbers, default=0) + 1:05d}-{picture.seed}.png"
-    path.write_bytes(encode_png(picture.image, picture.infotext))
+    content = encode_png(picture.image, picture.infotext)
+    with locked(Path(os.path.realpath(folder))):
+        numbers = [int(match[1]) for path in folder.glob("*.png") if (match := _NUMBERED.match(path.name))]
+        path = folder / f"{max(numbers, default=0) + 1:05d}-{picture.seed}.png"
+        write_bytes(path, content, lasting=False)
     return path

@@ -102,9 +102,9 @@ class Handlers:
         texts = [picture.infotext for picture in result.pictures]
         if not texts:
             return over._replace(outcome=shown.outcome(result))
-        paths = [str(picture.path) for picture in result.pictures]
+        pictures = [picture.image if picture.path is None else str(picture.path) for picture in result.pictures]
         return over._replace(
-            gallery=gr.update(value=paths, visible=True, selected_index=0 if len(paths) == 1 else None),
+            gallery=gr.update(value=pictures, visible=True, selected_index=0 if len(pictures) == 1 else None),
             infotext=texts[0],
             infotexts=texts,
             outcome=shown.outcome(result),

@@ -128,6 +128,8 @@ class Churn:
             ("a link to nothing", False, instead(lambda path: path.symlink_to("nowhere"))),
             ("a folder", False, instead(Path.mkdir)),
             ("good, after quick replacements", True, self._replace_often),
+            ("good, after a copy over it", True, self._copy_over),
+            ("truncated where it lies", False, self._truncate),
             ("good, with notes that are none", True, lambda path: self._put_beside(path, ".json")),
             ("good, with a picture that is none", True, lambda path: self._put_beside(path, ".png")),
         )
@@ -156,6 +158,21 @@ class Churn:
                 remove(path)
             new.replace(path)
             time.sleep(0.03)
+
+    def _copy_over(self, path: Path) -> None:
+        """Write into the file that is there, as `cp` does."""
+        if not path.is_file() or path.is_symlink():
+            remove(path)
+        content = self._some()
+        with path.open("wb", buffering=0) as stream:
+            for start in range(0, len(content), 1 << 16):
+                stream.write(content[start : start + (1 << 16)])
+                time.sleep(0.02)
+
+    def _truncate(self, path: Path) -> None:
+        self._put_good(path)
+        time.sleep(0.5)
+        os.truncate(path, self._random.randrange(1, 60_000))
 
     def _put_beside(self, path: Path, suffix: str) -> None:
         self._put_good(path)

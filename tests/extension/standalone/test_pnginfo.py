@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,28 @@ def test_pictures_are_numbered_on(tmp_path: Path) -> None:
     (folder / "00041-1.png").touch()
     (folder / "holiday.png").touch()
     assert save_picture(Picture(IMAGE, 9, "x"), folder).name == "00042-9.png"
+
+
+def test_two_at_the_same_time_do_not_take_the_same_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+
+    def encode(image: Image.Image, infotext: str) -> bytes:
+        both.wait(10)
+        return encode_png(image, infotext)
+
+    monkeypatch.setattr("extension.standalone.pnginfo.encode_png", encode)
+    with ThreadPoolExecutor(2) as pool:
+        names = sorted(path.name for path in pool.map(lambda _: save_picture(Picture(IMAGE, 7, "x"), tmp_path), "ab"))
+    assert names == ["00001-7.png", "00002-7.png"]
+
+
+def test_of_a_picture_that_does_not_fit_on_the_disk_nothing_is_left(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save_picture(Picture(IMAGE, 7, "x"), tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []

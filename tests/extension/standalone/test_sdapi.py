@@ -8,6 +8,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,6 +208,23 @@ def test_pictures_are_sent_and_saved_as_asked(client: TestClient, runner: Runner
     assert answer["images"] == []
     with Image.open(saved) as image:
         assert read_infotext(image) == json.loads(answer["info"])["infotexts"][0]
+
+
+def test_pictures_that_cannot_be_saved_are_sent_all_the_same(
+    client: TestClient, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int, *_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    answer = client.post(TXT2IMG, json={**SMALL, "save_images": True})
+    assert answer.status_code == 200
+    assert len(answer.json()["images"]) == 1
+    said = (
+        f"the pictures could not be saved in {runner.studio.output_dir} (No space left on device); save them from here"
+    )
+    assert said in json.loads(answer.json()["info"])["remora"]["notes"]
 
 
 def test_the_list_of_loras_and_its_refresh(client: TestClient, runner: Runner) -> None:

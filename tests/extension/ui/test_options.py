@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from extension.generation import Picture, Txt2Img
 from extension.options import CACHE, IN_ORDER, MERGE, PAYS, TABLE
 from extension.standalone.jobs import Runner
 from extension.standalone.server import PageBackend
@@ -69,3 +70,16 @@ def test_a_bad_value_changes_nothing_and_is_said(backend: PageBackend, handlers:
     with pytest.raises(gr.Error, match="remora_cache_mb must be a whole number from 0"):
         handlers.set_option(CACHE, None)
     assert backend.option(CACHE) == 4096
+
+
+def test_pictures_that_could_not_be_saved_are_shown_with_the_reason(
+    backend: PageBackend, handlers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(picture: Picture, folder: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("extension.standalone.jobs.save_picture", full)
+    job = backend.submit(Txt2Img("a fox", steps=1, width=64, height=64, seed=1))
+    *_, last = handlers._follow(job)
+    assert [picture.size for picture in last.gallery["value"]] == [(64, 64)]
+    assert "No space left on device" in last.outcome
