@@ -19,8 +19,11 @@ def at_multiplier(product: Callable[[Tensor], Tensor], operand: Tensor, multipli
         operand: small, and the same for all rows.
         multiplier: a number, a tensor of one, or one that broadcasts to the product.
     """
-    if isinstance(multiplier, Tensor) and multiplier.numel() > 1:
-        return product(operand) * multiplier
+    if isinstance(multiplier, Tensor):
+        if multiplier.numel() > 1:
+            return product(operand) * multiplier
+        if multiplier.ndim > operand.ndim:  # of a map of one place: the operand would become another one
+            multiplier = multiplier.reshape(())
     return product(operand * multiplier)
 
 

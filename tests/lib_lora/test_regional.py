@@ -130,6 +130,21 @@ def test_each_side_has_its_own_lora(tmp_path, sample, layer, way):
     check(base.layer, paths, x, 1e-6, REACH.get(layer, 0))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize(("sample", "layer"), [case for case in PLACED if case.values[1] == "conv 1x1"])
+def test_a_map_may_be_of_one_place(tmp_path, sample, layer):
+    """As that of the innermost layers is for a picture of 64 pixels."""
+    base, _ = make(layer)
+    path, _ = write(tmp_path, sample, layer, tuple(weight_of(base, layer).shape))
+    x = torch.randn(2, 24, 1, 1, dtype=torch.float64)
+    model = Denoiser(base.layer)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, 0.8)]))
+    want = model(x)
+    engine.activate(Stack([Entry(path, strength(0.8, Region.rectangle(0, 0, 1, 1)))]))
+    assert worst(model(x), want) < 1e-6
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("layer", ["linear", "conv 3x3, stride", "group norm"])
 def test_in_every_dtype(tmp_path, layer, dtype):
