@@ -21,6 +21,8 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+from PIL import Image
+
 from .clients import Client, Crowd
 from .faults import LORAS, STABLE, Churn, Disk, Editor, Faults, with_own_mounts
 from .ledger import Ledger, Sample
@@ -73,14 +75,15 @@ class Soak:
         self.ledger = Ledger(runs)
         self._one = one
         self._seconds = 0.0
+        self._saved = self._strange = self._left = 0
         self._samples: dict[str, list[Sample]] = {}
         self._runs = runs
         self._disk = Disk(folder)
-        self._loras, self._data = folder / "loras", folder / "data"
+        self._loras, self._data, self._pictures = (folder / name for name in ("loras", "data", "pictures"))
         shutil.copytree(LORAS, self._loras)
         self._data.mkdir()
         names = "a" if one else "ab"
-        self._servers = [Served(name, self._loras, self._data, runs, self.ledger) for name in names]
+        self._servers = [Served(name, self._loras, self._data, self._pictures, runs, self.ledger) for name in names]
         self._churn = Churn(self._loras, self.ledger, Random(f"{seed}/files"))
         self._editor = None if one else Editor(self._data, self.ledger, Random(f"{seed}/editor"))
         self._faults = Faults(self._servers, self._disk, self._data, self.ledger, Random(f"{seed}/faults"))
@@ -93,7 +96,7 @@ class Soak:
 
     def run(self, seconds: float) -> None:
         """Use the servers for so long, with looks at all that is kept in between."""
-        self._seconds = seconds
+        started = time.monotonic()
         for server in self._servers:
             server.start()
         say(f"{len(self._servers)} web UI run, as processes {', '.join(str(server.pid) for server in self._servers)}")
@@ -119,6 +122,7 @@ class Soak:
         self._crowd.end()
         for server in self._servers:
             server.end()
+        self._seconds = time.monotonic() - started
         self._look_at_what_is_left()
 
     def close(self) -> None:
@@ -165,6 +169,7 @@ class Soak:
             client.look_at_everything()
             self._look_at_files(client)
             client.compare_lists()
+        self._look_at_pictures()
         if measured and not self._one:
             time.sleep(_IDLE)
             for server in self._servers:
@@ -193,6 +198,26 @@ class Soak:
                     self.ledger.went_wrong("files", f"on server {client.server.name}, after {_SETTLED:.0f} s: {text}")
                 return
             time.sleep(0.5)
+
+    def _look_at_pictures(self) -> None:
+        """See that all pictures that were saved are there, and those that were made; then make room."""
+        found = sorted(self._pictures.glob("*.png")) if self._pictures.is_dir() else []
+        for path in found:
+            try:
+                with Image.open(path) as picture:
+                    infotext, pixels = picture.info["parameters"], picture.tobytes()
+            except (OSError, ValueError, KeyError, SyntaxError) as error:
+                self.ledger.went_wrong("saved", f"{path.name} is damaged: {error!r}")
+                continue
+            known = self.ledger.is_known(infotext, pixels)
+            self._strange += known is None  # of an answer that was lost with its server, or of a file that changed
+            if known is False and "<lora:change" not in infotext:
+                self.ledger.went_wrong("saved", f"{path.name} is not the picture that was sent: {infotext}")
+            path.unlink()
+        self._saved += len(found)
+        if self._saved < self.ledger.saved:
+            self.ledger.went_wrong("saved", f"{self.ledger.saved} pictures were said to be saved, {self._saved} were")
+            self._saved = self.ledger.saved
 
     def _kill_all(self) -> None:
         """Kill each server while it is used, start it again, and look at all that is kept."""
@@ -254,6 +279,7 @@ class Soak:
             *((f"- {kind}", f"{number:,}") for kind, number in sorted(ledger.requests.items())),
             ("answers by status", ", ".join(f"{status}: {n:,}" for status, n in sorted(ledger.statuses.items()))),
             ("pictures", f"{ledger.pictures:,}, {ledger.pictures_again:,} of them for parameters that had come before"),
+            ("saved", f"{self._saved:,}, {self._strange} of them of lost answers or changing files"),
             ("interrupted", f"{ledger.cancelled:,}"),
             ("conflicts told by 412", f"{ledger.conflicts:,}"),
             ("changes whose answer was lost", f"{ledger.lost:,}"),
@@ -267,7 +293,7 @@ class Soak:
             *((f"- {name.replace('_', ' ')}", f"skipped: {why}") for name, why in self._faults.skipped.items()),
             ("errors that a fault explains", f"{sum(ledger.refusals.values()):,}"),
             *((f"- {text}", f"{number:,}") for text, number in ledger.refusals.most_common(12)),
-            ("temporary files left of kills", f"{getattr(self, '_left', 0)}"),
+            ("temporary files left of kills", f"{self._left}"),
             ("wrong", f"{len(ledger.wrong):,}"),
             *((f"- {text:.160}", "") for text in ledger.wrong[:20]),
         ]

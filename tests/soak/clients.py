@@ -535,6 +535,12 @@ class Client:
                 ledger.went_wrong(PICTURE, f"cancelled, though nobody interrupted it: {request['prompt']}")
         elif len(data["images"]) != request.get("n_iter", 1) * request.get("batch_size", 1):
             ledger.went_wrong(PICTURE, f"{len(data['images'])} pictures came of {request}")
+        unsaved = [note for note in info["remora"]["notes"] if "could not be saved" in note]
+        if unsaved and not ledger.explained(self.server.name, answer.span):
+            ledger.went_wrong(PICTURE, f"no fault explains {unsaved[0]}")
+        if request.get("save_images") and not unsaved:
+            with ledger.lock:
+                ledger.saved += len(data["images"])
         for image, infotext in zip(data["images"], info["infotexts"], strict=False):
             picture = Image.open(io.BytesIO(base64.b64decode(image)))
             if not compared:
@@ -568,7 +574,12 @@ class Client:
         """Make a picture with a file that comes, goes and breaks."""
         name = self._random.choice(self._churn.names)
         before = self._churn.state(name)
-        request = {**self._random.choice(self.pool.requests), "prompt": f"a red circle <lora:{name}:1>", "n_iter": 1}
+        request = {
+            **self._random.choice(self.pool.requests),
+            "prompt": f"a red circle <lora:{name}:1>",
+            "n_iter": 1,
+            "batch_size": 1,
+        }
         answer = self.ask("pictures of changing files", "POST", "/sdapi/v1/txt2img", (OK, REFUSED), json=request)
         if answer is None:
             return
@@ -648,11 +659,13 @@ class Pool:
             "prompt": " ".join([random.choice(_WORDS), *(f"<lora:{tag}>" for tag in tags)]),
             "steps": random.randint(2, 4),
             "width": random.choice([64, 96]),
-            "height": 64,
+            "height": random.choice([64, 96]),
             "seed": random.randrange(1000),
             "cfg_scale": random.choice([1, 5]),
             "sampler_name": random.choice(["Euler", "DDIM", "Euler a"]),
             "n_iter": random.choice([1, 1, 2]),
+            "batch_size": random.choice([1, 1, 2]),
+            "save_images": random.random() < 0.3,
         }
 
 

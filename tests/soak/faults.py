@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import resource
@@ -18,8 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from extension.store import locked
-
 from .ledger import Ledger
 from .served import ROOT, Served
 
@@ -27,7 +26,7 @@ LORAS = ROOT / "demo" / "loras"
 STABLE = ("neon", "night", "outline", "stars", "stripes", "zorp")
 """The LoRA that stay."""
 _DISK = 96 << 20  # bytes
-_RESERVE = 4096
+_PAGE = 4096
 _PERIOD = 0.7  # seconds between two changes of files
 _IN_MOUNTS = "REMORA_SOAK_OWN_MOUNTS"
 
@@ -229,22 +228,25 @@ class Disk:
         """
         if self.why_not:
             raise SkippedFault(self.why_not)
-        filler = self.folder / "filler"
-        try:
-            with filler.open("wb", buffering=0) as stream:
-                for size in (1 << 20, _RESERVE):
-                    while self._wrote(stream.fileno(), size):
-                        pass
-            yield
-        finally:
-            filler.unlink(missing_ok=True)
+        filler, over = self.folder / "filler", threading.Event()
+        with filler.open("wb", buffering=0) as stream:
+            thread = threading.Thread(target=self._fill, args=(stream.fileno(), over), daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
+                filler.unlink()
 
     @staticmethod
-    def _wrote(handle: int, size: int) -> bool:
-        try:
-            return os.write(handle, b"\0" * size) == size
-        except OSError:
-            return False
+    def _fill(handle: int, over: threading.Event) -> None:
+        """Take whatever room there is, again and again, as files go all the time."""
+        while not over.is_set():
+            for size in (1 << 20, _PAGE):
+                while not over.is_set() and _wrote(handle, b"\0" * size):
+                    pass
+            over.wait(0.02)
 
     @contextmanager
     def read_only(self) -> Iterator[None]:
@@ -282,6 +284,13 @@ class Disk:
                 return
             time.sleep(0.01)
         raise SkippedFault(f"the disk cannot be mounted {mode}: {done.stderr.strip()}")
+
+
+def _wrote(handle: int, content: bytes) -> bool:
+    try:
+        return os.write(handle, content) == len(content)
+    except OSError:
+        return False
 
 
 def with_own_mounts() -> None:
@@ -362,11 +371,11 @@ class Faults:
 
     def full_disk(self) -> None:
         with self._ledger.fault("disk full"), self._disk.full():
-            self._some_time(2, 5)
+            self._some_time(3, 8)
 
     def read_only(self) -> None:
         with self._ledger.fault("disk read-only"), self._disk.read_only():
-            self._some_time(2, 5)
+            self._some_time(3, 8)
 
     def no_growth(self) -> None:
         """Let a server's files not grow, as a quota does."""
@@ -374,7 +383,7 @@ class Faults:
         limits = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
         with self._ledger.fault("quota reached", server.name):
             resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (0, limits[1]))
-            self._some_time(2, 5)
+            self._some_time(3, 8)
             resource.prlimit(server.pid, resource.RLIMIT_FSIZE, limits)
 
     def locked_database(self) -> None:
@@ -394,8 +403,13 @@ class Faults:
 
     def locked_folder(self) -> None:
         """Hold the data folder's lock as another program does that hangs."""
-        with self._ledger.fault("folder locked"), locked(self._data):
-            self._some_time(3, 12)
+        with self._ledger.fault("folder locked"):
+            handle = os.open(self._data, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                self._some_time(3, 12)
+            finally:
+                os.close(handle)
 
     def stopped_process(self) -> None:
         """Stop a server for some time, wherever it is."""

@@ -126,7 +126,7 @@ class Ledger:
         self.injected: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         """Faults that were told in an answer, by the sentence's beginning."""
-        self.pictures = self.pictures_again = self.cancelled = self.conflicts = self.lost = 0
+        self.saved = self.pictures = self.pictures_again = self.cancelled = self.conflicts = self.lost = 0
 
     def went_wrong(self, kind: str, text: str, **more: Any) -> None:
         """Count something wrong and write it down."""
@@ -219,6 +219,12 @@ class Ledger:
             known = self._pictures.setdefault(infotext, digest)
             self.pictures_again += known is not digest
             return None if known == digest else f"was {known[:12]} before, and is {digest[:12]} now: {infotext}"
+
+    def is_known(self, infotext: str, pixels: bytes) -> bool | None:
+        """Tell whether these are the bits that came of these parameters; None where none came."""
+        with self.lock:
+            known = self._pictures.get(infotext)
+        return None if known is None else known == hashlib.sha256(pixels).hexdigest()
 
     def parameters(self, request: str, infotext: str) -> str | None:
         """Note what a picture says of itself; return what is wrong where it said something else before."""

@@ -29,15 +29,15 @@ class Served:
         name: of one letter.
         loras: its LoRA folder.
         data: its data folder.
+        pictures: where it saves pictures.
         runs: where its log is written.
         ledger: is told of tracebacks in its log.
     """
 
-    def __init__(self, name: str, loras: Path, data: Path, runs: Path, ledger: Ledger) -> None:
+    def __init__(self, name: str, loras: Path, data: Path, pictures: Path, runs: Path, ledger: Ledger) -> None:
         self.name = name
-        self._folders = loras, data
+        self._folders = loras, data, pictures
         self._log = runs / f"server-{name}.log"
-        self._runs = runs
         self._ledger = ledger
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -55,10 +55,10 @@ class Served:
 
     def start(self) -> None:
         """Start it and wait until it answers."""
-        loras, data = self._folders
+        loras, data, pictures = self._folders
         command = [sys.executable, "-m", "extension.standalone", f"--model={MODEL}", "--no-browser", "--device=cpu"]
         command += [f"--port={self.port}", f"--lora-dir={loras}", f"--data-dir={data}"]
-        command += [f"--output-dir={self._runs / 'pictures'}"]
+        command += [f"--output-dir={pictures}"]
         # one thread: bits of pictures depend on their number, and several wait for each other on cores that others use
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         self.process = subprocess.Popen(
