@@ -18,6 +18,8 @@ from .ledger import Ledger, Sample
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ROOT / "demo" / "remora-shapes"
+_SETTINGS = {"remora_ready_mb": 16, "remora_cache_mb": 64}
+"""Stacks and files that are kept in memory for later, by default in gigabytes, would hide what grows without end."""
 _START = 180.0  # seconds
 _END = 60.0
 
@@ -82,6 +84,7 @@ class Served:
             except httpx.TransportError:
                 time.sleep(0.2)
             else:
+                httpx.post(f"{self.url}/sdapi/v1/options", json=_SETTINGS, timeout=60).raise_for_status()
                 self.up.set()
                 return
         raise RuntimeError(f"server {self.name} did not answer within {_START:.0f} s; see {self._log}")
