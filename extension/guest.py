@@ -162,7 +162,7 @@ class Guest:
                 tag = parse_arguments(written, batch.default, names)
                 tags.append(tag.without(batch.without))
             except LoraError as error:
-                skipped = Skipped(written, str(error))
+                skipped = Skipped.unread(written, error)
                 if not skip_bad:
                     self._session.failed = skipped
                     raise

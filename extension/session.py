@@ -57,12 +57,20 @@ class Skipped:
     """One LoRA that was asked for and left out."""
 
     name: str
+    """As asked for; empty where no LoRA is to blame."""
     reason: str
     """One sentence."""
     missing: bool = False
     """It is not in the folders; otherwise there is something wrong with it, or with its tag."""
     always_on: bool = False
     """It is of the stack that every picture gets, and not of a prompt."""
+    written: str = ""
+    """Of a tag that cannot be read, what stands between `<lora:` and `>`."""
+
+    @classmethod
+    def unread(cls, written: str, error: LoraError) -> Skipped:
+        """Return what is known of a tag that cannot be read."""
+        return cls(written.partition(":")[0].strip(), str(error), written=written)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ def state_of(session: Session) -> dict[str, Any]:
         ]
         loras += [_left_out(one) for one in last.left_out]
     else:
-        loras = [_left_out(failed)] if failed.name else []
+        loras = [_left_out(failed)] if _is_of_a_lora(failed) else []
     ran = failed is None
     model = session.model_family()
     progress = session.catalog.progress
@@ -64,7 +64,7 @@ def state_of(session: Session) -> dict[str, Any]:
         "live": dict(last.report.live) if ran else {},
         "notes": [
             *([session.useless] if session.useless else []),
-            *(_notes(last) if failed is None else [failed.reason]),
+            *(_notes(last) if failed is None else [] if loras else [failed.reason]),
         ],
         "conflicts": list(session.host.conflicts()),
         "catalog": {
@@ -110,7 +110,7 @@ def _left_out(skipped: Skipped) -> dict[str, Any]:
     state: State = "missing" if skipped.missing else "failed"
     return {
         "name": skipped.name,
-        "asked": skipped.name,
+        "asked": skipped.written or skipped.name,
         "state": state,
         "reason": skipped.reason,
         "hit": 0,
@@ -119,6 +119,10 @@ def _left_out(skipped: Skipped) -> dict[str, Any]:
         "images": [],
         "always_on": skipped.always_on,
     }
+
+
+def _is_of_a_lora(failed: Skipped) -> bool:
+    return bool(failed.name or failed.written)
 
 
 def _why_partly(report: NetworkReport, idle: str, too_strong: str) -> str:

@@ -28,7 +28,7 @@ from ..collection import (
     set_picture,
     write_notes,
 )
-from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, refuse_stale, whole
+from .answers import BROKEN, NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, refuse_stale, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,18 +92,20 @@ class Library:
         return await run_in_threadpool(self._change, request, file, changes)
 
     async def thumbnail(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
-        """Return the picture of one file, small, as WebP."""
+        """Return the picture of one file, small, as WebP; nothing where the picture itself is damaged."""
         async with self._few:  # a page asks for dozens at once, and the host needs its threads
             return await run_in_threadpool(self._thumbnail, id, name)
 
     def _thumbnail(self, id: str, name: str) -> Response:  # noqa: A002
         file = self._file(id, name)
         row = self._session.catalog.row(file)
-        embedded = row.facts is not None and row.facts.picture
-        made = self._made().of(Found(file, picture=row.picture, stamp=row.beside), embedded)
-        if made is None:
-            raise HTTPException(NOT_FOUND, f"{file.path.name} has no picture that can be shown")
-        return Response(made, media_type="image/webp", headers={"Cache-Control": _WEEK})
+        if not _picture(row):
+            raise HTTPException(NOT_FOUND, f"{file.path.name} has no picture")
+        headers = {"Cache-Control": _WEEK}
+        made = self._made().of(Found(file, picture=row.picture, stamp=row.beside), row.picture is None)
+        if made is None:  # the list promised one, and only decoding it tells that it is damaged
+            return Response(status_code=NO_CONTENT, headers=headers)
+        return Response(made, media_type="image/webp", headers=headers)
 
     async def set_picture(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
         """Keep another picture of one file, beside it; the body is any picture file."""
@@ -257,8 +259,16 @@ def listed(row: Row) -> dict[str, Any]:
         "added": row.added,
         "used": row.used,
         "uses": row.uses,
-        "picture": row.beside if row.picture is not None else str(file.mtime_ns) if facts.picture else "",
+        "picture": _picture(row),
     }
+
+
+def _picture(row: Row) -> str:
+    """Return a text that changes with a file's picture; empty where it has none that can be read."""
+    if row.picture is not None:
+        return row.beside
+    facts = row.facts or Facts()
+    return str(row.file.mtime_ns) if facts.picture and not facts.problem else ""
 
 
 def _without_tags(text: str) -> str:

@@ -147,7 +147,7 @@ COMPONENTS: Mapping[str, Schema] = {
             "loras": _list(_ref("Outcome")),
             "merged": {**_WHOLE, "description": "layers"},
             "live": _by_name(_WHOLE),
-            "notes": _list(_TEXT),
+            "notes": {**_list(_TEXT), "description": "what is told of the picture and belongs to none of its `loras`"},
             "conflicts": _list(_TEXT),
             "catalog": _object({"revision": _WHOLE, "running": _TRUTH, "done": _WHOLE, "total": _WHOLE}),
             "stack": {**_TEXT, "description": "the ETag that `GET stack` has now, without its quotes"},
@@ -156,7 +156,10 @@ COMPONENTS: Mapping[str, Schema] = {
     "Outcome": _object(
         {
             "name": _TEXT,
-            "asked": {**_TEXT, "description": "as the prompt had it"},
+            "asked": {
+                **_TEXT,
+                "description": "as the prompt had it: the name, or all that a tag says which cannot be read",
+            },
             "state": {"enum": ["applied", "partly", "failed", "missing"]},
             "reason": _TEXT,
             "hit": {**_WHOLE, "description": "layers of the file that act"},
@@ -292,6 +295,8 @@ class Route:
     """A name of `COMPONENTS`, or a media type."""
     takes: str = ""
     """The same, of the body."""
+    nothing: str = ""
+    """When it answers with nothing, if it ever does."""
 
     def described(self) -> dict[str, Any]:
         """Return what fastapi cannot see: bodies and answers."""
@@ -303,6 +308,8 @@ class Route:
                 "5XX": {"description": "failed; nothing was changed", "content": error},
             }
         }
+        if self.nothing:
+            told["responses"]["204"] = {"description": self.nothing}
         if self.takes:
             told["requestBody"] = {"required": True, "content": _content(self.takes)}
         return told
@@ -322,7 +329,7 @@ def routes(
         Route("POST", "/refresh", library.refresh, "Loras"),
         Route("GET", "/lora", library.one, "LoraDetails"),
         Route("PATCH", "/lora", library.change, "LoraDetails", "Notes"),
-        Route("GET", "/thumbnail", library.thumbnail, "image/webp"),
+        Route("GET", "/thumbnail", library.thumbnail, "image/webp", nothing="its picture is damaged"),
         Route("PUT", "/picture", library.set_picture, "LoraDetails", "image/*"),
         Route("POST", "/resolve", library.resolve, "Meanings", "Names"),
         Route("GET", "/inspect", library.inspect, "Inspection"),

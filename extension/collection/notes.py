@@ -144,7 +144,8 @@ def _checked(name: str, value: object) -> object:
         case "rating":
             good, wanted = type(value) is int and value in RATINGS, f"a whole number from 0 to {RATINGS[-1]}"
         case "strength":
-            good, wanted = value is None or _number(value) is not None, "a number other than 0, or null for none"
+            good = value is None or (value == 0 and value is not False) or _number(value) is not None
+            wanted = "a number from -100 to 100, or null for the web UI's default, as which 0 counts too"
         case "tags":
             good = isinstance(value, list) and len(value) <= _MAX_TAGS and all(_is_line(tag) for tag in value)
             wanted = f"a list of no more than {_MAX_TAGS} texts of 1 to 100 characters"
@@ -254,7 +255,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _number(value: object) -> float | None:
-    """A strength; 0 is none, as in A1111's editor."""
+    """Return a strength; None where it is 0: A1111's editor says "Set to 0 to use default from Settings"."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     # compared as it is: an integer of 400 digits cannot become a float

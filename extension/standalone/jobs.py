@@ -11,6 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ..generation import Progress, Result, Txt2Img
+from ..prompt import PromptError
+from ..session import Skipped
 from .pnginfo import save_picture
 from .render import Watch, check, render
 
@@ -89,7 +91,11 @@ class Runner:
             RequestError: a value out of bounds or an unknown sampler.
             PromptError: a LoRA tag that cannot be read.
         """
-        check(self.studio, request)
+        try:
+            check(self.studio, request)
+        except PromptError as error:
+            self.studio.session.failed = Skipped.unread(error.arguments, error)  # the tab says it at the tag
+            raise
         job = Job(request, self._worker.submit, partial(_work, self.studio, save))
         self._jobs.append(job)
         return job

@@ -19,6 +19,8 @@ from .sampling import choices
 from .sdapi import SdApi
 
 if TYPE_CHECKING:
+    from lib_lora import LoraError
+
     from ..ui.backend import Backend
 
 _SCRIPT = "/remora/remora.js"
@@ -47,6 +49,10 @@ class PageBackend:
 
     def submit(self, request: Txt2Img) -> Job:
         return self._runner.submit(request, save=True)
+
+    def is_told(self, error: LoraError) -> bool:
+        failed = self._runner.studio.session.failed
+        return failed is not None and failed.reason == str(error)
 
     def option(self, key: str) -> object:
         return self._runner.studio.host.option(key)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..generation import Progress, Result, Txt2Img
+
+if TYPE_CHECKING:
+    from lib_lora import LoraError
 
 
 class Job(Protocol):
@@ -57,6 +60,9 @@ class Backend(Protocol):
 
     def submit(self, request: Txt2Img) -> Job:
         """Queue a job; raises what the user should read."""
+
+    def is_told(self, error: LoraError) -> bool:
+        """Tell whether the tab shows an error, at the LoRA it belongs to or at its top."""
 
     def option(self, key: str) -> object:
         """Return the present value of one of Remora's settings."""

@@ -49,7 +49,7 @@ class Handlers:
         try:
             job = self._backend.submit(_request(*values))
         except (RequestError, LoraError) as error:
-            yield Update(outcome=shown.failure(error))
+            yield Update(outcome=self._why(error))
             return
         self._jobs[tab] = job
         try:
@@ -95,7 +95,7 @@ class Handlers:
         try:
             result = job.result()
         except (RequestError, LoraError) as error:
-            return over._replace(outcome=shown.failure(error))
+            return over._replace(outcome=self._why(error))
         except Exception as error:  # the page's boundary: whatever a model raises is shown, and the page lives on
             logger.exception("the job failed")
             return over._replace(outcome=shown.failure(error))
@@ -109,6 +109,10 @@ class Handlers:
             infotexts=texts,
             outcome=shown.outcome(result),
         )
+
+    def _why(self, error: RequestError | LoraError) -> str:
+        told = isinstance(error, LoraError) and self._backend.is_told(error)
+        return shown.pointer() if told else shown.failure(error)
 
     def cancel(self, request: gr.Request) -> None:
         """Cancel the job of this browser tab."""

@@ -40,6 +40,11 @@ def failure(error: BaseException) -> str:
     return f'<div class="remora-line remora-error" role="alert">{escape(str(error) or type(error).__name__)}</div>'
 
 
+def pointer() -> str:
+    """Return where to read what went wrong with a LoRA: the tab says it there, until it is put right."""
+    return failure(ValueError("No picture was made: see the stack of LoRA."))
+
+
 def lines(kind: str, texts: Sequence[str]) -> str:
     """Return a line of a kind (`warning`, `lora`, `note`) per text."""
     return "".join(f'<div class="remora-line remora-{kind}">{escape(text)}</div>' for text in texts)

@@ -67,7 +67,7 @@
  * @typedef {object} LoraOutcome
  * The outcome of one LoRA in the latest picture.
  * @property {string} name
- * @property {string} asked as the prompt had it
+ * @property {string} asked as the prompt had it: the name, or all that a tag says which cannot be read
  * @property {"applied" | "partly" | "failed" | "missing"} state
  * @property {string} reason
  * @property {number} hit layers of the file that act
@@ -82,6 +82,7 @@
  * @property {number[] | null} ranks
  * @property {{[reason: string]: string[]}} unused
  * @property {{[key: string]: string | undefined}} details
+ * @property {boolean} always_on
  *
  * @typedef {object} ServerState
  * @property {boolean} enabled
@@ -258,13 +259,22 @@ export class Api {
     }
 
     /**
-     * Return the address of a picture; where a password was asked for, the browser would not send it by itself.
+     * Return the address of a picture; where a password was asked for, the browser would not send it by itself. The
+     * picture stays in memory until `forget` is called with the address.
      * @param {string} path
      */
     async pictureAt(path) {
         if (!this.authorization) return this.base + path;
         const answer = await this.send("GET", path);
         return answer.ok ? URL.createObjectURL(await answer.blob()) : "";
+    }
+
+    /**
+     * Free the memory of a picture that is no longer shown.
+     * @param {string} address as `pictureAt` returned it
+     */
+    forget(address) {
+        if (address.startsWith("blob:")) URL.revokeObjectURL(address);
     }
 }
 

@@ -1,22 +1,26 @@
 // What the tab does: between the server, the prompt boxes and what is shown. No elements of its own.
 
 /**
- * @import {AnswerTo, Blocks, Lora, Meaning, Path, Preset, PresetList, Region, Scan} from "./api.js"
+ * @import {AnswerTo, Blocks, Lora, LoraOutcome, Meaning, Path, Preset, PresetList, Region, Scan} from "./api.js"
  * @import {ServerState, StackEntry, StackOnDisk} from "./api.js"
  * @import {Filters, Listed} from "./catalog.js"
+ * @import {Asker} from "./outcomes.js"
  * @import {Tag} from "./prompt.js"
  * @import {Reading} from "./tag.js"
  */
 
 import {Api, ApiError, CHANGED, query} from "./api.js";
 import * as boxes from "./boxes.js";
-import {Catalog, NO_FILTERS} from "./catalog.js";
+import {Catalog, NO_FILTERS, SORTS} from "./catalog.js";
 import {History} from "./history.js";
+import {isFailure, isOf, Others} from "./outcomes.js";
 import {
     bodyOf,
     entryOf,
     hasWords,
+    isNeeded,
     makeTag,
+    plainWords,
     readBody,
     readTags,
     reordered,
@@ -27,6 +31,8 @@ import {
     withBody,
     withEntry,
     withoutEntry,
+    withoutPhrases,
+    withPhrases,
 } from "./prompt.js";
 import {Store} from "./store.js";
 
@@ -45,7 +51,10 @@ import {Store} from "./store.js";
  * @typedef {OnRow | OffRow} Row
  * A row of the stack; keys differ.
  *
- * @typedef {{prompt: string, negative: string, always: Always, off: Off[]}} Snapshot
+ * @typedef {{target: string, phrase: string}} Added
+ * A phrase of a negative prompt that the tab put there; the others are the user's own.
+ *
+ * @typedef {{prompt: string, negative: string, always: Always, off: Off[], added: Added[]}} Snapshot
  * The part of the state that the tab can change, and take back.
  *
  * @typedef {object} Known
@@ -98,6 +107,7 @@ export class Controller {
         this.meanings = new Map(); // of names in prompts that are no file's own: what the server says
         /** @type {Set<string>} */
         this.asked = new Set();
+        this.others = new Others();
         /** @type {Promise<unknown>} */
         this.saving = Promise.resolve();
         /** @type {ReturnType<typeof setTimeout> | null} */
@@ -124,6 +134,7 @@ export class Controller {
             prompt: "",
             negative: "",
             off: [],
+            added: [],
             always: {on: false, entries: []},
             stackProblem: "",
             refused: null,
@@ -357,15 +368,59 @@ export class Controller {
         );
     }
 
-    /** @param {string} name */
+    /**
+     * Return the trigger words of a name, as they may stand in a prompt.
+     * @param {string} name
+     */
     wordsOf(name) {
-        return this.meaning(name).lora?.words ?? "";
+        return plainWords(this.meaning(name).lora?.words ?? "");
+    }
+
+    /**
+     * Return the phrases of a name for the negative prompt.
+     * @param {string} name
+     */
+    negativesOf(name) {
+        return split(plainWords(this.meaning(name).lora?.negative ?? ""));
+    }
+
+    /**
+     * Return what became of the LoRAs of the latest picture: the one of a row, and those of no row. And how many errors
+     * the stack shows.
+     * @returns {{of: (row: {name: string, body: string}, always: boolean) => LoraOutcome | undefined,
+     *     others: LoraOutcome[], errors: number}}
+     */
+    outcomes() {
+        const loras = this.state.server?.loras ?? [];
+        /** @type {(row: {name: string, body: string}, always: boolean) => Asker} */
+        const asker = ({name, body}, always) => ({name, body, always, file: this.meaning(name).lora?.name});
+        const always = this.state.always.entries.map((entry) => ({
+            ...readBody(bodyOf(entry)),
+            name: entry.name,
+            body: bodyOf(entry),
+            on: entry.on,
+        }));
+        const rows = [
+            ...this.rows().map((row) => ({...row, always: false})),
+            ...always.map((row) => ({...row, always: true})),
+        ];
+        /** @type {(row: {name: string, body: string}, always: boolean) => LoraOutcome | undefined} */
+        const of = (row, isAlways) => loras.find((lora) => isOf(lora, asker(row, isAlways)));
+        const isWrong = (/** @type {typeof rows[number]} */ row) => {
+            const outcome = row.on && of(row, row.always);
+            return row.problem || this.meaning(row.name).problem || (outcome && isFailure(outcome));
+        };
+        const others = this.others.of(
+            loras,
+            rows.map((row) => asker(row, row.always)),
+        );
+        return {of, others, errors: rows.filter(isWrong).length + others.filter(isFailure).length};
     }
 
     /** @returns {Snapshot} */
     snapshot() {
-        const {prompt, negative, always, off} = this.state;
-        return {prompt, negative, always, off};
+        const {prompt, negative, always, off, added} = this.state;
+        return {prompt, negative, always, off, added};
     }
 
     /**
@@ -382,7 +437,7 @@ export class Controller {
     }
 
     /** @param {Snapshot} wanted */
-    apply({prompt, negative, always, off}) {
+    apply({prompt, negative, always, off, added}) {
         const one = boxes.find(this.state.target);
         if (one) {
             boxes.write(one.box, prompt);
@@ -394,6 +449,7 @@ export class Controller {
             negative: one?.negative ? negative : "",
             always,
             off,
+            added,
             said: "",
             canUndo: this.history.past.length > 0,
             canRedo: this.history.future.length > 0,
@@ -426,6 +482,7 @@ export class Controller {
             negative: negative ?? this.state.negative,
             always: same(change[to].always, change[from].always) ? this.state.always : change[to].always,
             off: change[to].off,
+            added: change[to].added,
         });
         if (prompt === null) this.set({said: "The prompt has changed too much since: it stays as it is."});
     }
@@ -450,10 +507,7 @@ export class Controller {
         }
         this.readBoxes();
         const strength = lora.strength ?? this.standard;
-        const words = hasWords(this.state.prompt, lora.words) ? "" : lora.words;
-        const prompt = withEntry(this.state.prompt, makeTag(lora.name, strength, strength), words);
-        const negative = withWords(this.state.negative, lora.negative);
-        this.change({prompt, negative});
+        this.change(this.entered(lora.name, makeTag(lora.name, strength, strength)));
         this.set({said: `${lora.name} inserted.`});
     }
 
@@ -464,18 +518,47 @@ export class Controller {
             return;
         }
         this.readBoxes();
-        const {lora} = this.meaning(row.name);
-        const negative = lora ? withoutWords(this.state.negative, lora.negative) : this.state.negative;
-        this.change({prompt: this.withoutRow(row), negative});
+        this.change(this.left(row.index));
         this.set({said: `${row.name} removed.`});
     }
 
-    /** @param {OnRow} row */
-    withoutRow(row) {
-        const others = this.tags()
-            .filter((_, at) => at !== row.index)
-            .flatMap((tag) => split(this.wordsOf(tag.name)));
-        return withoutEntry(this.state.prompt, row.index, this.wordsOf(row.name), others);
+    /**
+     * Return what changes with one more tag in the prompt: its words come along, where they are not there yet.
+     * @param {string} name
+     * @param {string} tag
+     */
+    entered(name, tag) {
+        const {prompt, negative, target, added} = this.state;
+        const words = this.wordsOf(name);
+        const missing = this.negativesOf(name).filter((phrase) => !hasWords(negative, phrase));
+        return {
+            prompt: withEntry(prompt, tag, hasWords(prompt, words) ? "" : words),
+            negative: withPhrases(negative, missing),
+            added: [...added, ...missing.map((phrase) => ({target, phrase}))],
+        };
+    }
+
+    /**
+     * Return what changes without one of the tags: its words go, but those that the user wrote or another LoRA needs.
+     * @param {number} index
+     * @param {Snapshot} [from]
+     */
+    left(index, from = this.state) {
+        const {target} = this.state;
+        const tags = readTags(from.prompt);
+        const {name} = tags[index];
+        const others = [...tags.filter((_, at) => at !== index), ...from.always.entries].map((one) => one.name);
+        const needed = others.flatMap((other) => this.negativesOf(other));
+        const gone = this.negativesOf(name).filter(
+            (phrase) =>
+                !isNeeded(phrase, needed) && from.added.some((one) => one.target === target && one.phrase === phrase),
+        );
+        const words = others.flatMap((other) => split(this.wordsOf(other)));
+        return {
+            prompt: withoutEntry(from.prompt, index, this.wordsOf(name), words),
+            negative: withoutPhrases(from.negative, gone),
+            added: from.added.filter((one) => one.target !== target || !gone.includes(one.phrase)),
+        };
     }
 
     /**
@@ -530,25 +613,23 @@ export class Controller {
             const later = state.off.map((other) =>
                 other.target === state.target && other.before > index ? {...other, before: other.before - 1} : other,
             );
-            this.change({prompt: this.withoutRow(/** @type {OnRow} */ (row)), off: [...later, one]});
+            this.change({...this.left(index), off: [...later, one]});
             return;
         }
         const former = /** @type {OffRow} */ (row).off;
         const {tag} = former;
         const text = `<${tag.kind}:${tag.body}>`;
         const count = this.tags().length;
-        const words = this.wordsOf(tag.name);
-        let prompt = withEntry(state.prompt, text, hasWords(state.prompt, words) ? "" : words);
+        const entered = this.entered(tag.name, text);
         const before = Math.min(former.before, count);
         const order = [...Array(count).keys()];
         order.splice(before, 0, count);
-        prompt = reordered(prompt, order);
         const off = state.off
             .filter((one) => one !== former)
             .map((other) =>
                 other.target === state.target && other.before > before ? {...other, before: other.before + 1} : other,
             );
-        this.change({prompt, off});
+        this.change({...entered, prompt: reordered(entered.prompt, order), off});
     }
 
     /**
@@ -576,11 +657,9 @@ export class Controller {
 
     clear() {
         this.readBoxes();
-        let {prompt} = this.state;
-        for (let index = this.tags().length - 1; index >= 0; index -= 1) {
-            prompt = withoutEntry(prompt, index, this.wordsOf(readTags(prompt)[index].name));
-        }
-        this.change({prompt, off: this.state.off.filter((one) => one.target !== this.state.target)});
+        let now = this.snapshot();
+        for (let index = this.tags().length - 1; index >= 0; index -= 1) now = {...now, ...this.left(index, now)};
+        this.change({...now, off: this.state.off.filter((one) => one.target !== this.state.target)});
     }
 
     // --- what every picture gets ---
@@ -646,14 +725,23 @@ export class Controller {
     }
 
     /**
-     * Put an entry that is always on into the prompt instead.
+     * Put an entry that is always on into the prompt instead. A tag of the same LoRA that is there is set to it.
      * @param {StackEntry} entry
      */
     unpin(entry) {
-        const {always} = this.state;
-        const words = this.wordsOf(entry.name);
-        const prompt = withEntry(this.state.prompt, tagOf(entry), hasWords(this.state.prompt, words) ? "" : words);
-        this.change({prompt, always: {...always, entries: always.entries.filter((one) => one !== entry)}});
+        this.readBoxes();
+        const always = {...this.state.always, entries: this.state.always.entries.filter((one) => one !== entry)};
+        const {lora} = this.meaning(entry.name);
+        const index = this.tags().findIndex(
+            ({name}) => name === entry.name || (lora && this.meaning(name).lora?.id === lora.id),
+        );
+        if (index < 0) {
+            this.change({...this.entered(entry.name, tagOf(entry)), always});
+            return;
+        }
+        const body = tagOf(entry).slice("<lora:".length, -1);
+        this.change({prompt: withBody(this.state.prompt, index, body), always});
+        this.set({said: `The tag of ${entry.name} in the prompt says now what was always on.`});
     }
 
     save() {
@@ -841,34 +929,14 @@ function same(one, other) {
     return JSON.stringify(one) === JSON.stringify(other);
 }
 
-/**
- * @param {string} prompt
- * @param {string} words
- */
-function withWords(prompt, words) {
-    if (!words || prompt.includes(words)) return prompt;
-    const before = prompt.trimEnd().replace(/,$/, "");
-    return before ? `${before}, ${words}` : words;
-}
-
-/**
- * @param {string} prompt
- * @param {string} words
- */
-function withoutWords(prompt, words) {
-    if (!words) return prompt;
-    const at = prompt.indexOf(words);
-    if (at < 0) return prompt;
-    const before = prompt.slice(0, at).replace(/,?\s*$/, "");
-    const after = prompt.slice(at + words.length);
-    return before ? before + after : after.replace(/^[,\s]+/, "");
-}
-
 /** @returns {Partial<Pick<State, "sort" | "view">>} */
 function remembered() {
     try {
-        const kept = JSON.parse(localStorage.getItem(KEPT) ?? "{}");
-        return Object.fromEntries(Object.entries(kept).filter(([name]) => ["sort", "view"].includes(name)));
+        const {sort, view} = JSON.parse(localStorage.getItem(KEPT) ?? "{}");
+        return {
+            ...(Object.hasOwn(SORTS, sort) && {sort}),
+            ...(["grid", "list"].includes(view) && {view}),
+        };
     } catch {
         return {}; // a browser that keeps nothing
     }

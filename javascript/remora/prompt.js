@@ -15,6 +15,8 @@ export {bodyOf, entryOf, makeTag, readBody, setField, setMultipliers, tagOf} fro
  */
 
 const TAG = /<(lora|lyco|loractl):([^<>]*)(>?)/gi;
+const ANY_TAG = /<[^<>:]*:[^<>]*>/g; // of any kind
+const TOKEN = /^<[\p{L}\p{N}_-]+>$/u; // the name of an embedding, as `<s1>`, which is no tag
 
 /**
  * Read the tags of a prompt in order. A tag that cannot be read has a `problem`.
@@ -72,27 +74,50 @@ export function withEntry(prompt, tag, words = "") {
 }
 
 /**
- * Return the prompt without one of its tags, and without the words that belong to it where they are still there.
- * Words that `kept` has too, as another LoRA’s, stay.
+ * Return the prompt without one of its tags, and without its words where they stand directly behind it. Anywhere else
+ * the user wrote them, and they stay. So do words that another LoRA needs.
  * @param {string} prompt
  * @param {number} index
  * @param {string} [words]
- * @param {string[]} [kept]
+ * @param {string[]} [needed] phrases of other LoRAs
  */
-export function withoutEntry(prompt, index, words = "", kept = []) {
+export function withoutEntry(prompt, index, words = "", needed = []) {
     const tag = readTags(prompt)[index];
     const after = tag.end + prompt.slice(tag.end).search(/[^ \t]|$/);
     if (words && prompt.startsWith(words, after) && /^(?:[\s,.;]|$)/.test(prompt.slice(after + words.length))) {
-        const before = prompt.slice(0, tag.start).replace(/,?[ \t]*$/, "");
         const rest = prompt.slice(after + words.length);
+        const stays = split(words).filter((phrase) => isNeeded(phrase, needed));
+        if (stays.length) return prompt.slice(0, tag.start) + stays.join(", ") + rest;
+        const before = prompt.slice(0, tag.start).replace(/,?[ \t]*$/, "");
         return before ? before + rest : rest.replace(/^[,\s]+/, "");
     }
-    let text = replaced(prompt, tag.start, tag.end, "");
-    if (tag.start > 0 && /[ \t]/.test(prompt[tag.start - 1])) text = replaced(prompt, tag.start - 1, tag.end, "");
-    else if (tag.start === 0) text = text.replace(/^[ \t]+/, "");
-    return split(words)
-        .filter((word) => !kept.includes(word))
-        .reduce(withoutPhrase, text);
+    if (tag.start > 0 && /[ \t]/.test(prompt[tag.start - 1])) return replaced(prompt, tag.start - 1, tag.end, "");
+    const text = replaced(prompt, tag.start, tag.end, "");
+    return tag.start === 0 ? text.replace(/^[ \t]+/, "") : text;
+}
+
+/**
+ * Tell whether a phrase has one of others in it.
+ * @param {string} phrase
+ * @param {string[]} others
+ */
+export function isNeeded(phrase, others) {
+    return others.some((other) => hasWords(phrase, other));
+}
+
+/**
+ * Return the words of a file as they may stand in a prompt: a tag in them would bring another LoRA along, and a line
+ * break may begin another prompt. Wildcards, brackets and weights stay, as authors write them on purpose, and so do
+ * the names of embeddings, as `<s1>`.
+ * @param {string} words
+ */
+export function plainWords(words) {
+    const plain = words
+        .replace(ANY_TAG, " ")
+        .replace(/<[^<>]*>|[<>]/g, (found) => (TOKEN.test(found) ? found : found.replace(/[<>]/g, " ")))
+        .replace(/[\p{Cc}\u2028\u2029]+/gu, " ");
+    if (plain === words) return words.trim();
+    return split(plain.replace(/ +/g, " ")).join(", ");
 }
 
 /**
@@ -101,7 +126,7 @@ export function withoutEntry(prompt, index, words = "", kept = []) {
  * @param {string} words
  */
 export function hasWords(prompt, words) {
-    const text = prompt.replace(/<[^<>]*>/g, " ").toLowerCase();
+    const text = prompt.replace(ANY_TAG, " ").toLowerCase();
     const sought = words.trim().toLowerCase();
     if (!sought) return true;
     for (let at = text.indexOf(sought); at >= 0; at = text.indexOf(sought, at + 1)) {
@@ -123,21 +148,29 @@ export function split(words) {
 }
 
 /**
- * Take away the first phrase between commas that is this one.
+ * Return a prompt with phrases at its end.
  * @param {string} prompt
- * @param {string} phrase
+ * @param {string[]} phrases
  */
-function withoutPhrase(prompt, phrase) {
-    let at = 0;
-    for (const part of prompt.split(",")) {
-        if (part.replace(/<[^<>]*>/g, "").trim() === phrase && !part.includes("<")) {
-            const first = at === 0;
-            const end = at + part.length;
-            return first ? prompt.slice(end).replace(/^,\s*/, "") : prompt.slice(0, at - 1) + prompt.slice(end);
-        }
-        at += part.length + 1;
+export function withPhrases(prompt, phrases) {
+    if (!phrases.length) return prompt;
+    const before = prompt.trimEnd().replace(/,$/, "");
+    return [...(before ? [before] : []), ...phrases].join(", ");
+}
+
+/**
+ * Return a prompt without phrases, of each the last between commas that is exactly it.
+ * @param {string} prompt
+ * @param {string[]} phrases
+ */
+export function withoutPhrases(prompt, phrases) {
+    let parts = prompt.split(",");
+    for (const phrase of phrases) {
+        const at = parts.map((part) => part.trim()).lastIndexOf(phrase);
+        if (at === 0) parts = [(parts[1] ?? "").trimStart(), ...parts.slice(2)];
+        else if (at > 0) parts = parts.filter((_, place) => place !== at);
     }
-    return prompt;
+    return parts.join(",");
 }
 
 /**

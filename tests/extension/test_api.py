@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from extension.always_on import AlwaysOn, AlwaysOnFile
 from extension.infotext import parse_infotext
 from extension.options import DEFAULT_MULTIPLIER, ENABLED, ON_BAD_LORA, SKIP
+from extension.session import Skipped
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
 from extension.version import VERSION
@@ -157,8 +158,30 @@ def test_where_a_generation_failed_the_state_says_for_what(client: TestClient) -
     assert "detail" in make(client, "<lora:zorp:1> <lora:nowhere:1>")
     state = client.get(STATE).json()
     (lora,) = state["loras"]
-    assert (lora["name"], lora["state"]) == ("nowhere", "missing")
-    assert state["notes"] == [lora["reason"]]
+    assert (lora["name"], lora["asked"], lora["state"]) == ("nowhere", "nowhere", "missing")
+    assert state["notes"] == [], "it is said once, at the LoRA"
+
+
+@pytest.mark.parametrize("body", ["zorp:1:lbw=NO", "zorp:nope=1", ":1", "zorp:1 " + "x" * 80])
+def test_a_tag_that_cannot_be_read_is_told_once_as_the_prompt_had_it(client: TestClient, body: str) -> None:
+    make(client, "a fox")
+    end = "" if "xx" in body else ">"
+    refused = make(client, f"<lora:stripes:1> <lora:{body}{end}")["detail"]
+    state = client.get(STATE).json()
+    (lora,) = state["loras"]
+    assert (lora["name"], lora["asked"], lora["state"]) == (body.partition(":")[0], body, "failed")
+    assert (lora["reason"], state["notes"]) == (refused, [])
+    make(client, "a fox")
+    assert client.get(STATE).json()["loras"] == []
+
+
+def test_a_failure_of_no_lora_is_told_by_itself(client: TestClient, runner: Runner) -> None:
+    runner.studio.session.failed = Skipped("", "the model went away")
+    try:
+        state = client.get(STATE).json()
+    finally:
+        runner.studio.session.failed = None
+    assert (state["loras"], state["notes"]) == ([], ["the model went away"])
 
 
 def test_settings_that_the_tab_needs_are_in_the_state(client: TestClient, runner: Runner) -> None:

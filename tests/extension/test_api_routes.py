@@ -55,6 +55,13 @@ class Checked:
         jsonschema.Draft202012Validator(whole).validate(data)
 
     @property
+    def client(self) -> TestClient:
+        return self._client
+
+    def answers(self, method: str, path: str) -> set[str]:
+        return set(self._schema["paths"][V1 + path][method.lower()]["responses"])
+
+    @property
     def routes(self) -> set[tuple[str, str]]:
         return {
             (method.upper(), path.removeprefix(V1))
@@ -144,6 +151,23 @@ def test_pictures(ask: Checked, copy: Path) -> None:
     assert "no picture that can be read" in ask(
         "PUT", "/picture", 422, params={"name": "copied"}, content=b"no picture"
     )
+
+
+def test_of_a_damaged_file_no_picture_is_listed(ask: Checked, copy: Path) -> None:
+    assert ask("GET", "/lora", params={"name": "copied"})["picture"]
+    copy.write_bytes(copy.read_bytes()[:-1000])
+    told = ask("GET", "/lora", params={"name": "copied"})
+    assert (told["readable"], told["picture"]) == (False, "")
+    assert "has no picture" in ask("GET", "/thumbnail", 404, params={"id": told["id"]})
+
+
+def test_a_picture_that_is_damaged_is_nothing_and_no_fault(ask: Checked, copy: Path) -> None:
+    copy.with_suffix(".png").write_bytes(png()[:40])
+    told = ask("GET", "/lora", params={"name": "copied"})
+    assert told["picture"], "only decoding it tells"
+    answer = ask.client.get(f"{V1}/thumbnail", params={"id": told["id"]})
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert "204" in ask.answers("GET", "/thumbnail")
 
 
 def test_names_are_resolved(ask: Checked, copy: Path) -> None:
@@ -276,6 +300,7 @@ def test_a_comparison(ask: Checked) -> None:
         ("GET", "/lora", 404, {"params": {"id": "nope"}}, "is no file in the LoRA folders"),
         ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "json": {"nope": 1}}, "notes has no field nope"),
         ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "json": {"rating": 9}}, "rating must be"),
+        ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "json": {"strength": 101}}, "a number from -100 to 100"),
         ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "content": b"{"}, "notes is not JSON"),
         ("PATCH", "/lora", 413, {"params": {"name": "zorp"}, "content": b" " * 2_000_000}, "no more than 1 MB"),
         ("GET", "/thumbnail", 404, {"params": {"name": "nowhere"}}, "is not in the LoRA folders"),

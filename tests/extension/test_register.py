@@ -101,12 +101,12 @@ def test_a_tag_that_cannot_be_read_is_what_a_batch_failed_for(pipeline: object) 
     session = extension.register()
     assert session is not None
     STANDALONE._remora.batch(batch("zorp:x", "stripes"))
-    assert [one.name for one in session.last.left_out] == ["zorp:x"]
+    assert [(one.name, one.written) for one in session.last.left_out] == [("zorp", "zorp:x")]
     STANDALONE.set_option(ON_BAD_LORA, FAIL)
     with pytest.raises(PromptError):
         STANDALONE._remora.batch(batch("zorp:x", "stripes"))
     assert session.failed is not None
-    assert session.failed.name == "zorp:x"
+    assert (session.failed.name, session.failed.written) == ("zorp", "zorp:x")
 
 
 def test_a_reload_keeps_the_session_and_the_users_settings(pipeline: object) -> None:

@@ -6,7 +6,8 @@ import * as prompt from "../../javascript/remora/prompt.js";
 import * as tag from "../../javascript/remora/tag.js";
 import {EDITS} from "./cases.js";
 
-const {difference, hasWords, readTags, reordered, split, takenBack, withBody, withEntry, withoutEntry} = prompt;
+const {difference, hasWords, plainWords, readTags, reordered, split, takenBack} = prompt;
+const {withBody, withEntry, withoutEntry, withoutPhrases, withPhrases} = prompt;
 
 test("tags are read as on the server", () => {
     for (const wanted of EDITS.read) {
@@ -79,17 +80,21 @@ const WITHOUT = [
     ["<lora:b:1> fur coat, night", 0, "fur coat", [], "night"],
     ["<lora:b:1> fur coat", 0, "fur coat", [], ""],
     ["<lora:b:1> fur coats", 0, "fur coat", [], "fur coats"],
-    ["fur coat, a fox <lora:b:1>", 0, "fur coat", [], "a fox"],
+    ["fur coat, a fox <lora:b:1>", 0, "fur coat", [], "fur coat, a fox"],
+    ["a <lora:b:1>, fur coat", 0, "fur coat", [], "a, fur coat"],
+    ["a, <lora:b:1> fur, ink", 0, "fur, ink", ["ink"], "a, ink"],
+    ["a, <lora:b:1> fur, ink", 0, "fur, ink", ["Fur", "ink"], "a, fur, ink"],
+    ["<lora:b:1> fur coat, x", 0, "fur coat", ["fur"], "fur coat, x"],
+    ["a, <lora:b:1> furs, x", 0, "furs", ["fur"], "a, x"],
     ["a fox, fur coat, x <lora:b:1>", 0, "fur coat", ["fur coat"], "a fox, fur coat, x"],
     ["a (fur coat:1.2) fox <lora:b:1>", 0, "fur coat", [], "a (fur coat:1.2) fox"],
     ["x <lora:a:1> <lora:b:1> y", 1, "", [], "x <lora:a:1> y"],
     ["a<lora:b:1>c", 0, "", [], "ac"],
     ["  <lora:b:1>  c", 0, "", [], "   c"],
     ["<lora:b:1>\t c", 0, "", [], "c"],
-    ["a fox, fur coat <lora:b:1>", 0, "fur coat", [], "a fox"],
+    ["a fox, fur coat <lora:b:1>", 0, "fur coat", [], "a fox, fur coat"],
     ["a, fur coat <lora:c:1>, x <lora:b:1>", 1, "fur coat", [], "a, fur coat <lora:c:1>, x"],
-    ["fur, ink, a <lora:b:1>", 0, "fur, ink", [], "a"],
-    ["fur, ink, a <lora:b:1>", 0, "fur, ink", ["ink"], "ink, a"],
+    ["fur, ink, a <lora:b:1>", 0, "fur, ink", [], "fur, ink, a"],
     ["a\n<lora:b:1> fur\nc", 0, "fur", [], "a\n\nc"],
 ];
 
@@ -130,8 +135,55 @@ test("words are found whole outside of tags", () => {
         ["fur_x, xfur, 2fur", "fur", false],
         ["é-fur", "fur", true],
         ["éfur", "fur", false],
+        ["a <s1> b", "<s1>", true],
+        ["a <lora:s1:1> b", "s1", false],
     ];
     for (const [text, words, wanted] of cases) assert.equal(hasWords(text, words), wanted, `${text} | ${words}`);
+});
+
+test("phrases come to the end of a prompt and go from it whole", () => {
+    /** @type {[before: string, phrases: string[], wanted: string][]} */
+    const cases = [
+        ["", ["cat"], "cat"],
+        ["caterpillar, blurry", ["cat"], "caterpillar, blurry, cat"],
+        ["blurry, \n", ["cat", "dog"], "blurry, cat, dog"],
+        ["a, b", [], "a, b"],
+    ];
+    for (const [before, phrases, wanted] of cases) assert.equal(withPhrases(before, phrases), wanted);
+    /** @type {[before: string, phrases: string[], wanted: string][]} */
+    const gone = [
+        ["caterpillar, blurry", ["cat"], "caterpillar, blurry"],
+        ["caterpillar, blurry, cat", ["cat"], "caterpillar, blurry"],
+        ["cat, dog, blurry", ["cat", "dog"], "blurry"],
+        ["cat, a, cat, b", ["cat"], "cat, a, b"],
+        ["cat", ["cat"], ""],
+        ["Cat, x", ["cat"], "Cat, x"],
+        ["", ["cat"], ""],
+    ];
+    for (const [before, phrases, wanted] of gone) assert.equal(withoutPhrases(before, phrases), wanted, before);
+});
+
+test("words of a file bring no tags and no lines along, and all else stays", () => {
+    /** @type {[words: string, wanted: string][]} */
+    const cases = [
+        ["night, <lora:night:5>", "night"],
+        ["a <lora:night:5> b,<hypernet:x:1>, c", "a b, c"],
+        ["night\r\nsecond\tline\u2028x", "night second line x"],
+        ["a < b > c <lora:night:5", "a b c lora:night:5"],
+        ["<lora:<s1>:5> <x:<lora:y:1>>", "lora:<s1>:5 x:"],
+        ["<lo<x:1>ra:night:5>, <<s1>lora:a:1>", "lo ra:night:5, <s1>lora:a:1"],
+        [" fur,ink ", "fur,ink"],
+        ["__wildcard__, {a|b}, (fur:1.2), [x:y:0.5]", "__wildcard__, {a|b}, (fur:1.2), [x:y:0.5]"],
+        ["a photo of <s0><s1>", "a photo of <s0><s1>"],
+        ["<>", ""],
+        ["", ""],
+    ];
+    for (const [words, wanted] of cases) {
+        const plain = plainWords(words);
+        assert.equal(plain, wanted, words);
+        assert.equal(plainWords(plain), plain);
+        assert.deepEqual(readTags(plain), []);
+    }
 });
 
 test("words are split into phrases", () => {

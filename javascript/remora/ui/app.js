@@ -21,6 +21,9 @@ export function App({controller, root}) {
     const wide = useWide(root);
     useKeys(controller, root);
     const count = controller.rows().length + state.always.entries.length;
+    const outcomes = controller.outcomes(); // also while the stack is not shown: it knows which rows there were
+    const errors = outcomes.errors ? `${outcomes.errors} ${outcomes.errors > 1 ? "errors" : "error"}` : "";
+    const content = [count || "", errors].filter(Boolean).join(", ");
     const shown = (/** @type {string} */ pane) => wide || state.pane === pane;
     return html`
         <${Notices} controller=${controller} state=${state} />
@@ -30,7 +33,7 @@ export function App({controller, root}) {
             && html`<div class="rt-switch" role="group" aria-label="What is shown">
             ${[
                 ["library", "Library"],
-                ["stack", count ? `Stack (${count})` : "Stack"],
+                ["stack", content ? `Stack (${content})` : "Stack"],
             ].map(
                 ([pane, title]) => html`
                 <button type="button" key=${pane} aria-pressed=${String(state.pane === pane)}
@@ -40,7 +43,7 @@ export function App({controller, root}) {
         }
         <div class=${`rt-panes${wide ? " rt-wide" : ""}`}>
             ${shown("library") && html`<${Library} controller=${controller} state=${state} />`}
-            ${shown("stack") && html`<${Stack} controller=${controller} state=${state} />`}
+            ${shown("stack") && html`<${Stack} controller=${controller} state=${state} outcomes=${outcomes} />`}
         </div>
         ${state.details && html`<${Details} key=${state.details} controller=${controller} id=${state.details} />`}
         ${state.dialog === "presets" && html`<${Presets} controller=${controller} state=${state} />`}
@@ -69,6 +72,7 @@ function useKeys(controller, root) {
     useEffect(() => {
         const pressed = (/** @type {KeyboardEvent} */ event) => {
             const target = /** @type {Element} */ (event.target);
+            if (target.closest("dialog")) return; // what is behind it stays as it is
             const typing = target.matches("textarea, input:not([type=checkbox], [type=range], [type=radio])");
             if (typing || event.altKey) return;
             const key = event.key.toLowerCase();

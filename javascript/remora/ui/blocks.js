@@ -3,7 +3,7 @@
 /**
  * @import {BlockPreset, Blocks as Told} from "../api.js"
  * @import {Controller} from "../controller.js"
- * @import {FieldEvent, Filled, Key, Pointer} from "../vendor/preact.js"
+ * @import {FieldEvent, Key, Pointer} from "../vendor/preact.js"
  * @import {Attempt} from "./parts.js"
  * @import {Entry} from "./stack.js"
  */
@@ -12,7 +12,7 @@ import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
 import {setField} from "../tag.js";
 import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
-import {Button, isNumber, Trouble, useTrouble} from "./parts.js";
+import {Button, isNumber, NameForm, Trouble, useTrouble} from "./parts.js";
 
 const LOWEST = -1,
     HIGHEST = 2; // by keys; any number can be typed
@@ -246,9 +246,7 @@ function Presets({controller, entry, text, told, cells, preset, write, attempt})
     const chosen = preset ? preset.name : text ? OWN : "";
     const save = (/** @type {string} */ name) =>
         attempt(async () => {
-            const problem = nameProblem(name);
-            if (problem) throw new Error(problem);
-            await controller.saveBlocks(name.trim(), /** @type {string[]} */ (cells).join(","));
+            await controller.saveBlocks(name, /** @type {string[]} */ (cells).join(","));
             setSaving(false);
         });
     // the tag says what the preset said: without it, its name would mean nothing
@@ -272,22 +270,10 @@ function Presets({controller, entry, text, told, cells, preset, write, attempt})
             ${!saving && html`<button type="button" class="rt-small" disabled=${!cells?.length} onClick=${() => setSaving(true)}>Save as preset</button>`}
             ${preset?.own && html`<button type="button" class="rt-small" onClick=${remove}>Delete preset ${preset.name}</button>`}
         </div>
-        ${saving && html`<${NewPreset} save=${save} close=${() => setSaving(false)} />`}`;
-}
-
-/** @param {{save: (name: string) => void, close: () => void}} props */
-function NewPreset({save, close}) {
-    const field = /** @type {Filled<HTMLInputElement>} */ (useRef());
-    const [name, setName] = useState("");
-    useEffect(() => field.current.focus(), []);
-    const submit = (/** @type {Event} */ event) => {
-        event.preventDefault();
-        save(name);
-    };
-    return html`<form class="rt-line" onSubmit=${submit}>
-        <input type="text" aria-label="Name of the new block preset" placeholder="Name" maxlength="100" ref=${field} value=${name}
-            onInput=${(event) => setName(event.target.value)} />
-        <button type="submit" class="rt-small">Save</button>
-        <button type="button" class="rt-small" onClick=${close}>Cancel</button>
-    </form>`;
+        ${
+            saving
+            && html`<${NameForm} label="Name of the new block preset" button="Save" hint="Name" focus problem=${nameProblem} save=${save}>
+            <button type="button" class="rt-small" onClick=${() => setSaving(false)}>Cancel</button>
+        <//>`
+        }`;
 }

@@ -55,7 +55,7 @@ export function Details({controller, id}) {
         return html`<${Dialog} title="About this LoRA" close=${close}><${Trouble} text=${trouble} />
             ${!trouble && html`<p class="rt-hint">Loading …</p>`}<//>`;
     }
-    const edit = (/** @type {Partial<Draft>} */ changes) => setDraft({...draft, ...changes});
+    const edit = (/** @type {Partial<Draft>} */ changes) => setDraft((now) => now && {...now, ...changes});
     const send = async (/** @type {object} */ changes, /** @type {(told: LoraDetails) => void} */ show) => {
         try {
             show(await controller.note(lora, changes));
@@ -159,7 +159,7 @@ function Fields({draft, edit, lora}) {
         </div>`
         }
         ${field("negative", "Words for the negative prompt")}
-        ${field("strength", "Preferred strength", 0, "Empty is the web UI’s own")}
+        ${field("strength", "Preferred strength", 0, "Empty or 0 is the web UI’s default")}
         ${field("tags", "Tags", 0, "Between commas")}
         ${field("notes", "Notes", 3)}
         ${field("description", "Description", 3)}`;

@@ -7,7 +7,7 @@
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {inverted, nameProblem, nothing, percent, SIDE, stroked} from "../regions.js";
-import {Dialog, Trouble, useTrouble} from "./parts.js";
+import {Dialog, NameForm, Trouble, useTrouble} from "./parts.js";
 import {asPng, draw, weightsOfFile} from "./pixels.js";
 
 /** @type {{[key: string]: [right: number, below: number] | undefined}} */
@@ -33,7 +33,6 @@ export function Painter({name: former, weights: first, taken, save, close}) {
     const [undone, setUndone] = useState(/** @type {Weights[]} */ ([])); // former weights, the latest last
     const [size, setSize] = useState(12);
     const [erase, setErase] = useState(false);
-    const [name, setName] = useState(former);
     const change = (/** @type {Weights} */ changed) => {
         setUndone([...undone, weights].slice(-MOST_UNDONE));
         setWeights(changed);
@@ -48,16 +47,12 @@ export function Painter({name: former, weights: first, taken, save, close}) {
             event.target.value = "";
             if (file) change(await weightsOfFile(file));
         });
-    const submit = (/** @type {Event} */ event) => {
-        event.preventDefault();
+    const submit = (/** @type {string} */ name) =>
         attempt(async () => {
-            const problem = nameProblem(name.trim(), taken);
-            if (problem) throw new Error(problem);
             if (!weights.some((weight) => weight > 0))
                 throw new Error("The region is empty: paint where the LoRA is to act.");
-            await save(name.trim(), asPng(weights));
+            await save(name, asPng(weights));
         });
-    };
     return html`<${Dialog} title=${former ? `Region ${former}` : "A new region"} close=${close} class="rt-painter">
         <${Trouble} text=${trouble} />
         <${Sheet} weights=${weights} size=${size} value=${erase ? 0 : 1} begin=${() => setUndone([...undone, weights].slice(-MOST_UNDONE))}
@@ -76,12 +71,10 @@ export function Painter({name: former, weights: first, taken, save, close}) {
             <label class="rt-small rt-file">From a picture<input type="file" accept="image/*" aria-label="A picture, white where the LoRA acts"
                 onChange=${take} /></label>
         </div>
-        <form class="rt-line" onSubmit=${submit}>
-            <input type="text" aria-label="Name of the region" placeholder="Name" maxlength="60" value=${name} autocomplete="off"
-                onInput=${(event) => setName(event.target.value)} />
-            <button type="submit" class="rt-small rt-main">Save</button>
+        <${NameForm} label="Name of the region" button="Save" hint="Name" former=${former} most=${60}
+            problem=${(/** @type {string} */ name) => nameProblem(name, taken)} save=${submit}>
             <button type="button" class="rt-small" onClick=${close}>Cancel</button>
-        </form>
+        <//>
     <//>`;
 }
 

@@ -24,16 +24,22 @@ export function Picture({api, path, name}) {
     const [address, setAddress] = useState(path && !api.authorization ? api.base + path : "");
     const [failed, setFailed] = useState(false);
     useEffect(() => {
-        let here = true;
+        let here = true,
+            held = "";
         setFailed(false);
         if (path)
             api.pictureAt(path).then(
-                (found) => here && setAddress(found),
+                (found) => {
+                    if (!here) return api.forget(found);
+                    held = found;
+                    setAddress(found);
+                },
                 () => here && setFailed(true),
             );
         else setAddress("");
         return () => {
             here = false;
+            api.forget(held);
         };
     }, [path]);
     if (!address || failed)
@@ -115,13 +121,55 @@ export function Dialog({title, close, children, class: name = ""}) {
  * @param {{rating: number, set: (rating: number) => void, name: string}} props
  */
 export function Stars({rating, set, name}) {
-    return html`<span class="rt-stars" role="radiogroup" aria-label=${`Rating of ${name}`}>
+    const said = rating ? `${rating} of 5` : "not rated";
+    return html`<span class="rt-stars" role="radiogroup" aria-label=${`Rating of ${name}: ${said}`} title=${rating ? undefined : "Not rated"}>
         ${[1, 2, 3, 4, 5].map(
             (star) => html`<button type="button" role="radio" key=${star}
             aria-checked=${String(rating === star)} aria-label=${`${star} of 5`} title=${`${star} of 5`}
-            class=${star <= rating ? "rt-lit" : ""} onClick=${() => set(star === rating ? 0 : star)}>★</button>`,
+            class=${star <= rating ? "rt-lit" : ""} onClick=${() => set(star === rating ? 0 : star)}>${star <= rating ? "★" : "☆"}</button>`,
         )}
     </span>`;
+}
+
+/**
+ * Draw a form that asks for a name. What is wrong with the name is said at the field, which then has the focus.
+ * @param {object} props
+ * @param {string} props.label of the field
+ * @param {string} props.button
+ * @param {string} [props.hint] shown while the field is empty
+ * @param {string} [props.former] the name that it begins with
+ * @param {boolean} [props.focus] whether the field has the focus when it comes
+ * @param {number} [props.most] characters
+ * @param {(name: string) => string} props.problem of a name, which may be empty
+ * @param {(name: string) => unknown} props.save called with a name that has no problem
+ * @param {Value} [props.children] behind the button
+ */
+export function NameForm({label, button, hint = "", former = "", focus = false, most = 100, problem, save, children}) {
+    const field = /** @type {Filled<HTMLInputElement>} */ (useRef());
+    const [name, setName] = useState(former);
+    const [said, setSaid] = useState("");
+    useEffect(() => {
+        if (focus) field.current.focus();
+    }, []);
+    const submit = (/** @type {Event} */ event) => {
+        event.preventDefault();
+        const wrong = problem(name.trim());
+        setSaid(wrong);
+        if (wrong) field.current.focus();
+        else save(name.trim());
+    };
+    const type = (/** @type {FieldEvent} */ event) => {
+        setName(event.target.value);
+        setSaid("");
+    };
+    return html`<form class="rt-line" noValidate onSubmit=${submit}>
+        <label class="rt-field rt-name-field">
+            <input type="text" aria-label=${label} aria-invalid=${String(said !== "")} placeholder=${hint} maxlength=${most} autocomplete="off"
+                ref=${field} value=${name} onInput=${type} />
+            <span class="rt-problem" role="alert">${said}</span></label>
+        <button type="submit" class="rt-small">${button}</button>
+        ${children}
+    </form>`;
 }
 
 /**

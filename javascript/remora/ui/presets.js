@@ -9,36 +9,42 @@
 import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import * as boxes from "../boxes.js";
-import {readTags, withEntry} from "../prompt.js";
-import {Button, Dialog, Picture, Trouble, useTrouble} from "./parts.js";
+import {hasWords, readTags, withEntry} from "../prompt.js";
+import {Button, Dialog, NameForm, Picture, Trouble, useTrouble} from "./parts.js";
 
 /**
  * @typedef {`preset?${string}` | `preset/thumbnail?${string}`} Path
- * @typedef {(method: string, path: Path, names: string[], body?: object) => Promise<void>} Ask
+ * @typedef {(method: string, path: Path, names: string[], body?: object) => Promise<boolean | undefined>} Ask
+ * Returns true where the server did it.
  */
+
+/** @param {string} name */
+const nameProblem = (name) => (name ? "" : "Give the preset a name.");
 
 /** @param {{controller: Controller, state: State}} props */
 export function Presets({controller, state}) {
     const [trouble, attempt] = useTrouble();
-    const [name, setName] = useState("");
+    const [kept, setKept] = useState(0); // presets kept; the next name begins empty
     // being exported or imported
     const [text, setText] = useState(/** @type {{value: string, importing?: boolean} | null} */ (null));
     const close = () => controller.set({dialog: ""});
     /** @type {Ask} */
-    const ask = (method, path, names, body) => attempt(() => controller.keepPresets(method, path, names, body));
+    const ask = (method, path, names, body) =>
+        attempt(async () => {
+            await controller.keepPresets(method, path, names, body);
+            return true;
+        });
     useEffect(() => {
         attempt(() => controller.askPresets());
     }, []);
     const rows = controller.rows().filter((row) => row.on && !row.problem);
-    const save = (/** @type {Event} */ event) => {
-        event.preventDefault();
+    const save = (/** @type {string} */ name) =>
         attempt(async () => {
             if (!rows.length) throw new Error("The prompt has no LoRA to keep; insert some first.");
             const lines = rows.map((row) => `${row.text} ${wordsIn(controller, row)}`.trim());
             await controller.keepPresets("PUT", `preset?${query({name})}`, [name], {text: lines.join("\n")});
-            setName("");
+            setKept(kept + 1);
         });
-    };
     const exportOne = (/** @type {Kept} */ preset) =>
         attempt(async () => setText({value: await controller.api.text(`preset?${query({name: preset.name})}`)}));
     const importAll = () =>
@@ -47,12 +53,9 @@ export function Presets({controller, state}) {
             setText(null);
         });
     return html`<${Dialog} title="Presets" close=${close}>
-        <form class="rt-line" onSubmit=${save}>
-            <input type="text" aria-label="Name of the new preset" placeholder="Keep this stack as …" required maxlength="100"
-                value=${name} onInput=${(event) => setName(event.target.value)} />
-            <button type="submit">Save</button>
-            <${Button} label="Import presets from text" onClick=${() => setText({value: "", importing: true})}>Import<//>
-        </form>
+        <${NameForm} key=${kept} label="Name of the new preset" button="Save" hint="Keep this stack as …" problem=${nameProblem} save=${save}>
+            <${Button} label="Import presets from text" class="rt-small" onClick=${() => setText({value: "", importing: true})}>Import<//>
+        <//>
         <${Trouble} text=${trouble} />
         ${
             text
@@ -88,13 +91,12 @@ export function Presets({controller, state}) {
  * @param {(preset: Kept) => void} props.exportOne
  */
 function Preset({preset, controller, ask, attempt, close, exportOne}) {
-    const [name, setName] = useState(/** @type {string | null} */ (null));
+    const [renaming, setRenaming] = useState(false);
     const path = preset.thumbnail && `preset/thumbnail?${query({name: preset.name, v: preset.thumbnail})}`;
-    const rename = (/** @type {Event} */ event) => {
-        event.preventDefault();
-        const names = [String(name), preset.name];
-        ask("PUT", `preset?${query({name: String(name)})}`, names, {text: preset.text, former: preset.name});
-        setName(null);
+    const rename = async (/** @type {string} */ name) => {
+        const path = /** @type {const} */ (`preset?${query({name})}`);
+        const changed = {text: preset.text, former: preset.name};
+        if (await ask("PUT", path, [name, preset.name], changed)) setRenaming(false);
     };
     const apply = (/** @type {boolean} */ replacing) => {
         applyPreset(controller, preset, replacing);
@@ -111,17 +113,15 @@ function Preset({preset, controller, ask, attempt, close, exportOne}) {
         <span class="rt-thumb"><${Picture} api=${controller.api} path=${path} name=${preset.name} /></span>
         <div class="rt-preset-text">
             ${
-                name === null
-                    ? html`<strong>${preset.name}</strong>`
-                    : html`<form class="rt-line" onSubmit=${rename}>
-                <input type="text" aria-label="New name" value=${name} required maxlength="100" onInput=${(event) => setName(event.target.value)} />
-                <button type="submit">Rename</button></form>`
+                renaming
+                    ? html`<${NameForm} label="New name" button="Rename" former=${preset.name} focus problem=${nameProblem} save=${rename} />`
+                    : html`<strong>${preset.name}</strong>`
             }
             <span class="rt-hint">${tags.join(" ")}</span>
             <div class="rt-line">
                 <${Button} label=${`Use ${preset.name} in place of the prompt’s LoRAs`} class="rt-small" onClick=${() => apply(true)}>Use<//>
                 <${Button} label=${`Add ${preset.name} to the prompt’s LoRAs`} class="rt-small" onClick=${() => apply(false)}>Add<//>
-                <${Button} label=${`Rename ${preset.name}`} class="rt-small" onClick=${() => setName(preset.name)}>Rename<//>
+                <${Button} label=${`Rename ${preset.name}`} class="rt-small" onClick=${() => setRenaming(!renaming)}>Rename<//>
                 <${Button} label=${`Export ${preset.name} as text`} class="rt-small" onClick=${() => exportOne(preset)}>Export<//>
                 <${Button} label=${`Take the page’s picture for ${preset.name}`} class="rt-small" onClick=${picture}>Picture<//>
                 <${Button} label=${`Delete ${preset.name}`} class="rt-small"
@@ -138,7 +138,7 @@ function Preset({preset, controller, ask, attempt, close, exportOne}) {
  */
 function wordsIn(controller, row) {
     const words = controller.wordsOf(row.name);
-    return words && controller.state.prompt.includes(words) ? words : "";
+    return words && hasWords(controller.state.prompt, words) ? words : "";
 }
 
 /**

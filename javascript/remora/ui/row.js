@@ -21,7 +21,7 @@ import {summary} from "./summary.js";
 /** @param {{controller: Controller, entry: Entry, outcome: LoraOutcome | undefined, handle: Handle}} props */
 export function Row({controller, entry, outcome, handle}) {
     const {name, unet} = entry;
-    const {lora, problem, candidates} = controller.meaning(name);
+    const {lora, problem} = controller.meaning(name);
     const [apart, setApart] = useState(entry.teText !== entry.unetText);
     const [more, setMore] = useState(false);
     const split = apart || entry.teText !== entry.unetText;
@@ -32,7 +32,8 @@ export function Row({controller, entry, outcome, handle}) {
         setApart(!split);
     };
     const said = entry.problem || problem;
-    const doubt = !said && lora ? controller.catalog.against(lora) : "";
+    const told = said || !entry.on ? undefined : outcome;
+    const doubt = !said && lora && !told?.warning ? controller.catalog.against(lora) : "";
     // chips stand last: where they came above the editors, those would move away under the pointer that draws in them
     return html`
         <div class="rt-row-head">
@@ -65,9 +66,8 @@ export function Row({controller, entry, outcome, handle}) {
         }
         ${chips.length > 0 && html`<div class="rt-chips">${chips.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`}
         ${said && html`<p class="rt-problem" role="alert">✕ ${said}</p>`}
-        ${candidates.length > 0 && html`<p class="rt-hint">Write one of these: ${candidates.join(", ")}</p>`}
         ${doubt && html`<p class="rt-warning">⚠ ${doubt}</p>`}
-        ${!said && entry.on && html`<${Outcome} lora=${outcome} />`}`;
+        <${Outcome} lora=${told} />`;
 }
 
 /**

@@ -1,7 +1,7 @@
 // The right pane: the LoRAs of the prompt, and those that every picture gets.
 
 /**
- * @import {LoraOutcome, StackEntry} from "../api.js"
+ * @import {StackEntry} from "../api.js"
  * @import {BodyChange, Controller, Row as PromptRow, State} from "../controller.js"
  * @import {Reading} from "../tag.js"
  * @import {Filled, Key, Pointer, Value} from "../vendor/preact.js"
@@ -35,19 +35,9 @@ import {Row} from "./row.js";
  * @typedef {{from: number, to: number}} Drag
  */
 
-/** @param {{controller: Controller, state: State}} props */
-export function Stack({controller, state}) {
+/** @param {{controller: Controller, state: State, outcomes: ReturnType<Controller["outcomes"]>}} props */
+export function Stack({controller, state, outcomes: {of, others}}) {
     const rows = controller.rows();
-    const loras = state.server ? state.server.loras : [];
-    const outcome = (/** @type {{name: string}} */ row) =>
-        loras.find(
-            (lora) =>
-                lora.asked === row.name
-                || lora.name === row.name
-                || lora.name === controller.meaning(row.name).lora?.name,
-        );
-    const known = new Set([...rows, ...state.always.entries].map((row) => outcome(row)));
-    const others = loras.filter((lora) => !known.has(lora));
     return html`<section class="rt-stack" aria-label="Stack of LoRA">
         <${Targets} controller=${controller} state=${state} />
         <${Tools} controller=${controller} state=${state} rows=${rows} />
@@ -60,7 +50,7 @@ export function Stack({controller, state}) {
             state.target
             && html`<${Rows} rows=${rows} label="Stack" move=${(/** @type {number} */ from, /** @type {number} */ to) =>
                 controller.move(from, to)} draw=${(/** @type {PromptRow} */ row, /** @type {Handle} */ handle) => html`
-            <${Row} handle=${handle} controller=${controller} outcome=${outcome(row)} entry=${inPrompt(controller, row)} />`} />`
+            <${Row} handle=${handle} controller=${controller} outcome=${of(row, false)} entry=${inPrompt(controller, row)} />`} />`
         }
         ${
             state.target
@@ -79,7 +69,7 @@ export function Stack({controller, state}) {
                 <${Button} label="Forget my change" class="rt-small" onClick=${() => controller.decide(false)}>Forget mine<//>
             </div></div>`
         }
-        <${Always} controller=${controller} state=${state} outcome=${outcome} />
+        <${Always} controller=${controller} state=${state} of=${of} />
         ${
             others.length > 0
             && html`<div><h4>Others in the latest picture</h4>
@@ -218,8 +208,8 @@ function inPrompt(controller, row) {
     };
 }
 
-/** @param {{controller: Controller, state: State, outcome: (row: {name: string}) => LoraOutcome | undefined}} props */
-function Always({controller, state, outcome}) {
+/** @param {{controller: Controller, state: State, of: ReturnType<Controller["outcomes"]>["of"]}} props */
+function Always({controller, state, of}) {
     const {always} = state;
     if (!always.entries.length && state.target) return null;
     const change = (/** @type {StackEntry} */ entry, /** @type {Partial<StackEntry>} */ changes) =>
@@ -261,6 +251,7 @@ function Always({controller, state, outcome}) {
             /** @type {AlwaysRow} */ row,
             /** @type {Handle} */ handle,
         ) => html`
-            <${Row} handle=${handle} controller=${controller} outcome=${outcome(row)} entry=${described(row)} />`} />
+            <${Row} handle=${handle} controller=${controller} outcome=${of({name: row.name, body: bodyOf(row.entry)}, true)}
+                entry=${described(row)} />`} />
     </div>`;
 }

@@ -37,10 +37,12 @@ def test_a_picture_with_a_lora(page: Any, served: Served) -> None:
 
 
 def test_an_error_is_shown_and_the_page_goes_on(page: Any) -> None:
-    for prompt, message in (("<lora:x:1.1.>", "'1.1.' is not a number"), ("<lora:zorpp:1>", "did you mean")):
+    for prompt, message in (("<lora:x:1.1.>", "“1.1.” is not a number"), ("<lora:zorpp:1>", "did you mean")):
         page.fill("#prompt textarea", prompt)
         page.click("#generate")
-        page.locator("#outcome").get_by_role("alert").get_by_text(message).wait_for(timeout=LONG)
+        page.locator("#outcome").get_by_role("alert").get_by_text("see the stack of LoRA").wait_for(timeout=LONG)
+        page.get_by_role("button", name="Stack (1, 1 error)").click()
+        page.locator("#remora-tab").get_by_role("alert").get_by_text(message).wait_for(timeout=LONG)
     page.fill("#prompt textarea", "a house")
     page.click("#generate")
     assert parse_infotext(infotext_with(page, "a house")).settings["Seed"] == "7"

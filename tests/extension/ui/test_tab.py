@@ -21,6 +21,13 @@ from tests.extension.ui.tab import Tab
 
 pytestmark = pytest.mark.browser
 PROMPT = "#prompt textarea"
+# addresses of pictures in memory
+COUNTED = """
+window.held = new Set();
+const [create, revoke] = [URL.createObjectURL, URL.revokeObjectURL];
+URL.createObjectURL = (blob) => { const made = create(blob); window.held.add(made); return made; };
+URL.revokeObjectURL = (address) => { window.held.delete(address); revoke(address); };
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -148,6 +155,57 @@ def test_notes_are_kept_beside_the_file_as_a1111_reads_them(tab: Tab, served: Se
     tab.root.get_by_role("searchbox").fill("note searched")
     tab.insert("copied")
     tab.prompt_is("<lora:copied:0.6> zorp, of mine")
+
+
+def test_a_file_that_is_not_rated_has_no_full_star(tab: Tab, copy: Path) -> None:
+    tab.button("About copied").click(timeout=LONG)
+    dialog = tab.page.get_by_role("dialog", name="copied")
+    stars = dialog.get_by_role("radiogroup", name="Rating of copied: not rated")
+    stars.wait_for(timeout=LONG)
+    assert stars.inner_text().replace("\n", "") == "☆☆☆☆☆"
+    dialog.get_by_role("radio", name="3 of 5").click()
+    dialog.get_by_role("radiogroup", name="Rating of copied: 3 of 5").wait_for()
+    assert dialog.locator(".rt-stars").inner_text().replace("\n", "") == "★★★☆☆"
+    dialog.get_by_role("radio", name="3 of 5").click()
+    stars.wait_for()
+
+
+def test_a_preferred_strength_of_0_is_the_web_uis_default_and_the_dialog_says_so(tab: Tab, copy: Path) -> None:
+    tab.button("About copied").click(timeout=LONG)
+    dialog = tab.page.get_by_role("dialog", name="copied")
+    dialog.get_by_text("Empty or 0 is the web UI").wait_for(timeout=LONG)
+    for typed, kept in (("0.6", 0.6), ("0", 0.0)):
+        dialog.get_by_label("Preferred strength").fill(typed)
+        dialog.get_by_role("button", name="Save").click()
+        dialog.wait_for(state="hidden")
+        assert json.loads(copy.with_suffix(".json").read_text("utf-8"))["preferred weight"] == kept
+        tab.button("About copied").click()
+    assert dialog.get_by_label("Preferred strength").input_value() == ""
+
+
+def test_what_is_typed_in_a_dialog_outlives_all_that_the_server_tells(tab: Tab, served: Served, copy: Path) -> None:
+    tab.insert("copied")
+    tab.button("About copied").first.click()
+    dialog = tab.page.get_by_role("dialog", name="copied")
+    dialog.get_by_role("button", name="Favourite").press("Control+z")
+    dialog.get_by_role("button", name="Favourite").press("/")
+    assert tab.prompt == "<lora:copied:1> zorp", "what is behind a dialog stays as it is"
+    dialog.get_by_label("Notes").fill("typed")
+    told = httpx.patch(
+        f"{served.url}/remora/v1/lora", params={"name": "copied"}, json={"tags": ["elsewhere"], "notes": "elsewhere"}
+    )
+    told.raise_for_status()
+    httpx.post(f"{served.url}/remora/v1/refresh").raise_for_status()
+    tab.page.wait_for_function(
+        "() => window.remoraTab.catalog.all.some(lora => lora.notes === 'elsewhere')", timeout=LONG
+    )
+    dialog.get_by_role("radio", name="4 of 5").click()  # which is kept at once, and answered
+    dialog.get_by_role("radiogroup", name="Rating of copied: 4 of 5").wait_for()
+    assert dialog.get_by_label("Notes").input_value() == "typed"
+    dialog.get_by_role("button", name="Save").click()
+    dialog.wait_for(state="hidden")
+    noted = json.loads(copy.with_suffix(".json").read_text("utf-8"))
+    assert (noted["notes"], noted["tags"]) == ("typed", ["elsewhere"]), "nothing but what was typed is written"
 
 
 def test_a_picture_of_the_page_becomes_that_of_a_file(tab: Tab, served: Served, copy: Path) -> None:
@@ -669,7 +727,11 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
             detail = "the user and password of the web UI's API are needed"
             route.fulfill(status=401, content_type="application/json", body=json.dumps({"detail": detail}))
 
-    with opened(served, browser, before=lambda page: page.route("**/remora/v1/**", answer)) as page:
+    def before(page: Any) -> None:
+        page.route("**/remora/v1/**", answer)
+        page.add_init_script(COUNTED)
+
+    with opened(served, browser, before=before) as page:
         page.get_by_role("alert").get_by_text("are needed").wait_for(timeout=LONG)
         page.get_by_label("User").fill("tü")
         page.get_by_label("Password").fill("p")
@@ -677,6 +739,10 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
         page.get_by_role("button", name="Insert zorp into the prompt").wait_for(timeout=LONG)
         page.wait_for_function("document.querySelector('#remora-tab .rt-thumb img')?.naturalWidth > 0", timeout=LONG)
         page.get_by_label("Password").wait_for(state="hidden")
+        page.wait_for_function("() => window.held.size === document.querySelectorAll('.rt-thumb img').length")
+        page.get_by_role("searchbox", name="Search LoRA").fill("no such file")
+        page.wait_for_function("() => document.querySelectorAll('.rt-thumb img').length === 0")
+        page.wait_for_function("() => window.held.size === 0", timeout=5000)  # no picture stays in memory unseen
     assert asked[0] is None
 
 

@@ -1,0 +1,160 @@
+"""What went wrong is said once, where it belongs, and no longer than it is true."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.extension.ui.serving import LONG, Served
+from tests.extension.ui.tab import Tab
+
+pytestmark = pytest.mark.browser
+ALWAYS = {"always_on": True, "entries": [{"name": "zorp", "more": "lbw=GONE"}]}
+
+
+@pytest.fixture
+def tab(page: Any) -> Tab:
+    return Tab(page).ready()
+
+
+@pytest.fixture
+def damaged(served: Served) -> Iterator[Path]:
+    """A file with a picture in its header that is cut off, and another one whose picture is."""
+    cut, beside = served.loras / "cut.safetensors", served.loras / "beside.safetensors"
+    whole = (served.loras / "zorp.safetensors").read_bytes()
+    cut.write_bytes(whole[:-1000])
+    beside.write_bytes(whole)
+    beside.with_suffix(".png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    httpx.post(f"{served.url}/remora/v1/refresh").raise_for_status()
+    yield cut
+    for path in (cut, beside, beside.with_suffix(".png")):
+        path.unlink()
+    httpx.post(f"{served.url}/remora/v1/refresh").raise_for_status()
+
+
+def generate(tab: Tab, prompt: str) -> None:
+    """Make a picture, or fail to, and wait until the tab knows."""
+    known = tab.page.evaluate("JSON.stringify(window.remoraTab.state.server)")
+    tab.write(prompt)
+    tab.page.click("#generate")
+    tab.page.wait_for_function(
+        "known => JSON.stringify(window.remoraTab.state.server) !== known", arg=known, timeout=LONG
+    )
+    tab.page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
+
+
+def told(tab: Tab, pattern: str) -> list[str]:
+    """Return the paragraphs of the whole page that say something."""
+    texts = "[...document.querySelectorAll('#remora-tab p, #remora-tab .rt-state > span, #outcome .remora-line')]"
+    seen = f"{texts}.filter(e => e.getClientRects().length && !e.closest('.rt-library')).map(e => e.innerText)"
+    return [text for text in tab.page.evaluate(seen) if re.search(pattern, text)]
+
+
+@pytest.mark.parametrize(
+    ("tag", "reason"),
+    [
+        ("<lora:zorp:1:nope=1>", "nope.* is no setting"),
+        ("<lora:zorp:1:lbw=NO>", "'NO' is neither a number nor block weights"),
+        ("<lora:zorpp:1>", "did you mean zorp|zorpp.*is not in"),
+        ("<lora:cut:1>", "cut.safetensors"),
+        ("<lora::1>", "the name is missing"),
+    ],
+)
+def test_an_error_of_a_tag_is_said_once_and_goes_with_it(tab: Tab, damaged: Path, tag: str, reason: str) -> None:
+    tab.pane("Stack")
+    generate(tab, f"<lora:stripes:1> {tag}")
+    tab.page.locator("#outcome").get_by_text("No picture was made: see the stack of LoRA.").wait_for()
+    tab.page.wait_for_timeout(300)
+    assert len(told(tab, reason)) == 1, told(tab, ".")
+    row = tab.root.get_by_role("list", name="Stack", exact=True).locator("> li").nth(1)
+    assert re.search(reason, row.inner_text())
+    tab.button("Stack (2, 1 error)").wait_for()
+    tab.write("<lora:stripes:1>")
+    tab.button("Stack (1)").wait_for()
+    assert told(tab, reason) == []
+    assert told(tab, "No picture was made") != []
+    generate(tab, "a fox")
+    assert told(tab, reason) == []
+    assert told(tab, "No picture was made") == []
+
+
+def test_an_error_of_what_is_always_on_is_said_once_at_its_row(tab: Tab, served: Served) -> None:
+    base = f"{served.url}/remora/v1"
+    httpx.put(f"{base}/blocks/presets", json={"name": "GONE", "values": "1,0"}).raise_for_status()
+    httpx.put(f"{base}/stack", json=ALWAYS).raise_for_status()
+    httpx.delete(f"{base}/blocks/presets", params={"name": "GONE"}).raise_for_status()
+    try:
+        tab.page.reload()
+        tab.ready()
+        generate(tab, "<lora:zorp:0.5>")
+        tab.row("zorp", "Always on").get_by_text("of the always-on stack").wait_for()
+        assert len(told(tab, "GONE")) == 1, told(tab, ".")
+        tab.row("zorp", "Always on").get_by_role("button", name="Remove zorp").click()
+        tab.saved()
+        assert told(tab, "GONE") == []
+    finally:
+        httpx.put(f"{base}/stack", json={}).raise_for_status()
+
+
+def test_pictures_that_are_not_there_are_not_asked_for(tab: Tab, damaged: Path) -> None:
+    answers: list[tuple[int, str]] = []
+    console: list[str] = []
+    tab.page.on("response", lambda answer: answers.append((answer.status, answer.url)))
+    tab.page.on("console", lambda message: console.append(message.text) if message.type == "error" else None)
+    tab.page.reload()
+    tab.ready()
+    tab.button("Insert beside into the prompt").wait_for(timeout=LONG)
+    tab.button("About cut").click()
+    tab.page.get_by_role("dialog", name="cut").get_by_text("Trigger words").wait_for(timeout=LONG)
+    while not [url for status, url in answers if status == 204 and "thumbnail" in url]:
+        tab.page.wait_for_timeout(50)
+    tab.page.wait_for_timeout(1000)  # in which others would be asked for
+    assert [(status, url) for status, url in answers if status >= 400] == []
+    assert console == []
+    tab.page.keyboard.press("Escape")
+    assert tab.root.locator(".rt-card").filter(has_text="beside").locator(".rt-initial").count() == 1
+
+
+def test_a_preset_without_a_name_says_that_it_needs_one(tab: Tab) -> None:
+    tab.insert("zorp")
+    tab.pane("Stack")
+    tab.button("Presets").click()
+    dialog = tab.page.get_by_role("dialog", name="Presets")
+    field = dialog.get_by_role("textbox", name="Name of the new preset")
+    for name in ("", "   "):
+        field.fill(name)
+        dialog.get_by_role("button", name="Save").click()
+        dialog.get_by_role("alert").get_by_text("Give the preset a name.").wait_for()
+        assert field.get_attribute("aria-invalid") == "true"
+        assert field.evaluate("field => field === document.activeElement")
+        field.fill("x")
+        dialog.get_by_text("Give the preset a name.").wait_for(state="hidden")
+    field.fill("Mine")
+    field.press("Enter")
+    dialog.get_by_role("button", name="Rename Mine").click()
+    other = dialog.get_by_role("textbox", name="New name")
+    other.fill(" ")
+    other.press("Enter")
+    dialog.get_by_role("alert").get_by_text("Give the preset a name.").wait_for()
+    tab.page.route("**/remora/v1/preset?**", lambda route: route.abort())
+    other.fill("Ours")
+    other.press("Enter")
+    dialog.get_by_role("alert").get_by_text("The web UI does not answer.").wait_for()
+    assert other.input_value() == "Ours", "what was typed is not lost"
+    tab.page.unroute("**/remora/v1/preset?**")
+    other.press("Enter")
+    dialog.get_by_role("button", name="Delete Ours").click()
+    dialog.get_by_text("No preset is kept yet.").wait_for()
+
+
+def test_a_tag_with_the_name_of_a_method_is_told_in_words(tab: Tab) -> None:
+    tab.write("<lora:zorp:constructor=1> <lora:zorp:1:half=constructor>")
+    rows = tab.row("zorp")
+    rows.first.get_by_role("alert").get_by_text("“constructor” is no setting of a LoRA tag").wait_for()
+    rows.last.get_by_role("alert").get_by_text("“constructor” is none of pos, neg").wait_for()
+    assert rows.last.locator(".rt-chip").count() == 0

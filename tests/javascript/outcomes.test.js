@@ -1,0 +1,42 @@
+// What became of LoRAs, by row: javascript/remora/outcomes.js.
+
+import assert from "node:assert/strict";
+import {test} from "node:test";
+import {isOf, Others} from "../../javascript/remora/outcomes.js";
+
+/**
+ * @param {object} values
+ * @returns {any}
+ */
+const outcome = (values) => ({name: "zorp", asked: "zorp", state: "applied", reason: "", always_on: false, ...values});
+/** @param {Partial<import("../../javascript/remora/outcomes.js").Asker>} [values] */
+const row = (values = {}) => ({name: "zorp", body: "zorp:1", always: false, file: "zorp", ...values});
+
+test("an outcome is that of the row with its name, its file or its tag", () => {
+    assert.ok(isOf(outcome({}), row()));
+    assert.ok(isOf(outcome({asked: "alias"}), row({name: "alias", file: undefined})));
+    assert.ok(isOf(outcome({asked: "sub/zorp"}), row({name: "other alias"})));
+    assert.ok(!isOf(outcome({}), row({name: "night", file: "night"})));
+    const unread = outcome({asked: "zorp:1:lbw=NO", state: "failed"});
+    assert.ok(isOf(unread, row({body: "zorp:1:lbw=NO"})));
+    assert.ok(!isOf(unread, row({body: "zorp:1:lbw=ALL"})), "it was put right");
+});
+
+test("a failure of what is always on is that of its own row alone", () => {
+    const failed = outcome({state: "failed", always_on: true});
+    assert.ok(isOf(failed, row({always: true})));
+    assert.ok(!isOf(failed, row()));
+    assert.ok(isOf(outcome({always_on: true}), row()), "a LoRA that acts is told at both");
+});
+
+test("what no row asked for is among the others, and a failure goes with its row", () => {
+    const others = new Others();
+    const acted = outcome({});
+    const failed = outcome({name: "nowhere", asked: "nowhere", state: "missing", reason: "is not there"});
+    const both = [row(), row({name: "nowhere", body: "nowhere", file: undefined})];
+    assert.deepEqual(others.of([acted, failed], []), [acted, failed], "of a prompt that is not shown");
+    assert.deepEqual(others.of([acted, failed], both), []);
+    assert.deepEqual(others.of([acted, failed], []), [acted], "its tag is gone, and the picture still has the LoRA");
+    assert.deepEqual(others.of([acted], []), [acted]);
+    assert.deepEqual(others.of([failed], []), [failed], "of a later picture");
+});
