@@ -28,6 +28,7 @@ _KEPT_SIDE = 1024  # of a picture that is kept beside a file
 _QUALITY = 80
 _MAX_BYTES = 64 << 20  # of a picture's file
 _MAX_PIXELS = 25_000_000
+_MOST = f"{_MAX_PIXELS // 1_000_000} million"
 _FORMATS = frozenset({"PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "ICO", "JPEG2000", "PPM", "TGA"})
 """What is read: no format for which Pillow starts another program, as it does for EPS."""
 _WITH_MEANS = frozenset({"L", "LA", "RGB", "RGBA", "CMYK"})
@@ -39,6 +40,10 @@ T = TypeVar("T")
 
 class PictureError(ValueError):
     """A picture that is none; the text is one sentence."""
+
+
+class _RefusedError(ValueError):
+    """A picture that is not read on purpose; the text says why."""
 
 
 class Thumbnails:
@@ -121,7 +126,17 @@ def opened_picture(content: bytes, side: int, mode: str = "") -> Image.Image:
     except UnidentifiedImageError as error:  # which names the place of the content in memory
         raise PictureError("this is no picture that can be read: its format is not known, or it is damaged") from error
     except Exception as error:  # decoders raise whatever a damaged file leads them to
-        raise PictureError(f"this is no picture that can be read: {str(error) or type(error).__name__}") from error
+        logger.debug("remora: a picture cannot be read", exc_info=True)
+        raise PictureError(f"this is no picture that can be read: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    """Return a reason in words for users: those of Pillow name its own objects, and offsets of bytes."""
+    if isinstance(error, _RefusedError):
+        return str(error)
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return f"it has more than {_MOST} pixels"
+    return "its file is damaged, or of a format that is not known"
 
 
 def one_picture(work: Callable[[], T]) -> T:
@@ -136,10 +151,9 @@ def one_picture(work: Callable[[], T]) -> T:
 def _opened(content: bytes, side: int, mode: str) -> Image.Image:
     with Image.open(io.BytesIO(content)) as opened:
         if opened.format not in _FORMATS:
-            raise ValueError(f"{opened.format} files are not taken")
+            raise _RefusedError(f"{opened.format} files are not taken")
         if opened.width * opened.height > _MAX_PIXELS:
-            most = _MAX_PIXELS // 1_000_000
-            raise ValueError(f"{opened.width} x {opened.height} pixels are more than {most} million")
+            raise _RefusedError(f"{opened.width} x {opened.height} pixels are more than {_MOST}")
         return _reduced(opened, side, mode)
 
 

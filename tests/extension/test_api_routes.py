@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
@@ -148,9 +149,21 @@ def test_pictures(ask: Checked, copy: Path) -> None:
     assert copy.with_suffix(".png").is_file()
     beside = Image.open(io.BytesIO(ask("GET", "/thumbnail", params={"id": changed["id"], "v": changed["picture"]})))
     assert beside.size == (40, 40)
-    assert "no picture that can be read" in ask(
-        "PUT", "/picture", 422, params={"name": "copied"}, content=b"no picture"
-    )
+    for method, path, sent in (
+        ("PUT", "/picture", {"params": {"name": "copied"}, "content": b"no picture"}),
+        ("PUT", "/regions", {"json": {"name": "face", "picture": base64.b64encode(b"no picture").decode()}}),
+    ):
+        refused = ask(method, path, 422, **sent)
+        assert refused.endswith("no picture that can be read: its file is damaged, or of a format that is not known")
+
+
+def test_a_picture_of_a_preset_that_is_none_is_refused(ask: Checked) -> None:
+    ask("PUT", "/preset", params={"name": "Mine"}, json={"text": "<lora:zorp:1>"})
+    try:
+        refused = ask("PUT", "/preset/thumbnail", 422, params={"name": "Mine"}, content=png()[:40])
+        assert refused.endswith("no picture that can be read: its file is damaged, or of a format that is not known")
+    finally:
+        ask("DELETE", "/preset", params={"name": "Mine"})
 
 
 def test_of_a_damaged_file_no_picture_is_listed(ask: Checked, copy: Path) -> None:

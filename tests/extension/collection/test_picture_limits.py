@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
+import random
+import re
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,8 +67,10 @@ def test_no_place_in_memory_is_told(content: bytes) -> None:
 
 
 def test_pixels_that_a_library_warns_of_are_refused_as_well() -> None:
-    with pytest.raises(PictureError, match="no picture that can be read"):
+    with pytest.raises(PictureError, match="more than 25 million"):
         shrunk_picture(png(10_000, 9_990, "1", 1), 384)
+    with pytest.raises(PictureError, match="it has more than 25 million pixels"):
+        shrunk_picture(png(20_000, 9_990, "1", 1), 384)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell")
@@ -112,10 +118,46 @@ def test_a_format_for_which_another_program_is_started_is_refused() -> None:
         shrunk_picture(stream.getvalue(), 64)
 
 
-def test_whatever_a_decoder_raises_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def encoded(form: str) -> bytes:
+    stream = io.BytesIO()
+    Image.effect_noise((64, 64), 50).convert("RGB").save(stream, form)
+    return stream.getvalue()
+
+
+def damaged() -> Iterator[bytes]:
+    """Files that are cut off, and files of which a few bytes are others."""
+    chance = random.Random(7)
+    for form in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "ICO", "PPM", "TGA"):
+        whole = encoded(form)
+        yield from (whole[:end] for end in (0, 1, 4, 8, 20, 40, len(whole) // 2))
+        for _ in range(10):
+            content = bytearray(whole)
+            for _ in range(5):
+                content[chance.randrange(min(len(content), 200))] = chance.randrange(256)
+            yield bytes(content)
+
+
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of a part of them
+def test_why_a_picture_is_refused_is_said_in_words_and_not_in_those_of_the_decoder() -> None:
+    reasons = set()
+    for content in damaged():
+        try:
+            shrunk_picture(content, 64)
+        except PictureError as error:
+            reasons.add(str(error))
+    damage = "this is no picture that can be read: its file is damaged, or of a format that is not known"
+    assert damage in reasons
+    others = reasons - {damage}
+    assert [one for one in others if not re.search(r"(files are not taken|more than 25 million( pixels)?)$", one)] == []
+
+
+def test_whatever_a_decoder_raises_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def breaks(*_: object) -> Image.Image:
         raise ZeroDivisionError
 
     monkeypatch.setattr(pictures, "_reduced", breaks)
-    with pytest.raises(PictureError, match="ZeroDivisionError"):
+    with caplog.at_level(logging.DEBUG), pytest.raises(PictureError, match="its file is damaged"):
         shrunk_picture(png(8, 8), 64)
+    assert "ZeroDivisionError" in caplog.text, "what it was is in the log, for those who look for it"
