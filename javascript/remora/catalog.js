@@ -90,8 +90,16 @@ export class Catalog {
         if ((this.byName.get(lora.name) ?? []).length > 1) {
             return `several files have the name ${lora.name}; rename all but one to use them`;
         }
-        const family = lora.family === null ? undefined : this.families[lora.family];
+        const family = this.familyOf(lora);
         return family && !family.fits ? family.reason : "";
+    }
+
+    /**
+     * Return the family that a file is for, if it is known.
+     * @param {Lora} lora
+     */
+    familyOf({family}) {
+        return family !== null && Object.hasOwn(this.families, family) ? this.families[family] : undefined;
     }
 }
 

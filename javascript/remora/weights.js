@@ -7,8 +7,11 @@ import {NUMBER, written} from "./curve.js";
 const LETTER = /^(?:R|U|X(?:[+-](?:\d+(?:\.\d*)?|\.\d+))?)$/; // drawn at random, or whatever X is
 const NOT_IN_NAMES = /[:,<>=#]/;
 // What a block is that a list has no weight for, as the engine has it; any other is 0.
-/** @type {{[id: string]: string[]}} */
-const INSTEAD = {BASE: ["CLIP", "T5"], CLIP: ["BASE"], T5: ["BASE"]};
+const INSTEAD = new Map([
+    ["BASE", ["CLIP", "T5"]],
+    ["CLIP", ["BASE"]],
+    ["T5", ["BASE"]],
+]);
 const KEPT = ["BASE", "CLIP", "T5", "IN", "OUT"];
 
 /** @param {string} cell */
@@ -19,8 +22,8 @@ export const isLetter = (cell) => LETTER.test(cell);
  * @param {Pick<Blocks, "blocks" | "layouts">} told
  */
 export function shownBlocks({blocks, layouts}) {
-    const titles = Object.fromEntries(blocks.map(({id, title}) => [id, title]));
-    return (layouts[0]?.ids ?? []).map((id) => ({id, title: titles[id] ?? ""}));
+    const titles = new Map(blocks.map(({id, title}) => [id, title]));
+    return (layouts[0]?.ids ?? []).map((id) => ({id, title: titles.get(id) ?? ""}));
 }
 
 /**
@@ -66,11 +69,11 @@ function problemOf(text, cells, bad, layout, told, preset) {
  * @param {string[]} to
  */
 function expanded(cells, from, to) {
-    const given = Object.fromEntries(from.map((id, at) => [id, cells[at]]));
-    return to.map(
-        (id) =>
-            given[id] ?? given[INSTEAD[id]?.find((other) => other in given) ?? ""] ?? (KEPT.includes(id) ? "1" : "0"),
-    );
+    const given = new Map(from.map((id, at) => [id, cells[at]]));
+    return to.map((id) => {
+        const other = INSTEAD.get(id)?.find((one) => given.has(one)) ?? "";
+        return given.get(id) ?? given.get(other) ?? (KEPT.includes(id) ? "1" : "0");
+    });
 }
 
 /**

@@ -169,6 +169,10 @@ test("it is said why a file cannot be used or does not fit", () => {
     assert.equal(catalog.against(fits), "");
     assert.equal(catalog.against(unknown), "");
     assert.equal(catalog.against(lora("elsewhere")), "");
+    for (const family of ["constructor", "toString", "__proto__"]) {
+        assert.equal(catalog.familyOf(lora("odd", {family})), undefined);
+        assert.equal(catalog.against(lora("odd", {family})), "");
+    }
 });
 
 test("a search finds all words in the texts of a file", () => {

@@ -40,6 +40,25 @@ test("blocks are shown in the order of the first layout, with their titles", () 
     assert.deepEqual(shownBlocks(NO_MODEL), []);
 });
 
+test("a block with the name of a method of every object has no title and no weight of its own", () => {
+    const names = ["constructor", "toString", "__proto__", "hasOwnProperty"];
+    const told = {
+        blocks: [],
+        layouts: [
+            {length: names.length, ids: names},
+            {length: 1, ids: ["BASE"]},
+        ],
+        presets: [],
+    };
+    assert.deepEqual(
+        shownBlocks(told),
+        names.map((id) => ({id, title: ""})),
+    );
+    assert.deepEqual(readWeights("0.5", told).cells, ["0", "0", "0", "0"]);
+    assert.deepEqual(readWeights("1,2,3,4", told).cells, ["1", "2", "3", "4"]);
+    for (const name of names) assert.match(readWeights(name, told).problem, /There is no preset/);
+});
+
 test("letters stand for weights that are drawn, or for X", () => {
     for (const cell of ["R", "U", "X", "X+0.2", "X-.5", "X+1."]) assert.equal(isLetter(cell), true, cell);
     for (const cell of ["", "r", "RU", "X0.2", "X+", "1", "X+.", " R"]) assert.equal(isLetter(cell), false, cell);

@@ -111,7 +111,7 @@ export function Details({controller, id}) {
 
 /** @param {{lora: LoraDetails, controller: Controller}} props */
 function Facts({lora, controller}) {
-    const family = lora.family === null ? undefined : controller.catalog.families[lora.family];
+    const family = controller.catalog.familyOf(lora);
     const facts = [
         ["File", lora.path],
         ["Made for", family && (family.reason || family.title)],
