@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
+import string
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ _EDGES = re.compile(rf"{_EDGE}(?:,{_EDGE}){{3}}")
 _NAME = re.compile(r"\w(?:[\w \-.()]*[\w)])?")
 _MAX_NAME = 60  # characters
 _MOST_PARTS = 50
+_MARKS = f"!{string.whitespace}"
 _RESERVED = frozenset(
     ["con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in "123456789¹²³")]
 )
@@ -103,8 +105,12 @@ def read_mask(written: str, feather: float, own: Mapping[str, Region]) -> Mask:
 
 def _part(text: str, place: int, own: Mapping[str, Region], used: dict[str, Region]) -> Region:
     name = text.strip()
-    if name.startswith("!"):
-        return _part(name[1:], place, own, used).inverted()
+    bare = name.lstrip(_MARKS)
+    found = _meant(bare, place, own, used)
+    return found.inverted() if name[: len(name) - len(bare)].count("!") % 2 else found
+
+
+def _meant(name: str, place: int, own: Mapping[str, Region], used: dict[str, Region]) -> Region:
     if _EDGES.fullmatch(name):
         try:
             return Region.rectangle(*map(float, name.split(",")))
