@@ -276,6 +276,8 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
                 _migrate(database)
             database.execute("COMMIT")
         yield database
+    except UnicodeDecodeError as error:  # of what SQLite says about a damaged table, which has bytes of it
+        raise sqlite3.DatabaseError("a table of the database is malformed") from error
     finally:
         database.close()  # what was not committed is undone
 

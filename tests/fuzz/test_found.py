@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 
 from .faults import Trial
-from .target import all_targets
+from .target import CORPUS, all_targets
 
 DIGITS = b"0" * 12_000
+
+
+DATABASE = (CORPUS / "databases" / "broken_table").read_bytes()
 
 
 @pytest.mark.quick
@@ -25,6 +28,10 @@ DIGITS = b"0" * 12_000
         pytest.param("infotexts", b"a\n%sb!" % (b"\t" * 12_000), id="a long line of blanks"),
         # each change of the file took one more mark away
         pytest.param("block_files", "\ufeff\ufeffA:1,0".encode(), id="a file with two marks at its beginning"),
+        # each mark called the function once more, until Python gave up
+        pytest.param("regions", b"!" * 3000 + b"left", id="a region that is inverted thousands of times"),
+        # what SQLite said of it was no text, so the collection could not be opened at all
+        pytest.param("databases", DATABASE, id="a database whose table has a name that is no text"),
         # its error named the place of the content in memory
         pytest.param("png_info", b"", id="a picture without content"),
         pytest.param("region_pictures", b"no picture", id="a region that is no picture"),
