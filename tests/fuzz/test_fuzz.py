@@ -28,7 +28,6 @@ def nothing_is_left() -> Iterator[None]:
     yield
     if served.cache_info().currsize:
         served().close()
-        served.cache_clear()
     remove_folders()
 
 

@@ -8,7 +8,9 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, unquote, urlencode
 
 import jsonschema
@@ -17,8 +19,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from extension import register, unregister
-from extension.generation import Txt2Img
+from extension.generation import Picture, Result, Txt2Img
 from extension.hosts.standalone import STANDALONE
+from extension.options import TABLE
 from extension.standalone.pnginfo import encode_png
 
 from ..changes import changed_request, file_of
@@ -76,6 +79,22 @@ class _Painter:
 
     def interrupt(self) -> None:
         """Nothing takes long."""
+
+
+class _Runner:
+    """Ends each job at once, with a picture for each that was asked for; checks what it can without a model."""
+
+    current = None
+
+    def __init__(self) -> None:
+        digest = SimpleNamespace(result=lambda: "0" * 64)
+        model = SimpleNamespace(name="made", path=Path("made"), shorthash="0" * 10, sha256=digest)
+        self.studio = SimpleNamespace(model=model, host=STANDALONE)
+
+    def submit(self, request: Txt2Img, save: bool = False) -> SimpleNamespace:
+        request.check()
+        pictures = [Picture(Image.new("RGB", (8, 8)), seed, request.prompt) for seed in range(request.count)]
+        return SimpleNamespace(result=lambda: Result(tuple(pictures), request.seed))
 
 
 class Served:
@@ -164,12 +183,23 @@ class Served:
         self._loop.close()
         unregister()
         STANDALONE.close()
+        served.cache_clear()
+        served_with_pictures.cache_clear()
 
 
 @cache
 def served() -> Served:
     """Return the routes of this process."""
     return Served()
+
+
+@cache
+def served_with_pictures() -> Served:
+    """Return the same with the routes that make pictures; what those import takes seconds."""
+    from extension.standalone.sdapi import SdApi
+
+    SdApi(cast("Any", _Runner())).add_routes(served().app)
+    return served()
 
 
 def _requests() -> st.SearchStrategy[bytes]:
@@ -248,9 +278,33 @@ def _of_our_own(draw: st.DrawFn) -> bytes:
     return _written(method, path, query, {"content-type": "application/json"}, json.dumps(value).encode())
 
 
-@target(st.deferred(_requests), changed_request)
-def routes(data: bytes) -> object:
-    """Every route of ours: no answer is a fault of the server, and each is what the OpenAPI says."""
+_OF_PICTURES = (
+    *("prompt", "negative_prompt", "steps", "sampler_name", "scheduler", "cfg_scale", "width", "height", "seed"),
+    *("batch_size", "n_iter", "override_settings", "send_images", "save_images", "enable_hr", "script_name", "styles"),
+    *(
+        "alwayson_scripts",
+        "sampler_index",
+        "subseed",
+        "CLIP_stop_at_last_layers",
+        "sd_model_checkpoint",
+        *(option.key for option in TABLE),
+    ),
+)
+
+
+@st.composite
+def _of_pictures(draw: st.DrawFn) -> bytes:
+    method, name = draw(
+        st.sampled_from([("POST", "txt2img"), ("POST", "options"), ("GET", "progress"), ("GET", "options")])
+    )
+    leaves = st.sampled_from(["<lora:a:1>", "Euler a", 64, 1, -1, True, 7.5, "made"])
+    value = draw(st.dictionaries(st.sampled_from(_OF_PICTURES), leaves | json_values(_OF_PICTURES, leaves), max_size=6))
+    body = json.dumps(value).encode() if method == "POST" else b""
+    return _written(method, f"/sdapi/v1/{name}", "", {"content-type": "application/json"} if body else {}, body)
+
+
+def _read(data: bytes, below: str) -> tuple[str, str, str, Mapping[str, str], bytes] | None:
+    """Return a request that was written down; None where none can be sent."""
     try:
         asked = json.loads(data)
         method, path, query, headers = (asked[name] for name in ("method", "path", "query", "headers"))
@@ -258,11 +312,32 @@ def routes(data: bytes) -> object:
         sendable = all(isinstance(one, str) for one in (method, path, query, *headers, *headers.values()))
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return None
-    if not sendable or not path.startswith(f"{V1}/") or not method.isascii():
+    if not sendable or not path.startswith(below) or not method.isascii():
         return None
+    return method, path, query, headers, body
+
+
+@target(_of_pictures(), changed_request)
+def picture_routes(data: bytes) -> object:
+    """The routes of the embedded web UI that make pictures, as clients of A1111 ask; a model is not there."""
+    if (asked := _read(data, "/sdapi/v1/")) is None:
+        return None
+    status, answered, content = served_with_pictures().ask(*asked)
+    demand(status < 500, f"{asked[0]} {asked[1]} answers {status}: {content[:300]!r}")
+    if answered.get("content-type", "").partition(";")[0] == "application/json" and content:
+        check_answer(json.loads(content))
+    return status
+
+
+@target(st.deferred(_requests), changed_request)
+def routes(data: bytes) -> object:
+    """Every route of ours: no answer is a fault of the server, and each is what the OpenAPI says."""
+    if (asked := _read(data, f"{V1}/")) is None:
+        return None
+    method, path, *_ = asked
     server = served()
     server.forget()
-    status, answered, content = server.ask(method, path, query, headers, body)
+    status, answered, content = server.ask(*asked)
     demand(status < 500, f"{method} {path} answers {status}: {content[:300]!r}")
     kind = answered.get("content-type", "").partition(";")[0]
     told = server.schema["paths"].get(path, {}).get(method.lower())
