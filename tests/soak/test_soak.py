@@ -85,7 +85,7 @@ def test_what_went_wrong_is_written_down(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_a_short_soak_finds_nothing_wrong() -> None:
-    command = [sys.executable, "-m", "tests.soak", "--one", "--minutes=0.05"]
+    command = [sys.executable, "-m", "tests.soak", "--one", "--minutes=0.03"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| wrong | 0 |" in done.stdout
