@@ -22,7 +22,9 @@ from .served import Served
 
 PATIENCE = 120.0  # seconds for an answer: those of a locked database and of pictures behind others come late
 OK, MISSING, CONFLICT, STALE, REFUSED = 200, 404, 409, 412, 422
-GONE = frozenset({"killed", "ended and started again", "process stopped"})
+RESTARTS = frozenset({"killed", "ended and started again"})
+"""Faults that explain no error that is told."""
+GONE = RESTARTS | {"process stopped"}
 """Faults in which connections end; one that is stopped closes those that were idle as soon as it goes on."""
 _OURS = re.compile(r"fault of its own|Traceback| object at 0x|Errno|<class ")
 """What no sentence has that was meant for people."""
@@ -171,7 +173,7 @@ class Client:
             return "is not for people"
         if answer.status < 500:
             return "" if answer.status in allowed else f"is none of {allowed}"
-        faults = self._ledger.explained(self.server.name, answer.span)
+        faults = set(self._ledger.explained(self.server.name, answer.span)) - RESTARTS
         if not faults:
             return "and no fault explains it"
         with self._ledger.lock:

@@ -379,6 +379,8 @@ class Faults:
 
     def no_growth(self) -> None:
         """Let a server's files not grow, as a quota does."""
+        if not hasattr(resource, "prlimit"):
+            raise SkippedFault("this system sets no limits of other processes")
         server = self._servers[-1]
         limits = resource.prlimit(server.pid, resource.RLIMIT_FSIZE)
         with self._ledger.fault("quota reached", server.name):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,7 @@ def test_what_went_wrong_is_written_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.skipif(os.name == "nt", reason="it makes pipes and holds locks as POSIX has them")
 def test_a_short_soak_finds_nothing_wrong() -> None:
     command = [sys.executable, "-m", "tests.soak", "--one", "--minutes=0.03"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
