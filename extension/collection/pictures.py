@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from lib_lora import AdapterFile
 
@@ -123,8 +123,6 @@ def opened_picture(content: bytes, side: int, mode: str = "") -> Image.Image:
     """
     try:
         return one_picture(lambda: _opened(content, side, mode))
-    except UnidentifiedImageError as error:  # which names the place of the content in memory
-        raise PictureError("this is no picture that can be read: its format is not known, or it is damaged") from error
     except Exception as error:  # decoders raise whatever a damaged file leads them to
         logger.debug("remora: a picture cannot be read", exc_info=True)
         raise PictureError(f"this is no picture that can be read: {_why(error)}") from error
