@@ -81,8 +81,12 @@ class Runner:
     @property
     def current(self) -> Job | None:
         """The job that runs, or is next."""
-        self._jobs = [job for job in self._jobs if not job.done]
+        self._forget_those_done()
         return self._jobs[0] if self._jobs else None
+
+    def _forget_those_done(self) -> None:
+        """Their pictures are those of who asked for them."""
+        self._jobs = [job for job in self._jobs if not job.done]
 
     def submit(self, request: Txt2Img, save: bool = False) -> Job:
         """Queue a job; its pictures are saved to the output folder where `save`.
@@ -96,6 +100,7 @@ class Runner:
         except PromptError as error:
             self.studio.session.failed = Skipped.unread(error.arguments, error)  # the tab says it at the tag
             raise
+        self._forget_those_done()
         job = Job(request, self._worker.submit, partial(_work, self.studio, save))
         self._jobs.append(job)
         return job
