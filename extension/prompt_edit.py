@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -221,8 +222,10 @@ def _scaled(amount: str, strength: float) -> float | str:
         return strength
     found = [(float(point["value"]), (point["place"] or "").strip()) for point in points if point is not None]
     peak = max((value for value, _ in found), key=abs)
+    if math.isinf(peak):  # no tag that can be read has such a number
+        return strength
     return ",".join(
-        f"{number(round(value * strength / peak if peak else strength, 6))}{place}" for value, place in found
+        f"{number(round(value / peak * strength if peak else strength, 6))}{place}" for value, place in found
     )
 
 
