@@ -16,17 +16,21 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from stat import S_ISREG
 from types import MappingProxyType
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from .errors import FileError, PickleError
+from .tensors import TensorFields
+
+A = TypeVar("A", bound=TensorFields)
 
 _METADATA_FIRST = b'{"__metadata__":'
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
@@ -79,8 +83,8 @@ class AdapterFile:
     """An open safetensors file.
 
     Tensors are private (copy-on-write) views into the mapped file: nothing is copied until somebody places them,
-    and nothing written to them ever reaches the disk. Use `verify()` before touching them: reading a map of a
-    file that was truncated meanwhile kills the process.
+    and nothing written to them ever reaches the disk. Read their values through `private`: where a program truncates
+    the file, as one does that saves over it, reading the map kills the process.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class AdapterFile:
         self.metadata: Mapping[str, str] = MappingProxyType(dict(metadata))
         self.stamp = stamp
         self._map: mmap.mmap | None = None
+        self._address = 0  # of the map
         self._finite: dict[str, bool] = {}
 
     @classmethod
@@ -132,13 +137,50 @@ class AdapterFile:
             KeyError: no such key.
             FileError: the file changed on disk since it was opened.
         """
+        keys = list(keys)
+        new = [key for key in keys if key not in self._finite]
+        if new:
+            with self._opened() as stream:
+                for key in new:
+                    single = math.prod(self.infos[key].shape) < 2
+                    self._finite[key] = single or _is_finite(self._copy(stream, self.tensor(key)))
+        return next((key for key in keys if not self._finite[key]), None)
+
+    def private(self, adapter: A) -> A:
+        """Return the same with copies of the tensors that lie in the file, read from there and not from the map.
+
+        Raises:
+            FileError: the file changed on disk since it was opened, or cannot be read.
+        """
+        with self._opened() as stream:
+            return adapter.mapped(lambda tensor: self._copy(stream, tensor))
+
+    @contextmanager
+    def _opened(self) -> Iterator[BinaryIO]:
+        """Open the file as it was when its header was read; it must be so at the end, too.
+
+        Raises:
+            FileError: it is not, or it cannot be read.
+        """
         self.verify()
-        for key in keys:
-            if key not in self._finite:
-                self._finite[key] = math.prod(self.infos[key].shape) < 2 or _is_finite(self.tensor(key))
-            if not self._finite[key]:
-                return key
-        return None
+        try:
+            with self.path.open("rb", buffering=0) as stream:
+                yield stream
+        except OSError as error:
+            raise FileError(self.path, f"cannot be read: {error.strerror or error}") from error
+        self.verify()
+
+    def _copy(self, stream: BinaryIO, tensor: Tensor) -> Tensor:
+        """Return a copy of a tensor that lies in the map, from an open file; any other one as it is."""
+        offset = tensor.data_ptr() - self._address
+        if self._map is None or not tensor.numel() or tensor.device.type != "cpu" or not 0 <= offset < self.stamp.size:
+            return tensor
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        content = bytearray((1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size())
+        stream.seek(offset)
+        if stream.readinto(content) != len(content):  # type: ignore[attr-defined]
+            raise FileError(self.path, "was truncated while in use; activate it again to use the new content")
+        return torch.frombuffer(content, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
@@ -188,6 +230,7 @@ class AdapterFile:
             try:
                 with self.path.open("rb") as stream:
                     self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
             except (OSError, ValueError) as error:
                 raise FileError(self.path, f"cannot be mapped: {error}") from error
         return self._map

@@ -251,19 +251,28 @@ class Resident(ABC, Generic[P]):
             self._budget.free_home(self._share)
 
     def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
-        """The adapters, knowing the base weight as far as they need it, which is read once for all of them."""
-        if self._known is None:
-            weights: dict[str, Tensor] = {}
-            self._known = tuple(
-                one.adapter.on(_reading(layer, one, weights), one.rank)
-                if one.whole is None
-                else one.whole.known(one.adapter, one.rank)
-                for one in self._bindings
-            )
-            pairs = zip(self._known, self._bindings, strict=True)
-            self._reads = any(known is not binding.adapter for known, binding in pairs)
-            self._marks = self._marks_of(layer) if self._reads else ()
-        return self._known
+        """The adapters, knowing the base weight as far as they need it, which is read once for all of them.
+
+        Raises:
+            FileError: a file changed on disk.
+        """
+        if self._known is not None:
+            return tuple(one.file.private(known) for known, one in zip(self._known, self._bindings, strict=True))
+        weights: dict[str, Tensor] = {}
+        own = [one.file.private(one.adapter) for one in self._bindings]
+        found = tuple(
+            copy.on(_reading(layer, one, weights), one.rank)
+            if one.whole is None
+            else one.whole.known(one.adapter, one.rank, one.file.private)
+            for copy, one in zip(own, self._bindings, strict=True)
+        )
+        # what needs nothing of the weight is read again for the next placement, and takes no memory until then
+        self._known = tuple(
+            one.adapter if known is copy else known for known, copy, one in zip(found, own, self._bindings, strict=True)
+        )
+        self._reads = any(known is not one.adapter for known, one in zip(self._known, self._bindings, strict=True))
+        self._marks = self._marks_of(layer) if self._reads else ()
+        return found
 
     def forget_stale(self, layer: nn.Module) -> None:
         """Drop what was worked out of a base weight that was written to since, such as by `load_state_dict`."""

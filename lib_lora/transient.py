@@ -288,7 +288,10 @@ class Transient(Resident[Placement[Adapters]]):
     def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
         if self._in_order:  # norms are then those of the weight that the adapters before leave, not of the base's
             return tuple(
-                one.adapter if one.whole is None else one.whole.known(one.adapter, one.rank) for one in self._bindings
+                one.file.private(one.adapter)
+                if one.whole is None
+                else one.whole.known(one.adapter, one.rank, one.file.private)
+                for one in self._bindings
             )
         return super()._adapters(layer)
 

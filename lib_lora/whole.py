@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -29,12 +30,13 @@ class Whole:
         """Those that are still there."""
         return [layer for ref in self._layers.values() if (layer := ref()) is not None]
 
-    def known(self, adapter: Adapter, rank: int | None) -> Adapter:
+    def known(self, adapter: Adapter, rank: int | None, private: Callable[[Adapter], Adapter]) -> Adapter:
         """What `on` makes of an adapter of one of them: what it finds out about all of them is found once for all.
 
         Args:
             adapter: with `reads_whole`, so a part.
             rank: how many rank components are used, if not all.
+            private: as `AdapterFile.private`.
 
         Raises:
             ComponentError: a layer is gone, or its weight cannot be read.
@@ -46,7 +48,7 @@ class Whole:
             self._known, self._marks = {}, marks
         key = id(inner), rank  # kept, so that no other has this id
         if key not in self._known:
-            self._known[key] = inner, inner.on(self.weight, rank)
+            self._known[key] = inner, private(inner).on(self.weight, rank)
         return adapter.of(self._known[key][1], self.weight)
 
     def marks(self) -> list[WeightMark | None]:

@@ -9,6 +9,7 @@ import shlex
 import struct
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,22 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from lib_lora.errors import FileError, PickleError
 from lib_lora.file import AdapterFile, adapter_config, glance
+from lib_lora.tensors import TensorFields
 from tests.selection import examples
 
 DTYPES = ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
 DTYPES += [name for name in ("float8_e4m3fn", "float8_e5m2") if hasattr(torch, name)]
+
+
+@dataclass(frozen=True)
+class Lying(TensorFields):
+    """What an adapter is of a file."""
+
+    tensor: Tensor
 
 
 def raw(header: object, data: bytes = b"", length: int | None = None) -> bytes:
@@ -286,3 +296,30 @@ def test_a_file_that_is_alike_a_good_one_can_be_opened(tmp_path, place, byte):
     if alike is not None and alike.tensors == glance(good).tensors:
         assert AdapterFile.open(damaged).infos == AdapterFile.open(good).infos
         assert AdapterFile.open(damaged).metadata == alike.metadata
+
+
+@pytest.mark.parametrize("when", ["before it is asked for", "while it is read"])
+def test_a_file_that_is_truncated_in_place_kills_no_process(tmp_path, monkeypatch, when):
+    """A program that saves over a file empties it first; to read its map then is the end of the process."""
+    path = tmp_path / "a.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(400, 400)}, path)
+    file = AdapterFile.open(path)
+    mapped = Lying(file.tensor("a"))
+    os.truncate(path, 8192)
+    if when == "while it is read":
+        monkeypatch.setattr(AdapterFile, "verify", lambda self: None)
+    for read in (lambda: file.private(mapped), lambda: file.first_not_finite(["a"])):
+        with pytest.raises(FileError, match=r"a\.safetensors: (changed on disk|was truncated) while in use"):
+            read()
+
+
+def test_what_is_private_has_the_values_and_lies_elsewhere(tmp_path):
+    path = tmp_path / "a.safetensors"
+    want = torch.randn(4, 6, 2)
+    safetensors.torch.save_file({"first": torch.zeros(3), "a": want}, path)
+    file = AdapterFile.open(path)
+    mapped, own = file.tensor("a"), torch.ones(2)
+    for view in (mapped, mapped[1:3].transpose(0, 2), mapped[:, 2:4, 1], mapped[:1].expand(3, 6, 2), mapped[:0], own):
+        copy = file.private(Lying(view)).tensor
+        assert torch.equal(copy, view)
+        assert (copy.data_ptr() == view.data_ptr()) == (view is own or not view.numel())
