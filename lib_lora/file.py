@@ -126,7 +126,12 @@ class AdapterFile:
         info = self.infos[key]
         if info.start == info.end:
             return torch.empty(info.shape, dtype=info.dtype)
-        return _view(self._mapped(), info)
+        if info.start % info.dtype.itemsize:  # allowed by the format, and torch wants alignment
+            with self._opened() as stream:
+                content = self._read(stream, info.start, info.end - info.start)
+            return torch.frombuffer(content, dtype=info.dtype).view(info.shape)
+        count = (info.end - info.start) // info.dtype.itemsize
+        return torch.frombuffer(self._mapped(), dtype=info.dtype, count=count, offset=info.start).view(info.shape)
 
     def first_not_finite(self, keys: Iterable[str]) -> str | None:
         """Return the first of these tensors that has a NaN or an infinite number; None where none has.
@@ -176,11 +181,20 @@ class AdapterFile:
         if self._map is None or not tensor.numel() or tensor.device.type != "cpu" or not 0 <= offset < self.stamp.size:
             return tensor
         steps = zip(tensor.shape, tensor.stride(), strict=True)
-        content = bytearray((1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size())
-        stream.seek(offset)
-        if stream.readinto(content) != len(content):  # type: ignore[attr-defined]
-            raise FileError(self.path, "was truncated while in use; activate it again to use the new content")
+        nbytes = (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
+        content = self._read(stream, offset, nbytes)
         return torch.frombuffer(content, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+    def _read(self, stream: BinaryIO, offset: int, nbytes: int) -> bytearray:
+        content = bytearray(nbytes)
+        stream.seek(offset)
+        rest = memoryview(content)
+        while rest:  # systems read no more than two gigabytes at once
+            count = stream.readinto(rest)  # type: ignore[attr-defined]
+            if not count:
+                raise FileError(self.path, "was truncated while in use; activate it again to use the new content")
+            rest = rest[count:]
+        return content
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
@@ -193,19 +207,13 @@ class AdapterFile:
             FileError: the file changed on disk since it was opened, or cannot be read.
         """
         single = [key for key, info in _by_offset(self.infos) if math.prod(info.shape) == 1]
-        self.verify()
         raw: dict[torch.dtype, bytearray] = {}
         keys: dict[torch.dtype, list[str]] = {}
-        try:
-            with self.path.open("rb", buffering=0) as stream:
-                for key in single:
-                    info = self.infos[key]
-                    stream.seek(info.start)
-                    raw.setdefault(info.dtype, bytearray()).extend(stream.read(info.end - info.start))
-                    keys.setdefault(info.dtype, []).append(key)
-        except OSError as error:
-            raise FileError(self.path, f"cannot be read: {error.strerror or error}") from error
-        self.verify()
+        with self._opened() as stream:
+            for key in single:
+                info = self.infos[key]
+                raw.setdefault(info.dtype, bytearray()).extend(self._read(stream, info.start, info.end - info.start))
+                keys.setdefault(info.dtype, []).append(key)
         found: dict[str, float] = {}
         for dtype, own in keys.items():
             found.update(zip(own, torch.frombuffer(raw[dtype], dtype=dtype).double().tolist(), strict=True))
@@ -314,13 +322,6 @@ def _is_finite(tensor: Tensor) -> bool:
         return True
     wide = tensor.float() if tensor.element_size() == 1 else tensor  # there is no arithmetic in 8 bits
     return bool(torch.isfinite(torch.stack(torch.aminmax(wide))).all())  # NaN goes through both
-
-
-def _view(buffer: mmap.mmap, info: TensorInfo) -> Tensor:
-    count = (info.end - info.start) // info.dtype.itemsize
-    if info.start % info.dtype.itemsize:  # allowed by the format where small dtypes come first; torch wants alignment
-        return torch.frombuffer(bytearray(buffer[info.start : info.end]), dtype=info.dtype).view(info.shape)
-    return torch.frombuffer(buffer, dtype=info.dtype, count=count, offset=info.start).view(info.shape)
 
 
 def _open(path: Path) -> BinaryIO:
