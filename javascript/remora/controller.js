@@ -232,6 +232,7 @@ export class Controller {
 
     async look() {
         const server = await this.api.get("state");
+        if (!this.state.server) this.others.begin(server.loras);
         if (JSON.stringify(server) !== JSON.stringify(this.state.server)) this.set({server});
         const behind = server.catalog.revision !== this.catalog.revision || this.catalog.scan.running;
         if (server.stack !== this.api.tags.get("stack")) await this.askStack();

@@ -29,7 +29,15 @@ export function isOf(lora, row) {
 export class Others {
     constructor() {
         /** @type {Set<string>} */
-        this.had = new Set(); // failures that had a row
+        this.had = new Set(); // failures that had a row, here or in a former page
+    }
+
+    /**
+     * Take what there was before the page: failures of it are told at rows alone, as their prompts were another page's.
+     * @param {LoraOutcome[]} loras
+     */
+    begin(loras) {
+        this.had = new Set(loras.map(keyOf));
     }
 
     /**

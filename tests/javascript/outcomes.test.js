@@ -40,3 +40,13 @@ test("what no row asked for is among the others, and a failure goes with its row
     assert.deepEqual(others.of([acted], []), [acted]);
     assert.deepEqual(others.of([failed], []), [failed], "of a later picture");
 });
+
+test("a failure from before the page is told at its row alone", () => {
+    const others = new Others();
+    const acted = outcome({});
+    const failed = outcome({name: "nowhere", asked: "nowhere", state: "missing", reason: "is not there"});
+    others.begin([acted, failed]);
+    assert.deepEqual(others.of([acted, failed], []), [acted]);
+    assert.deepEqual(others.of([acted], []), [acted]);
+    assert.deepEqual(others.of([failed], []), [failed], "of a later picture");
+});

@@ -162,7 +162,7 @@ export function NameForm({label, button, hint = "", former = "", focus = false, 
         setName(event.target.value);
         setSaid("");
     };
-    return html`<form class="rt-line" noValidate onSubmit=${submit}>
+    return html`<form class="rt-line rt-name-form" noValidate onSubmit=${submit}>
         <label class="rt-field rt-name-field">
             <input type="text" aria-label=${label} aria-invalid=${String(said !== "")} placeholder=${hint} maxlength=${most} autocomplete="off"
                 ref=${field} value=${name} onInput=${type} />

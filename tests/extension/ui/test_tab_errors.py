@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from tests.extension.ui.tab import Tab
 
 pytestmark = pytest.mark.browser
 ALWAYS = {"always_on": True, "entries": [{"name": "zorp", "more": "lbw=GONE"}]}
+EDGE = "field => getComputedStyle(field).borderTopColor"
 ERRORS = {
     "<lora:zorp:1:nope=1>": "nope.* is no setting",
     "<lora:zorp:1:lbw=NO>": "'NO' is neither a number nor block weights",
@@ -76,6 +78,12 @@ def test_an_error_of_a_tag_is_said_once_and_goes_with_it(tab: Tab, damaged: Path
         tab.button("Stack (1)").wait_for()
         assert told(tab, reason) == []
         assert told(tab, "No picture was made") != []
+    later = tab.page.context.new_page()
+    later.goto(tab.page.url)
+    button = Tab(later).ready().button("Stack")
+    button.wait_for()
+    assert button.inner_text() == "Stack", "a page that never had the tag says nothing of it"
+    later.close()
     generate(tab, "a fox")
     assert told(tab, "|".join(ERRORS.values())) == []
     assert told(tab, "No picture was made") == []
@@ -87,8 +95,7 @@ def test_an_error_of_what_is_always_on_is_said_once_at_its_row(tab: Tab, served:
     httpx.put(f"{base}/stack", json=ALWAYS).raise_for_status()
     httpx.delete(f"{base}/blocks/presets", params={"name": "GONE"}).raise_for_status()
     try:
-        tab.page.reload()
-        tab.ready()
+        tab.row("zorp", "Always on").wait_for(timeout=LONG)
         generate(tab, "<lora:zorp:0.5>")
         tab.row("zorp", "Always on").get_by_text("of the always-on stack").wait_for()
         assert len(told(tab, "GONE")) == 1, told(tab, ".")
@@ -99,19 +106,21 @@ def test_an_error_of_what_is_always_on_is_said_once_at_its_row(tab: Tab, served:
         httpx.put(f"{base}/stack", json={}).raise_for_status()
 
 
-def test_pictures_that_are_not_there_are_not_asked_for(tab: Tab, damaged: Path) -> None:
+def test_pictures_that_are_not_there_are_not_asked_for(tab: Tab, request: pytest.FixtureRequest) -> None:
     answers: list[tuple[int, str]] = []
     console: list[str] = []
     tab.page.on("response", lambda answer: answers.append((answer.status, answer.url)))
     tab.page.on("console", lambda message: console.append(message.text) if message.type == "error" else None)
-    tab.page.reload()
-    tab.ready()
+    request.getfixturevalue("damaged")
     tab.button("Insert beside into the prompt").wait_for(timeout=LONG)
     tab.button("About cut").click()
     tab.page.get_by_role("dialog", name="cut").get_by_text("Trigger words").wait_for(timeout=LONG)
-    while not [url for status, url in answers if status == 204 and "thumbnail" in url]:
+    beside = httpx.get(f"{tab.page.url.rstrip('/')}/remora/v1/lora", params={"name": "beside"}).json()["id"]
+    deadline = time.monotonic() + 20
+    while not [url for status, url in answers if "thumbnail" in url and f"id={beside}" in url]:
+        assert time.monotonic() < deadline
         tab.page.wait_for_timeout(50)
-    tab.page.wait_for_timeout(1000)  # in which others would be asked for
+    tab.page.wait_for_timeout(500)  # in which others would be asked for
     assert [(status, url) for status, url in answers if status >= 400] == []
     assert console == []
     tab.page.keyboard.press("Escape")
@@ -124,11 +133,13 @@ def test_a_preset_without_a_name_says_that_it_needs_one(tab: Tab) -> None:
     tab.button("Presets").click()
     dialog = tab.page.get_by_role("dialog", name="Presets")
     field = dialog.get_by_role("textbox", name="Name of the new preset")
+    plain = field.evaluate(EDGE)
     for name in ("", "   "):
         field.fill(name)
         dialog.get_by_role("button", name="Save").click()
         dialog.get_by_role("alert").get_by_text("Give the preset a name.").wait_for()
         assert field.get_attribute("aria-invalid") == "true"
+        assert field.evaluate(EDGE) != plain
         assert field.evaluate("field => field === document.activeElement")
         field.fill("x")
         dialog.get_by_text("Give the preset a name.").wait_for(state="hidden")

@@ -122,10 +122,8 @@ def test_what_goes_from_always_on_into_the_prompt_is_there_once(tab: Tab, served
     entries = [{"name": "zorp", "unet": 0.8, "text_encoder": 0.8, "more": "stop=5"}]
     httpx.put(f"{served.url}/remora/v1/stack", json={"always_on": True, "entries": entries}).raise_for_status()
     try:
-        tab.page.reload()
-        tab.ready()
+        tab.row("zorp", "Always on").wait_for(timeout=LONG)
         tab.write("a fox <lora:zorp:0.5> in the snow, <lora:night:1>")
-        tab.pane("Stack")
         tab.button("Put zorp into the prompt instead").click()
         tab.prompt_is("a fox <lora:zorp:0.8:stop=5> in the snow, <lora:night:1>")
         tab.root.get_by_text("The tag of zorp in the prompt says now what was always on.").wait_for()
