@@ -208,27 +208,6 @@ def test_what_is_typed_in_a_dialog_outlives_all_that_the_server_tells(tab: Tab, 
     assert (noted["notes"], noted["tags"]) == ("typed", ["elsewhere"]), "nothing but what was typed is written"
 
 
-def test_what_is_typed_half_outlives_the_looks_at_the_server(tab: Tab, served: Served, copy: Path) -> None:
-    tab.insert("copied")
-    tab.pane("Stack")
-    row = tab.row("copied")
-    row.get_by_role("button", name="More: blocks").click()
-    fields = {
-        row.get_by_role("textbox", name="After step of copied"): "1x",
-        row.get_by_role("textbox", name="Region of copied, as text"): "0,0,",
-        tab.strength("copied"): "-",
-    }
-    for number, (field, text) in enumerate(fields.items()):
-        field.fill(text)
-        told = httpx.patch(f"{served.url}/remora/v1/lora", params={"name": "copied"}, json={"notes": f"{number}"})
-        told.raise_for_status()
-        known = "number => window.remoraTab.catalog.all.some(lora => lora.notes === String(number))"
-        tab.page.wait_for_function(known, arg=number, timeout=LONG)
-        assert field.input_value() == text
-        assert field.evaluate("field => field === document.activeElement")
-    tab.prompt_is("<lora:copied:1> zorp")
-
-
 def test_a_picture_of_the_page_becomes_that_of_a_file(tab: Tab, served: Served, copy: Path) -> None:
     tab.button("About copied").click()
     dialog = tab.page.get_by_role("dialog", name="copied")

@@ -159,31 +159,3 @@ def test_a_preset_without_a_name_says_that_it_needs_one(tab: Tab) -> None:
     other.press("Enter")
     dialog.get_by_role("button", name="Delete Ours").click()
     dialog.get_by_text("No preset is kept yet.").wait_for()
-
-
-def test_a_tag_with_the_name_of_a_method_is_told_in_words(tab: Tab) -> None:
-    tab.write("<lora:zorp:constructor=1> <lora:zorp:1:half=constructor>")
-    rows = tab.row("zorp")
-    rows.first.get_by_role("alert").get_by_text("“constructor” is no setting of a LoRA tag").wait_for()
-    rows.last.get_by_role("alert").get_by_text("“constructor” is none of pos, neg").wait_for()
-    assert rows.last.locator(".rt-chip").count() == 0
-
-
-def test_no_name_of_what_every_object_has_breaks_the_tab(tab: Tab) -> None:
-    broken: list[str] = []
-    tab.page.on("pageerror", lambda error: broken.append(str(error)))
-    fields = ("", "{}=1", "{}", "pass={}", "curve={}:te=0@0,1@1", "lbw={}", "mask={}", "module={}")
-    tab.pane("Stack")
-    rows = tab.root.get_by_role("list", name="Stack", exact=True).locator("> li")
-    tab.write(" ".join("<lora:zorp:1>" for _ in fields))
-    for number in range(len(fields)):
-        rows.nth(number).get_by_role("button", name="More: blocks").click()
-    for name in ("constructor", "__proto__", "toString"):
-        tab.write(f"<lora:{name}:1> " + " ".join(f"<lora:zorp:1:{field}>".format(name) for field in fields[1:]))
-        for number in (1, 3, 4):
-            rows.nth(number).get_by_role("alert").get_by_text(re.compile(f"“{name}” is (none of|no )")).wait_for()
-        rows.nth(0).get_by_role("alert").get_by_text("is not in the LoRA folders").wait_for(timeout=LONG)
-        for number in (5, 6):
-            rows.nth(number).locator(".rt-more").get_by_text(f"“{name}”").first.wait_for()
-        assert rows.count() == len(fields)
-    assert broken == []
