@@ -9,7 +9,6 @@ hako-mikan/sd-webui-lora-block-weight scripts/lora_block_weight.py.
 
 from __future__ import annotations
 
-import math
 import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,8 @@ from lib_lora import BlockWeights, Element
 
 NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # `\d` has the digits of all alphabets
 _NUMBER = re.compile(NUMBER)
+_LARGEST = 3.4e38
+"""Just below the largest number of float32, in which strengths are applied."""
 _INHERITED = re.compile(r"X(?:([+-])([0-9]+(?:\.[0-9]*)?|\.[0-9]+))?")
 _MOST = 400
 """Values of a list; no model has as many blocks."""
@@ -93,6 +94,11 @@ class Blocks:
     def random(self) -> bool:
         """Whether a value is drawn."""
         return any(value in ("R", "U") for value in self.values)
+
+
+def is_number(text: str) -> bool:
+    """Tell whether a text is a number that a strength may be; one like 1e39 is not."""
+    return _NUMBER.fullmatch(text) is not None and abs(float(text)) <= _LARGEST
 
 
 def read_list(text: str) -> tuple[Value, ...]:
@@ -173,7 +179,7 @@ def known(what: str, names: Iterable[str]) -> str:
 def _value(text: str, place: int) -> Value:
     if text in ("R", "U") or _INHERITED.fullmatch(text):
         return text
-    if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
+    if not is_number(text):
         raise BlockWeightsError(f"value {place} of the list, {text[:20]!r}, is neither a number nor R, U or X")
     return float(text)
 
@@ -194,7 +200,7 @@ def _drawn(value: Value, x: float, draw: random.Random) -> float:
 def _element(text: str) -> Element | None:
     """One rule; None for what is none."""
     parts = text.split(":")
-    if len(parts) != 3 or not _NUMBER.fullmatch(parts[2].strip()):
+    if len(parts) != 3 or not is_number(parts[2].strip()):
         return None
     (not_blocks, blocks), (not_words, words) = (_negated(part) for part in parts[:2])
     return Element(blocks, words, float(parts[2]), not_blocks, not_words)

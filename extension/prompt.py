@@ -26,7 +26,7 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 from lib_lora import Amount, Curve, Element, LoraError, Shape, Unit, Window
 
-from .block_weights import NUMBER, Blocks, BlockWeightsError, is_list, known, read_list
+from .block_weights import NUMBER, Blocks, BlockWeightsError, is_list, is_number, known, read_list
 from .known import BUILT_IN, Known
 from .regions import NO_MASK, Mask, RegionTextError, read_mask
 from .tag import EXPERTS, PASSES, SIDES, Tag
@@ -306,8 +306,9 @@ class _Reader:
         raise PromptError(self._text, field.place, reason, "" if field.named else _FORM)
 
     def _to_number(self, field: _Field) -> float:
-        if not _NUMBER.fullmatch(field.text) or not math.isfinite(float(field.text)):
-            self._fail(field, f"{field.value!r} is not a number")
+        if not is_number(field.text):
+            large = _NUMBER.fullmatch(field.text) is not None
+            self._fail(field, f"{field.value!r} is {'too large' if large else 'not'} a number")
         return float(field.text)
 
     def _to_amount(self, field: _Field) -> Amount:

@@ -99,6 +99,7 @@ def hook_of(module: nn.Module, function: Callable[..., None]) -> Callable[..., N
     """Make a hook that calls `function` with what hooks get, where `module` is called and no copy of it."""
     own = weakref.ref(module)
 
+    @uncompiled  # the compiler must see no call of ours: what is not disabled itself is compiled, or ends a whole graph
     def call(called: nn.Module, *args: Any) -> None:
         if own() is called:
             function(called, *args)
@@ -113,11 +114,9 @@ def listen(component: nn.Module, begin: Callable[[Call], None], end: Callable[[]
         A function that ends it.
     """
 
-    @uncompiled  # it reads a number off a tensor
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         begin(Call(args, kwargs))
 
-    @uncompiled
     def after(*_: object) -> None:
         end()
 

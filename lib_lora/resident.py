@@ -18,6 +18,7 @@ from . import trace
 from .adapters.base import Adapter
 from .binding import Binding
 from .budget import OUT_OF_MEMORY, Budget
+from .compiler import uncompiled
 from .kernels import Chooser
 from .layer import WeightMark, read_base_weight
 from .modules import device_of
@@ -186,6 +187,7 @@ class Resident(ABC, Generic[P]):
             if self._share.streams:
                 self.evict("there is no room to wait")
 
+    @uncompiled  # it reads files and keeps accounts
     def _place(
         self,
         layer: nn.Module,

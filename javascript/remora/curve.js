@@ -13,6 +13,7 @@
  */
 
 export const NUMBER = /^[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?$/i;
+const LARGEST = 3.4e38; // just below the largest number of float32, in which strengths are applied
 export const SHAPES = ["linear", "step", "cosine"];
 
 /**
@@ -29,7 +30,7 @@ export function written(value) {
  * @returns {Amount | null}
  */
 export function readAmount(text) {
-    if (!/[@~]/.test(text)) return isFiniteText(text) ? {value: Number(text), curve: null} : null;
+    if (!/[@~]/.test(text)) return isFiniteNumber(text) ? {value: Number(text), curve: null} : null;
     const points = text.split(/[,;]/).map(readPoint);
     if (!points.every((point) => point !== null)) return null;
     const curve = points.sort((one, other) => one.at - other.at);
@@ -42,11 +43,16 @@ export function readAmount(text) {
  */
 function readPoint(text) {
     const [value, at = "1", ...others] = text.split(/[@~]/).map((part) => part.trim());
-    return !others.length && isFiniteText(value) && isFiniteText(at) ? {value: Number(value), at: Number(at)} : null;
+    return !others.length && isFiniteNumber(value) && isFiniteNumber(at)
+        ? {value: Number(value), at: Number(at)}
+        : null;
 }
 
-/** @param {string} text */
-const isFiniteText = (text) => NUMBER.test(text.trim()) && Number.isFinite(Number(text));
+/**
+ * Tell whether a text is a number that a strength may be; one like 1e39 is not.
+ * @param {string} text
+ */
+export const isFiniteNumber = (text) => NUMBER.test(text.trim()) && Math.abs(Number(text)) <= LARGEST;
 
 /**
  * Write points as text.

@@ -3,7 +3,7 @@
 
 /** @import {Curve} from "./curve.js" */
 
-import {NUMBER, readAmount, SHAPES, written} from "./curve.js";
+import {isFiniteNumber, NUMBER, readAmount, SHAPES, written} from "./curve.js";
 
 /**
  * @typedef {{key: string, head: string, value: string, named: boolean}} Field
@@ -40,13 +40,10 @@ const AMOUNTS = ["te", "unet", "hr", "hrte", "hrunet", "in", "mid", "out"];
 
 /** @type {Check} */
 const isAmount = (text) =>
-    readAmount(text)
-        ? ""
-        : /[@~]/.test(text)
-          ? `“${text}” is no schedule; write one as 0@0,1@0.5`
-          : `“${text}” is not a number`;
+    readAmount(text) ? "" : /[@~]/.test(text) ? `“${text}” is no schedule; write one as 0@0,1@0.5` : isNumber(text);
 /** @type {Check} */
-const isNumber = (text) => (NUMBER.test(text) && Number.isFinite(Number(text)) ? "" : `“${text}” is not a number`);
+const isNumber = (text) =>
+    isFiniteNumber(text) ? "" : `“${text}” is ${NUMBER.test(text) ? "too large" : "not"} a number`;
 /** @type {Check} */
 const isPlace = (text) => isNumber(text) || (Number(text) < 0 ? `“${text}” is below 0` : "");
 /** @type {Check} */

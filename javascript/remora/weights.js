@@ -2,7 +2,7 @@
 
 /** @import {BlockPreset, Blocks, Layout} from "./api.js" */
 
-import {NUMBER, written} from "./curve.js";
+import {isFiniteNumber, NUMBER, written} from "./curve.js";
 
 const LETTER = /^(?:R|U|X(?:[+-](?:\d+(?:\.\d*)?|\.\d+))?)$/; // drawn at random, or whatever X is
 const NOT_IN_NAMES = /[:,<>=#]/;
@@ -42,7 +42,7 @@ export function readWeights(text, told) {
         ?? null;
     const cells = (preset ? preset.values : text).split(",").map((cell) => cell.trim());
     const layout = told.layouts.find(({length}) => length === cells.length);
-    const bad = cells.find((cell) => !NUMBER.test(cell) && !isLetter(cell));
+    const bad = cells.find((cell) => !isFiniteNumber(cell) && !isLetter(cell));
     const problem = problemOf(text, cells, bad, layout, told, preset);
     return {cells: layout && bad === undefined ? expanded(cells, layout.ids, ids) : null, preset, problem};
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,16 @@ def test_no_input_is_a_fault(name: str) -> None:
             data = target.change(data, random)
         trial(data)
     assert trial.figures.executions >= len(kept) + CHANGED
+
+
+@pytest.mark.parametrize("name", ["routes", "picture_routes"])
+def test_requests_are_tried_where_a_loop_runs_already(name: str) -> None:
+    target = TARGETS[name]
+
+    async def tried() -> None:  # as in a process where Playwright waits for its browser
+        target.run(target.seeds[0].read_bytes())
+
+    asyncio.run(tried())
 
 
 def test_every_folder_of_kept_inputs_belongs_to_a_target() -> None:

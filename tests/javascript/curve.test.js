@@ -65,6 +65,8 @@ test("a text that is neither a number nor a curve is none", () => {
         "0@0,",
         "0@0@1",
         "1e999@0",
+        "1e39@0",
+        "1@1e39",
     ];
     for (const text of refused) assert.equal(readAmount(text), null, text);
 });

@@ -7,6 +7,7 @@ import base64
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,6 +113,7 @@ class Served:
         STANDALONE.paint_with(_Painter())
         session.catalog.wait(30)
         self._loop = asyncio.new_event_loop()
+        self._thread = ThreadPoolExecutor(1)  # a loop may run in this one already, as Playwright's does
         self._count = 0
         status, _, body = self.ask("GET", f"{V1}/openapi.json")
         assert status == 200, body
@@ -174,12 +176,13 @@ class Served:
             else:
                 answered["body"] += message.get("body", b"")
 
-        self._loop.run_until_complete(self.app(scope, receive, send))
+        self._thread.submit(self._loop.run_until_complete, self.app(scope, receive, send)).result()
         own = {name.decode("latin-1"): value.decode("latin-1") for name, value in answered["headers"]}
         return answered["status"], own, answered["body"]
 
     def close(self) -> None:
         """Leave nothing of it in this process."""
+        self._thread.shutdown()
         self._loop.close()
         unregister()
         STANDALONE.close()
