@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from .binding import Binding
 from .calls import Call, hook_of, listen
-from .compiler import uncompiled
 from .effective import EXACT
 from .errors import LoraError
 from .merged import Merged
@@ -185,7 +184,6 @@ class _Watch:
             chosen = {}
         exchange(chosen)
 
-    @uncompiled
     def _count(self, layer: nn.Module, _: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor):
             self._places[id(layer)] += output.numel() // self._choices[layer].outputs

@@ -95,16 +95,22 @@ class _Hook(partial[None]):
         return getattr, (nullcontext(), "__exit__")  # no name of ours: it is read where we are not installed
 
 
-def hook_of(module: nn.Module, function: Callable[..., None]) -> Callable[..., None]:
-    """Make a hook that calls `function` with what hooks get, where `module` is called and no copy of it."""
+def hook_of(module: nn.Module, function: Callable[..., None], *, compiled: bool = False) -> Callable[..., None]:
+    """Make a hook that calls `function` with what hooks get, where `module` is called and no copy of it.
+
+    Args:
+        module: where the hook will be.
+        function: called with the module and what else a hook is given.
+        compiled: whether the compiler may see it. A hook in front of a compiled model is called outside of the graph;
+            one behind it is a part of the graph.
+    """
     own = weakref.ref(module)
 
-    @uncompiled  # the compiler must see no call of ours: what is not disabled itself is compiled, or ends a whole graph
     def call(called: nn.Module, *args: Any) -> None:
         if own() is called:
             function(called, *args)
 
-    return _Hook(call)
+    return _Hook(call if compiled else uncompiled(call))
 
 
 def listen(component: nn.Module, begin: Callable[[Call], None], end: Callable[[], None]) -> Callable[[], None]:

@@ -36,7 +36,7 @@ class Outputs:
         if not self.stops and not has_compiled():
             self._of = {name: _Output() for name in components if is_denoiser(name)}
             for name, output in self._of.items():
-                hook = components[name].register_forward_hook(hook_of(components[name], output.look))
+                hook = components[name].register_forward_hook(hook_of(components[name], output.look, compiled=True))
                 self.stops.append(hook.remove)
         for output in self._of.values():
             output.begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -71,7 +72,8 @@ def test_requests_are_tried_where_a_loop_runs_already(name: str) -> None:
     async def tried() -> None:  # as in a process where Playwright waits for its browser
         target.run(target.seeds[0].read_bytes())
 
-    asyncio.run(tried())
+    with ThreadPoolExecutor(1) as thread:  # in this one a loop may run already
+        thread.submit(lambda: asyncio.run(tried())).result()
 
 
 def test_every_folder_of_kept_inputs_belongs_to_a_target() -> None:
