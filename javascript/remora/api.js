@@ -177,6 +177,8 @@ export class Api {
         this.authorization = null; // of users who were asked for it; forgotten with the page
         /** @type {Map<string, string>} */
         this.tags = new Map(); // of what is kept, as this page knows it: the server refuses changes of anything else
+        /** @type {Map<string, Promise<unknown>>} */
+        this.changes = new Map(); // the last change of each of these that is not answered yet
     }
 
     /**
@@ -198,7 +200,8 @@ export class Api {
 
     /**
      * Send JSON, or a Blob as it is; return the JSON of the answer. A change of what is not any more as this page knows
-     * it is refused with the status CHANGED.
+     * it is refused with the status CHANGED. Changes of one thing are sent one after the other: each changes what the one
+     * before it left.
      * @template {Path} P
      * @param {string} method
      * @param {P} path
@@ -207,7 +210,28 @@ export class Api {
      */
     async ask(method, path, body) {
         const kept = keptBy(path);
-        const answer = await this.send(method, path, body, method === "GET" ? "" : (this.tags.get(kept) ?? ""));
+        if (method === "GET" || !kept) return this.exchange(method, path, body, "");
+        const send = () => this.exchange(method, path, body, kept);
+        const own = (this.changes.get(kept) ?? Promise.resolve()).then(send, send);
+        this.changes.set(kept, own);
+        try {
+            return await own;
+        } finally {
+            if (this.changes.get(kept) === own) this.changes.delete(kept);
+        }
+    }
+
+    /**
+     * @template {Path} P
+     * @param {string} method
+     * @param {P} path
+     * @param {object | undefined} body
+     * @param {string} changed what is changed, of the things that are kept; empty for none
+     * @returns {Promise<AnswerTo<P>>}
+     */
+    async exchange(method, path, body, changed) {
+        const kept = keptBy(path);
+        const answer = await this.send(method, path, body, this.tags.get(changed) ?? "");
         let data = null;
         try {
             data = await answer.json();
