@@ -15,7 +15,7 @@ from _models import build_unet, linear_layers, make_step, twin, write_lora
 from torch import nn
 
 from lib_lora import Engine, Entry, Stack, install, uninstall
-from lib_lora.patch import CLASSES
+from lib_lora.execution.hooks import CLASSES
 
 GOAL = 0.005
 """Share of a step."""

@@ -21,9 +21,9 @@ from _models import BOUNDS, check_equal
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, plan
-from lib_lora.by_tokens import ByTokens
-from lib_lora.patch import slot_of
-from lib_lora.transient import Transient
+from lib_lora.execution.dense import Transient
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.low_rank import ByTokens
 
 GOAL, TRANSIENT_GOAL = 1.5, 1.35
 """Time at most, in units of the base layer's, of a kind that acts beside its layer and of one that builds a weight."""

@@ -15,11 +15,11 @@ from diffusers.loaders.lora_conversion_utils import _convert_kohya_flux_lora_to_
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from lib_lora.families import alias_table
-from lib_lora.file import AdapterFile
-from lib_lora.layer import LayerIndex
-from lib_lora.network import Network
-from lib_lora.parsed import ParsedFile
+from lib_lora.files.file import AdapterFile
+from lib_lora.naming.families import alias_table
+from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.network import Network
+from lib_lora.naming.parsed import ParsedFile
 
 BLOCKS, SINGLE_BLOCKS = 19, 38
 SIDE = {"mod.lin": (6, 1), "attn.qkv": (3, 1), "attn.proj": (1, 1), "mlp.0": (4, 1), "mlp.2": (1, 4)}

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lib_lora import Engine, Entry, Stack
-from lib_lora.patch import slot_of
-from lib_lora.transient import Transient
+from lib_lora.execution.dense import Transient
+from lib_lora.execution.hooks import slot_of
 
 GOAL = 1.15
 """Bytes at most, in units of the factors' own; a stack with layers whose weight is built may take the largest more."""

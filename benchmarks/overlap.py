@@ -16,7 +16,7 @@ from _models import check_equal, linear_layers, twin, write_lora
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
-from lib_lora.patch import slot_of
+from lib_lora.execution.hooks import slot_of
 
 GOAL = 0.8
 """Share of the copies' time that is hidden, at least."""

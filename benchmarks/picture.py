@@ -32,10 +32,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
+from lib_lora.tuning import Tuner
 
 logging.getLogger("LyCORIS").setLevel(logging.ERROR)  # it tells of every layer
-logging.getLogger("lib_lora.auto").addHandler(logging.StreamHandler())
-logging.getLogger("lib_lora.auto").setLevel(logging.INFO)  # one line says what was decided
+logging.getLogger("lib_lora.tuning.auto").addHandler(logging.StreamHandler())
+logging.getLogger("lib_lora.tuning.auto").setLevel(logging.INFO)  # one line says what was decided
 GOAL = 1.02
 """Time of a picture by `auto` at most, in units of the base's."""
 HEADERS = ("way", "LoRAs", "picture s", "of base", "95 %", "of minima", "above base, in steps", "weights after", "goal")
@@ -172,7 +173,7 @@ def changed(model: nn.Module, base: nn.Module, pristine: Mapping[str, Tensor]) -
 def ways_of(base: nn.Module, files: Sequence[LoraFile], steps: int) -> Mapping[str, Way]:
     """All of them, on separate trees of modules over one set of weights."""
     ours = twin(base)
-    engine = Engine({"unet": ours})
+    engine = Engine({"unet": ours}, tuner=Tuner())
     entries = [Entry(file.kohya, 1.0) for file in files]
     ways = {"base": Way(base, _nothing, _nothing)}
     for mode in ("live", "auto", "merged"):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
 
 import torch
 from _blocks import MODELS, compile_model
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lib_lora import Engine, Entry, Stack
-from lib_lora.kernels import Kernels
+from lib_lora.tuning import Tuner
 
 MULTIPLIER = 0.8
 GOAL_OF_FLOPS = 1.05
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--model", choices=sorted(MODELS), default="sd15", help="what is called")
     made.add_argument("--compile", choices=("no", "blocks", "whole"), default="no", help="what torch compiles of it")
     made.add_argument("--device", default="cpu", help="where, such as cuda")
-    made.add_argument("--kernels", choices=get_args(Kernels), default="torch", help="see Engine")
+    made.add_argument("--kernels", choices=("torch", "measured"), default="torch", help="see tuning.Tuner")
     options = parse(made, arguments)
     model = MODELS[options.model]
     base = model.build(tiny=options.tiny, dtype=DTYPES[options.dtype]).to(options.device)
@@ -87,12 +86,12 @@ class Bench:
         files: Sequence[LoraFile],
         step: Step,
         compiled: str = "no",
-        kernels: Kernels = "torch",
+        kernels: str = "torch",
     ) -> None:
         self.files = files
         self.step = step
         self.models = {"base": base, "ours": twin(base), "PEFT": twin(base)}
-        self.engine = Engine({"unet": self.models["ours"]}, kernels=kernels)
+        self.engine = Engine({"unet": self.models["ours"]}, tuner=Tuner(kernels=kernels == "measured"))
         self.by_torch = kernels == "torch"
         for i, file in enumerate(files):
             peft_load(self.models["PEFT"], file, f"lora{i}")

@@ -33,7 +33,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
-from lib_lora.patch import slot_of
+from lib_lora.execution.hooks import slot_of
 
 GOALS = {"switch": 20.0}
 """Operation -> how many times faster than the bake at least."""

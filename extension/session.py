@@ -8,16 +8,8 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lib_lora import (
-    RANK_BUCKETS,
-    ActivationReport,
-    Engine,
-    LoraError,
-    Stack,
-    is_denoiser,
-    model_blocks,
-    model_family,
-)
+from lib_lora import RANK_BUCKETS, ActivationReport, Engine, LoraError, Stack, is_denoiser, model_blocks, model_family
+from lib_lora.tuning import Tuner
 
 from .always_on import AlwaysOnFile
 from .batch import Wanted, is_off, text_keys, wanted
@@ -508,8 +500,7 @@ def make_engine(host: Host, memory: Memory) -> Engine:
         cache_bytes=memory.cache_bytes,
         rank_buckets=RANK_BUCKETS if memory.round_up else (),
         parked_bytes=memory.ready_bytes,
-        kernels="measured" if memory.own_kernels else "torch",
-        rates=None if folder is None else folder / "rates.json",
+        tuner=Tuner(rates=None if folder is None else folder / "rates.json", kernels=memory.own_kernels),
     )
 
 

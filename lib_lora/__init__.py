@@ -1,8 +1,5 @@
 """LoRA adapters applied live in the forward of any torch model; base weights are never written."""
 
-from .blocks import BlockNames, BlockWeights, Element, Side
-from .buckets import RANK_BUCKETS
-from .components import is_denoiser
 from .engine import Engine
 from .errors import (
     ActivationError,
@@ -19,17 +16,20 @@ from .errors import (
     UnknownAdapterError,
     UnknownFormatError,
 )
-from .file import AdapterFile, Glance, glance
-from .multiplier import Amount, Halves, Multiplier, PerImage, Strength, is_off
-from .network import Network, inspect_file, load_network, model_blocks, model_family
-from .patch import install, uninstall
-from .provenance import base_model
-from .reading import Reading
-from .region import Region
+from .execution.hooks import install, uninstall
+from .files.components import is_denoiser
+from .files.file import AdapterFile, Glance, glance
+from .files.provenance import base_model
+from .files.reading import Reading
+from .naming.blocks import BlockNames, BlockWeights, Element, Side
+from .naming.network import Network, inspect_file, load_network, model_blocks, model_family
+from .placement.static import RANK_BUCKETS
 from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Uncalled, Unused
-from .rows import Row, Rows
-from .schedule import Clock, Curve, Moment, Shape, Unit, Window
 from .stack import Entry, Stack
+from .strengths.model_call import Row, Rows
+from .strengths.multiplier import Amount, Halves, Multiplier, PerImage, Strength, is_off
+from .strengths.regions import Region
+from .strengths.schedule import Clock, Curve, Moment, Shape, Unit, Window
 
 __all__ = [
     "RANK_BUCKETS",

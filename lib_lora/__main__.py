@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .errors import LoraError
-from .families import alias_table
-from .file import AdapterFile
-from .layer import LayerIndex
-from .network import Network, inspect_file
-from .parsed import ParsedFile
+from .files.file import AdapterFile
+from .naming.families import alias_table
+from .naming.index import LayerIndex
+from .naming.network import Network, inspect_file
+from .naming.parsed import ParsedFile
+from .naming.skeleton import model_skeleton
 from .report import Family, NetworkReport
-from .skeleton import model_skeleton
 
 _KEYS_SHOWN = 5
 

@@ -8,7 +8,10 @@ from functools import wraps
 from typing import TypeVar
 
 import torch
+from torch import nn
 from typing_extensions import ParamSpec
+
+from .tensors import every
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,3 +65,10 @@ def has_compiled() -> bool:
 def is_imported() -> bool:
     """Tell whether the compiler is there, so that something may be compiled."""
     return "torch._dynamo" in sys.modules
+
+
+def is_compiled(component: nn.Module) -> bool:
+    """Tell whether torch compiles the component, or a block of it."""
+    return any(
+        hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) is not None for one in every(component)
+    )

@@ -15,38 +15,31 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from . import patch, scratch, trace
-from .auto import Auto
-from .buckets import check_buckets
-from .budget import Budget
-from .cache import NetworkCache
-from .calibration import measure
-from .carriers import Carriers, carries
+from . import trace
 from .errors import ActivationError, LoraError, NoMatchError, StackError
-from .families import is_flow
-from .hearing import hear
-from .kernels import Chooser, Kernels, check_kernels
-from .layer import LayerIndex
-from .model import Model, check_components
-from .multiplier import Halves, Multiplier, PerImage, largest
-from .network import Network
-from .outputs import Outputs
-from .parking import Parking
-from .plan import Plan, how, make_plan
-from .rates import RateBook
-from .reading import Reading
+from .execution import hooks
+from .execution.hooks import Carriers, Way, carries
+from .execution.model import Model, check_components
+from .execution.watch import Outputs, Watch
+from .files.reading import Reading
+from .naming.cache import NetworkCache
+from .naming.families import is_flow
+from .naming.index import LayerIndex
+from .naming.network import Network
+from .placement import scratch
+from .placement.budget import Budget
+from .placement.resident import Keeping
+from .placement.static import Steady, check_buckets
+from .placement.storage import Storage, check_storage
+from .plan import Parking, Plan, how, make_plan
+from .plugins import Tuner
 from .report import ActivationReport, MemoryReport
-from .resident import Keeping
-from .rows import RowMap, Rows
-from .schedule import Clock, Moment
-from .sharing import Sharing
-from .slot import Way
 from .stack import Entry, Stack
-from .steady import Steady
-from .storage import Storage, check_storage
+from .strengths.call_hooks import hear
+from .strengths.model_call import RowMap, Rows, Timing
+from .strengths.multiplier import Halves, Multiplier, PerImage, largest
+from .strengths.schedule import Clock, Moment
 from .tensors import plain_mode
-from .timing import Timing
-from .uncalled import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -80,16 +73,14 @@ class Engine:
             until `deactivate` where there is no `device_budget`. None rounds nothing. See `buckets.py`, `steady.py`.
         parked_bytes: how many bytes of the computer's memory adapters may take that were in force before, so that they
             are there at once when they are again. See `parking.py`.
-        rates: the file for what the mode `auto` measures of a device; None measures in each process. See `rates.py`.
-        kernels: how LoRA are added to linear layers on a CUDA device: `torch`, by torch's own products, two for each
-            layer; `measured`, where that is measured to be faster, by a kernel of ours, or by one first product for
-            layers that are given the same tensor. See `kernels.py`, `sharing.py`.
+        tuner: decides where merging pays, which the mode `auto` asks for, and which kernels are used. See
+            `tuning.Tuner`. It serves one engine.
 
     It is a context manager, which closes it at the end.
 
     Raises:
         ComponentError: the components are no mapping of names to modules.
-        StorageError: no such storage, or this torch has no float8; the buckets do not rise; no such kernels.
+        StorageError: no such storage, or this torch has no float8; the buckets do not rise.
     """
 
     def __init__(
@@ -103,21 +94,16 @@ class Engine:
         device_budget: int | None = None,
         rank_buckets: Sequence[int] = (),
         parked_bytes: int = PARKED_BYTES,
-        rates: Path | None = None,
-        kernels: Kernels = "torch",
+        tuner: Tuner | None = None,
     ) -> None:
         check_components(components)
         check_storage(storage)
-        check_kernels(kernels)
-        patch.install()
+        hooks.install()
         self._budget = Budget(device_budget)
-        chooser = Chooser() if kernels == "measured" else None
         self._steady = Steady() if rank_buckets and device_budget is None else None
         if self._steady is not None:
             self._budget.relief.append(self._steady.give_up)
-        may_lie_together = storage == "file" and device_budget is None and not rank_buckets
-        sharing = Sharing() if kernels == "measured" and may_lie_together else None
-        self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets), self._steady, chooser, sharing)
+        self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets), self._steady, tuner)
         self._sources = dict(checkpoints or {})
         self._lock = threading.RLock()
         self._cache = NetworkCache(cache_size, cache_bytes)
@@ -126,14 +112,14 @@ class Engine:
         self._rows = RowMap()
         self._timing = Timing()
         self._carriers = Carriers()
-        self._auto = Auto(RateBook(measure, rates))
+        self._tuner = tuner
         self._watch = Watch()
         self._outputs = Outputs()
         self._model = Model({}, self._sources)
         self._stack = Stack()
         self._plan: Plan | None = None
         self._finalizer = weakref.finalize(
-            self, _clear, self._carriers, self._deaf, self._auto.stops, self._outputs.stops
+            self, _clear, self._carriers, self._deaf, [] if tuner is None else tuner.stops, self._outputs.stops
         )
         self.components = dict(components)
 
@@ -153,7 +139,7 @@ class Engine:
         with self._lock:
             self.deactivate()
             self._model = Model(components, self._sources)
-            patch.install(self._model.layer_classes())
+            hooks.install(self._model.layer_classes())
             self._budget.forget()
 
     @property
@@ -202,18 +188,20 @@ class Engine:
 
         Raises:
             ActivationError: an entry's file cannot be used; its cause says why. What was in force stays so.
-            StackError: a multiplier names no component.
+            StackError: a multiplier names no component, or the mode is `auto` and there is no tuner.
             ComponentError: a component was unloaded, or another engine serves one of its layers.
         """
         if not isinstance(stack, Stack):
             text = f"activate takes a Stack, not a {type(stack).__name__}"
             raise StackError(f"{text}; write engine.activate(Stack([Entry(path, 0.8)]))")
+        if stack.mode == "auto" and self._tuner is None:
+            raise StackError("the mode 'auto' needs a tuner; write Engine(components, tuner=lib_lora.tuning.Tuner())")
         with self._lock, plain_mode(_CPU), self._trimmed():
             if not stack.entries:
                 self._take_off()
                 return ActivationReport(())
             self._model.check_names(stack)
-            repatched = patch.ensure_in_force()
+            repatched = hooks.ensure_in_force()
             indexes = self._model.indexes()
             networks = tuple(self._network(i, entry, indexes, stack.reading) for i, entry in enumerate(stack))
             kept = not repatched and self._serves(networks, stack, indexes)
@@ -221,7 +209,8 @@ class Engine:
             if trace.decisions:
                 trace.anew(kept, parked is not None)
                 trace.files(network.report for network in networks)
-            self._auto.end()
+            if self._tuner is not None:
+                self._tuner.end()
             if kept:
                 self._undecide()
                 assert self._plan is not None
@@ -235,8 +224,8 @@ class Engine:
             self._plan.strengths.show(0)
             self._outputs.begin(self.components)
             choices = self._plan.choices.by_layer
-            if choices:
-                self._auto.begin(choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
+            if choices and self._tuner is not None:
+                self._tuner.begin(choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
             return self._plan.report
 
     @contextmanager
@@ -330,7 +319,7 @@ class Engine:
     def reattach(self) -> None:
         """Serve layers again that others have given another class or forward since the activation; else do nothing."""
         with self._lock, plain_mode(_CPU):
-            if self._plan is not None and patch.ensure_in_force():
+            if self._plan is not None and hooks.ensure_in_force():
                 self._carriers.reattach(self._plan.layers)
 
     def deactivate(self) -> None:
@@ -345,7 +334,8 @@ class Engine:
                     self._steady.clear()
 
     def _take_off(self) -> None:
-        self._auto.end()
+        if self._tuner is not None:
+            self._tuner.end()
         room = self._parking.room_for(self._plan)
         self._stack, former, self._plan = Stack(), self._plan, None
         self._rows.chosen = 0
@@ -355,8 +345,6 @@ class Engine:
             self._carriers.park(former.layers)
             self._parking.put(former, room)
         self._carriers.detach()
-        if self._keeping.sharing is not None:
-            self._keeping.sharing.forget_last()
         scratch.free()
         self._budget.settle()
         self._cache.trim()
@@ -515,7 +503,8 @@ class Engine:
             def flow(name: str) -> bool:
                 return is_flow(self._model.indexes(), name)
 
-            self._deaf.extend(hear(components, strengths, self._rows, self._timing, stack, flow))
+            images, halved = stack.images, stack.halved
+            self._deaf.extend(hear(components, strengths, self._rows, self._timing, flow, images=images, halved=halved))
 
 
 def _layers_of(networks: Iterable[Network], indexes: Iterable[LayerIndex]) -> set[nn.Module]:

@@ -1,39 +1,74 @@
-"""What is in force: which way serves which layer, and the numbers they obey. Making a plan touches no layer."""
+"""What is in force: which way serves which layer, and the numbers they obey. Making a plan touches no layer.
+
+Plans that were in force before, with what lies ready beside no layer: going back to one of them makes nothing anew.
+
+What lies on another device than the CPU is dropped, and so is what was worked out of base weights, which others may
+write to meanwhile.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
 
-from . import residency, trace
-from .auto import COMPILED, Choice, Choices, is_compiled
-from .binding import Binding
-from .blocks import Element
-from .by_tokens import ByTokens
-from .cells import Cells
-from .evaluation import Evaluation, Sheet, patterns
-from .factored import Factored
-from .layer import LayerIndex, blocks_of, has_plain_weight
-from .merged import Merged, why_not_merged
-from .modules import every
-from .multiplier import region_of, varies
-from .network import Network
-from .places import Place
-from .pristine import Checkpoint
+from . import trace
+from .compiler import is_compiled
+from .execution.dense import Transient
+from .execution.hooks import Way
+from .execution.low_rank import ByTokens, Factored
+from .execution.merged import Merged, why_not_merged
+from .naming.blocks import Element
+from .naming.index import LayerIndex, blocks_of
+from .naming.network import Network
+from .naming.places import Place
+from .naming.whole import Whole
+from .placement import schemes
+from .placement.resident import Binding, Keeping
 from .report import ActivationReport
-from .resident import Keeping
-from .slot import Way
 from .stack import Stack
-from .strength import Strengths
-from .transient import Transient
-from .whole import Whole
+from .strengths.evaluation import Cells, Evaluation, Sheet, patterns
+from .strengths.multiplier import region_of, varies
+from .strengths.table import Strengths
+from .tensors import every
+from .weights.base_weight import has_plain_weight
+from .weights.originals import Checkpoint
 
 _APART = "the images of the batch have LoRA of their own"
 _HALVED = "positive and negative prompts have LoRA of their own"
+_COMPILED = "the model is compiled, and would be anew"
+_UNDECIDED = "the first call tells where merging pays"
+_CHEAPER = "merging would not pay"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A layer of which a tuner decides whether it is merged."""
+
+    component: str
+    bindings: tuple[Binding, ...]
+    live: Way
+    merged: Merged
+
+
+@dataclass(slots=True, eq=False)
+class Choices:
+    """The layers of a plan of which a tuner decides whether they are merged."""
+
+    by_layer: weakref.WeakKeyDictionary[nn.Module, Choice]
+    decided: bool = False
+
+    def taken_back(self, ways: Mapping[nn.Module, Way]) -> dict[nn.Module, Way]:
+        """Return the live ways of the layers that `ways` merges."""
+        return {layer: one.live for layer, one in list(self.by_layer.items()) if ways.get(layer) is not one.live}
+
+    def left_live(self, ways: Mapping[nn.Module, Way]) -> dict[str, int]:
+        """Return why layers are live, or are to stay so -> how many."""
+        live = len(self.by_layer) - len(self.taken_back(ways))
+        return {_CHEAPER if self.decided else _UNDECIDED: live} if live else {}
 
 
 @dataclass(frozen=True)
@@ -101,7 +136,7 @@ class Plan:
         """Whether it is the plan that the stack needs, but for the strengths."""
         if self.how != how(stack, components) or self.ranks != tuple(entry.rank for entry in stack):
             return False
-        if self.patterns != tuple(map(patterns, stack)):
+        if self.patterns != tuple(patterns(entry.multiplier) for entry in stack):
             return False
         return len(self.networks) == len(networks) and all(a is b for a, b in zip(self.networks, networks, strict=True))
 
@@ -116,7 +151,7 @@ class Plan:
             StackError: the model takes no list of block weights as long as an entry's.
         """
         before = self.strengths.values, self.strengths.source, self.strengths.spread
-        evaluation = Evaluation(stack, self.sheet)
+        evaluation = Evaluation(stack.wishes, stack.variants, self.sheet)
         self.strengths.write(evaluation.values(None), evaluation.source, evaluation.spread)
         former, self.evaluation = self.evaluation, evaluation
         if not self.how.merging:
@@ -203,13 +238,14 @@ def make_plan(
         keeping: how the layers keep what they place.
     """
     model = blocks_of(indexes)
-    cells = Cells(stack, indexes, model)
+    cells = Cells(stack.wishes, indexes, model)
     bindings = list(_bindings(stack, networks, indexes, cells))
     sheet = Sheet(cells.all, model)
-    evaluation = Evaluation(stack, sheet)
+    evaluation = Evaluation(stack.wishes, stack.variants, sheet)
     keepings = _keepings(keeping, components)
     steady = next((one.steady for one in keepings.values() if one.steady is not None), None)
-    strengths = Strengths(evaluation.values(None), evaluation.source, evaluation.spread, steady)
+    kept = None if steady is None else steady.vector
+    strengths = Strengths(evaluation.values(None), evaluation.source, evaluation.spread, kept)
     read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
     varying = cells.numbers(lambda cell: cell.entry in evaluation.varying and cell.denoises)
     chooser = _Chooser(stack, strengths, components, checkpoints, keepings, read, varying)
@@ -222,7 +258,7 @@ def make_plan(
         how=how(stack, components),
         layers=layers,
         sheet=sheet,
-        patterns=tuple(map(patterns, stack)),
+        patterns=tuple(patterns(entry.multiplier) for entry in stack),
         evaluation=evaluation,
         strengths=strengths,
         choices=Choices(weakref.WeakKeyDictionary(chooser.choices)),
@@ -304,7 +340,7 @@ class _Chooser:
                 self.live[reason] += 1
         live = live_way(layer, bindings, self._strengths, keeping=self._keepings[component], in_order=in_order)
         if merged is not None:
-            self.choices[layer] = Choice.of(component, layer, bindings, live, merged)
+            self.choices[layer] = Choice(component, tuple(bindings), live, merged)
         return _told(component, bindings, live, reason)
 
     def _why_live(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> str | None:
@@ -314,7 +350,7 @@ class _Chooser:
         if component in self._swapped:
             return "its weights are swapped in and out"
         if component in self._compiled:
-            return COMPILED
+            return _COMPILED
         if layer in self._read:
             return "a file has it as one with other layers, and its adapter depends on the weights of all of them"
         if any(binding.cell in self._varying for binding in bindings):
@@ -326,7 +362,8 @@ class _Chooser:
 
 def _told(component: str, bindings: Sequence[Binding], way: Way, why_live: str | None = None) -> Way:
     if trace.decisions:
-        trace.way(component, bindings, way, why_live)
+        adapters = (f"{one.file.path.name} ({type(one.adapter).__name__})" for one in bindings)
+        trace.way(f"{component}.{bindings[0].target.path}", adapters, way, why_live)
     return way
 
 
@@ -369,7 +406,7 @@ def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:
 
 def _is_swapped(component: nn.Module) -> bool:
     """Whether an offload scheme lends its layers copies of their weights, so that what is written is lost."""
-    return not all(residency.stays(module) for module in every(component))
+    return not all(schemes.stays(module) for module in every(component))
 
 
 def _shared_parameters(components: Iterable[nn.Module]) -> frozenset[int]:
@@ -377,3 +414,64 @@ def _shared_parameters(components: Iterable[nn.Module]) -> frozenset[int]:
     layers = {module for component in components for module in component.modules()}
     counts = Counter(id(parameter) for module in layers for parameter in module._parameters.values())
     return frozenset(number for number, count in counts.items() if count > 1)
+
+
+_PLANS = 16
+"""Even one without tensors has some objects for each layer."""
+
+
+class Parking:
+    """Room for plans.
+
+    Args:
+        limit: bytes of the computer's memory that they may take together.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._plans: list[tuple[Plan, int]] = []  # with their bytes; the latest last
+
+    def room_for(self, plan: Plan | None) -> int | None:
+        """How many bytes a plan would keep here; None where it may not come."""
+        if plan is None or not plan.parks:
+            return None
+        nbytes = plan.parked_bytes
+        return nbytes if nbytes <= self._limit else None
+
+    def put(self, plan: Plan, nbytes: int) -> None:
+        """Keep a plan that is in force no more; others go as far as it needs their room.
+
+        Args:
+            plan: its ways are parked.
+            nbytes: what they keep.
+        """
+        self._plans.append((plan, nbytes))
+        while len(self._plans) > _PLANS or sum(nbytes for _, nbytes in self._plans) > self._limit:
+            self._forget(0)
+
+    def take(self, stack: Stack, networks: Sequence[Network], components: Iterable[str]) -> Plan | None:
+        """The plan that a stack needs, but for its strengths; it is not kept any more."""
+        names = tuple(components)
+        for i in reversed(range(len(self._plans))):
+            if self._plans[i][0].serves(stack, networks, names):
+                return self._plans.pop(i)[0]
+        return None
+
+    def keep(self, known: Callable[[Network], bool]) -> None:
+        """Forget the plans of files that are not known any more."""
+        for i in reversed(range(len(self._plans))):
+            if not all(map(known, self._plans[i][0].networks)):
+                self._forget(i)
+
+    def clear(self) -> None:
+        """Forget all."""
+        while self._plans:
+            self._forget(-1)
+
+    @property
+    def nbytes(self) -> int:
+        """What they take."""
+        return sum(plan.parked_bytes for plan, _ in self._plans)
+
+    def _forget(self, i: int) -> None:
+        self._plans.pop(i)[0].release()

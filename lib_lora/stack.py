@@ -8,9 +8,18 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from .errors import StackError
-from .multiplier import Halves, Multiplier, PerImage, checked, of_half, strength
-from .reading import USUAL, Reading
-from .schedule import MOST
+from .files.reading import USUAL, Reading
+from .strengths.multiplier import (
+    AnyMultiplier,
+    Halves,
+    Multiplier,
+    checked,
+    every_of,
+    multipliers_of,
+    of_image,
+    strength,
+)
+from .strengths.schedule import MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +34,7 @@ class Entry:
     """
 
     path: str | Path
-    multiplier: Multiplier | Halves | PerImage = 1.0
+    multiplier: AnyMultiplier = 1.0
     """Those of images that are all the same are kept as one."""
     rank: int | None = None
     """Use only the first so many rank components (`dyn` in prompts)."""
@@ -46,19 +55,16 @@ class Entry:
     @property
     def multipliers(self) -> tuple[Multiplier | Halves, ...]:
         """One for each image of the batch, or a single one that is that of all."""
-        return self.multiplier.multipliers if isinstance(self.multiplier, PerImage) else (self.multiplier,)
+        return multipliers_of(self.multiplier)
 
     def of_image(self, image: int, *, negative: bool = False) -> Multiplier:
         """The multiplier of one image of the batch, for its positive prompt or for its negative one."""
-        own = self.multipliers
-        return of_half(own[image] if len(own) > 1 else own[0], negative)
+        return of_image(self.multiplier, image, negative=negative)
 
     @property
     def every(self) -> tuple[Multiplier, ...]:
         """Those of all images, and of both halves."""
-        if not isinstance(self.multiplier, PerImage | Halves):
-            return (self.multiplier,)
-        return tuple(of_half(one, negative) for one in self.multipliers for negative in (False, True))
+        return every_of(self.multiplier)
 
     def strength(self, component: str, image: int = 0) -> float:
         """The multiplier for one component of one image of the batch, at the beginning, but for weights of blocks."""
@@ -125,6 +131,11 @@ class Stack:
         return tuple(
             (image, negative) for image in range(self.images) for negative in ((False, True)[: 1 + self.halved])
         )
+
+    @property
+    def wishes(self) -> tuple[tuple[str, AnyMultiplier], ...]:
+        """The name and the multiplier of each entry."""
+        return tuple((entry.name, entry.multiplier) for entry in self.entries)
 
     def __len__(self) -> int:
         return len(self.entries)

@@ -1,4 +1,7 @@
-"""Tensors of adapters: declared once as annotated fields, and handled in a mode of our own."""
+"""Tensors of adapters: declared once as annotated fields, and handled in a mode of our own.
+
+What is asked of every module of a model at each activation, without what makes torch's own ways of it slow.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import Self
 
 
@@ -105,3 +108,21 @@ def autocasts(kind: str) -> bool:
         if kind == "cpu":
             return torch.is_autocast_cpu_enabled()
         return kind != "cuda" or torch.is_autocast_enabled()  # of others nothing tells
+
+
+def every(module: nn.Module) -> list[nn.Module]:
+    """A module and all below it, one that has several places several times; without the names that take the time."""
+    found = [module]
+    for one in found:  # which grows
+        below = one._modules
+        if below:
+            found.extend([child for child in below.values() if child is not None])
+    return found
+
+
+def device_of(layer: nn.Module) -> torch.device | None:
+    """Where the layer's own parameters are; never its dtype, which adapters do not follow."""
+    for tensor in layer._parameters.values():
+        if tensor is not None:
+            return tensor.device
+    return next((tensor.device for tensor in layer._buffers.values() if tensor is not None), None)

@@ -13,11 +13,10 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from .report import NetworkReport
+
 if TYPE_CHECKING:
     import torch
-
-    from .binding import Binding
-    from .report import NetworkReport
 
 DECISIONS, MOVES = "SD_LORA_DEBUG", "SD_MOVE_DEBUG"
 
@@ -44,20 +43,17 @@ def files(reports: Iterable[NetworkReport]) -> None:
             logger.warning("%s: %s: unused %s: %s%s", DECISIONS, report.name, one.key, one.reason, detail)
 
 
-def way(component: str, bindings: Iterable[Binding], chosen: object, why: str | None) -> None:
+def way(layer: str, adapters: Iterable[str], chosen: object, why: str | None) -> None:
     """Say how a layer is served.
 
     Args:
-        component: of the layer.
-        bindings: its adapters.
+        layer: component and path.
+        adapters: file and kind of each.
         chosen: the way.
         why: why its weight is not merged into, where that was asked for.
     """
-    bindings = tuple(bindings)
-    which = ", ".join(f"{one.file.path.name} ({type(one.adapter).__name__})" for one in bindings)
     reason = f"; live: {why}" if why else ""
-    path, name = bindings[0].target.path, type(chosen).__name__.lower()
-    logger.warning("%s: %s.%s: %s: %s%s", DECISIONS, component, path, name, which, reason)
+    logger.warning("%s: %s: %s: %s%s", DECISIONS, layer, type(chosen).__name__.lower(), ", ".join(adapters), reason)
 
 
 def anew(kept: bool, parked: bool = False) -> None:
@@ -72,20 +68,19 @@ def anew(kept: bool, parked: bool = False) -> None:
 
 
 def move(
-    bindings: Iterable[Binding], before: torch.device | str, after: torch.device | str, nbytes: int, why: str
+    path: str, files: Iterable[str], before: torch.device | str, after: torch.device | str, nbytes: int, why: str
 ) -> None:
     """Say that what lies beside a layer moved.
 
     Args:
-        bindings: the layer's.
+        path: of the layer.
+        files: names of the files that it has adapters of.
         before: device, or what else it came from.
         after: the same.
         nbytes: how much.
         why: in a few words.
     """
-    bindings = tuple(bindings)
-    names = "+".join(dict.fromkeys(one.file.path.name for one in bindings))
-    path = bindings[0].target.path
+    names = "+".join(dict.fromkeys(files))
     logger.warning("%s: %s %s: %s -> %s, %d bytes: %s", MOVES, names, path, before, after, nbytes, why)
 
 

@@ -47,25 +47,12 @@ PROGRAMS = {
         "differ_by",
         "seconds",
     },
-    "sharing": {
-        "tokens",
-        "width",
-        "loras",
-        "own_s",
-        "shared_s",
-        "of_own",
-        "quartiles",
-        "interval",
-        "own_of_base",
-        "shared_of_base",
-    },
     "startup": {"what", "median_s", "minimum_s", "goal_met", "seconds"},
     "load": {"way", "bytes", "keys", "median_s", "of_reading", "of_minima", "goal_met", "seconds"},
 }
 ON_A_GPU = {"overlap": {"loras", "bytes", "base_s", "resident_s", "streamed_s", "copies_s", "hidden", "seconds"}}
 TINY = ("--tiny", "--rounds", "1", "--latent", "8", "--rank", "4")
 EXTRA = {
-    "sharing": ("--counts", "1", "2", "--calls", "1"),
     "step_overhead": ("--counts", "1", "3"),
     "picture": ("--counts", "1", "--steps", "3"),
     "strength": ("--counts", "1"),

@@ -30,14 +30,14 @@ from torch import nn
 from extension.hosts import current_host, known_hosts
 from lib_lora import adapters, architectures, base_weights, formats, residency
 from lib_lora.adapters.base import Adapter, Alpha, At, Origin, Site
-from lib_lora.architectures.base import Architecture, fact, recognise
-from lib_lora.base_weights.base import WeightReader
-from lib_lora.formats.base import KeyFormat
-from lib_lora.layer import LayerIndex, read_base_weight
-from lib_lora.places import AliasTable
-from lib_lora.recipe import recipe_of
-from lib_lora.registry import discover, discover_classes
-from lib_lora.residency.base import Scheme
+from lib_lora.naming.architectures.base import Architecture, fact, recognise
+from lib_lora.weights.readers.base import WeightReader
+from lib_lora.files.formats.base import KeyFormat
+from lib_lora.naming.index import LayerIndex, read_base_weight
+from lib_lora.naming.places import AliasTable
+from lib_lora.naming.recipe import recipe_of
+from lib_lora.plugins import discover, discover_classes
+from lib_lora.placement.schemes.base import Scheme
 
 hira = next(kind for kind in discover_classes(adapters, Adapter) if kind.name == "hira")
 params = {"hira_A": torch.randn(2, 4), "hira_B": torch.randn(3, 2)}

@@ -23,7 +23,7 @@ LIB_LORA = {
     "__main__": "*",
     "engine": (
         "auto buckets budget cache calibration carriers families hearing kernels layer model multiplier network outputs"
-        " parking patch plan rates reading report resident rows schedule scratch sharing slot stack steady storage"
+        " parking patch plan rates reading report resident rows schedule scratch slot stack steady storage"
         " timing trace uncalled"
     ),
     "model": "families layer multiplier patch pristine residency stack",
@@ -36,7 +36,6 @@ LIB_LORA = {
     "buckets": "",
     "kernels": "budget",
     "steady": "storage",
-    "sharing": "budget kernels patch",
     "triton_pair": "",
     "carriers": "patch slot",
     "parking": "network plan stack",
@@ -68,7 +67,7 @@ LIB_LORA = {
     "peft_config": "adapters.base file patterns",
     "skeleton": "components file",
     "factored": (
-        "adapters.base binding buckets effective live opaque operation pairs patch? picture resident rows sharing"
+        "adapters.base binding buckets effective live opaque operation pairs patch? picture resident rows"
         " storage streaming strength"
     ),
     "opaque": "forwards? slot?",
@@ -78,9 +77,7 @@ LIB_LORA = {
     ),
     "by_tokens": "effective factored operation patch? strength transient",
     "merged": "adapters.base binding build layer patch? pristine rounding strength transient",
-    "resident": (
-        "adapters.base binding budget kernels layer patch? residency sharing steady storage streaming strength trace"
-    ),
+    "resident": ("adapters.base binding budget kernels layer patch? residency steady storage streaming strength trace"),
     "budget": "streaming",
     "streaming": "storage",
     "storage": "",

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation
+from ..weights.operation import Operation
 from ._modifier import Modifier
 from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Rows, Site
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation
 from ..tensors import TensorFields, wide
+from ..weights.operation import Operation
 from .base import Adapter, At, Factors, InputEffect, OutputEffect, Rows, shape_text, taken
 
 _BLOCK = 1 << 20

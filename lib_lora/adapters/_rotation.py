@@ -18,8 +18,8 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation, at_multiplier
 from ..tensors import TensorFields, wide
+from ..weights.operation import Operation, at_multiplier
 from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, placed, shape_of, shape_text, taken
 
 

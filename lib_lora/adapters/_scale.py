@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation
 from ..tensors import wide
+from ..weights.operation import Operation
 from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, Site, placed, shape_text, taken
 
 

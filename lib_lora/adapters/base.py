@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation
-from ..reading import USUAL, Reading
+from ..files.reading import USUAL, Alpha, Reading
 from ..tensors import TensorFields
+from ..weights.operation import Operation
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention"]
 Rows = tuple[tuple[int, int], ...]
@@ -48,22 +48,6 @@ class Params:
 
 
 @dataclass(frozen=True, slots=True)
-class Alpha:
-    """Where the scale comes from: the file's alpha, and whether it is divided by r or by sqrt(r)."""
-
-    value: float | None = None
-    """None or 0 means scale 1, as in every trainer."""
-    rank_stabilized: bool = False
-    """rsLoRA, https://arxiv.org/abs/2312.03732."""
-
-    def scale(self, rank: int) -> float:
-        """alpha / rank."""
-        if not self.value:
-            return 1.0
-        return self.value / (math.sqrt(rank) if self.rank_stabilized else rank)
-
-
-@dataclass(frozen=True, slots=True)
 class Site:
     """The weight an adapter is for."""
 
@@ -84,11 +68,14 @@ class Site:
         return replace(self, shape=shape_of(self.shape, rows))
 
 
+_NO_ALPHA = Alpha()
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """What a file says about an adapter beside the adapter's own parameters."""
 
-    alpha: Alpha = Alpha()
+    alpha: Alpha = _NO_ALPHA
     spelling: str = ""
     """Name of the key format. Two trainers may mean different things by one parameter's name."""
     config: Mapping[str, object] = field(default_factory=dict)

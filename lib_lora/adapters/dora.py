@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation
 from ..tensors import wide
+from ..weights.operation import Operation
 from ._modifier import Modifier
 from ._scale import ScaledInput
 from .base import (

@@ -23,8 +23,8 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation, at_multiplier
 from ..tensors import wide
+from ..weights.operation import Operation, at_multiplier
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
 from .base import (

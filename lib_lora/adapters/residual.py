@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..operation import Operation
+from ..weights.operation import Operation
 from ._modifier import Modifier
 from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, placed, shape_of, shape_text
 

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from extension.catalog import Catalog, CatalogError, _hash_from
 from lib_lora import PickleError
-from lib_lora.file import AdapterFile
+from lib_lora.files.file import AdapterFile
 
 
 def put(path: Path, alias: str = "", value: float = 0.0) -> Path:

@@ -20,7 +20,7 @@ from extension.options import DYLORA, ENABLED, FAIL, HASHES, IN_ORDER, ON_BAD_LO
 from extension.session import Session
 from extension.standalone.demo import Demo
 from lib_lora import LoraError, Region
-from lib_lora.skeleton import skeleton
+from lib_lora.naming.skeleton import skeleton
 from tests.fakes.demo import demo_pipeline
 from tests.fakes.files import pair, save
 

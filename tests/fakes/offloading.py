@@ -14,8 +14,8 @@ from diffusers.hooks import apply_layerwise_casting
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
-from lib_lora.factored import Factored
-from lib_lora.patch import slot_of
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.low_rank import Factored
 from tests.fakes.schemes import (
     CPU,
 )

@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import Curve, Engine, Entry, Moment, PerImage, Stack, Strength, engine
-from lib_lora.calibration import _seconds, measure
-from lib_lora.factored import Factored
-from lib_lora.merged import Merged
-from lib_lora.patch import slot_of
-from lib_lora.rates import RateBook, Rates, Work
+from lib_lora import Curve, Engine, Entry, Moment, PerImage, Stack, StackError, Strength, tuning
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.low_rank import Factored
+from lib_lora.execution.merged import Merged
+from lib_lora.tuning import Tuner
+from lib_lora.tuning.calibration import _seconds, measure
+from lib_lora.tuning.rates import RateBook, Rates, Work
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet, unet_inputs
@@ -38,7 +39,7 @@ def measured(monkeypatch):
 
     def say(rates: Rates) -> list[tuple[torch.device, torch.dtype]]:
         asked: list[tuple[torch.device, torch.dtype]] = []
-        monkeypatch.setattr(engine, "measure", lambda *what: (asked.append(what), rates)[1])
+        monkeypatch.setattr(tuning, "measure", lambda *what: (asked.append(what), rates)[1])
         return asked
 
     say(MERGING)
@@ -75,7 +76,7 @@ def hooks(model: nn.Module) -> int:
 
 @torch.no_grad()
 def test_the_first_call_is_live_and_those_after_it_are_merged(model, file, measured):
-    own, before, x = Engine({"unet": model}), bits(model), torch.randn(5, 8)
+    own, before, x = Engine({"unet": model}, tuner=Tuner()), bits(model), torch.randn(5, 8)
     report = own.activate(auto(file))
     assert dict(report.live) == {"the first call tells where merging pays": 2}
     outputs = [model(x)]
@@ -92,6 +93,14 @@ def test_the_first_call_is_live_and_those_after_it_are_merged(model, file, measu
     assert bits(model) == before
 
 
+def test_without_a_tuner_it_is_refused_with_what_to_write(model, file):
+    own = Engine({"unet": model})
+    own.activate(Stack([Entry(file)]))
+    with pytest.raises(StackError, match=r"write Engine\(components, tuner=lib_lora.tuning.Tuner\(\)\)"):
+        own.activate(auto(file))
+    assert own.stack == Stack([Entry(file)])
+
+
 @torch.no_grad()
 def test_a_picture_does_not_depend_on_those_before_it(model, file, measured):
     x = torch.randn(5, 8)
@@ -100,21 +109,21 @@ def test_a_picture_does_not_depend_on_those_before_it(model, file, measured):
         own.activate(auto(file, multiplier))
         return [model(x) for _ in range(3)]
 
-    own = Engine({"unet": model})
+    own = Engine({"unet": model}, tuner=Tuner())
     want = picture(own)
     again = picture(own)
     picture(own, 0.3)
     own.activate(Stack([Entry(file)]))
     once_more = picture(own)
     own.close()
-    fresh = picture(Engine({"unet": model}))
+    fresh = picture(Engine({"unet": model}, tuner=Tuner()))
     for got in (again, once_more, fresh):
         assert all(map(torch.equal, got, want))
 
 
 @torch.no_grad()
 def test_another_stack_takes_it_out_again(model, file, measured):
-    own, before, x = Engine({"unet": model}), bits(model), torch.randn(5, 8)
+    own, before, x = Engine({"unet": model}, tuner=Tuner()), bits(model), torch.randn(5, 8)
     for after in (Stack([Entry(file, 0.3)]), Stack()):
         own.activate(auto(file))
         for _ in range(2):
@@ -127,7 +136,7 @@ def test_another_stack_takes_it_out_again(model, file, measured):
 @torch.no_grad()
 @pytest.mark.parametrize("other", [Strength(Curve(((0, 0), (4, 1)))), PerImage((0.8, 0.1))])
 def test_a_strength_that_no_weight_can_hold_takes_it_out_again(model, file, measured, other):
-    own, before, x = Engine({"unet": model}), bits(model), torch.randn(2, 8)
+    own, before, x = Engine({"unet": model}, tuner=Tuner()), bits(model), torch.randn(2, 8)
     own.activate(auto(file))
     for _ in range(2):
         model(x)
@@ -143,7 +152,7 @@ def test_a_strength_that_no_weight_can_hold_takes_it_out_again(model, file, meas
 @torch.no_grad()
 def test_nothing_is_merged_where_it_costs_more_than_it_saves(model, file, measured):
     measured(LIVE)
-    own, before = Engine({"unet": model}), bits(model)
+    own, before = Engine({"unet": model}, tuner=Tuner()), bits(model)
     own.activate(auto(file))
     for _ in range(3):
         model(torch.randn(5, 8))
@@ -156,7 +165,7 @@ def test_nothing_is_merged_where_it_costs_more_than_it_saves(model, file, measur
 @torch.no_grad()
 @pytest.mark.parametrize("calls", [None, 0, 1])
 def test_few_calls_or_an_unknown_number_are_live(model, file, measured, calls):
-    own = Engine({"unet": model})
+    own = Engine({"unet": model}, tuner=Tuner())
     report = own.activate(auto(file, calls=calls))
     for _ in range(3):
         model(torch.randn(5, 8))
@@ -177,7 +186,7 @@ def test_each_layer_is_decided_by_its_own_places_and_by_the_calls_that_are_left(
     numbers = 4 * 20
     # at 19 remaining calls the first, which computes 7 places, saves 19 * 80 * 7
     measured(Rates(call=0.0, multiply=1.0, build=0.0, touch=19.0 * numbers * 7 - numbers * 96 / 20 - 1.0, entry=0.0))
-    own = Engine({"unet": model})
+    own = Engine({"unet": model}, tuner=Tuner())
     with caplog.at_level(logging.INFO):
         for calls, some in ((20, 1), (19, 0)):
             own.activate(auto(file, calls=calls))
@@ -191,7 +200,7 @@ def test_each_layer_is_decided_by_its_own_places_and_by_the_calls_that_are_left(
 
 @torch.no_grad()
 def test_a_strength_that_changes_later_is_merged_anew(model, file, measured):
-    own, before, x = Engine({"unet": model}), bits(model), torch.randn(5, 8)
+    own, before, x = Engine({"unet": model}, tuner=Tuner()), bits(model), torch.randn(5, 8)
     own.activate(auto(file))
     for _ in range(2):
         model(x)
@@ -206,7 +215,7 @@ def test_a_strength_that_changes_later_is_merged_anew(model, file, measured):
 
 @torch.no_grad()
 def test_a_merge_that_fails_leaves_the_stack_live(model, file, measured, monkeypatch, caplog):
-    own, before, x = Engine({"unet": model}), bits(model), torch.randn(5, 8)
+    own, before, x = Engine({"unet": model}, tuner=Tuner()), bits(model), torch.randn(5, 8)
     own.activate(auto(file))
     want = model(x)
     merge, done = Merged._merge, []
@@ -228,8 +237,8 @@ def test_a_device_that_cannot_be_measured_leaves_the_stack_live(model, file, mon
     def fail(*_: object) -> Rates:
         raise torch.OutOfMemoryError("not even a layer")
 
-    monkeypatch.setattr(engine, "measure", fail)
-    own, x = Engine({"unet": model}), torch.randn(5, 8)
+    monkeypatch.setattr(tuning, "measure", fail)
+    own, x = Engine({"unet": model}, tuner=Tuner()), torch.randn(5, 8)
     own.activate(auto(file))
     outputs = [model(x) for _ in range(3)]
     assert torch.equal(outputs[0], outputs[2])
@@ -240,7 +249,7 @@ def test_a_device_that_cannot_be_measured_leaves_the_stack_live(model, file, mon
 
 @torch.no_grad()
 def test_a_first_call_that_fails_leaves_nothing_half_done(model, file, measured):
-    own, x = Engine({"unet": model}), torch.randn(5, 8)
+    own, x = Engine({"unet": model}, tuner=Tuner()), torch.randn(5, 8)
     own.activate(auto(file))
     with pytest.raises(RuntimeError):
         model(torch.randn(5, 7))
@@ -256,7 +265,7 @@ def fresh_live(model: nn.Module, file: Path, x: Tensor) -> Tensor:
     """What a live stack makes of a copy."""
     other = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
     other.load_state_dict(model.state_dict())
-    own = Engine({"unet": other.requires_grad_(False)})
+    own = Engine({"unet": other.requires_grad_(False)}, tuner=Tuner())
     own.activate(Stack([Entry(file, 0.8)]))
     made: Tensor = other(x)
     own.close()
@@ -267,7 +276,7 @@ def fresh_live(model: nn.Module, file: Path, x: Tensor) -> Tensor:
 def test_text_encoders_are_live_and_components_are_decided_each_by_itself(tmp_path, measured):
     unet, encoder = tiny_unet(0), tiny_text_encoder(0)
     path = kohya_lora(tmp_path / "a.safetensors", {"unet": unet, "text_encoder": encoder})
-    own = Engine({"unet": unet, "text_encoder": encoder})
+    own = Engine({"unet": unet, "text_encoder": encoder}, tuner=Tuner())
     report = own.activate(auto(path))
     assert set(report.live) == {"the first call tells where merging pays"}
     for _ in range(2):
@@ -280,7 +289,7 @@ def test_text_encoders_are_live_and_components_are_decided_each_by_itself(tmp_pa
 @torch.no_grad()
 def test_a_compiled_model_is_left_as_it_was_compiled(model, file, measured):
     model[1].compile(backend="eager")
-    own = Engine({"unet": model})
+    own = Engine({"unet": model}, tuner=Tuner())
     report = own.activate(auto(file))
     assert dict(report.live) == {"the model is compiled, and would be anew": 2}
     assert hooks(model) == 0
@@ -290,7 +299,7 @@ def test_a_compiled_model_is_left_as_it_was_compiled(model, file, measured):
 def test_an_engine_that_is_dropped_leaves_nothing_on_the_model(model, file, measured):
     before = bits(model)
     for calls in range(3):
-        own = Engine({"unet": model})
+        own = Engine({"unet": model}, tuner=Tuner())
         own.activate(auto(file))
         for _ in range(calls):
             model(torch.randn(5, 8))
@@ -308,7 +317,7 @@ def test_on_a_device(file, measured):
         model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8)).requires_grad_(False)
         before = bits(model)
         model.to(device())
-        own, x = Engine({"unet": model}), torch.randn(5, 8).to(device())
+        own, x = Engine({"unet": model}, tuner=Tuner()), torch.randn(5, 8).to(device())
         own.activate(auto(file))
         first, second = (model(x).to("cpu") for _ in range(2))
         assert ways(model) == {Merged}
@@ -341,7 +350,7 @@ class TestRates:
         calls: list[float] = []
         before: list[int] = []
         # the time of this machine, which others use, too, would make the test fail at random
-        monkeypatch.setattr("lib_lora.calibration.time", SimpleNamespace(perf_counter=lambda: sum(calls)))
+        monkeypatch.setattr("lib_lora.tuning.calibration.time", SimpleNamespace(perf_counter=lambda: sum(calls)))
 
         def run() -> Tensor:
             calls.append(0.002 if len(calls) < 20 else 0.0001)

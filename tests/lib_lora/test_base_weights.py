@@ -16,16 +16,19 @@ import torch.nn.functional as F  # noqa: N812
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack, base_weights, patch, uninstall
-from lib_lora.base_weights.base import WeightReader
+from lib_lora import Engine, Entry, Stack, uninstall
 from lib_lora.errors import ComponentError
-from lib_lora.layer import read_base_weight, targets_of, weight_reader
-from lib_lora.registry import discover_classes
+from lib_lora.execution import hooks
+from lib_lora.naming.index import targets_of
+from lib_lora.plugins import discover_classes
+from lib_lora.weights import readers
+from lib_lora.weights.base_weight import read_base_weight, weight_reader
+from lib_lora.weights.readers.base import WeightReader
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
 from tests.fakes.quantized import FORMATS, INSIDE, OUT, ForgeLinear, Model, contents, dense_layer, made
 
-READERS = discover_classes(base_weights, WeightReader)
+READERS = discover_classes(readers, WeightReader)
 os.environ["SDNQ_USE_TORCH_COMPILE"] = "0"  # read at its import: compiling takes a second for each shape and dtype
 
 
@@ -263,7 +266,7 @@ def test_a_forward_the_layer_carries_is_reached_once_and_given_back(path: Path) 
     want, plain = change(Model(dense_layer()), x, path), model(x)
     engine = engine_for(model, path)
     assert worst(model(x).double() - plain, want) < 1e-5, "once, and not doubled by what the layer does"
-    assert patch.slot_of(model.layer).way is not None
+    assert hooks.slot_of(model.layer).way is not None
     engine.deactivate()
     assert model.layer.forward == MethodType(own_forward, model.layer)
     assert torch.equal(model(x), plain)
@@ -337,7 +340,7 @@ def test_adapters_follow_a_layer_with_a_forward_of_its_own(path: Path) -> None:
         model = Model(with_own_forward(dense_layer()))
         engine = engine_for(model, path)
         model.to(device())
-        assert patch.slot_of(model.layer).way.device == device(), "before the first call"
+        assert hooks.slot_of(model.layer).way.device == device(), "before the first call"
         engine.deactivate()
 
 
@@ -345,7 +348,7 @@ def test_readers_import_no_quantization_library() -> None:
     packages = {"diffusers"} | {one.needs.partition(".")[0] for one in FORMATS.values() if one.needs}
     assert len(packages) >= 6
     program = (
-        "import sys, lib_lora.layer as l, torch; l.read_base_weight(torch.nn.Linear(2, 2), 'weight');"
+        "import sys, lib_lora.naming.index as l, torch; l.read_base_weight(torch.nn.Linear(2, 2), 'weight');"
         f"print([m for m in {sorted(packages)} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -25,7 +25,7 @@ from lib_lora import (
     Strength,
     install,
 )
-from lib_lora.buckets import padded_rank
+from lib_lora.placement.static import padded_rank
 from tests.conftest import TORCH
 from tests.fakes.contract import worst
 from tests.fakes.files import pair, save

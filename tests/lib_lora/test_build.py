@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack, build
-from lib_lora.by_tokens import ByTokens
-from lib_lora.factored import Factored
-from lib_lora.patch import slot_of
-from lib_lora.transient import Transient
+from lib_lora import Engine, Entry, Stack
+from lib_lora.execution import dense_products
+from lib_lora.execution.dense import Transient
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.low_rank import ByTokens, Factored
 from tests.fakes.kinds import SAMPLES
 
 BY_NAME = {sample.name: sample for sample in SAMPLES}
@@ -32,14 +32,14 @@ def test_a_weight_of_many_blocks(tmp_path, monkeypatch, kind, layer, memory):
     path, tensors = KINDS[kind].write(tmp_path, shape)
     want = KINDS[kind].weight(tensors, made.weight, 0.7).reshape(shape)
     windows: list[int] = []
-    blocks = build._blocks
+    blocks = dense_products._blocks
 
-    def counted(base: Tensor, total: Tensor, parts: list[build.Part]) -> list[tuple[object, ...]]:
+    def counted(base: Tensor, total: Tensor, parts: list[dense_products.Part]) -> list[tuple[object, ...]]:
         found = list(blocks(base, total, parts))
         windows.append(len(found))
         return found
 
-    monkeypatch.setattr(build, "_blocks", counted)
+    monkeypatch.setattr(dense_products, "_blocks", counted)
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path, 0.7)], mode="merged"))
     assert (made.weight - want).abs().max() < 2e-5 * want.abs().max()

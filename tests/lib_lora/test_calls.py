@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Moment, Stack
 from lib_lora.adapters.base import RankSchedule
-from lib_lora.calls import Call
+from lib_lora.strengths.model_call import Call
 from tests.fakes.files import pair, save
 from tests.fakes.models import tiny_unet, unet_inputs
 from tests.fakes.schemes import call

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from lib_lora import Engine, Entry, Stack, install
-from lib_lora.factored import Factored
-from lib_lora.patch import slot_of
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.low_rank import Factored
 from tests.conftest import TORCH
 from tests.fakes.kinds import SAMPLES
 

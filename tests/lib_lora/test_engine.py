@@ -15,18 +15,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lib_lora
-from lib_lora import (
-    ActivationError,
-    ComponentError,
-    Engine,
-    Entry,
-    FileError,
-    NoMatchError,
-    Stack,
-    StackError,
-)
-from lib_lora.factored import Factored
-from lib_lora.file import AdapterFile
+from lib_lora import ActivationError, ComponentError, Engine, Entry, FileError, NoMatchError, Stack, StackError
+from lib_lora.execution.low_rank import Factored
+from lib_lora.files.file import AdapterFile
 from tests.fakes.files import pair, save
 
 
@@ -222,7 +213,7 @@ def test_a_failure_in_the_middle_of_publishing_is_rolled_back(net, x, both, only
             raise error("in the middle")
         return original(*args)
 
-    target = (Factored, "prefetch") if at == "prefetch" else (lib_lora.patch, "attach")
+    target = (Factored, "prefetch") if at == "prefetch" else (lib_lora.execution.hooks, "attach")
     original = getattr(*target)
     with monkeypatch.context() as context:
         context.setattr(*target, failing)

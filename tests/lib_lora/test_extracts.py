@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lib_lora import load_network
-from lib_lora.network import Network
+from lib_lora.naming.network import Network
 from tests.fakes.files import pair, save
 from tests.families.hunyuan_video import build as hunyuan_video
 from tests.families.wan import WIDTH

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import load_network
-from lib_lora.architectures.base import fact, recognise
-from lib_lora.families import alias_table, known_architectures
-from lib_lora.layer import LayerIndex
-from lib_lora.network import Bound, Network
-from lib_lora.parsed import SHAPE_DIFFERS, parse_key
-from lib_lora.places import Place
+from lib_lora.naming.architectures.base import fact, recognise
+from lib_lora.naming.families import alias_table, known_architectures
+from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.network import Bound, Network
+from lib_lora.naming.parsed import SHAPE_DIFFERS, parse_key
+from lib_lora.naming.places import Place
+from lib_lora.naming.skeleton import skeleton
 from lib_lora.report import NetworkReport
-from lib_lora.skeleton import skeleton
 from tests.fakes.files import hollow, save
 from tests.families import Family, Writer, families
 from tests.families.base import List, linear_layers

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lib_lora.errors import FileError, PickleError
-from lib_lora.file import AdapterFile, adapter_config, glance
+from lib_lora.files.file import AdapterFile, adapter_config, glance
 from lib_lora.tensors import TensorFields
 from tests.selection import examples
 
@@ -126,7 +126,7 @@ def test_refuses_with_the_reason(write, name):
 
 
 def test_as_many_tensors_as_no_adapter_has_are_not_read(write, monkeypatch):
-    monkeypatch.setattr("lib_lora.file.MOST_TENSORS", 3)
+    monkeypatch.setattr("lib_lora.files.file.MOST_TENSORS", 3)
     said = {"__metadata__": {"text": '"data_offsets"' * 10}}
     most = {str(number): entry(8 * number, 8 * number + 8) for number in range(3)}
     assert len(AdapterFile.open(write(raw(said | most, bytes(24)))).keys) == 3

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from lib_lora import ComponentError, Engine, Entry, PerImage, Stack, install, load_network, plan
 from lib_lora.adapters._part import PartOf, RowsOf, part_of
 from lib_lora.adapters.base import Adapter, At, within
-from lib_lora.factored import Factored
-from lib_lora.layer import read_base_weight
-from lib_lora.patch import slot_of
-from lib_lora.transient import Transient
+from lib_lora.execution.dense import Transient
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.low_rank import Factored
+from lib_lora.weights.base_weight import read_base_weight
 from tests.conftest import TORCH
 from tests.fakes.contract import BOUNDS, FILE, LIVE, worst
 from tests.fakes.fused import (
@@ -219,7 +219,7 @@ class TestApart:
     def test_the_whole_is_found_out_once_for_all_its_parts(self, tmp_path, sample, monkeypatch):
         read: list[nn.Module] = []
         monkeypatch.setattr(
-            "lib_lora.whole.read_base_weight", lambda *args: read.append(args[0]) or read_base_weight(*args)
+            "lib_lora.naming.whole.read_base_weight", lambda *args: read.append(args[0]) or read_base_weight(*args)
         )
         model, written = Blocks(QKV.model), write(tmp_path, sample, QKV)
         engine = engine_for(model)

@@ -22,7 +22,7 @@ from accelerate.hooks import remove_hook_from_module
 from torch import nn
 
 from lib_lora import ActivationError, Engine, Entry, Stack
-from lib_lora.factored import Factored
+from lib_lora.execution.low_rank import Factored
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet, unet_inputs
 
 ROUNDS = 1000

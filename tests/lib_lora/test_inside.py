@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from lib_lora import load_network
-from lib_lora.components import candidates
-from lib_lora.families import alias_table
-from lib_lora.layer import LayerIndex
+from lib_lora.files.components import candidates
+from lib_lora.naming.families import alias_table
+from lib_lora.naming.index import LayerIndex
 from tests.fakes.files import pair, save
 
 WIDTH, NARROW, RANK = 16, 8, 2

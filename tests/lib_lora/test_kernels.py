@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora import Engine, Entry, PerImage, Stack, StorageError, kernels
-from lib_lora.kernels import Chooser
+from lib_lora import Engine, Entry, PerImage, Stack
+from lib_lora.tuning import Tuner, kernels
+from lib_lora.tuning.kernels import Chooser
 from tests.fakes.contract import worst
 from tests.fakes.files import pair, save
 
@@ -199,11 +200,6 @@ def test_there_is_none_for_the_cpu():
     assert kernels._triton(torch.device("cpu")) is None
 
 
-def test_an_unknown_choice_is_refused():
-    with pytest.raises(StorageError, match="kernels are one of torch, measured, not 'fast'"):
-        Engine({}, kernels="fast")
-
-
 @torch.no_grad()
 def test_an_engine_asks_it_for_linear_layers_alone(tmp_path, monkeypatch):
     """Compared with the same engine without it, uniform and by rows; under compilation it is not asked."""
@@ -217,7 +213,7 @@ def test_an_engine_asks_it_for_linear_layers_alone(tmp_path, monkeypatch):
     for multiplier in (0.8, PerImage((0.5, -1.0))):
         outputs = {}
         for name in ("torch", "measured"):
-            engine = Engine({"unet": model}, kernels=name)
+            engine = Engine({"unet": model}, tuner=Tuner(kernels=name == "measured"))
             engine.activate(Stack([Entry(file, multiplier)]))
             outputs[name] = model(x)
             assert set(fake.shapes) == ({(9, 12)} if name == "measured" else set())
@@ -233,7 +229,7 @@ def test_an_engine_asks_it_for_linear_layers_alone(tmp_path, monkeypatch):
 
 def imported(patch, *, interpreted):
     """The real kernel, to be run by Triton's interpreter or to be compiled."""
-    name = "lib_lora.triton_pair"
+    name = "lib_lora.tuning.triton_pair"
     patch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
     patch.delitem(sys.modules, name, raising=False)
     module = importlib.import_module(name)

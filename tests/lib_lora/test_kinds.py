@@ -9,10 +9,10 @@ import torch
 
 from lib_lora import AdapterFile, Engine, Entry, Stack, load_network, plan
 from lib_lora.adapters.base import At
-from lib_lora.factored import Factored
-from lib_lora.parsed import ParsedFile
-from lib_lora.patch import slot_of
-from lib_lora.transient import Transient
+from lib_lora.execution.dense import Transient
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.low_rank import Factored
+from lib_lora.naming.parsed import ParsedFile
 from tests.fakes.contract import BOUNDS, CASES, FILE, change_bias, reference, run, worst, write
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, NAMES, bias_of, exact, make, weight_of
@@ -100,7 +100,7 @@ def test_entries_add_up_in_any_order(tmp_path, sample, layer):
 
 
 def test_every_kind_of_the_registry_has_a_sample():
-    from lib_lora.recipe import _kinds, _modifiers
+    from lib_lora.naming.recipe import _kinds, _modifiers
 
     sampled = {name for sample in SAMPLES for name in sample.recipe.split("+")}
     missing = {one.name for one in (*_kinds(), *_modifiers())} - sampled

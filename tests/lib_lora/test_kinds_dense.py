@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lib_lora import plan
-from lib_lora.transient import Transient
+from lib_lora.execution.dense import Transient
 from tests.fakes.contract import BOUNDS, CASES, check_output
 
 pytestmark = pytest.mark.design("contract of kinds", way="dense")

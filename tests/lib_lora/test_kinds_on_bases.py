@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-import lib_lora.layer
-from lib_lora import Engine, Entry, Stack, plan, transient
-from lib_lora.base_weights.base import WeightReader
-from lib_lora.layer import read_base_weight, weight_reader
-from lib_lora.transient import Transient
+from lib_lora import Engine, Entry, Stack, plan
+from lib_lora.execution import dense
+from lib_lora.execution.dense import Transient
+from lib_lora.weights import base_weight
+from lib_lora.weights.base_weight import read_base_weight, weight_reader
+from lib_lora.weights.readers.base import WeightReader
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
 from tests.fakes.quantized import FORMATS, INSIDE, OUT, contents, made
@@ -77,7 +78,7 @@ def test_a_packed_weight_is_unpacked_once_per_activation_and_only_for_kinds_that
         reads.append(param)
         return weight_reader(layer, param)
 
-    for module in (lib_lora.layer, transient):  # where a weight is read at placement, and in a call
+    for module in (base_weight, dense):  # where a weight is read at placement, and in a call
         monkeypatch.setattr(module, "weight_reader", counted)
     x = torch.randn(2, 7, INSIDE)
     engine = Engine({"unet": model})

@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from lib_lora import Engine, Entry, Stack, factored, load_network, scratch
+from lib_lora import Engine, Entry, Stack, load_network
+from lib_lora.execution import low_rank
+from lib_lora.placement import scratch
 from tests.fakes.files import pair, save
 
 LAYERS = {
@@ -219,9 +221,9 @@ def test_autocast_computes_in_the_dtype_of_the_base_output(tmp_path, name):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 def test_many_tokens_take_one_product_only_where_it_loses_nothing(tmp_path, monkeypatch, dtype):
     taken = []
-    original = factored.effective_linear
+    original = low_rank.effective_linear
     monkeypatch.setattr(
-        factored, "effective_linear", lambda layer, *rest: (taken.append(layer), original(layer, *rest))[1]
+        low_rank, "effective_linear", lambda layer, *rest: (taken.append(layer), original(layer, *rest))[1]
     )
     base, many = model("linear, many tokens", dtype)
     weight = base.layer.weight.clone()

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from lib_lora import Engine, Entry, Stack
-from lib_lora.budget import Budget
-from lib_lora.patch import slot_of
-from lib_lora.streaming import Home, Placement
+from lib_lora.execution.hooks import slot_of
+from lib_lora.placement.budget import Budget
+from lib_lora.placement.streaming import Home, Placement
 from lib_lora.tensors import TensorFields
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save

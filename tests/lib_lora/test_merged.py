@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, FileError, Stack, StackError, load_network, patch
-from lib_lora.merged import Merged
-from lib_lora.patch import slot_of
-from lib_lora.pristine import Held, InFile
-from lib_lora.rounding import digest, generator_for, round_stochastically
+from lib_lora import Engine, Entry, FileError, Stack, StackError, load_network
+from lib_lora.execution import hooks
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.merged import Merged
+from lib_lora.weights.originals import Held, InFile
+from lib_lora.weights.rounding import digest, generator_for, round_stochastically
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
@@ -130,7 +131,7 @@ def test_all_ways_of_leaving_put_the_weights_back(file):
     assert bits(model) == before, "the engine is gone"
     engine = Engine({"unet": model})
     engine.activate(merged([Entry(file)]))
-    patch.uninstall()
+    hooks.uninstall()
     assert bits(model) == before, "everything was uninstalled"
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lib_lora import ComponentError, FileError, UnknownAdapterError, UnknownFormatError, inspect_file, load_network
-from lib_lora.parsed import ParsedFile
+from lib_lora.naming.parsed import ParsedFile
 from tests.fakes.files import pair, save
 
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import inspect_file, load_network
-from lib_lora.families import alias_table
-from lib_lora.formats.cloneofsimo import CLONEOFSIMO
-from lib_lora.layer import LayerIndex
-from lib_lora.network import Network
+from lib_lora.files.formats.cloneofsimo import CLONEOFSIMO
+from lib_lora.naming.families import alias_table
+from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.network import Network
 from tests.fakes.families import diffusers_unet, models
 from tests.fakes.files import save
 

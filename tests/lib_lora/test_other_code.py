@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils import weight_norm as old_weight_norm
 
-from lib_lora import Curve, Engine, Entry, PerImage, Region, Stack, Strength, install, load_network, scratch, uninstall
+from lib_lora import Curve, Engine, Entry, PerImage, Region, Stack, Strength, install, load_network, uninstall
+from lib_lora.placement import scratch
+from lib_lora.tuning import Tuner
 from tests.fakes.files import pair, save
 
 MANY = 400  # tokens, for which the LoRA is added to the weight
@@ -210,7 +212,7 @@ def test_a_copy_of_a_model_has_nothing_of_ours(path, how, strength, mode):
     model = net()
     x = torch.randn(1, 4, 8, 8)
     plain = model(x, torch.tensor([500.0]))
-    engine = Engine({"unet": model})
+    engine = Engine({"unet": model}, tuner=Tuner())
     engine.activate(Stack([Entry(path, FUNCTIONS[strength])], mode=mode, calls=20))
     model(x, torch.tensor([500.0]))
     made = _copied(model, how)

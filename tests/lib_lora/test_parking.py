@@ -12,10 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import BlockWeights, Curve, Engine, Entry, Moment, PerImage, Stack, StackError, Strength, engine, patch
-from lib_lora.factored import Factored
-from lib_lora.patch import slot_of
-from lib_lora.resident import Resident
+from lib_lora import BlockWeights, Curve, Engine, Entry, Moment, PerImage, Stack, StackError, Strength, engine
+from lib_lora.execution import hooks
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.low_rank import Factored
+from lib_lora.placement.resident import Resident
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.contract import CASES, write
 from tests.fakes.files import pair, save
@@ -290,7 +291,7 @@ def test_a_class_that_was_put_back_meanwhile_is_patched_again(model, files, monk
     own.activate(stack(files[0]))
     want = model(x)
     own.activate(stack(files[1]))
-    monkeypatch.setattr(nn.Linear, "forward", patch._patches[nn.Linear].base_forward)
+    monkeypatch.setattr(nn.Linear, "forward", hooks._patches[nn.Linear].base_forward)
     own.activate(stack(files[0]))
     assert torch.equal(model(x), want)
     assert "patched again" in caplog.text
@@ -299,7 +300,7 @@ def test_a_class_that_was_put_back_meanwhile_is_patched_again(model, files, monk
 @torch.no_grad()
 def test_a_class_that_another_engine_patched_again_meanwhile_calls_what_was_parked(model, files, monkeypatch):
     own, x = left(model, files), torch.randn(3, WIDTH)
-    original = patch._patches[nn.Linear].base_forward
+    original = hooks._patches[nn.Linear].base_forward
     monkeypatch.setattr(nn.Linear, "forward", lambda layer, given: original(layer, given))
     second = nn.Sequential(nn.Linear(WIDTH, WIDTH))
     other = Engine({"unet": second})

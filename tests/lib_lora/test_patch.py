@@ -11,7 +11,8 @@ import torch
 from accelerate.hooks import ModelHook, add_hook_to_module, remove_hook_from_module
 from torch import nn
 
-from lib_lora import Engine, Entry, Stack, install, patch, uninstall
+from lib_lora import Engine, Entry, Stack, install, uninstall
+from lib_lora.execution import hooks
 from tests.fakes.files import pair, save
 from tests.fakes.schemes import manual_cast
 
@@ -33,7 +34,7 @@ def net(layer: type[nn.Linear] = nn.Linear) -> nn.Sequential:
 
 
 def snapshot() -> dict[type[nn.Module], dict[str, object]]:
-    return {cls: dict(cls.__dict__) for cls in (*patch.CLASSES, nn.Module)}
+    return {cls: dict(cls.__dict__) for cls in (*hooks.CLASSES, nn.Module)}
 
 
 def test_install_is_idempotent_and_undone_exactly():
@@ -79,7 +80,7 @@ def test_uninstall_takes_active_adapters_away(path):
     uninstall()
     assert torch.equal(model(x), plain)
     assert torch.equal(captured(x), plain), "a bound method captured meanwhile is inert"
-    assert patch.SLOT not in model[0].__dict__
+    assert hooks.SLOT not in model[0].__dict__
     install()
     engine.activate(Stack([Entry(path)]))
     assert not torch.equal(model(x), plain), "and the engine can go on afterwards"
@@ -343,6 +344,6 @@ def test_reattaching_what_is_in_force_changes_nothing(path):
     engine = Engine({"unet": model})
     engine.reattach()
     engine.activate(Stack([Entry(path)]))
-    slot = patch.slot_of(model[0])
+    slot = hooks.slot_of(model[0])
     engine.reattach()
-    assert patch.slot_of(model[0]) is slot
+    assert hooks.slot_of(model[0]) is slot

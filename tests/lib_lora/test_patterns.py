@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib_lora import inspect_file
-from lib_lora.patterns import Table, compiled
+from lib_lora.files.patterns import Table, compiled
 from tests.fakes.files import save
 
 NAMES = ["to_k", "mid.proj", "blocks.0.attn.to_k", "blocks.12.attn.to_k", "a.b.layers.3.mlp", "xto_k", "aab", "aaa.b"]

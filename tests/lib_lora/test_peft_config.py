@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lib_lora import FileError
-from lib_lora.adapters.base import Alpha
-from lib_lora.file import AdapterFile
-from lib_lora.peft_config import PeftConfig
+from lib_lora.files.file import AdapterFile
+from lib_lora.files.peft_config import PeftConfig
+from lib_lora.files.reading import Alpha
 from tests.fakes.files import save
 
 PEFT = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "use_rslora": True, "alpha_pattern": {"to_k": 4}}

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora.architectures.base import Alias, Architecture, Sign
-from lib_lora.components import DENOISER
-from lib_lora.layer import LayerIndex
-from lib_lora.places import AliasTable
+from lib_lora.files.components import DENOISER
+from lib_lora.naming.architectures.base import Alias, Architecture, Sign
+from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.places import AliasTable
 
 WIDTH = 8
 

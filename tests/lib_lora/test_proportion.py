@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib_lora.proportion import proportions
+from lib_lora.strengths.proportion import proportions
 
 NUMBERS = st.sampled_from([0.0, 0.1, 0.3, -0.3, 0.9, 1.0, -1.0, 1e-7, 2.0, 30.0])
 

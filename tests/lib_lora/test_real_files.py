@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lib_lora import PickleError, load_network
-from lib_lora.families import alias_table
-from lib_lora.layer import LayerIndex
-from lib_lora.network import Network
+from lib_lora.naming.families import alias_table
+from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.network import Network
 from tests.fakes.families import models
 
 SUPPORTED = {  # file name begins with: (layers by component, format, kind)

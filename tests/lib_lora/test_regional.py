@@ -24,13 +24,13 @@ from lib_lora import (
     RowsError,
     Stack,
     Strength,
-    effective,
-    factored,
     plan,
 )
-from lib_lora.calls import Call
-from lib_lora.picture import Grid, Picture, is_of_text
-from lib_lora.transient import Transient
+from lib_lora.execution import low_rank, low_rank_products
+from lib_lora.execution.dense import Transient
+from lib_lora.strengths.model_call import Call
+from lib_lora.strengths.token_grid import Grid, Picture, is_of_text
+from lib_lora.tuning import Tuner
 from tests.fakes.contract import CASES, worst, write
 from tests.fakes.files import pair, save
 from tests.fakes.layers import make, weight_of
@@ -290,10 +290,10 @@ def test_many_places_with_the_same_strengths_have_one_sum_of_weights(tmp_path, m
     engine, chosen = Engine({"unet": model}), []
 
     def noted(*args):
-        chosen.append(effective.grouping_pays(*args))
+        chosen.append(low_rank_products.grouping_pays(*args))
         return chosen[-1]
 
-    monkeypatch.setattr(factored, "grouping_pays", noted)
+    monkeypatch.setattr(low_rank, "grouping_pays", noted)
     plain = model(x)
     want, entries = plain.clone(), []
     for path, region, multiplier in zip(paths, regions, MULTIPLIERS, strict=True):
@@ -304,7 +304,7 @@ def test_many_places_with_the_same_strengths_have_one_sum_of_weights(tmp_path, m
     engine.activate(Stack(entries))
     assert worst(model(x), want) < 1e-12
     assert chosen == [True]
-    monkeypatch.setattr(factored, "grouping_pays", lambda *args: False)
+    monkeypatch.setattr(low_rank, "grouping_pays", lambda *args: False)
     assert worst(model(x), want) < 1e-12
 
 
@@ -320,9 +320,9 @@ def test_groups_too_small_for_a_sum_have_what_acts_there_beside(tmp_path, monkey
 
     def noted(*args):
         taken.append(([len(one.runs) for one in args[5].alike], args[5].large))
-        return effective.effective_places(*args)
+        return low_rank_products.effective_places(*args)
 
-    monkeypatch.setattr(factored, "effective_places", noted)
+    monkeypatch.setattr(low_rank, "effective_places", noted)
     got, want = model(x), plain.clone()
     assert len(taken) == 1
     assert taken[0][0]
@@ -336,7 +336,7 @@ def test_groups_too_small_for_a_sum_have_what_acts_there_beside(tmp_path, monkey
 @torch.no_grad()
 def test_few_places_and_low_ranks_have_no_sums(tmp_path, monkeypatch):
     model = Denoiser(nn.Linear(48, 40).double().requires_grad_(False))
-    monkeypatch.setattr(factored, "effective_places", lambda *args: pytest.fail("it costs more"))
+    monkeypatch.setattr(low_rank, "effective_places", lambda *args: pytest.fail("it costs more"))
     for rank, side in ((4, 40), (64, 4)):
         path = save(tmp_path / f"{rank}.safetensors", pair("lora_unet_layer", (40, 48), rank))
         engine = Engine({"unet": model})
@@ -351,7 +351,7 @@ def test_what_is_for_a_part_is_not_merged(tmp_path, mode):
     model = one_linear()
     path = lora(tmp_path, 0, layer=(12, 8))
     x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
-    engine = Engine({"unet": model})
+    engine = Engine({"unet": model}, tuner=Tuner())
     engine.activate(Stack([Entry(path, strength(0.8, LEFT))]))
     want = model(x)
     report = engine.activate(Stack([Entry(path, strength(0.8, LEFT))], mode=mode, calls=100))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Region, Stack, Strength
-from lib_lora.picture import Grid
+from lib_lora.strengths.token_grid import Grid
 from tests.fakes.models import kohya_lora
 
 diffusers = pytest.importorskip("diffusers")

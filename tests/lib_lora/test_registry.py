@@ -10,15 +10,19 @@ from types import ModuleType
 
 import pytest
 
-from lib_lora import adapters, architectures, base_weights, formats, residency
+from lib_lora import adapters
 from lib_lora.adapters._modifier import Modifier
 from lib_lora.adapters.base import Adapter
-from lib_lora.architectures.base import Architecture
-from lib_lora.base_weights.base import WeightReader
 from lib_lora.errors import RegistryError
-from lib_lora.formats.base import KeyFormat
-from lib_lora.registry import discover, discover_classes
-from lib_lora.residency.base import Scheme
+from lib_lora.files import formats
+from lib_lora.files.formats.base import KeyFormat
+from lib_lora.naming import architectures
+from lib_lora.naming.architectures.base import Architecture
+from lib_lora.placement import schemes
+from lib_lora.placement.schemes.base import Scheme
+from lib_lora.plugins import discover, discover_classes
+from lib_lora.weights import readers
+from lib_lora.weights.readers.base import WeightReader
 
 
 @pytest.fixture
@@ -41,7 +45,7 @@ def package(tmp_path, monkeypatch):
 
 def plugin(name: str, before: str = "") -> str:
     return (
-        "from lib_lora.formats.base import KeyFormat\n"
+        "from lib_lora.files.formats.base import KeyFormat\n"
         f"{name.upper()} = KeyFormat(name={name!r}, patterns=(), example='', before=({before}))\n"
     )
 
@@ -93,7 +97,7 @@ def named_classes(package: ModuleType) -> set[str]:
 
 
 INSTANCES = [(architectures, Architecture), (formats, KeyFormat)]
-CLASSES = [(adapters, (Adapter, Modifier)), (base_weights, (WeightReader,)), (residency, (Scheme,))]
+CLASSES = [(adapters, (Adapter, Modifier)), (readers, (WeightReader,)), (schemes, (Scheme,))]
 
 
 @pytest.mark.parametrize(("package", "kind"), INSTANCES)

@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib_lora import LoraError, UnknownFormatError, load_network
-from lib_lora.file import AdapterFile
-from lib_lora.network import Network
-from lib_lora.parsed import ParsedFile, parse_key
-from lib_lora.places import Target
+from lib_lora.files.file import AdapterFile
+from lib_lora.naming.network import Network
+from lib_lora.naming.parsed import ParsedFile, parse_key
+from lib_lora.naming.places import Target
 from tests.fakes.files import hollow, save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, NAMES, Model, weight_of

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackError, effective, factored, plan
-from lib_lora.by_tokens import ByTokens
-from lib_lora.calls import Call
-from lib_lora.patch import slot_of
-from lib_lora.rows import Row, RowMap
-from lib_lora.transient import Transient
+from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackError, plan
+from lib_lora.execution import low_rank, low_rank_products
+from lib_lora.execution.dense import Transient
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.low_rank import ByTokens
+from lib_lora.strengths.model_call import Call, Row, RowMap
+from lib_lora.tuning import Tuner
 from tests.fakes.contract import CASES, FILE, worst, write
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
@@ -386,9 +387,9 @@ def test_many_tokens_take_a_sum_for_each_proportion_only_where_it_loses_nothing(
 
     def noted(*args):
         taken.append([{rows[row] for row in one.rows} for one in args[4] if one.rank])
-        return effective.effective_rows(*args)
+        return low_rank_products.effective_rows(*args)
 
-    monkeypatch.setattr(factored, "effective_rows", noted)
+    monkeypatch.setattr(low_rank, "effective_rows", noted)
     base = nn.Linear(24, 40).to(dtype).requires_grad_(False)
     model = Batched(base)
     files = []
@@ -611,7 +612,7 @@ def test_images_that_differ_are_not_merged(entries, mode):
     model, x = Denoiser(), input_for(3)
     weight = model.conv.weight.clone()
     want = singles(model, x, entries, range(3))
-    engine = Engine({"unet": model})
+    engine = Engine({"unet": model}, tuner=Tuner())
     report = engine.activate(Stack(entries, mode=mode, calls=100))
     assert report.merged == 0
     assert dict(report.live) == {"the images of the batch have LoRA of their own": 3}

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, load_network
-from lib_lora.factored import Factored
-from lib_lora.families import alias_table
-from lib_lora.layer import LayerIndex
-from lib_lora.patch import slot_of
-from lib_lora.skeleton import skeleton
-from lib_lora.transient import Transient
+from lib_lora.execution.dense import Transient
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.low_rank import Factored
+from lib_lora.naming.families import alias_table
+from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.skeleton import skeleton
 from tests.fakes.families import models
 from tests.fakes.files import save
 from tests.families import families

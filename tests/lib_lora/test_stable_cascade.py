@@ -6,9 +6,9 @@ import pytest
 from torch import nn
 
 from lib_lora import inspect_file, load_network
-from lib_lora.families import alias_table
-from lib_lora.layer import LayerIndex
-from lib_lora.skeleton import skeleton
+from lib_lora.naming.families import alias_table
+from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.skeleton import skeleton
 from tests.fakes.files import pair, save
 
 BLOCK = "down_blocks.0.2.attention"

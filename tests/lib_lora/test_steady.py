@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import RANK_BUCKETS, Engine, Entry, PerImage, Stack, opaque
-from lib_lora.factored import Factored, Placed
-from lib_lora.patch import slot_of
+from lib_lora import RANK_BUCKETS, Engine, Entry, PerImage, Stack
+from lib_lora.execution import opaque
+from lib_lora.execution.hooks import slot_of
+from lib_lora.execution.low_rank import Factored, Placed
 from tests.conftest import TORCH
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.contract import worst

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack, StorageError, storage
-from lib_lora.patch import slot_of
-from lib_lora.storage import Packed, store
+from lib_lora import Engine, Entry, Stack, StorageError
+from lib_lora.execution.hooks import slot_of
+from lib_lora.placement import storage
+from lib_lora.placement.storage import Packed, store
 from lib_lora.tensors import TensorFields
 from tests.fakes.files import pair, save
 

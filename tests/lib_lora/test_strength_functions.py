@@ -26,9 +26,9 @@ from lib_lora import (
     Window,
     plan,
 )
-from lib_lora.calls import Call
-from lib_lora.patch import slot_of
-from lib_lora.transient import Transient
+from lib_lora.execution.dense import Transient
+from lib_lora.execution.hooks import slot_of
+from lib_lora.strengths.model_call import Call
 from tests.fakes.contract import reference, worst
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES

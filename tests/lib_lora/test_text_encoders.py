@@ -12,9 +12,9 @@ import transformers
 from torch import nn
 
 from lib_lora import load_network
-from lib_lora.families import alias_table
-from lib_lora.layer import LayerIndex
-from lib_lora.skeleton import skeleton
+from lib_lora.naming.families import alias_table
+from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.skeleton import skeleton
 from tests.fakes.files import pair, save
 
 SIZES = {

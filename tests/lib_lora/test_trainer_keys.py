@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora.file import AdapterFile
-from lib_lora.formats.base import FILE_WIDE
-from lib_lora.parsed import parse_key
-from lib_lora.peft_config import PeftConfig
+from lib_lora.files.file import AdapterFile
+from lib_lora.files.formats.base import FILE_WIDE
+from lib_lora.files.peft_config import PeftConfig
+from lib_lora.naming.parsed import parse_key
 
 LORA = {"lora_down.weight", "lora_up.weight"}
 LOHA = {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}

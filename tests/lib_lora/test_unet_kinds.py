@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from lib_lora import load_network
-from lib_lora.families import alias_table
-from lib_lora.layer import LayerIndex
-from lib_lora.skeleton import skeleton
+from lib_lora.naming.families import alias_table
+from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.skeleton import skeleton
 from tests.fakes.families import diffusers_unet
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import Model

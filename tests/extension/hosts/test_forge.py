@@ -19,7 +19,8 @@ import extension
 from extension.hosts import current_host
 from extension.hosts._chunk_parts import ChunkParts
 from extension.options import ENABLED, MERGE, ON_BAD_LORA
-from lib_lora import Row, patch
+from lib_lora import Row
+from lib_lora.execution import hooks
 from tests.fakes import forge
 from tests.fakes.files import pair, save
 from tests.fakes.forge import CHANNELS, WIDTH, Condition, FakeForge
@@ -119,7 +120,7 @@ def test_classes_that_define_a_forward_are_patched_before_a_model_is_built(web: 
     assert all("forward" in vars(one) for one in classes)
     assert not any(issubclass(one, nn.ConvTranspose2d) for one in classes)
     assert web.ops.Linear in classes or web.ops.Linear.__base__ in classes
-    assert set(classes) <= set(patch._patches)
+    assert set(classes) <= set(hooks._patches)
 
 
 @ALL

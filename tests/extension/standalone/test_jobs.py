@@ -19,7 +19,7 @@ from extension.standalone import render
 from extension.standalone.encode import encode_skipping
 from extension.standalone.jobs import Runner
 from extension.standalone.studio import Studio
-from lib_lora.rates import RateBook, Rates
+from lib_lora.tuning.rates import RateBook, Rates
 
 SMALL = Txt2Img("a red fox", steps=2, width=64, height=64, seed=7)
 WITH_LORA = replace(SMALL, prompt="a red fox <lora:zorp:0.8>")

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, FileError, Stack
-from lib_lora.budget import Budget, Share
-from lib_lora.patch import slot_of
-from lib_lora.resident import Resident
-from lib_lora.streaming import CudaLane, Home
+from lib_lora.execution.hooks import slot_of
+from lib_lora.placement.budget import Budget, Share
+from lib_lora.placement.resident import Resident
+from lib_lora.placement.streaming import CudaLane, Home
 from tests.fakes.accelerator import OutOfMemoryError, device, short_of_memory
 from tests.fakes.files import pair, save
 from tests.fakes.models import tiny_text_encoder, tiny_unet
@@ -223,7 +223,7 @@ class TestHomes:
     ) -> None:
         engine, unet = self.streamed(expected, accelerator, 1 << 30)
         monkeypatch.setattr(
-            "lib_lora.file.AdapterFile.verify", lambda self: (_ for _ in ()).throw(FileError(self.path, ""))
+            "lib_lora.files.file.AdapterFile.verify", lambda self: (_ for _ in ()).throw(FileError(self.path, ""))
         )
         assert_same(call(unet, expected.inputs, accelerator), expected.full)
         engine.set_multiplier(0, 0.5)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lib_lora import Engine, install, uninstall
-from lib_lora.patch import CLASSES
+from lib_lora.execution.hooks import CLASSES
 from tests.fakes.models import (
     tiny_unet,
 )

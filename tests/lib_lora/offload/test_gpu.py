@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lib_lora import Engine
-from lib_lora.storage import Storage
+from lib_lora.placement.storage import Storage
 from tests.fakes.models import (
     tiny_pipeline,
     tiny_unet,

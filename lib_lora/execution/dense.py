@@ -1,0 +1,452 @@
+"""A call of a layer in several passes, each for some rows of the batch: for a layer with one weight per pass.
+
+The transient way: the effective weight is built for one call in a scratch buffer; the base is never written.
+
+For what no separate product can follow, or where the sum is cheaper: nn.MultiheadAttention multiplies by its
+parameters inside one fused function, a norm has no product at all, a grouped convolution has no low-rank pair, a full
+difference is as large as the weight. The layer's forward then runs on a stand-in that shares everything with the layer
+but the parameters in question.
+
+Rows of the batch that have strengths of their own are a pass each, or together where their strengths are the same. So
+is each region of the picture: of its pass, the places inside are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from ..adapters.base import Adapter
+from ..compiler import uncompiled
+from ..errors import ComponentError
+from ..naming.places import Target
+from ..placement import scratch
+from ..placement.resident import Binding, Keeping, Resident
+from ..placement.storage import store
+from ..placement.streaming import Placement
+from ..strengths.live import Spot, by_places
+from ..strengths.model_call import parts_per_row
+from ..strengths.regions import EVERYWHERE, by_part
+from ..strengths.table import Strengths
+from ..strengths.token_grid import is_of_text
+from ..tensors import TensorFields, plain_mode, wide
+from ..weights.base_weight import weight_reader
+from ..weights.operation import Operation, named_arguments, place_of_input
+from ..weights.readers.base import WeightReader
+from . import opaque
+from .dense_products import Part, build
+
+if TYPE_CHECKING:
+    from ..weights.operation import BaseForward
+
+
+Run = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
+"""Run the pass of a number with arguments that hold its rows alone."""
+
+
+def in_passes(
+    layer: nn.Module,
+    passes: Sequence[Sequence[int]],
+    least: int,
+    run: Run,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a layer once for each group of rows, and put the rows of the results where they belong.
+
+    Args:
+        layer: asked for nothing but where its batch is.
+        passes: the rows of each, of the model's call; together all of them.
+        least: dimensions that a batched input has, or more.
+        run: the layer's forward.
+        args: of the call.
+        kwargs: of the call.
+
+    Raises:
+        RowsError: the input has no batch, or one that is no multiple of the rows.
+    """
+    named = named_arguments(args, kwargs)
+    if isinstance(layer, nn.MultiheadAttention):
+        x, dims = _attention(layer, named)
+    else:
+        x, dims = _plain(named, place_of_input(args, kwargs))
+    rows, dim = sum(map(len, passes)), dims[next(iter(dims))]
+    parts_per_row(layer, x, rows, least, dim)
+    results = []
+    for number, own in enumerate(passes):
+        cut = _cut(named, dims, own, rows)
+        results.append(run(number, tuple(cut[i] for i in range(len(args))), {name: cut[name] for name in kwargs}))
+    if isinstance(results[0], Tensor):
+        return _joined(results, passes, dim)
+    # attention's: the output, and its weights (rows, …) or None; and layers that return more than their output
+    outputs, *others = zip(*results, strict=True)
+    step = x.shape[dim] // rows
+    return _joined(outputs, passes, dim), *(_other(one, passes, step) for one in others)
+
+
+def _other(results: Sequence[Any], passes: Sequence[Sequence[int]], step: int) -> Any:
+    """What a layer returns beside its output: with the rows of the passes where it has some, else that of one pass."""
+    pairs = zip(results, passes, strict=True)
+    has_rows = all(isinstance(one, Tensor) and one.shape[:1] == (len(own) * step,) for one, own in pairs)
+    return _joined(results, passes, 0) if has_rows else results[0]
+
+
+def _plain(named: Mapping[int | str, Any], place: int | str) -> tuple[Tensor, dict[int | str, int]]:
+    """Return the input, and where each argument has its rows: what is as long as the input has them, too."""
+    x: Tensor = named[place]
+    own = {name for name, value in named.items() if isinstance(value, Tensor) and value.shape[:1] == x.shape[:1]}
+    return x, dict.fromkeys([place, *(name for name in named if name in own)], 0)
+
+
+def _attention(layer: nn.MultiheadAttention, named: Mapping[int | str, Any]) -> tuple[Tensor, dict[int | str, int]]:
+    """The same of torch's attention: masks that have rows have them first, together with the heads or alone."""
+    dim = 0 if layer.batch_first else 1
+    dims: dict[int | str, int] = {}
+    for places, ndim, at in _ATTENTION:
+        for place in places:
+            if isinstance(named.get(place), Tensor) and named[place].ndim == ndim:
+                dims[place] = dim if at is None else at
+    return named.get(0, named.get("query")), dims
+
+
+_ATTENTION: tuple[tuple[tuple[int | str, ...], int, int | None], ...] = (
+    ((0, "query", 1, "key", 2, "value"), 3, None),
+    ((3, "key_padding_mask"), 2, 0),
+    ((5, "attn_mask"), 3, 0),
+)
+"""Arguments of torch's attention by place or name; dimensions if they have rows; where these are, if not by layer."""
+
+
+def _cut(
+    named: Mapping[int | str, Any], dims: Mapping[int | str, int], own: Sequence[int], rows: int
+) -> dict[int | str, Any]:
+    """The arguments with some rows only; one tensor stays one, for attention looks whether its inputs are the same."""
+    cut: dict[int, Tensor] = {}
+    for name, dim in dims.items():
+        whole: Tensor = named[name]
+        if id(whole) not in cut:
+            step = whole.shape[dim] // rows
+            cut[id(whole)] = torch.cat([whole.narrow(dim, row * step, step) for row in own], dim)
+    return {name: cut[id(value)] if name in dims else value for name, value in named.items()}
+
+
+def _joined(results: Sequence[Tensor], passes: Sequence[Sequence[int]], dim: int) -> Tensor:
+    """The rows of the passes in the order of the batch."""
+    found: dict[int, Tensor] = {}
+    for result, own in zip(results, passes, strict=True):
+        found.update(zip(own, result.chunk(len(own), dim), strict=True))
+    return torch.cat([found[row] for row in sorted(found)], dim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapters(TensorFields):
+    """A layer's adapters, in the dtypes of their files: what is built of them is built in fp32."""
+
+    all: tuple[Adapter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What one pass of a call is for."""
+
+    image: int | None = None
+    """Of the batch, where its images differ."""
+    acting: frozenset[int] | None = None
+    """Of the bindings, those that act in it, by their places; None is all."""
+
+
+class Transient(Resident[Placement[Adapters]]):
+    """Bindings of one layer that need an effective weight.
+
+    Args:
+        bindings: the adapters, in the order of the stack.
+        strengths: of the plan.
+        keeping: how what is placed is kept.
+        in_order: let each adapter act on the weight that the ones before it left.
+    """
+
+    def __init__(
+        self,
+        bindings: Sequence[Binding],
+        strengths: Strengths,
+        keeping: Keeping | None = None,
+        *,
+        in_order: bool = False,
+    ) -> None:
+        super().__init__(bindings, strengths, keeping or Keeping())
+        self._in_order = in_order
+        self._of_text = is_of_text(bindings[0].target.path)
+        self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
+        for binding in self._bindings:
+            strengths.register(binding.layout)
+
+    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward of the layer with effective weights instead of its own."""
+        if opaque.is_for(layer, args, kwargs):
+            return opaque.call(layer, base_forward, args)
+        return self._run_now(layer, base_forward, args, kwargs)
+
+    # a graph must not know scratch memory, which other layers and other graphs use too
+    @uncompiled
+    def _run_now(
+        self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if self._budget.contended:
+            self._budget.note(self._share)
+        try:
+            if self._strengths.mixed:
+                return self._run_apart(layer, base_forward, args, kwargs)
+            return self._run_regions(layer, base_forward, args, kwargs)
+        finally:
+            if not self._stays:
+                self.evict()
+
+    def _run_apart(
+        self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A pass for each group of rows that have the same strengths; that of rows without any is the base forward."""
+        groups: dict[tuple[object, ...], list[int]] = {}
+        values = [tuple(own[binding.cell] for binding in self._bindings) for own in self._strengths.values]
+        for row, image in enumerate(self._strengths.rows):
+            groups.setdefault((values[image], self._regions(image)), []).append(row)
+        passes = list(groups.values())
+
+        def run(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            image = self._strengths.rows[passes[number][0]]
+            if not any(values[image]):
+                return base_forward(layer, *args, **kwargs)
+            return self._run_regions(layer, base_forward, args, kwargs, image, passes[number])
+
+        if len(passes) == 1:
+            return run(0, args, kwargs)
+        return in_passes(layer, passes, self._bindings[0].target.batched_ndim, run, args, kwargs)
+
+    def _regions(self, image: int | None) -> tuple[_Where, ...]:
+        """Of each binding, the region it is for, and the part of the prompt that tells of it."""
+        strengths = self._strengths
+        if strengths.regional.isdisjoint(self._cells):
+            return (_EVERYWHERE,) * len(self._bindings)
+        variant = strengths.shown if image is None else image
+        regions, parts = strengths.spread.of_cells[variant], strengths.spread.parts[variant]
+        return tuple((regions[binding.cell], parts[binding.cell]) for binding in self._bindings)
+
+    def _run_regions(
+        self,
+        layer: nn.Module,
+        base_forward: BaseForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        image: int | None = None,
+        rows: Sequence[int] | None = None,
+    ) -> Any:
+        """A pass with what acts everywhere, and one for each region with that and what acts in it."""
+        regions = self._regions(image)
+        if all(region == _EVERYWHERE for region in regions):
+            return self._run(layer, base_forward, args, kwargs, _Pass(image))
+
+        def run(region: _Where) -> Any:
+            acting = frozenset(i for i, own in enumerate(regions) if own in (_EVERYWHERE, region))
+            if not acting:
+                return base_forward(layer, *args, **kwargs)
+            return self._run(layer, base_forward, args, kwargs, _Pass(image, acting))
+
+        total = y = run(_EVERYWHERE)
+        for region in dict.fromkeys(one for one in regions if one != _EVERYWHERE):
+            total = self._blended(total, y, run(region), region, rows)
+        return total
+
+    def _blended(self, total: Any, y: Any, other: Any, region: _Where, rows: Sequence[int] | None) -> Any:
+        """What a region's pass changes, at the places of the region."""
+        if isinstance(y, tuple):  # attention's, with its weights, which stay those without
+            return self._blended(total[0], y[0], other[0], region, rows), *total[1:]
+        strengths, (number, told) = self._strengths, region
+        spot = self._spot(y, rows)
+        parts = strengths.parts if rows is None or not strengths.parts else [strengths.parts[row] for row in rows]
+        which = tuple((by_part(number, told, spot.grid, part),) for part in parts or (None,))
+        first = spot.channels_first
+        weights = strengths.masks.at(spot.grid, which, y.device, y.dtype, channels_first=first)
+        return total + (other - y) * by_places(weights, spot)
+
+    def _spot(self, y: Tensor, rows: Sequence[int] | None) -> Spot:
+        target, picture = self._bindings[0].target, self._strengths.picture
+        if picture is not None and rows is not None:
+            picture = replace(picture, rows=len(rows))
+        nowhere = self._of_text or target.kind in ("embedding", "attention")
+        maps = target.kind == "conv" or (target.kind == "norm" and y.ndim > 3 and y.shape[1] == target.shape[0])
+        return Spot.of(y.shape, picture, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
+
+    def _run(
+        self,
+        layer: nn.Module,
+        base_forward: BaseForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        which: _Pass,
+    ) -> Any:
+        x: Tensor = named_arguments(args, kwargs)[place_of_input(args, kwargs)]
+        readers = {param: weight_reader(layer, param) for param in self._params}
+        packed = not all(reader.holds_values for reader in readers.values())
+        if packed and not self._acts(which):
+            # a product with the decoded weight has other bits than the layer's own
+            return base_forward(layer, *args, **kwargs)
+        kept = _is_kept(layer, args, kwargs)
+        with plain_mode(x.device):
+            placed = self._placed_at(layer, x.device, _ANY)
+            effective = self._effective(layer, readers, placed.stored.get().all, x, which, kept=kept)
+        stand_in = None if packed else _stand_in(layer, effective)
+        if stand_in is None:  # a forward that unpacks its weight cannot be handed one that is not packed
+            return self._product(layer, x, effective)
+        return base_forward(stand_in, *args, **kwargs)
+
+    def _acts(self, which: _Pass) -> bool:
+        """Tell whether any adapter of a pass has a strength other than 0."""
+        image = self._strengths.shown if which.image is None else which.image
+        values, acting = self._strengths.values[image], which.acting
+        return any(values[own.cell] for i, own in enumerate(self._bindings) if acting is None or i in acting)
+
+    def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
+        """Compute the product of a linear layer or a convolution with an effective weight.
+
+        Raises:
+            ComponentError: the layer is no such one.
+        """
+        if self._bindings[0].target.kind not in ("linear", "conv"):
+            text = f"a {type(layer).__name__} computes its {', '.join(effective)} from something else"
+            raise ComponentError(f"{text}, so no adapter can change it; take the file off")
+        op = Operation(layer, effective["weight"].ndim - 2)
+        y = op.apply(x, effective["weight"])
+        bias = effective.get("bias", getattr(layer, "bias", None))
+        return y if bias is None else y + op.per_channel(bias.to(y))
+
+    def _effective(
+        self,
+        layer: nn.Module,
+        readers: Mapping[str, type[WeightReader]],
+        adapters: Sequence[Adapter],
+        x: Tensor,
+        which: _Pass,
+        *,
+        kept: bool,
+    ) -> dict[str, Tensor]:
+        """Build the parameters the layer shall compute with, in scratch memory unless they are kept after the call."""
+        found: dict[str, Tensor] = {}
+        for param, reader in readers.items():
+            base = reader.read(layer, param)
+            packed = not reader.plain and x.is_floating_point()
+            dtype = x.dtype if packed else base.dtype
+            total = torch.empty_like(base, dtype=dtype) if kept else scratch.take(param, base, dtype)
+            build(total, base, self._parts(param, adapters, base, which), in_order=self._in_order)
+            found[param] = total
+        for binding, adapter in self._acting(adapters, which):
+            self._change_bias(layer, binding, adapter, found, which.image)
+        return found
+
+    def _parts(self, param: str, adapters: Sequence[Adapter], base: Tensor, which: _Pass = _Pass()) -> list[Part]:
+        return [
+            Part(adapter, self._strength(binding, base, which.image), self._rank(binding), binding.target.rows)
+            for binding, adapter in self._acting(adapters, which)
+            if binding.target.param == param
+        ]
+
+    def _acting(self, adapters: Sequence[Adapter], which: _Pass) -> list[tuple[Binding, Adapter]]:
+        pairs = zip(self._bindings, adapters, strict=True)
+        return [pair for i, pair in enumerate(pairs) if which.acting is None or i in which.acting]
+
+    def _rank(self, binding: Binding) -> int | None:
+        """The rank components that act now."""
+        schedule, timestep = binding.adapter.ranks_by_timestep, self._strengths.timestep
+        if schedule is None or timestep is None:
+            return binding.rank
+        first = schedule.first(timestep)
+        return first if binding.rank is None else min(first, binding.rank)
+
+    def _strength(self, binding: Binding, like: Tensor, image: int | None = None) -> Tensor:
+        return self._strengths.of_image(binding.layout, like.device, wide(like.dtype), image)
+
+    def _change_bias(
+        self, layer: nn.Module, binding: Binding, adapter: Adapter, found: dict[str, Tensor], image: int | None
+    ) -> None:
+        target, weight = binding.target, found[binding.target.param]
+        bias, total = bias_of(layer, target), found.get(target.bias)
+        rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
+        own = total if self._in_order and total is not None else bias
+        strength = self._strength(binding, weight, image)
+        delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(strength))
+        if delta is None:
+            return
+        if total is None:
+            width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
+            total = weight.new_zeros(width) if bias is None else bias.detach().to(weight, copy=True)
+            found[target.bias] = total
+        total[rows].add_(delta.to(strength) * strength)
+
+    def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
+        if self._in_order:  # norms are then those of the weight that the adapters before leave, not of the base's
+            return tuple(
+                one.file.private(one.adapter)
+                if one.whole is None
+                else one.whole.known(one.adapter, one.rank, one.file.private)
+                for one in self._bindings
+            )
+        return super()._adapters(layer)
+
+    def _make(
+        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+    ) -> Placement[Adapters]:
+        adapters = Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer)))
+        return Placement(device, _ANY, _ANY, store(adapters, self._storage))
+
+
+_Where = tuple[int, "int | None"]
+"""A region's number, and the part of the prompt that tells of it."""
+_EVERYWHERE: _Where = (EVERYWHERE, None)
+_ANY = torch.float32
+"""Adapters are placed in their files' dtypes, so the one that a placement is asked for makes no difference."""
+
+
+def bias_of(layer: nn.Module, target: Target) -> Tensor | None:
+    """The bias beside a weight; None where the layer has none."""
+    owner, _, leaf = target.bias.rpartition(".")
+    bias: Tensor | None = getattr(layer.get_submodule(owner), leaf, None)
+    return bias
+
+
+def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Tell whether autograd keeps the parameters of a call, so that no other call may write to their memory."""
+    if not torch.is_grad_enabled():
+        return False
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    return any(tensor.requires_grad for tensor in (*tensors, *layer.parameters()))
+
+
+def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module | None:
+    """Make an object that is `layer` in every respect but has `params`; the layer itself is not touched.
+
+    None where the class gives a parameter of that name by itself, whatever the object has.
+    """
+    own = {name: value for name, value in params.items() if "." not in name}
+    stand_in: nn.Module = object.__new__(type(layer))
+    stand_in.__dict__.update(layer.__dict__)
+    if parametrize.is_parametrized(layer):  # the class has a property for each tensor that is computed of others
+        stand_in.__class__ = parametrize.type_before_parametrizations(layer)
+        computed: Any = layer.parametrizations
+        own = {name: getattr(layer, name) for name in computed} | own
+    for name in own:
+        stand_in.__dict__.pop(name, None)  # where weight_norm's hook puts what it computes
+    stand_in.__dict__["_parameters"] = {**layer._parameters, **own}
+    children = dict(layer._modules)
+    for name, value in params.items():
+        child, dot, param = name.partition(".")
+        module = children.get(child)
+        if dot and module is not None:
+            below = _stand_in(module, {param: value})
+            if below is None:
+                return None
+            children[child] = below
+    stand_in.__dict__["_modules"] = children
+    return stand_in if all(getattr(stand_in, name) is value for name, value in own.items()) else None

@@ -1,0 +1,159 @@
+"""The effective weight of a layer, W + sum of dW, written block by block into memory that somebody else owns.
+
+By blocks of rows or columns, so that no more than a sixteenth of a second weight is alive at a time, wherever all
+adapters of the layer can give such a part of their delta alone. Low-rank pairs alone are one product into that memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..adapters.base import Adapter, At, Pair
+from ..tensors import wide
+
+_BLOCKS = 16
+_SMALLEST = 1 << 16  # entries; below that, blocks cost more calls than they save memory
+
+Round = Callable[[Tensor, Tensor], None]
+"""Write a block (second) in fp32 or better into the rows it is meant for (first), in whatever dtype they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One adapter of a layer, where its base weight is."""
+
+    adapter: Adapter
+    multiplier: Tensor  # (1,)
+    rank: int | None = None
+    rows: tuple[int, int] | None = None
+    """Window of the base weight it changes."""
+
+
+def build(
+    total: Tensor, base: Tensor, parts: Sequence[Part], *, in_order: bool = False, write: Round | None = None
+) -> None:
+    """Write `base` plus the deltas of `parts` into `total`.
+
+    Summed in fp32 or better and rounded once: the weight a careful bake would give.
+
+    Args:
+        total: as large as `base`, in the dtype wanted; not `base` itself.
+        base: the pristine weight (out, in, *kernel), or (channels,).
+        parts: the adapters, on the device of `base`.
+        in_order: let each adapter act on the weight that the ones before it left, as A1111 bakes.
+        write: how a block is rounded into `total`; plainly if not given.
+    """
+    dtype = wide(base.dtype)
+    fused, others = _fused(base, total, parts, dtype, in_order=in_order)
+    if fused is not None and not others and write is None and total.dtype == base.dtype == dtype:
+        fused.add_all(base, total)
+        return
+    for start, columns, own, out in _blocks(base, total, parts):
+        block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)
+        pristine = own.to(dtype) if any(part.adapter.reads_base for part in parts) else None
+        if fused is not None:
+            fused.add(block, start, columns)
+        for part in others:
+            _add(block, pristine, part, start, columns, in_order=in_order)
+        if write is not None:
+            write(out, block)
+        elif block is not out:
+            out.copy_(block)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fused:
+    """All low-rank pairs as one, which takes a single product; strengths are in it."""
+
+    down: Tensor  # (R, in * kernel)
+    up: Tensor  # (out, R)
+
+    def add_all(self, base: Tensor, total: Tensor) -> None:
+        """Write the base and its part into `total`, at once: blocks would spare nothing, as nothing is beside it."""
+        rows = base.shape[0]
+        torch.addmm(base.view(rows, -1), self.up, self.down, out=total.view(rows, -1))
+
+    def add(self, block: Tensor, start: int, columns: tuple[int, int] | None) -> None:
+        """Add its part of a block."""
+        rows = self.up if columns is not None else self.up[start : start + block.shape[0]]
+        down = self.down if columns is None else self.down[:, slice(*columns)]
+        block.view(block.shape[0], -1).addmm_(rows, down)
+
+
+def _fused(
+    base: Tensor, total: Tensor, parts: Sequence[Part], dtype: torch.dtype, *, in_order: bool
+) -> tuple[_Fused | None, Sequence[Part]]:
+    """The pairs that are for the whole weight, and the other parts."""
+    if in_order and any(part.adapter.reads_base for part in parts):
+        return None, parts
+    if not (base.is_contiguous() and total.is_contiguous()):
+        return None, parts
+    ups, downs, others = [], [], []
+    for part in parts:
+        pair = _pair_of(part)
+        if pair is None:
+            others.append(part)
+            continue
+        factors = part.adapter.factors(part.rank)
+        ups.append(factors.up.to(base.device, dtype) * (part.multiplier.to(dtype) * pair.scale))
+        downs.append(factors.down.flatten(1).to(base.device, dtype))
+    return (_Fused(torch.cat(downs), torch.cat(ups, 1)) if ups else None), others
+
+
+def _pair_of(part: Part) -> Pair | None:
+    """The low-rank pair of a part that is nothing else, and of all rows of a matrix or a convolution."""
+    form = part.adapter.form(part.rank)
+    if form is None or part.rows is not None or form.on_input or form.on_output:
+        return None
+    return form.pair
+
+
+def _add(
+    block: Tensor,
+    pristine: Tensor | None,
+    part: Part,
+    start: int,
+    columns: tuple[int, int] | None,
+    *,
+    in_order: bool,
+) -> None:
+    """Add one delta to the rows of a block that it changes."""
+    first, last = part.rows or (0, start + block.shape[0])
+    low, high = max(first, start), min(last, start + block.shape[0])
+    if low >= high:
+        return
+    window = block[low - start : high - start]
+    weight = None
+    if part.adapter.reads_base and pristine is not None:
+        weight = window.clone() if in_order else pristine[low - start : high - start]
+    rows = (low - first, high - first) if part.adapter.by_rows else None
+    at = At(block.device, block.dtype, part.multiplier.to(block.dtype), part.rank, rows, columns, weight)
+    window.add_(part.adapter.delta_weight(at).reshape(window.shape))
+
+
+def _blocks(
+    base: Tensor, total: Tensor, parts: Sequence[Part]
+) -> Iterator[tuple[int, tuple[int, int] | None, Tensor, Tensor]]:
+    """Windows that make up the whole: first row, columns if not all, the base weight, and the memory to write to."""
+    large = base.numel() > _SMALLEST
+    if large and all(part.adapter.by_rows for part in parts):
+        step = _step(base.shape[0], base.numel())
+        for start in range(0, base.shape[0], step):
+            yield start, None, base[start : start + step], total[start : start + step]
+    elif large and base.is_contiguous() and total.is_contiguous() and all(part.adapter.by_columns for part in parts):
+        flat, out = base.view(base.shape[0], -1), total.view(base.shape[0], -1)
+        step = _step(flat.shape[1], base.numel())
+        for start in range(0, flat.shape[1], step):
+            stop = min(start + step, flat.shape[1])
+            yield 0, (start, stop), flat[:, start:stop], out[:, start:stop]
+    else:
+        yield 0, None, base, total
+
+
+def _step(length: int, entries: int) -> int:
+    """Rows or columns of a block."""
+    return max(length // _BLOCKS, length * _SMALLEST // entries, 1)

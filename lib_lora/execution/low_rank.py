@@ -1,0 +1,416 @@
+"""The factored way: adapters beside their layer, at low-rank cost, with the base weight used only by the base forward.
+
+y = W (x + sum of changes of the input) + b + up (m * (down x)) + sum of changes of the output
+
+All low-rank pairs of a layer are one pair of matrices, stacked along the rank, with m = multiplier * scale per rank
+component: two products however many entries. Changes of the input, being under the same linear W, cost no further
+base call. Plain pairs on many tokens may instead be added to the weight in scratch memory, see `effective.py`.
+
+Where the rows of the batch are of images with strengths of their own, m has a row for each, and all else is as before.
+
+Beside the layer for few tokens, by an effective weight for many: for kinds whose cost beside it is large per token.
+
+A rotation passes over every token once or several times. Over the weight it passes once per call, however many tokens
+there are. Only in dtypes in which the sum of the weight and its change loses nothing that matters, see `effective.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import Tensor, nn
+
+from ..adapters.base import Adapter, InputEffect, OutputEffect, Pair
+from ..compiler import compiling
+from ..placement.resident import Binding, Keeping, Resident
+from ..placement.static import padded_rank
+from ..placement.storage import store
+from ..placement.streaming import Placement
+from ..strengths.live import Live, Spot, Windows
+from ..strengths.model_call import parts_per_row
+from ..strengths.table import Layout, Share, Strengths
+from ..strengths.token_grid import is_of_text
+from ..tensors import TensorFields
+from ..weights.operation import Operation, named_arguments, place_of_input
+from . import opaque
+from .dense import Transient
+from .low_rank_products import (
+    EXACT,
+    FusedPair,
+    add_pair,
+    effective_linear,
+    effective_places,
+    effective_rows,
+    grouping_pays,
+    is_torchs,
+    large_group,
+    pays,
+    rows_pay,
+    stacked,
+)
+
+if TYPE_CHECKING:
+    from ..weights.operation import BaseForward
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts(TensorFields):
+    """A layer's adapters, in the dtype of the base output; changes of the input in the input's."""
+
+    pair: FusedPair | None
+    inputs: tuple[InputEffect, ...]
+    outputs: tuple[OutputEffect, ...]
+    bias: Tensor | None  # (n, out), of the bindings that have one
+
+    exact: ClassVar[frozenset[str]] = frozenset({"bias"})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placed(Placement[Parts]):
+    """A layer's adapters where it computes, and their strengths."""
+
+    live: Live
+    """Of one image."""
+    windows: Windows
+    rows: tuple[tuple[int, int] | None, ...]
+    """Which outputs each change of the output is for; None for all."""
+
+
+class Factored(Resident[Placed]):
+    """Bindings of one linear, convolution or embedding layer that act beside it."""
+
+    def __init__(self, bindings: Sequence[Binding], strengths: Strengths, keeping: Keeping | None = None) -> None:
+        keeping = keeping or Keeping()
+        super().__init__(bindings, strengths, keeping)
+        target = bindings[0].target
+        self._kind = target.kind
+        self._spatial = len(target.shape) - 2
+        self._of_text = is_of_text(target.path)
+        self._layout, self._bias_layout = map(strengths.owned, _layouts(self._bindings, keeping.buckets))
+        self._rank = sum(share.count for share in self._layout)
+        forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
+        self._tuner, self._steady = keeping.tuner, keeping.steady
+        self._on_input = any(form.on_input for form in forms if form)
+        others = any(form.on_input or form.on_output for form in forms if form)
+        self._only_pairs = bool(self._layout) and not others
+        for layout in (self._layout, self._bias_layout):
+            strengths.register(layout)
+        if others:
+            for binding in self._bindings:
+                strengths.register(binding.layout)
+
+    def follow(self, layer: nn.Module, device: torch.device) -> None:
+        """Go where the layer went."""
+        if self._steady is not None:
+            self._steady.forget(layer, device)
+        super().follow(layer, device)
+
+    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward of the layer plus its deltas."""
+        if self._strengths.has_regions and opaque.is_for(layer, args, kwargs):
+            return opaque.call(layer, base_forward, args)
+        if self._budget.contended:
+            self._budget.note(self._share)
+        call = _Calling(layer, base_forward, args, kwargs)
+        try:
+            y = self._run(layer, base_forward, call, call.x)
+            return y if call.others is None else (y, *call.others)
+        finally:
+            if not self._stays:
+                self.evict()
+
+    def _run(self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        if self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
+            # how rows and places are summed depends on their strengths, which a graph is not to know
+            beside = compiling() and (self._strengths.mixed or self._strengths.has_regions)
+            summed = None if beside else self._summed(layer, x)
+            if summed is not None:
+                return summed
+        y, live, parts = self._beside(layer, base_forward, base, x)
+        return y if parts.bias is None else y + live.change_of_bias(parts.bias, self._spatial)
+
+    def _summed(self, layer: nn.Module, x: Tensor) -> Tensor | None:
+        """By the sum of the weight and the pair, or by several; None where that does not pay."""
+        placed = self._placed_at(layer, x.device, x.dtype)
+        parts = placed.stored.get()
+        assert parts.pair is not None
+        if self.is_regional:
+            return self._by_places(layer, x, placed, parts.pair) if parts.bias is None else None
+        if self._strengths.mixed:
+            y = self._by_rows(layer, x, placed, parts.pair)
+        else:
+            y = effective_linear(layer, x, parts.pair.down, parts.pair.up, placed.live.pair)
+        if y is None or parts.bias is None:
+            return y
+        return y + self._live(layer, placed, x, y).change_of_bias(parts.bias, 0)
+
+    def _by_places(self, layer: nn.Module, x: Tensor, placed: Placed, pair: FusedPair) -> Tensor | None:
+        spot = self._spot(x)
+        if spot.grid is None or x.ndim != 3 or spot.parts != 1:  # other than (rows, places, channels)
+            return None
+        window = placed.windows.pair
+        grouped = window.grouped(spot.grid, x.shape[0], large_group(layer))
+        if grouped is None or not grouping_pays(grouped, layer, self._rank):
+            return None
+        return effective_places(layer, x, pair.down, pair.up, window.factors, grouped)
+
+    def _by_rows(self, layer: nn.Module, x: Tensor, placed: Placed, pair: FusedPair) -> Tensor | None:
+        self._parts_per_row(layer, placed, x)  # raises where x has other rows
+        sums, factors = self._strengths.sums(self._layout), placed.windows.pair.of_rows()
+        if not rows_pay(layer, x, sums, factors):
+            return None
+        return effective_rows(layer, x, pair.down, pair.up, sums, factors)
+
+    def _beside(
+        self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
+    ) -> tuple[Tensor, Live, Parts]:
+        op = Operation(layer, self._spatial, base)
+        changed = self._changed_input(layer, x, op) if self._on_input else x
+        y = base(changed)
+        placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
+        live = self._live(layer, placed, x, y)
+        parts = placed.stored.get()
+        deltas = self._output_deltas(live, placed.rows, parts, x, y, op)
+        if parts.pair is not None:
+            # under autocast, or with a host that casts inside its forward, the two differ
+            own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
+            y = add_pair(self._kind, layer, own, y, parts.pair, live.pair, base_forward, self._tuner)
+        if deltas:
+            # what torch's own forward has just made, or a sum, nobody else holds
+            fresh = is_torchs(base_forward) or parts.pair is not None
+            y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
+        return y, live, parts
+
+    def _live(self, layer: nn.Module, placed: Placed, x: Tensor, y: Tensor) -> Live:
+        """The strengths of this call: of each row of the batch and each place, where these differ.
+
+        Raises:
+            RowsError: the layer's input has no rows that belong to those of the model call.
+        """
+        parts = self._parts_per_row(layer, placed, x) if self._strengths.mixed else 1
+        if self.is_regional:
+            return placed.windows.of_places(self._spot(y))
+        if self._strengths.mixed:
+            return placed.windows.of_rows(parts, x.ndim + (self._kind == "embedding"), self._spatial)
+        return placed.live
+
+    def _of_inputs(self, layer: nn.Module, placed: Placed, x: Tensor) -> tuple[Tensor, ...]:
+        """Those of the changes of the input, likewise."""
+        parts = self._parts_per_row(layer, placed, x) if self._strengths.mixed else 1
+        if self.is_regional:
+            return placed.windows.inputs_at(self._spot(x))
+        if self._strengths.mixed:
+            return placed.windows.of_rows(parts, x.ndim, self._spatial).inputs
+        return placed.live.inputs
+
+    @property
+    def is_regional(self) -> bool:
+        """Whether some of its strengths differ from place to place."""
+        regional = self._strengths.regional
+        return bool(regional) and not regional.isdisjoint(self._cells)  # a graph is not to know cells in vain
+
+    def _spot(self, tensor: Tensor) -> Spot:
+        nowhere = self._of_text or self._kind == "embedding"
+        picture = self._strengths.picture
+        return Spot.of(tensor.shape, picture, spatial=self._spatial, of_text=nowhere)
+
+    def _parts_per_row(self, layer: nn.Module, placed: Placed, x: Tensor) -> int:
+        rows = placed.windows.bias.of_rows().shape[0]  # by their number alone: which they are, no graph is to know
+        return parts_per_row(layer, x, rows, self._bindings[0].target.batched_ndim)
+
+    def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation) -> Tensor:
+        placed = self._placed
+        if self._other is not None and placed is not None and placed.input_dtype != x.dtype:
+            self._placed, self._other = self._other, placed
+            placed = self._placed
+        if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
+            # the dtype of the output is not known before the base call; that of the last call is the best guess
+            placed = self._place(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
+        changed = x
+        for effect, strength in zip(placed.stored.get().inputs, self._of_inputs(layer, placed, x), strict=True):
+            changed = changed + effect.delta(x, strength.to(x.dtype), op)
+        return changed
+
+    def _output_deltas(
+        self, live: Live, rows: Sequence[tuple[int, int] | None], parts: Parts, x: Tensor, y: Tensor, op: Operation
+    ) -> list[tuple[Tensor, Operation]]:
+        """The changes of the output, each with the product of the outputs it is for."""
+        if not parts.outputs:
+            return []
+        reads = any(effect.reads_output for effect in parts.outputs)
+        pristine = y
+        if reads:
+            pristine = op.base(x) if self._on_input else op.without_bias(y)
+        x = x.to(device=y.device, dtype=y.dtype)
+        deltas = []
+        for effect, strength, window in zip(parts.outputs, live.outputs, rows, strict=True):
+            own = op if window is None else op.window(window)
+            deltas.append((effect.delta(x, own.outputs(pristine), strength, own), own))
+        return deltas
+
+    def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
+        window, adapters = self._strengths.window, self._adapters(layer)
+        own = [binding.layout for binding in self._bindings]
+        forms = [adapter.form(binding.rank) for adapter, binding in zip(adapters, self._bindings, strict=True)]
+        on_input = [i for i, form in enumerate(forms) if form and form.on_input]
+        on_output = [i for i, form in enumerate(forms) if form and form.on_output]
+        biases = [
+            self._in_all(binding, adapter.delta_bias()).unsqueeze(0)
+            for adapter, binding in zip(adapters, self._bindings, strict=True)
+            if adapter.has_bias
+        ]
+        parts = Parts(
+            pair=self._pair(adapters, device, dtype) if self._layout else None,
+            inputs=tuple(adapters[i].input_effect(device, input_dtype) for i in on_input),
+            outputs=tuple(adapters[i].output_effect(device, dtype) for i in on_output),
+            bias=stacked(biases, 0, device, dtype) if biases else None,
+        )
+        windows = Windows(
+            pair=window(self._layout, device, dtype),
+            inputs=tuple(window(own[i], device, input_dtype) for i in on_input),
+            outputs=tuple(window(own[i], device, dtype) for i in on_output),
+            bias=window(self._bias_layout, device, dtype),
+        )
+        live = windows.live(self._spatial)
+        rows = tuple(self._bindings[i].target.rows for i in on_output)
+        return Placed(device, dtype, input_dtype, store(parts, self._storage), live, windows, rows)
+
+    def _settled(self, layer: nn.Module, placed: Placed) -> Placed:
+        return placed if self._steady is None else replace(placed, stored=self._steady.settled(layer, placed.stored))
+
+    def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
+        pairs = []
+        for adapter, binding in zip(adapters, self._bindings, strict=True):
+            form = adapter.form(binding.rank)
+            if form is not None and form.pair is not None:
+                pairs.append((adapter.factors(binding.rank), binding.target.rows))
+        windows = [rows for _, rows in pairs]
+        down = stacked([one.down for one, _ in pairs], 0, device, dtype, length=self._rank)
+        up = stacked([one.up for one, _ in pairs], 1, device, dtype, windows, self._outputs, length=self._rank)
+        return FusedPair(down, up)
+
+    @property
+    def _outputs(self) -> int:
+        """Of the layer, windows of it or not."""
+        target = self._bindings[0].target
+        return target.outputs or target.shape[0]
+
+    def _in_all(self, binding: Binding, vector: Tensor) -> Tensor:
+        """A vector over the outputs that a binding is for, as one over all."""
+        rows = binding.target.rows
+        return vector if rows is None else F.pad(vector, (rows[0], self._outputs - rows[1]))
+
+
+def _layouts(bindings: Sequence[Binding], buckets: Sequence[int]) -> tuple[Layout, Layout]:
+    """The strengths of the fused pair, filled up to a bucket, and of the biases."""
+    pairs: list[tuple[int, Pair]] = []
+    for binding in bindings:
+        form = binding.adapter.form(binding.rank)
+        if form is not None and form.pair is not None:
+            pairs.append((binding.cell, form.pair))
+    ranks = tuple(Share(cell, one.rank, one.scale, one.schedule, one.per_rank) for cell, one in pairs)
+    rank = sum(share.count for share in ranks)
+    if ranks and padded_rank(rank, buckets) > rank:
+        ranks += (Share(ranks[0].cell, padded_rank(rank, buckets) - rank, 0.0),)
+    return ranks, tuple(Share(binding.cell) for binding in bindings if binding.adapter.has_bias)
+
+
+class _Calling:
+    """The layer's own forward as a function of its input alone."""
+
+    __slots__ = ("_args", "_base_forward", "_kwargs", "_layer", "_place", "others", "x")
+
+    def __init__(
+        self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._layer, self._base_forward, self._args, self._kwargs = layer, base_forward, args, kwargs
+        self._place = place_of_input(args, kwargs)
+        self.x: Tensor = args[self._place] if isinstance(self._place, int) else kwargs[self._place]
+        """The input."""
+        self.others: tuple[Any, ...] | None = None
+        """What a layer that returns a tuple gives beside its output."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        place, args, kwargs = self._place, self._args, self._kwargs
+        if isinstance(place, str):
+            y = self._base_forward(self._layer, *args, **{**kwargs, place: x})
+        else:
+            y = self._base_forward(self._layer, *args[:place], x, *args[place + 1 :], **kwargs)
+        if isinstance(y, tuple):
+            y, *others = y
+            self.others = tuple(others)
+        found: Tensor = y
+        return found
+
+
+def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Operation, *, fresh: bool) -> Tensor:
+    """Add changes of an output, or of some of the outputs, which are written in place if nobody else holds it."""
+    for delta, own in deltas:
+        if own is op:
+            y, fresh = y + delta, not y.requires_grad
+            continue
+        if not fresh:
+            y, fresh = y.clone(), True
+        own.outputs(y).add_(delta)
+    return y
+
+
+class ByTokens:
+    """Two ways of one linear layer, and the number of tokens from which the second is the cheaper one.
+
+    Where rows of the batch or places of the picture have strengths of their own it is the first: the second takes a
+    pass for each.
+    """
+
+    at_rest = False
+
+    def __init__(self, beside: Factored, dense: Transient, tokens: int, strengths: Strengths) -> None:
+        self._beside = beside
+        self._dense = dense
+        self._tokens = tokens
+        self._strengths = strengths
+
+    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward of the layer with its adapters."""
+        x: Tensor = named_arguments(args, kwargs)[place_of_input(args, kwargs)]
+        alike = not self._strengths.mixed and not self._beside.is_regional
+        many = alike and x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
+        return (self._dense if many else self._beside).run(layer, base_forward, args, kwargs)
+
+    def follow(self, layer: nn.Module, device: torch.device) -> None:
+        """Whichever lies beside the layer goes along."""
+        self._beside.follow(layer, device)
+        self._dense.follow(layer, device)
+
+    def prefetch(self, layer: nn.Module) -> None:
+        """Nothing: the first call tells which of the two is needed."""
+
+    def release(self, layer: nn.Module) -> None:
+        """Drop what was placed; the home copy stays."""
+        self._beside.release(layer)
+        self._dense.release(layer)
+
+    def park(self, layer: nn.Module) -> None:
+        """Both keep what they have."""
+        self._beside.park(layer)
+        self._dense.park(layer)
+
+    def resume(self, layer: nn.Module) -> bool:
+        """Both have it again; of what neither has, the first call tells which is needed."""
+        self._beside.resume(layer)
+        self._dense.resume(layer)
+        return True
+
+    def forget_stale(self, layer: nn.Module) -> None:
+        """Have both look at the base weight again, if it has changed."""
+        self._beside.forget_stale(layer)
+        self._dense.forget_stale(layer)
+
+    @property
+    def parked_bytes(self) -> int:
+        """What both keep."""
+        return self._beside.parked_bytes + self._dense.parked_bytes

@@ -1,0 +1,304 @@
+"""The merged way, opt-in: the deltas are written into the base weight, which costs nothing per call.
+
+Always from the pristine weight, never from what an earlier strength left; summed in fp32, rounded stochastically where
+the weight has fewer bits; put back bit for bit. A weight that somebody else wrote to meanwhile is left alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..adapters.base import Adapter
+from ..errors import ComponentError, FileError
+from ..placement.resident import Binding
+from ..strengths.table import Strengths
+from ..tensors import plain_mode, wide
+from ..weights.base_weight import holds_values
+from ..weights.originals import Backup, Checkpoint, Held, Pristine
+from ..weights.rounding import digest, generator_for, round_stochastically
+from .dense import Transient, bias_of
+from .dense_products import Round, build
+
+if TYPE_CHECKING:
+    from ..weights.operation import BaseForward
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """One parameter that is not as it was."""
+
+    pristine: Pristine
+    before: tuple[int, ...] | None
+    """Digest of the pristine bits, taken where the parameter was; None where they stay in their memory."""
+    after: tuple[int, ...] = ()
+    """Digest of what was written."""
+    held: Tensor | None = None
+    """Memory of ours that the parameter has instead of its own, which is the pristine one."""
+
+
+class Merged(Transient):
+    """Bindings of one layer whose weight holds them.
+
+    Args:
+        bindings: the adapters, in the order of the stack.
+        strengths: of the plan.
+        in_order: let each adapter act on the weight that the ones before it left.
+        checkpoint: where pristine parameters can be read again; what is not there is copied to the CPU.
+    """
+
+    at_rest = True
+
+    def __init__(
+        self,
+        bindings: Sequence[Binding],
+        strengths: Strengths,
+        *,
+        in_order: bool = False,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        super().__init__(bindings, strengths, in_order=in_order)
+        self._checkpoint = checkpoint
+        self._written: dict[str, _Written] = {}
+        self._values: tuple[float, ...] = ()
+
+    @property
+    def backup_bytes(self) -> int:
+        """Bytes of the copies of what was written over."""
+        return sum(written.pristine.nbytes for written in self._written.values())
+
+    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward of the layer, whose weight has its adapters."""
+        return base_forward(layer, *args, **kwargs)
+
+    def follow(self, layer: nn.Module, device: torch.device) -> None:
+        """Nothing is kept beside the layer."""
+
+    def prefetch(self, layer: nn.Module) -> None:
+        """Write the weight for the strengths of now, if it is not so yet."""
+        (values,) = self._strengths.values  # images that differ are not merged
+        wanted = tuple(values[binding.cell] for binding in self._bindings)
+        if self._written and wanted == self._values:
+            return
+        try:
+            with plain_mode(next(layer.parameters()).device):
+                self._merge(layer)
+        except BaseException:
+            self.release(layer)
+            raise
+        self._values = wanted
+
+    def release(self, layer: nn.Module) -> None:
+        """Put every parameter back, bit for bit.
+
+        Raises:
+            FileError: a checkpoint that holds an original was overwritten; the model must be loaded again.
+            ComponentError: what was put back is not what it was; the same.
+        """
+        failed: FileError | ComponentError | None = None
+        while self._written:
+            param, written = self._written.popitem()
+            try:
+                self._put_back(layer, param, written)
+            except (FileError, ComponentError) as error:  # the other parameters are put back all the same
+                failed = failed or error
+        self._values = ()
+        super().release(layer)
+        if failed is not None:
+            raise failed
+
+    def park(self, layer: nn.Module) -> None:
+        """Put every parameter back."""
+        self.release(layer)
+
+    def forget_stale(self, layer: nn.Module) -> None:
+        """Nothing: the weight is one that was written here."""
+
+    def _merge(self, layer: nn.Module) -> None:
+        adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
+        for binding in self._bindings:
+            binding.file.verify()
+        for param in self._params:
+            weight = layer.get_parameter(param)
+            with _writing(weight):
+                placed = [adapter.placed(weight.device) for adapter in adapters]
+                base = self._pristine(layer, param, weight).to(weight.device)
+                total = torch.empty_like(weight)
+                parts = self._parts(param, placed, base)
+                build(total, base, parts, in_order=self._in_order, write=_rounding(self._seed(param), weight))
+                self._write(param, weight, total)
+        self._merge_biases(layer, adapters)
+
+    def _merge_biases(self, layer: nn.Module, adapters: Sequence[Adapter]) -> None:
+        def pristine(param: str, bias: Tensor) -> Tensor:
+            return self._pristine(layer, param, bias).to(bias.device)
+
+        for param, total in self._bias_totals(layer, adapters, pristine).items():
+            bias = layer.get_parameter(param)
+            with _writing(bias):
+                self._write(param, bias, total.to(bias.dtype))
+
+    def _bias_totals(
+        self, layer: nn.Module, adapters: Sequence[Adapter], pristine: Callable[[str, Tensor], Tensor]
+    ) -> dict[str, Tensor]:
+        """The biases with their changes, by parameter."""
+        totals: dict[str, Tensor] = {}
+        for binding, adapter in zip(self._bindings, adapters, strict=True):
+            bias = _changed_bias(layer, binding)
+            if bias is None:
+                continue
+            target = binding.target
+            own = pristine(target.bias, bias)
+            own = own.to(wide(own.dtype))
+            total = totals.setdefault(target.bias, own.clone())
+            rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
+            delta = adapter.change_of_bias((total if self._in_order else own)[rows])
+            if delta is not None:
+                total[rows].add_(delta.to(total) * self._strength(binding, total))
+        return totals
+
+    def _pristine(self, layer: nn.Module, param: str, parameter: Tensor) -> Tensor:
+        """The parameter as it was, on the CPU; remembered when it is asked for the first time."""
+        written = self._written.get(param)
+        if written is None:
+            path = self._bindings[0].target.path
+            found = None if self._checkpoint is None else self._checkpoint.find(path, param, parameter)
+            pristine = found or _kept(parameter)
+            before = None if isinstance(pristine, Held) else digest(parameter)
+            written = self._written[param] = _Written(pristine, before)
+        return written.pristine.read()
+
+    def _write(self, param: str, parameter: Tensor, total: Tensor) -> None:
+        """Have the parameter be `total`: a copy, or in place of its own memory where that is kept."""
+        written = self._written[param]
+        if isinstance(written.pristine, Held) and parameter.device == total.device:
+            self._written[param] = replace(written, after=digest(total), held=total)
+            parameter.data = total
+        else:
+            self._written[param] = replace(written, after=digest(total), held=None)
+            parameter.detach().copy_(total)
+
+    def _put_back(self, layer: nn.Module, param: str, written: _Written) -> None:
+        parameter = layer.get_parameter(param)
+        if parameter.device.type == "meta":
+            return  # the model was unloaded: there is nothing left to put back
+        with _writing(parameter):
+            pristine = written.pristine.read()
+            found = digest(parameter)
+            if parameter.dtype != pristine.dtype and self._is_ours(layer, param, parameter, pristine):
+                parameter.detach().copy_(pristine)  # which converts it, as the model was meanwhile
+            elif found != written.after and found != _before(written):
+                name = f"{type(layer).__name__}.{param}"
+                logger.warning("%s was changed by something else while adapters were merged into it; left alone", name)
+            elif written.held is not None and _is_in(parameter, written.held) and pristine.device == parameter.device:
+                parameter.data = pristine
+            else:
+                parameter.detach().copy_(pristine)
+                if digest(parameter) != _before(written):
+                    text = f"{param} of a {type(layer).__name__} is not what it was"
+                    raise ComponentError(f"{text}; load the model again")
+
+    def _is_ours(self, layer: nn.Module, param: str, parameter: Tensor, pristine: Tensor) -> bool:
+        """Tell whether a parameter that was converted to another dtype holds what was written here.
+
+        Raises:
+            FileError: a file of an adapter changed on disk, so that it cannot be told.
+        """
+        adapters = self._adapters(layer)
+        for binding in self._bindings:
+            binding.file.verify()
+        base = pristine.to("cpu")
+        if param in self._params:
+            total = torch.empty_like(base, dtype=wide(base.dtype))
+            placed = [adapter.placed(base.device) for adapter in adapters]
+            build(total, base, self._parts(param, placed, base), in_order=self._in_order)
+        else:
+            total = self._bias_totals(layer, adapters, lambda name, bias: base)[param]
+        # each of the two dtypes was rounded to once, the first by chance up or down
+        limits = [torch.finfo(dtype) for dtype in (parameter.dtype, pristine.dtype)]
+        least, share = sum(one.tiny for one in limits), 2 * sum(one.eps for one in limits)
+        now = parameter.detach().to("cpu", total.dtype)
+        return bool(((now - total).abs() <= share * total.abs() + least).all())
+
+    def _seed(self, param: str) -> int:
+        """The same for a layer whenever it is merged, so that one stack always gives the same bits."""
+        return zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
+
+
+def _kept(parameter: Tensor) -> Pristine:
+    """On the CPU the memory itself, and the parameter is given other; a device has no room for two."""
+    return Held(parameter) if parameter.device.type == "cpu" and not parameter.is_inference() else Backup(parameter)
+
+
+def _is_in(parameter: Tensor, memory: Tensor) -> bool:
+    return parameter.device == memory.device and parameter.data_ptr() == memory.data_ptr()
+
+
+def _before(written: _Written) -> tuple[int, ...]:
+    return digest(written.pristine.read()) if written.before is None else written.before
+
+
+def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:
+    """The bias that an adapter changes; None where it changes none, or there is none."""
+    changes = binding.adapter.has_bias or binding.adapter.bias_excess is not None
+    return bias_of(layer, binding.target) if changes else None
+
+
+def _rounding(seed: int, weight: Tensor) -> Round | None:
+    if weight.element_size() >= 4:
+        return None
+    generator = generator_for(weight.device, seed)
+
+    def write(out: Tensor, block: Tensor) -> None:
+        round_stochastically(out, block, generator)
+
+    return write
+
+
+def _writing(parameter: Tensor) -> AbstractContextManager[None]:
+    """The mode in which a parameter may be written to: one that was made in inference mode only in that."""
+    return torch.inference_mode() if parameter.is_inference() else torch.no_grad()
+
+
+def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozenset[int]) -> str | None:
+    """The reason why these adapters cannot be merged into the layer; None where they can.
+
+    Args:
+        layer: the layer.
+        bindings: its adapters.
+        shared: ids of the parameters that several layers of the model have in common.
+    """
+    for binding in bindings:
+        if binding.adapter.ranks_by_timestep is not None:
+            return "its ranks change from step to step"
+        bias = binding.adapter.has_bias or _changed_bias(layer, binding) is not None
+        params = [binding.target.param, *((binding.target.bias,) if bias else ())]
+        for param in params:
+            reason = _unwritable(layer, param, shared)
+            if reason is not None:
+                return reason
+    return None
+
+
+def _unwritable(layer: nn.Module, param: str, shared: frozenset[int]) -> str | None:
+    owner, _, leaf = param.rpartition(".")
+    parameter = layer.get_submodule(owner)._parameters.get(leaf)
+    if parameter is None:
+        return f"there is no {leaf} to merge into"
+    if parameter.device.type == "meta":
+        return "the weight is elsewhere (offloaded) between two calls"
+    dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()  # no two entries in one place
+    if not holds_values(layer, param) or not dense:
+        return f"a {type(layer).__name__} keeps its weight in a form that cannot be put back exactly"
+    if id(parameter) in shared:
+        return "the weight belongs to several layers"
+    return None

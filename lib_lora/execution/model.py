@@ -1,0 +1,122 @@
+"""The model that an engine serves: its components, held weakly, and their layers as they are built now."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from ..errors import ComponentError, StackError
+from ..naming.families import alias_table
+from ..naming.index import LayerIndex, parameter_of, targets_of
+from ..placement import schemes
+from ..stack import Stack
+from ..strengths.multiplier import components_of
+from ..tensors import every
+from ..weights.originals import Checkpoint
+from . import hooks
+
+_DENOISERS = ("unet", "transformer", "prior")
+_KNOWN = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
+
+
+def check_components(components: object) -> None:
+    """Refuse what is no mapping of names to modules.
+
+    Raises:
+        ComponentError: it is a model, a pipeline or something else, or holds something else; the text says what to
+            write.
+    """
+    if not isinstance(components, Mapping):
+        parts = getattr(components, "components", None)
+        what, inside = type(components).__name__, "model"
+        if isinstance(parts, Mapping):
+            names = [name for name, part in parts.items() if isinstance(part, nn.Module)]
+            inside = next((f"pipe.{name}" for name in names if name.startswith(_DENOISERS)), inside)
+        name = inside.rpartition(".")[2] if "." in inside else "unet"
+        raise ComponentError(
+            f"Engine takes the model's components by name, not a {what}; write Engine({{{name!r}: {inside}}})"
+        )
+    for name, module in components.items():
+        if not isinstance(module, nn.Module):
+            what = "None" if module is None else f"a {type(module).__name__}"
+            raise ComponentError(f"component {name!r} is {what} and no torch module; leave it out")
+
+
+class Model:
+    """The components of one model.
+
+    Args:
+        components: diffusers' component name -> module.
+        sources: component -> the safetensors files it was loaded from, as far as known.
+    """
+
+    def __init__(self, components: Mapping[str, nn.Module], sources: Mapping[str, Sequence[Path]]) -> None:
+        self._refs = {name: weakref.ref(module) for name, module in components.items()}
+        self._sources = sources
+        self._indexed: dict[str, LayerIndex] = {}
+        self._opened: dict[str, Checkpoint] = {}
+
+    @property
+    def components(self) -> dict[str, nn.Module]:
+        """Those that are still alive."""
+        return {name: module for name, ref in self._refs.items() if (module := ref()) is not None}
+
+    def layer_classes(self) -> set[type[nn.Module]]:
+        """The classes whose forward runs for layers that adapters can change.
+
+        Patched when the engine gets the model, they need no patch when the first adapter comes, at which the compiler
+        would have to forget what it has compiled, of other models too.
+        """
+        one_of_each = {type(one): one for component in self.components.values() for one in every(component)}
+        return {hooks.owner(cls) for cls, one in one_of_each.items() if targets_of("", one)}
+
+    def check_names(self, stack: Stack) -> None:
+        """See that all components are known that the multipliers of a stack name.
+
+        Raises:
+            StackError: one is not.
+        """
+        known = {*self._refs, *_KNOWN}
+        for i, entry in enumerate(stack):
+            for name in dict.fromkeys(name for one in entry.multipliers for name in components_of(one)):
+                if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
+                    raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._refs)}", i)
+
+    def indexes(self) -> list[LayerIndex]:
+        """The layers of each component; the same object for as long as it is built the same.
+
+        Raises:
+            ComponentError: a component was unloaded.
+        """
+        for name, ref in self._refs.items():
+            module = ref()
+            if module is None:
+                text = f"component {name} was unloaded, as an engine does not keep its model"
+                raise ComponentError(f"{text}; give the engine the model that is loaded now, and keep it")
+            index = self._indexed.get(name)
+            if index is None or not index.holds(module):
+                self._indexed[name] = LayerIndex(name, module, alias_table())
+        return list(self._indexed.values())
+
+    def resting(self) -> set[nn.Module]:
+        """Layers that are not where they compute, so that placing adapters beside them would be in vain."""
+        return {
+            layer for component in self.components.values() if schemes.rests(component) for layer in every(component)
+        }
+
+    def checkpoints(self, indexes: Sequence[LayerIndex], merging: Collection[str]) -> Mapping[str, Checkpoint]:
+        """Where pristine weights can be read again; opened when something is merged for the first time.
+
+        Args:
+            indexes: of the components.
+            merging: those into which something is to be merged now.
+        """
+        for index in indexes:
+            name = index.component
+            if name in merging and name in self._sources and name not in self._opened:
+                self._opened[name] = Checkpoint(self._sources[name], partial(parameter_of, index))
+        return self._opened

@@ -1,0 +1,88 @@
+"""A layer of a compiled model that is computed as in an uncompiled one: a single operation in the graph.
+
+For what a graph must not know: scratch memory that other layers use too, regions that differ from call to call. The
+graph stays in one piece, so that models compiled with `fullgraph=True` take every kind of adapter. A number says which
+layer it is, and is an input like any other, so that blocks of one kind share their code. It needs torch 2.4; before,
+and for layers of several inputs, the graph is broken there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..compiler import compiling
+
+if TYPE_CHECKING:
+    from ..weights.operation import BaseForward
+
+
+_numbers = itertools.count()
+_slots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_CAN = hasattr(torch.library, "custom_op")
+
+
+def key_for(slot: object) -> Tensor:
+    """A number, (), by which a slot is found again as long as it is there."""
+    number = next(_numbers)
+    _slots[number] = slot
+    return torch.tensor(number, device="cpu")
+
+
+def is_for(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a call is being compiled that can be such an operation: of one tensor, without gradients."""
+    if not (_CAN and compiling()) or torch.is_grad_enabled() or isinstance(layer, nn.MultiheadAttention):
+        return False
+    return len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
+
+
+def call(layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...]) -> Tensor:
+    """The operation. Only while a call is compiled for which `is_for` says so.
+
+    Args:
+        layer: with its slot.
+        base_forward: of it; its output tells the graph shape, layout and dtype, and is not computed for that.
+        args: the input.
+    """
+    y: Tensor = base_forward(layer, *args)
+    slot: Any = layer._remora_slot
+    made: Tensor = _operation(args[0], slot.key, list(y.shape), list(y.stride()), y.dtype)
+    return made
+
+
+def _compute(x: Tensor, key: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    slot = _slots[int(key)]
+    layer = slot.layer()
+    assert layer is not None  # it is being called
+    assert slot.way is not None  # or other code would have been compiled
+    assert slot.patch is not None
+    y: Tensor = slot.way.run(layer, slot.patch.base_forward, (x,), {})
+    if y.dtype == dtype and y.stride() == tuple(stride):
+        return y
+    return torch.empty_strided(shape, stride, dtype=dtype, device=y.device).copy_(y)
+
+
+def _like(x: Tensor, key: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
+    return x.new_empty_strided(shape, stride, dtype=dtype)
+
+
+def _define() -> Callable[..., Tensor]:
+    schema = "(Tensor x, Tensor key, SymInt[] shape, SymInt[] stride, ScalarType dtype) -> Tensor"
+    name = f"{__name__.replace('.', '_')}::served"  # a library may be loaded twice, under two names
+    # what it computes with is not among its inputs, so a CUDA graph may not have it; older inductors have none at all
+    # around an operation with an input on the CPU, as the key is
+    tag: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
+    told = {} if tag is None else {"tags": (tag,)}
+    made = torch.library.custom_op(name, _compute, mutates_args=(), schema=schema, **told)
+    made.register_fake(_like)
+    found: Callable[..., Tensor] = made
+    return found
+
+
+if _CAN:
+    _operation = _define()

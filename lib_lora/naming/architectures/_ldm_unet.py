@@ -1,0 +1,60 @@
+"""The UNet of Stable Diffusion under its two names: ldm's (A1111, Forge, checkpoints) and diffusers'.
+
+The numbering does not depend on how many blocks a family has, so one table serves SD 1, 2, XL and the refiner.
+Source: CompVis/stable-diffusion ldm/modules/diffusionmodules/openaimodel.py against diffusers' UNet2DConditionModel.
+"""
+
+from __future__ import annotations
+
+from ...files.components import DENOISER
+from .base import aliases
+
+_BLOCKS = 4  # the most any of the families has
+_LAYERS = 2  # resnets in a down block; an up block has one more
+
+_RESNET = {
+    "in_layers.0": "norm1",
+    "in_layers.2": "conv1",
+    "emb_layers.1": "time_emb_proj",
+    "out_layers.0": "norm2",
+    "out_layers.3": "conv2",
+    "skip_connection": "conv_shortcut",
+}
+
+_SINGLE = {
+    "input_blocks.0.0": "conv_in",
+    "time_embed.0": "time_embedding.linear_1",
+    "time_embed.2": "time_embedding.linear_2",
+    "label_emb.0.0": "add_embedding.linear_1",
+    "label_emb.0.2": "add_embedding.linear_2",
+    "out.0": "conv_norm_out",
+    "out.2": "conv_out",
+}
+
+
+def _resnet(native: str, diffusers: str) -> dict[str, str]:
+    return {f"{native}.{inner}": f"{diffusers}.{leaf}" for inner, leaf in _RESNET.items()}
+
+
+def _table() -> dict[str, str | tuple[str, ...]]:
+    table: dict[str, str | tuple[str, ...]] = dict(_SINGLE)
+    for i in range(_BLOCKS):
+        for j in range(_LAYERS):
+            table |= _resnet(f"input_blocks.{3 * i + j + 1}.0", f"down_blocks.{i}.resnets.{j}")
+            table[f"input_blocks.{3 * i + j + 1}.1"] = f"down_blocks.{i}.attentions.{j}"
+        table[f"input_blocks.{3 * i + 3}.0.op"] = f"down_blocks.{i}.downsamplers.0.conv"
+        for j in range(_LAYERS + 1):
+            table |= _resnet(f"output_blocks.{3 * i + j}.0", f"up_blocks.{i}.resnets.{j}")
+            table[f"output_blocks.{3 * i + j}.1"] = f"up_blocks.{i}.attentions.{j}"
+        for place in (1, 2):  # behind the attention where the block has one
+            table[f"output_blocks.{3 * i + 2}.{place}.conv"] = f"up_blocks.{i}.upsamplers.0.conv"
+    for j in range(2):
+        table |= _resnet(f"middle_block.{2 * j}", f"mid_block.resnets.{j}")
+    table["middle_block.1"] = "mid_block.attentions.0"
+    return table
+
+
+UNET_ALIASES = aliases(DENOISER, _table())
+
+IN_UNET = r"^(denoiser|\?):(down|mid|middle|up|input|output)_block"
+"""Begins the pattern of a sign: the blocks of a UNet, where transformers have names as well (`attn2.to_k`)."""

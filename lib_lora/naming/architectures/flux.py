@@ -1,0 +1,43 @@
+"""Flux.1 (dev, schnell, Fill, Kontext, Krea, control): 19 double and 38 single blocks, 3072 wide; CLIP-L and T5."""
+
+from __future__ import annotations
+
+from ...files.components import DENOISER
+from ._clip import CLIP_ALIASES
+from ._flux_blocks import FLUX_BLOCKS, FLUX_SIGNS, MODULATION_SIGN, OTHERS, T5_INPUT_SIGN, double_blocks
+from ._t5 import T5_ALIASES
+from .base import Alias, Architecture, aliases, named
+
+FLUX = Architecture(
+    name="flux",
+    title="FLUX.1",
+    # which have the same layers: a file of nothing else is likelier for this
+    before=("auraflow", "chroma", "flux2", "hunyuan_video"),
+    signs=(
+        *FLUX_SIGNS,
+        MODULATION_SIGN,
+        T5_INPUT_SIGN,
+        named(r"flux(?![._-]?2)|flex\.?1"),
+    ),
+    never=OTHERS,
+    inputs=("x_embedder",),
+    aliases=(
+        *FLUX_BLOCKS,
+        *double_blocks({"img_mod.lin": "norm1.linear", "txt_mod.lin": "norm1_context.linear"}),
+        *aliases(
+            DENOISER,
+            {
+                "single_blocks.{}.modulation.lin": "single_transformer_blocks.{}.norm.linear",
+                "time_in.in_layer": "time_text_embed.timestep_embedder.linear_1",
+                "time_in.out_layer": "time_text_embed.timestep_embedder.linear_2",
+                "vector_in.in_layer": "time_text_embed.text_embedder.linear_1",
+                "vector_in.out_layer": "time_text_embed.text_embedder.linear_2",
+                "guidance_in.in_layer": "time_text_embed.guidance_embedder.linear_1",
+                "guidance_in.out_layer": "time_text_embed.guidance_embedder.linear_2",
+            },
+        ),
+        Alias(DENOISER, "final_layer.adaLN_modulation.1", "norm_out.linear", swapped=True),  # shift and scale
+        *CLIP_ALIASES,
+        *T5_ALIASES,
+    ),
+)

@@ -1,0 +1,300 @@
+"""The blocks of a model, by the names people give them weights by: IN00, M00, OUT11, D00, S37, BASE.
+
+UNets have ldm's numbering on every host. Of transformers, double blocks are D and single blocks S, as the block-weight
+extension calls those of Flux; blocks of a model with one list of them are B. Layers of no block are IN and OUT there;
+in a UNet they have no name and always act in full. Text encoders are BASE, or CLIP and T5.
+
+Source of the UNets' and Flux' names, and of the lists by length: hako-mikan/sd-webui-lora-block-weight
+scripts/lora_block_weight.py, `BLOCKID12` to `BLOCKIDFLUX`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Literal
+
+from ..errors import StackError
+from ..files.components import DENOISER, role
+
+Side = Literal["in", "mid", "out"]
+
+BASE, CLIP, T5 = "BASE", "CLIP", "T5"
+_ENCODERS = {CLIP: ("text_encoder",), T5: ("text_encoder_2", "text_encoder_3")}
+
+_UNET_FULL = (BASE, *(f"IN{i:02}" for i in range(12)), "M00", *(f"OUT{i:02}" for i in range(12)))
+_PLAIN = {*(f"IN{i:02}" for i in (0, 3, 6, 9, 10, 11)), *(f"OUT{i:02}" for i in range(3))}
+"""Without attention in SD 1 and 2."""
+_UNET_LISTS: tuple[tuple[str, ...], ...] = (
+    _UNET_FULL,
+    tuple(one for one in _UNET_FULL if one not in _PLAIN),  # 17
+    (BASE, *(f"IN{i:02}" for i in range(9)), "M00", *(f"OUT{i:02}" for i in range(9))),  # 20: SDXL
+    (BASE, "IN04", "IN05", "IN07", "IN08", "M00", *(f"OUT{i:02}" for i in range(6))),  # 12: with attention in SDXL
+)
+_FLUX = (CLIP, T5, "IN", *(f"D{i:02}" for i in range(19)), *(f"S{i:02}" for i in range(38)), "OUT")  # 61
+
+_DIFFUSERS = re.compile(
+    r"(?P<part>down|up)_blocks\.(?P<block>\d+)\.(?:(?:resnets|attentions)\.(?P<layer>\d+)|(?P<sampler>\w+samplers))\."
+)
+_LDM = re.compile(r"(?P<part>input|output)_blocks\.(?P<block>\d+)\.")
+_MIDDLE = re.compile(r"(?:mid_block|middle_block)\.")
+_LISTED = re.compile(r"(?:^|\.)(?P<list>[a-z_]\w*)\.(?P<number>\d+)\.")
+_LETTERS = {
+    "transformer_blocks": "D",
+    "double_blocks": "D",
+    "joint_blocks": "D",
+    "double_stream_blocks": "D",
+    "joint_transformer_blocks": "D",
+    "single_transformer_blocks": "S",
+    "single_blocks": "S",
+    "single_layers": "S",
+    "single_stream_blocks": "S",
+    "blocks": "B",
+    "layers": "B",
+    "visual_transformer_blocks": "B",
+    "text_transformer_blocks": "T",
+    "vace_blocks": "V",
+    "noise_refiner": "N",
+    "context_refiner": "C",
+}
+"""The lists of blocks that models have; of any other, the initials."""
+_OUT = re.compile(r"^(?:norm_out|proj_out|final_layer|final_layernorm|out_layer|head|out)(?:\.|$)")
+
+
+def block_of(component: str, name: str) -> str:
+    """The block of a layer; empty for what is in none.
+
+    Args:
+        component: whose layer it is.
+        name: dotted, in any tree.
+    """
+    if role(component) != DENOISER:
+        return component if component.startswith("text_encoder") else ""
+    dotted = f"{name}."
+    unet = None if component.startswith("transformer") else _unet_block(dotted)
+    if unet is not None:
+        return unet
+    if _OUT.match(name):
+        return "OUT"
+    listed = next((one for one in _LISTED.finditer(dotted) if _is_list(one["list"])), None)
+    if listed is None:
+        return "IN"
+    parts = listed["list"]
+    letter = _LETTERS.get(parts) or "".join(word[0] for word in parts.split("_") if word).upper()
+    return f"{letter}{int(listed['number']):02}"
+
+
+def _is_list(name: str) -> bool:
+    """Whether blocks are in it, and not the parts of a feed-forward or an embedder."""
+    return name in _LETTERS or any(word in name for word in ("block", "layer", "refiner"))
+
+
+def _unet_block(dotted: str) -> str | None:
+    """The block of a UNet's layer; empty beside the blocks, None where it is of no UNet."""
+    if _MIDDLE.match(dotted):
+        return "M00"
+    if ldm := _LDM.match(dotted):
+        return f"{'IN' if ldm['part'] == 'input' else 'OUT'}{int(ldm['block']):02}"
+    if own := _DIFFUSERS.match(dotted):
+        block, layer = int(own["block"]), own["layer"]
+        if own["part"] == "down":
+            return f"IN{3 * block + (3 if layer is None else int(layer) + 1):02}"
+        return f"OUT{3 * block + (2 if layer is None else int(layer)):02}"
+    if dotted.startswith("conv_in."):
+        return "IN00"
+    beside = ("time_embed.", "time_embedding.", "label_emb.", "add_embedding.", "conv_norm_out.", "conv_out.")
+    return "" if dotted.startswith((*beside, "out.0.", "out.2.")) else None
+
+
+def side_of(block: str) -> Side:
+    """Which of SD.Next's `in`, `mid` and `out` a block of the denoiser belongs to.
+
+    Source: vladmandic/sdnext modules/lora/network.py, `multiplier`, where what is in none is `in`.
+    """
+    if block.startswith("OUT"):
+        return "out"
+    return "in" if block.startswith("IN") or not block else "mid"
+
+
+@dataclass(frozen=True)
+class BlockNames:
+    """The blocks of one model, in order, text encoders first."""
+
+    of_model: tuple[str, ...]
+    """As `block_of` names them, without the empty name."""
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The blocks of the denoiser."""
+        return tuple(one for one in self.of_model if not one.startswith("text_encoder"))
+
+    @property
+    def is_unet(self) -> bool:
+        """Whether lists are those of UNets."""
+        return "M00" in self.parts
+
+    def lists(self) -> tuple[tuple[str, ...], ...]:
+        """The lists of weights this model takes, of different lengths; the one that suits it best first.
+
+        A model of transformer blocks takes a weight for each, or BASE before them, or BASE and IN before and OUT
+        behind them as well; Flux takes that of the block-weight extension besides.
+        """
+        if self.is_unet:
+            own = set(self.parts)
+            # the fewest names that leave out none of the model's blocks, then the others
+            fit = [one for one in reversed(_UNET_LISTS) if own <= set(one)]
+            return tuple(dict.fromkeys((*fit[:1], *_UNET_LISTS)))
+        blocks = tuple(one for one in self.parts if one not in ("IN", "OUT"))
+        if not blocks:
+            return ()
+        own_lists = ((BASE, "IN", *blocks, "OUT"), (BASE, *blocks), blocks)
+        of_flux = (_FLUX,) if blocks == _FLUX[3:-1] else ()
+        return (*of_flux, *(one for one in own_lists if len(one) != len(_FLUX) or not of_flux))
+
+
+def names_of(components: Iterable[tuple[str, Iterable[str]]]) -> BlockNames:
+    """The blocks of a model.
+
+    Args:
+        components: each with the names of its layers, in order.
+    """
+    found = dict.fromkeys(block_of(component, name) for component, names in components for name in names)
+    blocks = sorted((one for one in found if one), key=_order)
+    return BlockNames(tuple(blocks))
+
+
+def _order(block: str) -> tuple[int, str]:
+    if block.startswith("text_encoder"):
+        return 0, block
+    places = {"IN": 1, "M": 2, "OUT": 9, "D": 3, "B": 4, "S": 5}
+    letters = block.rstrip("0123456789")
+    # refiners stand between what comes in and the main blocks
+    return places.get(letters, 2), block
+
+
+@dataclass(frozen=True, slots=True)
+class Element:
+    """A rule for some layers of some blocks: `IN05-OUT05:attn:0`.
+
+    Its weight takes the place of the block's. Source: the block-weight extension, `ratiodealer`.
+    """
+
+    blocks: tuple[str, ...]
+    """Parts of block names, first of a range and last as `IN05-OUT05`; none is all."""
+    words: tuple[str, ...]
+    """Parts of layer names; none is all."""
+    weight: float
+    not_blocks: bool = False
+    """All blocks but these."""
+    not_words: bool = False
+
+    @property
+    def unweighted(self) -> Element:
+        """The rule alone, as two of them may differ in their weights only."""
+        return replace(self, weight=0.0)
+
+    def suits(self, block: str, names: Iterable[str], model: BlockNames) -> bool:
+        """Whether it is for a layer.
+
+        Args:
+            block: of the layer, as `block_of` names it.
+            names: everything the layer is called.
+            model: its blocks, for ranges.
+        """
+        shown = BASE if block.startswith("text_encoder") else block
+        order = _UNET_FULL if model.is_unet else (BASE, *model.parts)
+        blocks = [one for written in self.blocks for one in _range(written, order)]
+        if self.blocks and any(one in shown for one in blocks) == self.not_blocks:
+            return False
+        flat = [name.replace(".", "_") for name in names]
+        return not self.words or any(word in name for word in self.words for name in flat) != self.not_words
+
+
+@lru_cache(maxsize=256)
+def _range(written: str, order: tuple[str, ...]) -> tuple[str, ...]:
+    first, _, last = written.partition("-")
+    if first not in order or last not in order:
+        return (written,)
+    low, high = sorted((order.index(first), order.index(last)))
+    return order[low : high + 1]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockWeights:
+    """A factor for each block.
+
+    Raises:
+        StackError: a weight is not finite.
+    """
+
+    values: tuple[float, ...] | None = None
+    """A list, read by its length as the model takes it; blocks that the list has no name for are 0."""
+    elements: tuple[Element, ...] = ()
+    """They come after the list, each over the ones before it."""
+    _of: dict[BlockNames, Mapping[str, float]] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for value in (*(self.values or ()), *(one.weight for one in self.elements)):
+            if not math.isfinite(value):
+                raise StackError(f"a block weight must be a finite number, not {value!r}")
+
+    @property
+    def largest(self) -> float:
+        """The largest factor, without its sign; 1 where a block may have none."""
+        factors = [abs(one) for one in (*(self.values or (1.0,)), *(one.weight for one in self.elements))]
+        return max(factors)
+
+    def weight(self, block: str, suits: Mapping[Element, bool], model: BlockNames) -> float:
+        """The factor of one layer.
+
+        Args:
+            block: as `block_of` names it.
+            suits: which of the elements, `unweighted`, are for the layer.
+            model: its blocks.
+
+        Raises:
+            StackError: the model takes no list of this length.
+        """
+        own = [element.weight for element in self.elements if suits[element.unweighted]]
+        return own[-1] if own else self._by_block(model).get(block, 1.0)
+
+    def _by_block(self, model: BlockNames) -> Mapping[str, float]:
+        found = self._of.get(model)
+        if found is None:
+            found = self._of[model] = {} if self.values is None else read_list(self.values, model)
+        return found
+
+
+def read_list(values: Sequence[float], model: BlockNames) -> dict[str, float]:
+    """The weight of each block of a model, by a list.
+
+    Raises:
+        StackError: the model takes no list of this length.
+    """
+    lists = model.lists()
+    names = next((one for one in lists if len(one) == len(values)), None)
+    if names is None and lists and len(set(values)) == 1:
+        return dict.fromkeys(model.of_model, values[0])  # what is the same for all blocks, whichever they are
+    if names is None:
+        lengths = ", ".join(str(len(one)) for one in lists) or "none, having no blocks"
+        raise StackError(f"a list of {len(values)} block weights; the loaded model takes {lengths}")
+    given = dict(zip(names, values, strict=True))
+    found = {}
+    for block in model.of_model:
+        if block.startswith("text_encoder"):
+            found[block] = _of_encoder(block, given)
+        elif block in ("IN", "OUT") and block not in given:
+            found[block] = 1.0  # a list of the blocks alone says nothing of what is around them
+        else:
+            found[block] = given.get(block, 0.0)
+    return found
+
+
+def _of_encoder(component: str, given: Mapping[str, float]) -> float:
+    if BASE in given:
+        return given[BASE]
+    named = next((name for name, components in _ENCODERS.items() if component in components), "")
+    return given.get(named, 1.0)

@@ -1,0 +1,324 @@
+"""Attention of diffusers whose projections were fused: `to_qkv` is called, and `to_q`, which is still there, is not.
+
+Source: huggingface/diffusers models/attention.py, `AttentionModuleMixin.fuse_projections`, and models/
+attention_processor.py, `Attention.fuse_projections`; what `pipe.fuse_qkv_projections()` calls.
+
+Layers as adapters see them: what kind, what logical shape, and which window of which parameter.
+
+Shapes are worked out from a layer's declared sizes, never from `.weight.shape`: a quantized layer's weight is packed.
+Layers that declare none (Forge's 4-bit and GGUF ones) are asked for them through the reader of their storage.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Protocol, TypeGuard
+
+from torch import nn
+
+from ..errors import ComponentError
+from ..tensors import every
+from ..weights.base_weight import reader_of
+from .blocks import BlockNames, names_of
+from .places import AliasTable, Place, Target
+from .skeleton import prefixes_of
+
+PARTS = {
+    "to_qkv": ("to_q", "to_k", "to_v"),
+    "to_kv": ("to_k", "to_v"),
+    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
+}
+"""Fused projection -> what it is made of, in the order of its outputs."""
+
+
+def are_fused(attention: nn.Module) -> bool:
+    """Whether a module calls its fused projections now."""
+    if attention.__dict__.get("fused_projections") is not True:
+        return False
+    if hasattr(attention, "unfuse_projections"):
+        return True
+    # the attention of UNets stays marked when it is taken back: its processor tells
+    return type(getattr(attention, "processor", None)).__name__.startswith("Fused")
+
+
+def fused(attention: nn.Module) -> Iterator[tuple[str, dict[str, nn.Module]]]:
+    """Yield the name of each fused projection that is in use, and the layers it was made of, in the order of its rows.
+
+    Nothing where the module's projections are not fused.
+    """
+    if not are_fused(attention):
+        return
+    for name, parts in PARTS.items():
+        layers = {part: attention._modules.get(part) for part in parts}
+        found = {part: layer for part, layer in layers.items() if layer is not None}
+        if attention._modules.get(name) is not None and len(found) == len(parts):
+            yield name, found
+
+
+class _Conv(Protocol):
+    in_channels: int
+    out_channels: int
+    groups: int
+    kernel_size: tuple[int, ...]
+
+
+class _Embedding(Protocol):
+    num_embeddings: int
+    embedding_dim: int
+
+
+def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
+    """The adaptable weights of one module; empty when it has none of its own."""
+    if isinstance(module, nn.MultiheadAttention):
+        return _attention_targets(path, module)
+    if _is_conv(module):
+        shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
+        return (Target(path, path, "conv", "weight", shape, groups=module.groups),)
+    if _is_embedding(module):
+        return (Target(path, path, "embedding", "weight", (module.num_embeddings, module.embedding_dim)),)
+    norm = _norm_param(module)
+    if norm is not None:
+        takes_bias = "bias" in module._parameters
+        return (Target(path, path, "norm", norm, tuple(module.get_parameter(norm).shape), takes_bias=takes_bias),)
+    linear = _linear_shape(module)
+    return () if linear is None else (Target(path, path, "linear", "weight", linear),)
+
+
+def _linear_shape(module: nn.Module) -> tuple[int, ...] | None:
+    """(out, in) of a linear layer, by what it has and not by class: Forge's Linear is no nn.Linear."""
+    out, inside = getattr(module, "out_features", None), getattr(module, "in_features", None)
+    if isinstance(out, int) and isinstance(inside, int):
+        return out, inside
+    if module._parameters.get("weight") is None or hasattr(module, "num_embeddings"):
+        return None
+    reader = reader_of(module, "weight")
+    shape = None if reader is None else reader.shape(module, "weight")
+    return shape if shape is not None and len(shape) == 2 else None
+
+
+def _is_conv(module: object) -> TypeGuard[_Conv]:
+    return hasattr(module, "_conv_forward") and not getattr(module, "transposed", False)
+
+
+def _is_embedding(module: object) -> TypeGuard[_Embedding]:
+    return isinstance(getattr(module, "num_embeddings", None), int) and isinstance(
+        getattr(module, "embedding_dim", None), int
+    )
+
+
+def _norm_param(module: nn.Module) -> str | None:
+    """The weight of LayerNorm, GroupNorm and every library's own RMSNorm: one per channel, an epsilon, nothing below.
+
+    Flux' own code calls it `scale` and writes the epsilon into the forward (Forge, reForge), so there its class tells.
+    """
+    param = "scale" if module._parameters.get("weight") is None else "weight"
+    weight = module._parameters.get(param)
+    if weight is None or module._modules or weight.ndim == 0:
+        return None
+    if weight.ndim > 1 and tuple(getattr(module, "normalized_shape", ())) != tuple(weight.shape):
+        return None
+    named = param == "scale" and type(module).__name__.endswith("Norm")
+    return param if named or any(hasattr(module, name) for name in ("eps", "epsilon", "variance_epsilon")) else None
+
+
+def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target, ...]:
+    """torch's attention multiplies by its parameters itself and never calls `out_proj`, so it is one layer."""
+    width = module.embed_dim
+    dot = f"{path}." if path else ""
+    targets = [Target(path, f"{dot}out_proj", "attention", "out_proj.weight", (width, width), bias="out_proj.bias")]
+    packed = module.in_proj_weight is not None
+    if packed:
+        shape = (3 * width, width)
+        targets.append(Target(path, f"{dot}in_proj", "attention", "in_proj_weight", shape, bias="in_proj_bias"))
+    sizes = {"q_proj": width, "k_proj": width if packed else module.kdim, "v_proj": width if packed else module.vdim}
+    for i, (name, size) in enumerate(sizes.items()):
+        rows = (i * width, (i + 1) * width)
+        param, own = ("in_proj_weight", rows) if packed else (f"{name}_weight", None)
+        target = Target(path, dot + name, "attention", param, (width, size), own, bias="in_proj_bias", bias_rows=rows)
+        targets.append(target)
+    return tuple(targets)
+
+
+def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, ...]]]:
+    """Yield (path, module, targets) of every adaptable layer; a shared module once under each of its names."""
+    inside_attention: set[int] = set()
+    fused_parts: dict[str, dict[str, nn.Module]] = {}
+    for path, module in component.named_modules(remove_duplicate=False):
+        if id(module) in inside_attention:
+            continue
+        if isinstance(module, nn.MultiheadAttention):
+            inside_attention.update(id(child) for child in module.children())
+        for name, parts in fused(module):
+            inside_attention.update(map(id, parts.values()))  # they are there, and never called
+            fused_parts[f"{path}.{name}" if path else name] = parts
+        targets = targets_of(path, module)
+        if path in fused_parts:
+            targets = (*targets, *_windows(targets[0], fused_parts[path]))
+        if targets:
+            yield path, module, targets
+
+
+def _windows(target: Target, parts: Mapping[str, nn.Module]) -> Iterator[Target]:
+    """The windows of a fused layer under the names of the layers it was made of."""
+    parent, start = target.path.rpartition(".")[0], 0
+    for name, part in parts.items():
+        stop = start + targets_of(name, part)[0].shape[0]
+        yield replace(target.window(start, stop), name=f"{parent}.{name}" if parent else name)
+        start = stop
+
+
+class LayerIndex:
+    """The layers of one component, found by any of their names.
+
+    Holds the modules weakly, so an index never keeps a model alive.
+    """
+
+    def __init__(self, component: str, module: nn.Module, aliases: AliasTable) -> None:
+        self.component = component
+        self._structure = _structure(module)
+        self._modules: dict[str, weakref.ref[nn.Module]] = {}
+        targets: list[Target] = []
+        wrappers = _wrappers(module)
+        for path, layer, own in walk(module):
+            self._modules[_host_free(path, wrappers)] = weakref.ref(layer)
+            targets.extend(_renamed(target, wrappers) for target in own)
+        self.targets = tuple(dict.fromkeys(targets))  # PEFT's layers have the name of the one that they wrap
+        self.signature = component, hash(self.targets)
+        """Equal for components with the same layers, shapes and names."""
+        self._dotted, self._flat = _name_tables(component, self.targets, aliases)
+        self._names: dict[str, list[str]] | None = None  # by path, made when asked for
+
+    def holds(self, module: nn.Module) -> bool:
+        """Whether `module` is built as it was when it was indexed, layer by layer the same objects."""
+        return self._structure == _structure(module) and None not in [ref() for ref in self._modules.values()]
+
+    def module(self, path: str) -> nn.Module:
+        """The layer at `path`.
+
+        Raises:
+            ComponentError: it is gone.
+        """
+        module = self.get(path)
+        if module is None:
+            raise ComponentError(f"{self.component}.{path} is gone; the model was unloaded")
+        return module
+
+    def get(self, path: str) -> nn.Module | None:
+        """Return the layer at `path`; None where it is gone."""
+        return self._modules[path]()
+
+    def names_of(self, target: Target) -> Sequence[str]:
+        """Everything that a layer, or the whole it is a part of, is called, in any spelling."""
+        if self._names is None:
+            self._names = {}
+            for name, place in self._dotted.items():
+                for path in dict.fromkeys(segment.target.path for segment in place.segments):
+                    self._names.setdefault(path, []).append(name)
+        return self._names.get(target.path, [target.path])
+
+    def names(self) -> Iterable[str]:
+        """Every dotted name that a layer is found by."""
+        return self._dotted
+
+    def find(self, name: str, *, flattened: bool = False) -> Place | None:
+        """What `name` means, in any spelling the architectures know: a weight, or rows of some."""
+        return (self._flat if flattened else self._dotted).get(name)
+
+
+def parameter_of(index: LayerIndex, key: str) -> tuple[str, str] | None:
+    """Return the path and the parameter of the layer that a checkpoint's key is of; None where there is none."""
+    for prefix in (*prefixes_of(index.component), ""):
+        if key.startswith(prefix):
+            path, _, param = key.removeprefix(prefix).rpartition(".")
+            place = index.find(path)
+            target = None if place is None else place.target
+            if target is not None and target.rows is None and target.name == target.path:
+                return target.path, param
+    return None
+
+
+def blocks_of(indexes: Iterable[LayerIndex]) -> BlockNames:
+    """The blocks of the model that these components are."""
+    return _blocks_of(tuple((index.component, index.targets) for index in indexes))
+
+
+@lru_cache(maxsize=32)
+def _blocks_of(components: tuple[tuple[str, tuple[Target, ...]], ...]) -> BlockNames:
+    return names_of((component, [target.path for target in targets]) for component, targets in components)
+
+
+def _structure(module: nn.Module) -> list[int]:
+    """Identity of every module of a tree, in order, and which of them call fused projections; quicker than naming."""
+    found = every(module)
+    return [*map(id, found), *[i for i, one in enumerate(found) if are_fused(one)]]
+
+
+@lru_cache(maxsize=32)
+def _name_tables(
+    component: str, targets: tuple[Target, ...], aliases: AliasTable
+) -> tuple[Mapping[str, Place], Mapping[str, Place]]:
+    own: dict[str, Place] = {}
+    for target in targets:
+        own.setdefault(target.name, Place.of(target))
+    for target in targets:
+        if target.param == "in_proj_weight" and target.rows is None:  # PEFT calls it by the attention's own name
+            own.setdefault(target.path, Place.of(target))
+    dotted = aliases.places(component, own)
+    for name, place in _joint_projections(dotted):
+        dotted.setdefault(name, place)
+    return dotted, {name.replace(".", "_"): place for name, place in reversed(dotted.items())}
+
+
+def _joint_projections(places: Mapping[str, Place]) -> list[tuple[str, Place]]:
+    """Projections under the names that diffusers would give them fused: SimpleTuner may train them so.
+
+    Source: bghira/SimpleTuner simpletuner/helpers/models/common.py, `fuse_qkv_projections`, which nobody undoes before
+    a LoRA is saved.
+    """
+    found = []
+    for fused_name, parts in PARTS.items():
+        for name in [name for name in places if name.rpartition(".")[2] == parts[0]]:
+            parent = name.removesuffix(parts[0])
+            own = [places.get(parent + part) for part in parts]
+            whole = [one for one in own if one is not None]
+            if len(whole) == len(parts) and len({one.shape[1:] for one in whole}) == 1:
+                found.append((parent + fused_name, Place.joined(whole)))
+    return found
+
+
+_WRAPPED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+"""What torch's compiler, FSDP and checkpointing call the module that they wrap."""
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+"""These call it `module`, as others call layers of their own."""
+
+
+def _host_free(name: str, wrappers: Sequence[str]) -> str:
+    """Take out of a path what torch and PEFT put into it.
+
+    Args:
+        name: the path.
+        wrappers: paths up to the module that one of `_WRAPPERS` wraps, the innermost first.
+    """
+    steps = f"{name}."
+    for path in wrappers:
+        if steps.startswith(path):
+            steps = path.removesuffix("module.") + steps.removeprefix(path)
+    for part in _WRAPPED:
+        steps = steps.replace(part, "")
+    return steps.removesuffix(".").replace(".base_layer", "")
+
+
+def _renamed(target: Target, wrappers: Sequence[str]) -> Target:
+    path = _host_free(target.path, wrappers)
+    if path == target.path and _host_free(target.name, wrappers) == target.name:
+        return target
+    return replace(target, path=path, name=_host_free(target.name, wrappers))
+
+
+def _wrappers(component: nn.Module) -> tuple[str, ...]:
+    """Paths up to the modules that are wrapped as `module`, the innermost first."""
+    found = [path for path, module in component.named_modules() if isinstance(module, _WRAPPERS)]
+    return tuple(f"{path}.module." if path else "module." for path in reversed(found))

@@ -1,0 +1,169 @@
+"""The layers of a model on disk, on meta, from its headers alone: enough to resolve a file against, without the model.
+
+Reads a diffusers folder (one folder per component), one of these folders, or a single-file checkpoint: with ldm's and
+ComfyUI's prefixes, or of one component without any, as transformers are given out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from torch import nn
+
+from ..errors import ComponentError
+from ..files.components import DENOISER, TEXT_ENCODER, role
+from ..files.file import AdapterFile
+
+_PREFIXES = {  # of a single-file checkpoint's keys -> component, or role
+    "model.diffusion_model.": DENOISER,
+    "diffusion_model.": DENOISER,
+    "net.": DENOISER,  # Cosmos and what is made of it
+    "cond_stage_model.": "text_encoder",
+    "conditioner.embedders.0.": "text_encoder",
+    "conditioner.embedders.1.": "text_encoder_2",
+}
+_ENCODER = re.compile(r"text_encoders\.(\w+)\.(?:transformer\.)?(.+)")
+"""ComfyUI's: each text encoder has the name of its kind."""
+_CLIPS = {f"{TEXT_ENCODER}s.clip_l": 0, f"{TEXT_ENCODER}s.clip_g": 1}  # as everybody numbers them; others come after
+_COMPONENT_FOLDER = re.compile(r"unet|transformer(_\d)?|text_encoder(_\d)?|prior|decoder|llm_adapter")
+_UNET = ("input_blocks.", "down_blocks.", "time_embed.")
+_ENCODER_STARTS = ("text_model.", "encoder.block.", "model.layers.", "model.language_model.", "visual.")
+"""CLIP, T5 and language models, in a file of their own."""
+_OTHERS = re.compile(r"(first_stage_model|vae|encoder|decoder|control_model)\.|(.*[._])?(lora|lokr|hada|oft)_")
+"""What is no model here: VAEs, ControlNets, adapters."""
+_BLOCK = re.compile(r"(.*\.)?\w*(blocks|layers|refiner)\.\d+\.")
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def model_skeleton(path: str | Path) -> dict[str, nn.Module]:
+    """Build {component: module on meta} with the layers of a model on disk that adapters can change.
+
+    Raises:
+        FileError: a weight file cannot be read.
+        ComponentError: there is no component in `path`.
+    """
+    path = Path(path)
+    found = _components(_shapes(path)) if path.is_file() else _folder(path)
+    if not found:
+        raise ComponentError(f"{path}: no unet, transformer or text encoder with safetensors weights there")
+    return {component: skeleton(shapes) for component, shapes in found.items()}
+
+
+def skeleton(shapes: Shapes) -> nn.Module:
+    """A tree of meta layers that would have these parameters: {parameter name: shape}."""
+    root = nn.Module()
+    for name, shape in shapes.items():
+        owner, _, param = name.rpartition(".")
+        layer = _layer(param, owner, shape)
+        if layer is not None:
+            _place(root, owner.split("."), layer)
+    return root
+
+
+def prefixes_of(component: str) -> Iterator[str]:
+    """What the keys of a component may begin with in a checkpoint of several."""
+    own = DENOISER if role(component) == DENOISER else component
+    return (prefix for prefix, owner in _PREFIXES.items() if owner == own)
+
+
+def _folder(path: Path) -> dict[str, dict[str, tuple[int, ...]]]:
+    folders = [child for child in sorted(path.glob("*")) if child.is_dir() and _COMPONENT_FOLDER.fullmatch(child.name)]
+    found = {folder.name: shapes for folder in folders if (shapes := _weights(folder))}
+    if found or not (shapes := _weights(path)):
+        return found
+    # the folder of one component, whatever it is called
+    return {path.name: shapes} if _COMPONENT_FOLDER.fullmatch(path.name) else _components(shapes)
+
+
+def _weights(folder: Path) -> dict[str, tuple[int, ...]]:
+    files = sorted(folder.glob("*.safetensors"), key=lambda file: (file.name.count("."), file.name))
+    plain = [file for file in files if not file.stem.endswith(".fp16")] or files
+    return {key: shape for file in plain for key, shape in _shapes(file).items()}
+
+
+def _components(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The components of a checkpoint in one file."""
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for key, shape in shapes.items():
+        owner, name = _owner(key)
+        if owner is not None:
+            found.setdefault(owner, {})[name] = shape
+    if not found and (owner := _sole_owner(shapes)) is not None:
+        found = {owner: dict(shapes)}
+    return {_name(owner, own, list(found)): own for owner, own in found.items()}
+
+
+def _owner(key: str) -> tuple[str | None, str]:
+    """The component, role or encoder's kind that a key is of, and the rest of it."""
+    for prefix, owner in _PREFIXES.items():
+        if key.startswith(prefix):
+            return owner, key.removeprefix(prefix)
+    match = _ENCODER.fullmatch(key)
+    return (None, key) if match is None else (f"{TEXT_ENCODER}s.{match[1]}", match[2])
+
+
+def _sole_owner(shapes: Shapes) -> str | None:
+    """What a file without prefixes is."""
+    if any(key.startswith(_ENCODER_STARTS) for key in shapes):
+        return TEXT_ENCODER
+    if any(_OTHERS.match(key) for key in shapes):
+        return None
+    return DENOISER if any(_BLOCK.match(key) for key in shapes) else None
+
+
+def _name(owner: str, shapes: Shapes, owners: Iterable[str]) -> str:
+    """diffusers' name of a component."""
+    if owner == DENOISER:
+        return "unet" if any(key.startswith(_UNET) for key in shapes) else "transformer"
+    kinds = [one for one in owners if one.startswith(f"{TEXT_ENCODER}s.")]
+    if owner not in kinds:
+        return owner
+    number = sorted(kinds, key=lambda kind: _CLIPS.get(kind, len(_CLIPS))).index(owner) + 1
+    return TEXT_ENCODER if number == 1 else f"{TEXT_ENCODER}_{number}"
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    return {key: info.shape for key, info in AdapterFile.open(path).infos.items()}
+
+
+def _layer(param: str, owner: str, shape: tuple[int, ...]) -> nn.Module | None:
+    if param == "in_proj_weight":
+        # head count does not show in shapes and does not matter on meta
+        return nn.MultiheadAttention(shape[1], 1, device="meta")
+    if param != "weight":
+        return None
+    if len(shape) == 1:
+        return nn.LayerNorm(shape, device="meta")  # which kind of norm makes no difference to adapters
+    if len(shape) == 2:
+        if owner.endswith(("embedding", "embed_tokens", "shared")):
+            return nn.Embedding(*shape, device="meta")
+        return nn.Linear(shape[1], shape[0], device="meta")
+    classes: Mapping[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
+        3: nn.Conv1d,
+        4: nn.Conv2d,
+        5: nn.Conv3d,
+    }
+    if len(shape) not in classes:
+        return None
+    return classes[len(shape)](shape[1], shape[0], shape[2:], device="meta")  # type: ignore[arg-type]
+
+
+def _place(root: nn.Module, path: Iterable[str], layer: nn.Module) -> None:
+    *parents, leaf = path
+    owner = root
+    for name in parents:
+        child = owner._modules.get(name)
+        if child is None:
+            child = nn.Module()
+            owner.add_module(name, child)
+        owner = child
+    present = owner._modules.get(leaf)
+    if present is not None and not isinstance(layer, nn.MultiheadAttention):
+        if not isinstance(present, nn.MultiheadAttention):
+            layer._modules.update(present._modules)
+            owner.add_module(leaf, layer)
+        return
+    owner.add_module(leaf, layer)

@@ -1,0 +1,74 @@
+"""The layers of a model that are one in a file, for adapters that depend on the weights of all of them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ..adapters._part import PartOf
+from ..adapters.base import Adapter
+from ..errors import ComponentError
+from ..weights.base_weight import WeightMark, read_base_weight
+from .index import LayerIndex
+from .places import Place
+
+
+class Whole:
+    """Layers of a model in the order in which a file has them as one. Holds them weakly."""
+
+    def __init__(self, place: Place, index: LayerIndex) -> None:
+        self.place = place
+        paths = {segment.target.path for segment in place.segments}
+        self._layers = {path: weakref.ref(index.module(path)) for path in paths}
+        self._known: dict[tuple[int, int | None], tuple[Adapter, Adapter]] = {}
+        self._marks: list[WeightMark | None] = []  # of the weights that these were worked out of
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """Those that are still there."""
+        return [layer for ref in self._layers.values() if (layer := ref()) is not None]
+
+    def known(self, adapter: Adapter, rank: int | None, private: Callable[[Adapter], Adapter]) -> Adapter:
+        """What `on` makes of an adapter of one of them: what it finds out about all of them is found once for all.
+
+        Args:
+            adapter: with `reads_whole`, so a part.
+            rank: how many rank components are used, if not all.
+            private: as `AdapterFile.private`.
+
+        Raises:
+            ComponentError: a layer is gone, or its weight cannot be read.
+        """
+        assert isinstance(adapter, PartOf)
+        inner = adapter.inner
+        marks = self.marks()
+        if marks != self._marks:
+            self._known, self._marks = {}, marks
+        key = id(inner), rank  # kept, so that no other has this id
+        if key not in self._known:
+            self._known[key] = inner, private(inner).on(self.weight, rank)
+        return adapter.of(self._known[key][1], self.weight)
+
+    def marks(self) -> list[WeightMark | None]:
+        """Mark the weights as they are now; see `layer.WeightMark`."""
+        layers = [(self._layers[one.target.path](), one.target.param) for one in self.place.segments]
+        return [None if layer is None else WeightMark.of(layer, param) for layer, param in layers]
+
+    def weight(self) -> Tensor:
+        """Their base weights as one, on the device of the first that is on one, else on the CPU.
+
+        Raises:
+            ComponentError: one is gone, or its weight cannot be read.
+        """
+        parts = []
+        for segment in self.place.segments:
+            layer = self._layers[segment.target.path]()
+            if layer is None:
+                raise ComponentError(f"{segment.target.path} is gone; the model was unloaded")
+            start = segment.start + (segment.target.rows or (0,))[0]
+            parts.append(read_base_weight(layer, segment.target.param)[start : start + segment.count])
+        device = next((part.device for part in parts if part.device.type != "cpu"), parts[0].device)
+        return torch.cat([part.to(device) for part in parts]).reshape(self.place.shape)

@@ -1,0 +1,283 @@
+"""How much of each device adapters may take, and what happens to those for which that is not enough.
+
+Adapters that were placed stay while the budget lasts. One that would exceed it takes the room of stale ones: layers
+that were not called since it was called last, nor for as long as it takes to call every layer twice, such as a text
+encoder's while the UNet runs. If that is not enough, it streams: it is placed for its call and dropped after it. The
+layers of a model are called in the same order again and again, and the least recently used one is then the one that is
+needed next; so nobody who is still called makes room, and as many as fit stay where they are.
+
+The peak is the budget plus the largest layer that streams, twice that on CUDA, see `streaming.py`. The CPU has no
+budget. The bytes counted are those of the tensors placed: not scratch memory, and not the strengths, of which a plan
+has one small vector per device.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import torch
+
+from ..compiler import compiling
+from .streaming import Home, Lane, Placement, home_bytes, lane_to
+
+logger = logging.getLogger(__name__)
+
+OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
+"""The first name came with torch 2.5."""
+
+_HOMES = 2 << 30
+_GIVEN_BACK = 8  # one part of so many, when memory ran out: computing needs room, too
+
+
+class Tenant(Protocol):
+    """What serves a layer."""
+
+    def evict(self, why: str) -> None:
+        """Drop what was placed; why is for the trace."""
+
+
+class Share:
+    """What one layer takes. Kept by the layer's way; the budget learns when that is gone."""
+
+    __slots__ = ("before", "device", "home", "known", "nbytes", "streams", "used")
+
+    def __init__(self) -> None:
+        self.device: torch.device | None = None
+        self.nbytes = 0
+        """Placed now."""
+        self.known = 0
+        """Placed the last time."""
+        self.home = 0
+        """Bytes of the home copy."""
+        self.used = self.before = 0.0
+        """When it was called last, and the time before."""
+        self.streams = False
+
+
+P = TypeVar("P", bound=Placement[Any])
+
+
+class Budget:
+    """The memory of all layers of an engine.
+
+    Args:
+        limit: bytes for each device but the CPU; None for any number.
+        homes: bytes for home copies of layers that stream. One that has none is made from its file at every call.
+    """
+
+    def __init__(self, limit: int | None = None, homes: int = _HOMES) -> None:
+        self.contended = False
+        """Whether something streams, so that it matters who is called when."""
+        self.relief: list[Callable[[], None]] = []
+        """Called first where a device has run out of memory: gives back what is only kept."""
+        self._limit = limit
+        self._fitted: dict[torch.device, int] = {}
+        """Lower limits, found by running out of memory."""
+        self._homes = homes
+        self._lock = threading.RLock()
+        self._shares: dict[Share, weakref.ref[Tenant]] = {}
+        self._gone: deque[Share] = deque()
+        self._placed: Counter[torch.device] = Counter()
+        self._home_bytes = 0
+        self._full: set[torch.device] = set()
+        self._lanes: dict[torch.device, Lane] = {}
+        self._clock = 0
+        self._latest: Share | None = None
+        self._scan_at: dict[torch.device, float] = {}
+
+    def join(self, tenant: Tenant) -> Share:
+        """A share for a new tenant, held weakly."""
+        share, gone = Share(), self._gone
+        # only noted: a finalizer may run anywhere, in the middle of a sum of ours too
+        with self._lock:
+            self._shares[share] = weakref.ref(tenant, lambda _: gone.append(share))
+        return share
+
+    def note(self, share: Share) -> None:
+        """The layer is being called; asked for only while something streams."""
+        if compiling():
+            share.used = math.inf  # a compiled layer cannot tell later when it was called, so it is never stale
+            return
+        if share is not self._latest:  # called again and again is called once
+            self._latest = share
+            self._clock += 1
+            share.before, share.used = share.used, self._clock
+
+    def full(self, device: torch.device) -> bool:
+        """Whether placing something before it is called is in vain."""
+        return device in self._full
+
+    def is_free(self, device: torch.device) -> bool:
+        """Tell whether any number of bytes may be placed on a device."""
+        return self._limit_of(device) is None
+
+    def make_room(self, share: Share, device: torch.device) -> bool:
+        """Drop stale layers as far as this one needs it.
+
+        Returns:
+            Whether it fits, as far as its size is known.
+        """
+        with self._lock:
+            self._count_gone()
+            return self._fits(share, device, share.known)
+
+    def charge(self, share: Share, device: torch.device, nbytes: int, *, lent: bool = False) -> bool:
+        """Count what was placed.
+
+        Args:
+            share: of the layer.
+            device: where.
+            nbytes: how much.
+            lent: whether it lies in memory that it cannot keep.
+
+        Returns:
+            Whether it may stay after the call.
+        """
+        with self._lock:
+            self._count_gone()
+            stays = not lent and self._fits(share, device, nbytes)
+            share.device, share.nbytes, share.known, share.streams = device, nbytes, nbytes, not stays
+            share.used = max(share.used, self._clock)
+            self._placed[device] += nbytes
+            if not stays:
+                self._full.add(device)
+                self.contended = True
+            return stays
+
+    def free(self, share: Share) -> None:
+        """What was placed is there no more."""
+        with self._lock:
+            if share.device is None:
+                return
+            self._placed[share.device] -= share.nbytes
+            if not share.streams:
+                self._full.discard(share.device)
+            share.device, share.nbytes = None, 0
+
+    def shrink(self, device: torch.device) -> None:
+        """Memory ran out: give some of it back, and go on with what is left as the limit."""
+        for relieve in self.relief:
+            relieve()
+        with self._lock:
+            self._count_gone()
+            there = sorted(self._residents(device), key=lambda one: one[0].used)
+            wanted = self._placed[device] // _GIVEN_BACK
+            wanted = max([wanted, *(2 * share.nbytes for share, _ in there)])
+            goal = self._placed[device] - wanted
+            for _, tenant in there:
+                if self._placed[device] > goal:
+                    tenant.evict("the device is out of memory")
+            if device not in self._fitted:
+                text = "%s is out of memory: no more than %d MB of adapters stay there from now on, others are streamed"
+                logger.warning(text, device, self._placed[device] >> 20)
+            self._fitted[device] = self._placed[device]
+            self._full.add(device)
+            self.contended = True
+        self.lane(device).forget()
+        empty_cache = getattr(getattr(torch, device.type, None), "empty_cache", None)
+        if empty_cache is not None:
+            empty_cache()
+
+    def home(self, share: Share, placed: P) -> Home[P] | None:
+        """A home copy of what was placed, if there is room for one."""
+        nbytes = home_bytes(placed)
+        with self._lock:
+            self._count_gone()
+            if placed.device.type == "cpu" or self._home_bytes + nbytes > self._homes:
+                return None
+            self._home_bytes += nbytes - share.home
+            share.home = nbytes
+        return Home(placed, pinned=placed.device.type == "cuda")
+
+    def free_home(self, share: Share) -> None:
+        """The home copy is there no more."""
+        with self._lock:
+            self._home_bytes -= share.home
+            share.home = 0
+
+    def lane(self, device: torch.device) -> Lane:
+        """The way from home copies to a device."""
+        lane = self._lanes.get(device)
+        if lane is None:
+            lane = self._lanes[device] = lane_to(device)
+        return lane
+
+    def settle(self) -> None:
+        """Other adapters are to be placed, or none: buffers go, and who fits is found out anew."""
+        with self._lock:
+            self._count_gone()
+            self._lanes.clear()
+            self._full.clear()
+            self._scan_at.clear()
+            self.contended = False
+
+    def forget(self) -> None:
+        """Another model is served: what fitted beside the last one says nothing."""
+        self.settle()
+        self._fitted.clear()
+
+    @property
+    def placed(self) -> Mapping[torch.device, int]:
+        """Bytes on each device."""
+        with self._lock:
+            self._count_gone()
+            return {device: nbytes for device, nbytes in self._placed.items() if nbytes}
+
+    @property
+    def home_bytes(self) -> int:
+        """Bytes of all home copies."""
+        with self._lock:
+            self._count_gone()
+            return self._home_bytes
+
+    @property
+    def staging(self) -> int:
+        """Bytes of buffers on devices through which layers are streamed."""
+        return sum(lane.nbytes for lane in self._lanes.values())
+
+    @property
+    def streaming(self) -> int:
+        """How many layers stream."""
+        with self._lock:
+            self._count_gone()
+            return sum(share.streams for share in self._shares)
+
+    def _fits(self, share: Share, device: torch.device, nbytes: int) -> bool:
+        limit = self._limit_of(device)
+        if limit is None or self._placed[device] + nbytes <= limit:
+            return True
+        if self._clock >= self._scan_at.get(device, 0):
+            self._evict_stale(share, device, limit - nbytes)
+        return self._placed[device] + nbytes <= limit
+
+    def _limit_of(self, device: torch.device) -> int | None:
+        return None if device.type == "cpu" else self._fitted.get(device, self._limit)
+
+    def _evict_stale(self, share: Share, device: torch.device, goal: int) -> None:
+        """Drop layers that are not called any more, the longest unused first, until no more than `goal` is placed."""
+        there = sorted(self._residents(device), key=lambda one: one[0].used)
+        turns = self._clock - 2 * len(self._shares)  # in a pass that calls some layers twice, nobody is stale
+        for other, tenant in there:
+            if self._placed[device] <= goal or other.used >= min(share.before, turns):
+                break
+            tenant.evict("others need the room")
+        oldest = min((other.used for other, _ in there if other.device == device), default=0)
+        self._scan_at[device] = oldest + 2 * len(self._shares) + 1  # before that, nobody can be stale
+
+    def _residents(self, device: torch.device) -> list[tuple[Share, Tenant]]:
+        found = ((share, ref()) for share, ref in self._shares.items() if share.device == device and not share.streams)
+        return [(share, tenant) for share, tenant in found if tenant is not None]
+
+    def _count_gone(self) -> None:
+        """Take the shares of those who are no more out of the sums."""
+        while self._gone:
+            share = self._gone.popleft()
+            self.free(share)
+            self.free_home(share)
+            del self._shares[share]

@@ -1,0 +1,341 @@
+"""One adapter on one layer, as one entry of the stack wants it.
+
+What lies beside a layer while it computes there: made when first needed, following the layer, dropped when it goes.
+
+Going to a device is a copy of what the file has; leaving it is a drop, without a copy back. Where the device has no
+room for all layers, some are placed for each call anew, see `budget.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .. import trace
+from ..adapters.base import Adapter
+from ..compiler import uncompiled
+from ..files.file import AdapterFile
+from ..naming.places import Target
+from ..naming.whole import Whole
+from ..plugins import Tuner
+from ..strengths.table import Layout, Share, Strengths
+from ..tensors import device_of, plain_mode
+from ..weights.base_weight import WeightMark, read_base_weight
+from .budget import OUT_OF_MEMORY, Budget
+from .schemes import stays
+from .static import Steady
+from .storage import Storage
+from .streaming import Home, Placement
+
+if TYPE_CHECKING:
+    from ..weights.operation import BaseForward
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """An adapter, where it acts, and which strength it obeys."""
+
+    adapter: Adapter
+    target: Target
+    file: AdapterFile
+    """Checked before each placement: the adapter's tensors are views of it."""
+    cell: int
+    """Which number of the plan's `Strengths` multiplies it."""
+    rank: int | None = None
+    """Use only the first so many rank components."""
+    whole: Whole | None = None
+    """The layers that are one in the file, where the adapter depends on all of them."""
+
+    @property
+    def layout(self) -> Layout:
+        """The strength alone, as one number."""
+        return (Share(self.cell, schedule=self.adapter.ranks_by_timestep),)
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How all layers of an engine keep what they place."""
+
+    storage: Storage = "file"
+    budget: Budget = field(default_factory=Budget)
+    buckets: tuple[int, ...] = ()
+    """To which ranks are rounded up; see `buckets.py`."""
+    steady: Steady | None = None
+    """Where compiled models have their adapters from stack to stack; None where it may change. See `steady.py`."""
+    tuner: Tuner | None = None
+    """Adds pairs of linear layers where a kernel of our own is faster; None never asks."""
+
+
+P = TypeVar("P", bound=Placement[Any])
+
+
+class Resident(ABC, Generic[P]):
+    """A way that keeps something beside its layer."""
+
+    at_rest = False
+
+    def __init__(self, bindings: Sequence[Binding], strengths: Strengths, keeping: Keeping) -> None:
+        self._storage = keeping.storage
+        self._budget = keeping.budget
+        self._share = keeping.budget.join(self)
+        self._home: Home[P] | None = None
+        self._bindings = tuple(bindings)
+        self._cells = frozenset(binding.cell for binding in self._bindings)
+        self._strengths = strengths
+        self._placed: P | None = None
+        self._other: P | None = None  # of another dtype, for layers that are called in two by turns
+        self._stays = True
+        self._known: tuple[Adapter, ...] | None = None
+        self._reads = False  # whether some of these depend on the base weight
+        self._marks: tuple[WeightMark | None, ...] = ()  # of the weights that were read for these
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where it lies now; None while only the home copy exists."""
+        return None if self._placed is None else self._placed.device
+
+    @property
+    def _source(self) -> str:
+        """Where it is placed from, for the trace."""
+        return "file" if self._home is None else "home copy"
+
+    @abstractmethod
+    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Forward of the layer with its adapters."""
+
+    @abstractmethod
+    def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> P:
+        """Copy what the layer needs to `device`; `dtype` is that of its output."""
+
+    def follow(self, layer: nn.Module, device: torch.device) -> None:
+        """Go where the layer went; on its way out, to the CPU or meta, only the home copy remains."""
+        placed = self._placed
+        if placed is None or placed.device == device:
+            return
+        self.evict("the layer left")
+        if device.type not in ("cpu", "meta"):
+            self._place_early(layer, device, placed.dtype, "the layer went there")
+
+    def prefetch(self, layer: nn.Module) -> None:
+        """Place now if the layer is somewhere real and its dtype tells the one it computes in."""
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor) and weight.device.type != "meta" and weight.dtype in _COMPUTING:
+            self._place_early(layer, weight.device, weight.dtype, "the layer is there")
+
+    def release(self, layer: nn.Module) -> None:
+        """Drop what was placed; the file's own tensors stay."""
+        self.evict("it is taken off")
+        self._leave_home()
+
+    def park(self, layer: nn.Module) -> None:
+        """Leave where it is what lies in the computer's memory, if nothing of it was worked out of the base weight."""
+        self._drop_other()
+        placed = self._placed
+        if placed is None or placed.device.type != "cpu" or self._reads:
+            self.release(layer)
+            self._known = None
+        else:
+            self._stays = True  # there, whatever becomes of the weights: a call elsewhere places it anew
+
+    def resume(self, layer: nn.Module) -> bool:
+        """Go on with what was left, if the layer is still in the computer's memory; else drop it."""
+        placed = self._placed
+        if placed is not None and device_of(layer) == placed.device:
+            return True
+        self.evict("the layer left")
+        return False
+
+    @property
+    def parked_bytes(self) -> int:
+        """Bytes that `park` leaves."""
+        placed = self._placed
+        return 0 if placed is None or placed.device.type != "cpu" or self._reads else placed.stored.nbytes
+
+    def evict(self, why: str = "the call is over") -> None:
+        """Drop what was placed; the next call places it again.
+
+        Args:
+            why: for the trace.
+        """
+        placed = self._placed
+        if placed is None:
+            return
+        if trace.moves:
+            self._trace_move(placed.device, self._source, placed, why)
+        self._placed = self._other = None
+        self._budget.free(self._share)
+        if self._home is not None:
+            self._budget.lane(self._home.placed.device).done(self._home)
+
+    def _placed_at(
+        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype | None = None
+    ) -> P:
+        placed = self._placed
+        if placed is None or placed.device != device or placed.dtype != dtype:
+            other = self._other
+            if other is None or other.device != device or other.dtype != dtype:
+                return self._place(layer, device, dtype, input_dtype)
+            self._placed, self._other = other, placed
+            return other
+        return placed
+
+    def _drop_other(self) -> None:
+        """Keep no more than what is placed in one dtype."""
+        if self._other is not None and self._placed is not None:
+            self._other = None
+            self._budget.free(self._share)
+            self._budget.charge(self._share, self._placed.device, self._placed.stored.nbytes)
+
+    def _kept_beside(self, device: torch.device, dtype: torch.dtype) -> P | None:
+        """Return what is placed for another dtype, if it may stay where it is; else drop it."""
+        placed = self._placed
+        if placed is None or placed.device != device or placed.dtype == dtype:
+            kept = None
+        else:
+            kept = placed if self._stays and self._home is None and self._budget.is_free(device) else None
+        self.evict("another place or dtype is needed")  # never more at once than may stay
+        return kept
+
+    def _place_early(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, why: str) -> None:
+        """Place before a call, if it may stay until then."""
+        if not self._budget.full(device):
+            self._place(layer, device, dtype, why=why)
+            if self._share.streams:
+                self.evict("there is no room to wait")
+
+    @uncompiled  # it reads files and keeps accounts
+    def _place(
+        self,
+        layer: nn.Module,
+        device: torch.device,
+        dtype: torch.dtype,
+        input_dtype: torch.dtype | None = None,
+        why: str = "its input is there",
+    ) -> P:
+        """Place for a call.
+
+        Raises:
+            FileError: a file changed on disk.
+            torch.OutOfMemoryError: there is not even room for this layer alone; nothing is placed.
+        """
+        other = self._kept_beside(device, dtype)
+        where = device, dtype, input_dtype or dtype
+        if self._home is not None and not self._home.placed.is_for(*where):
+            self._leave_home()
+        fits = self._budget.make_room(self._share, device)
+        placed = self._if_there_is_memory(layer, where, fits)
+        if placed is None:  # asked for again only here, where the failure and all that it held are gone
+            self._budget.shrink(device)
+            fits = False
+            placed = self._brought(layer, where, fits=fits)
+        lent = self._home is not None and not fits
+        nbytes = placed.stored.nbytes + (0 if other is None else other.stored.nbytes)
+        may_stay = self._budget.charge(self._share, device, nbytes, lent=lent)
+        self._other = other if may_stay else None
+        if trace.moves:
+            until = "" if may_stay else ", for this call only: no room"
+            self._trace_move(self._source, device, placed, why + until)
+        if may_stay:
+            self._leave_home()
+        elif self._home is None:
+            self._home = self._budget.home(self._share, placed)
+        self._stays = may_stay and stays(layer)
+        self._placed = placed = self._settled(layer, placed) if self._stays else placed
+        return placed
+
+    def _settled(self, layer: nn.Module, placed: P) -> P:
+        """What was placed and stays, where the layer had such things before."""
+        return placed
+
+    def _if_there_is_memory(self, layer: nn.Module, where: _Where, fits: bool) -> P | None:
+        try:
+            return self._brought(layer, where, fits=fits)
+        except OUT_OF_MEMORY:
+            return None
+
+    def _brought(self, layer: nn.Module, where: _Where, *, fits: bool) -> P:
+        """The placement, from the home copy or made of the files, in memory of its own if it fits."""
+        with plain_mode(where[0]):
+            if self._home is not None:
+                lane = self._budget.lane(where[0])
+                return lane.settle(self._home) if fits else lane.fetch(self._home)
+            for binding in self._bindings:
+                binding.file.verify()
+            return self._make(layer, *where)
+
+    def _trace_move(self, before: torch.device | str, after: torch.device | str, placed: P, why: str) -> None:
+        names = [one.file.path.name for one in self._bindings]
+        trace.move(self._bindings[0].target.path, names, before, after, placed.stored.nbytes, why)
+
+    def _leave_home(self) -> None:
+        if self._home is not None:
+            self._home = None
+            self._budget.free_home(self._share)
+
+    def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
+        """The adapters, knowing the base weight as far as they need it, which is read once for all of them.
+
+        Raises:
+            FileError: a file changed on disk.
+        """
+        if self._known is not None:
+            return tuple(one.file.private(known) for known, one in zip(self._known, self._bindings, strict=True))
+        weights: dict[str, Tensor] = {}
+        own = [one.file.private(one.adapter) for one in self._bindings]
+        found = tuple(
+            copy.on(_reading(layer, one, weights), one.rank)
+            if one.whole is None
+            else one.whole.known(one.adapter, one.rank, one.file.private)
+            for copy, one in zip(own, self._bindings, strict=True)
+        )
+        # what needs nothing of the weight is read again for the next placement, and takes no memory until then
+        self._known = tuple(
+            one.adapter if known is copy else known for known, copy, one in zip(found, own, self._bindings, strict=True)
+        )
+        self._reads = any(known is not one.adapter for known, one in zip(self._known, self._bindings, strict=True))
+        self._marks = self._marks_of(layer) if self._reads else ()
+        return found
+
+    def forget_stale(self, layer: nn.Module) -> None:
+        """Drop what was worked out of a base weight that was written to since, such as by `load_state_dict`."""
+        if not self._reads or all(map(_agree, self._marks, self._marks_of(layer))):
+            return
+        self._known = None
+        self.evict("the base weight changed")
+        self._leave_home()
+
+    def _marks_of(self, layer: nn.Module) -> tuple[WeightMark | None, ...]:
+        found: list[WeightMark | None] = []
+        for one in self._bindings:
+            found += [WeightMark.of(layer, one.target.param)] if one.whole is None else one.whole.marks()
+        return tuple(found)
+
+
+def _agree(before: WeightMark | None, now: WeightMark | None) -> bool:
+    """Tell whether nothing shows that a weight has changed."""
+    return before is None or now is None or before == now
+
+
+def _reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> Callable[[], Tensor]:
+    """A function that reads the weight of a binding, and remembers the layer's for the other bindings."""
+    target = binding.target
+
+    def read() -> Tensor:
+        weight = weights.get(target.param)
+        if weight is None:
+            weight = weights[target.param] = read_base_weight(layer, target.param)
+        return (weight if target.rows is None else weight[slice(*target.rows)]).reshape(target.shape)
+
+    return read
+
+
+_Where = tuple[torch.device, torch.dtype, torch.dtype]
+"""Device, and dtypes of the output and the input."""
+
+_COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+"""Weights of these dtypes are computed with as they are; fp8 and packed ones are cast by their host first."""

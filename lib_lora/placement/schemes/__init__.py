@@ -1,0 +1,37 @@
+"""How a slot learns about offloading: one file per scheme, found by `registry.discover_classes`.
+
+The guard in the forward alone keeps devices right under any scheme. A scheme only says where hooks keep a forward they
+captured, and whether adapters should stay on the device between two calls.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from torch import nn
+
+from ...plugins import discover_classes
+from .base import Scheme
+
+
+def captured(layer: nn.Module) -> Iterator[tuple[object, str]]:
+    """Yield (object, attribute) of every place where a hook keeps the forward of `layer`."""
+    for scheme in _schemes():
+        yield from scheme.captured(layer)
+
+
+def rests(component: nn.Module) -> bool:
+    """Whether the component only rests where it is: a hook brings it to its device for a call."""
+    return any(scheme.rests(component) for scheme in _schemes())
+
+
+def stays(layer: nn.Module) -> bool:
+    """Whether what was placed for `layer` may stay on the device after a call."""
+    return all(scheme.stays(layer) for scheme in _schemes())
+
+
+@lru_cache(maxsize=1)
+def _schemes() -> Sequence[type[Scheme]]:
+    return discover_classes(sys.modules[__name__], Scheme)  # type: ignore[type-abstract]

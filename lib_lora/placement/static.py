@@ -1,0 +1,124 @@
+"""Ranks rounded up, so that compiled code that was made for one stack serves others.
+
+A graph has the shapes of what it was made with. Where the ranks of a layer's pairs add up to another number, it would
+be compiled anew; rounded up to the next of a few sizes and filled with zeros, most stacks have the same shapes.
+
+Memory that stays where it is from stack to stack, for models that are compiled with CUDA graphs.
+
+A graph that was captured has the addresses of what it reads. torch records it anew where one of them has changed, which
+takes as long as several steps. So the tensors of a layer are copied to where those of the last stack were, if they have
+the same shapes, as they do where ranks are rounded up; and so are the strengths, of which each layer has its own.
+It is kept while nothing is in force, too, until the engine is told to keep nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import StorageError
+from ..tensors import TensorFields
+from .storage import Stored
+
+RANK_BUCKETS = (8, 16, 32, 64, 128, 256, 512)
+"""Sizes that lose little: files have ranks of powers of two, and a few zeros cost less than half of what they fill."""
+
+
+def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
+    """Return sizes as they are used.
+
+    Raises:
+        StorageError: they are no whole numbers from 1, each larger than the one before.
+    """
+    good = all(isinstance(size, int) and size > 0 for size in buckets)
+    if not good or any(one >= other for one, other in pairwise(buckets)):
+        raise StorageError(f"rank buckets are whole numbers from 1 in rising order, not {list(buckets)}")
+    return tuple(buckets)
+
+
+def padded_rank(rank: int, buckets: Sequence[int]) -> int:
+    """The least size that holds a rank; behind the largest, multiples of that; without sizes the rank itself."""
+    if not buckets:
+        return rank
+    largest = buckets[-1]
+    return next((size for size in buckets if size >= rank), -(-rank // largest) * largest)
+
+
+T = TypeVar("T", bound=TensorFields)
+
+_WITHOUT_GRAPHS = frozenset({"cpu", "meta", "mps"})
+
+
+class Steady:
+    """The memory, by layer and by what it is for. Layers are held weakly."""
+
+    def __init__(self) -> None:
+        self._layers: weakref.WeakKeyDictionary[nn.Module, dict[int, Tensor]] = weakref.WeakKeyDictionary()
+        self._vectors: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
+        self._given_up = False
+
+    def settled(self, layer: nn.Module, stored: Stored[T]) -> Stored[T]:
+        """The same, in the memory that the layer had before as far as it fits; else its own is kept from now on."""
+        if not self._keeps(next(stored.content.tensors())[1].device):
+            return stored
+        former, number = self._layers.setdefault(layer, {}), 0
+
+        def kept(tensor: Tensor) -> Tensor:
+            nonlocal number
+            number += 1
+            own = former.get(number)
+            if own is None or not _alike(own, tensor):
+                former[number] = own = tensor
+            elif own is not tensor:
+                own.copy_(tensor)
+            return own
+
+        return stored.mapped(kept)
+
+    def vector(self, name: str, like: Tensor) -> Tensor:
+        """A vector, (n,), in the memory that one of this name had on the device before; with room to grow."""
+        if not self._keeps(like.device):
+            return like
+        key = name, like.device, like.dtype
+        own = self._vectors.get(key)
+        if own is None or own.shape[0] < like.shape[0]:
+            room = 1 << (like.shape[0] - 1).bit_length()
+            own = self._vectors[key] = torch.empty(room, device=like.device, dtype=like.dtype)
+        return own[: like.shape[0]].copy_(like)
+
+    def forget(self, layer: nn.Module, now_on: torch.device) -> None:
+        """Give back what a layer had elsewhere."""
+        former = self._layers.get(layer, {})
+        for number in [number for number, tensor in former.items() if tensor.device != now_on]:
+            del former[number]
+
+    def clear(self) -> None:
+        """Give all of it back that nothing in force uses."""
+        self._layers.clear()
+        self._vectors.clear()
+        self._given_up = False
+
+    def give_up(self) -> None:
+        """The same, and keep nothing more: a device has run out of memory."""
+        self.clear()
+        self._given_up = True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept, in force or not."""
+        tensors = [tensor for own in list(self._layers.values()) for tensor in list(own.values())]
+        vectors = list(self._vectors.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *vectors))
+
+    def _keeps(self, device: torch.device) -> bool:
+        """What is in the computer's memory is kept as it was, see `parking.py`."""
+        return not self._given_up and device.type not in _WITHOUT_GRAPHS
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.stride(), one.dtype, one.device) == (other.shape, other.stride(), other.dtype, other.device)

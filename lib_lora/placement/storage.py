@@ -1,0 +1,121 @@
+"""How adapters are stored on a device: in the dtype they compute in, or smaller, and widened for one call at a time.
+
+Stored smaller are the matrices: floating-point tensors of two or more dimensions, such as both factors of a low-rank
+pair, a dense difference, the blocks of a rotation. Left as they are: vectors (biases, magnitudes, scales), integers,
+strengths, and what an adapter declares `exact` because the delta is not in proportion to it. `bfloat16` also leaves
+what has 16 bits already: nothing would be won.
+
+`float8` is e4m3, https://arxiv.org/abs/2209.05433: 3 bits of mantissa, so an entry is off by at most 1/16 of itself,
+down to 2^-14 of the largest entry of its line. A line is what belongs to one index of the shorter one of the first two
+dimensions, in a low-rank pair one rank component, so that entries of a stack never share a scale. Scales are powers of
+two: a floating format gains nothing from finer ones, and widening is exact in every dtype.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Generic, Literal, TypeVar, cast, get_args
+
+import torch
+from torch import Tensor
+
+from ..errors import StorageError
+from ..tensors import TensorFields
+
+Storage = Literal["file", "bfloat16", "float8"]
+"""`file` stores what is computed with: the layer's dtype, or where effective weights are built, the file's."""
+
+_FLOAT8: torch.dtype | None = getattr(torch, "float8_e4m3fn", None)
+_LARGEST = 448.0  # of e4m3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed(TensorFields):
+    """A tensor in fewer bytes."""
+
+    data: Tensor
+    scale: Tensor | None  # powers of two in the wide dtype, to be broadcast
+    dtype: torch.dtype  # the wide one
+
+    def get(self) -> Tensor:
+        """The tensor in the dtype it had; new memory."""
+        wide = self.data.to(self.dtype)
+        return wide if self.scale is None else wide.mul_(self.scale)
+
+
+T = TypeVar("T", bound=TensorFields)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored(Generic[T]):
+    """Tensors as they lie on a device."""
+
+    content: T
+    """Where `packed`, some of its tensors are `Packed` ones, so it is of no use but to be stored and moved."""
+    packed: bool
+    _nbytes: list[int] = field(default_factory=list, init=False, repr=False)
+
+    def get(self) -> T:
+        """What was stored, ready to compute with; not to be written to."""
+        return cast(T, _unpacked(self.content)) if self.packed else self.content
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device; counted once."""
+        if not self._nbytes:
+            self._nbytes.append(self.content.nbytes)
+        return self._nbytes[0]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Stored[T]:
+        """The same with every tensor replaced, scales included: a copy somewhere else."""
+        return Stored(self.content.mapped(change), self.packed)
+
+
+def store(content: T, storage: Storage) -> Stored[T]:
+    """Pack what was placed."""
+    if storage == "file":
+        return Stored(content, packed=False)
+    return Stored(content.mapped(_bfloat16 if storage == "bfloat16" else _float8, exact=False), packed=True)
+
+
+def check_storage(storage: str) -> None:
+    """Refuse what cannot be.
+
+    Raises:
+        StorageError: no such storage, or this torch has no float8.
+    """
+    if storage not in get_args(Storage):
+        raise StorageError(f"storage {storage!r} must be one of {', '.join(get_args(Storage))}")
+    if storage == "float8" and _FLOAT8 is None:
+        raise StorageError(f"torch {torch.__version__} has no float8; use storage 'bfloat16', or a newer torch")
+
+
+def _bfloat16(tensor: Tensor) -> Tensor | Packed:
+    if tensor.ndim < 2 or not tensor.is_floating_point() or tensor.element_size() <= 2:
+        return tensor
+    return Packed(tensor.to(torch.bfloat16), None, tensor.dtype)
+
+
+def _float8(tensor: Tensor) -> Tensor | Packed:
+    if tensor.ndim < 2 or not tensor.is_floating_point() or tensor.element_size() == 1 or not tensor.numel():
+        return tensor
+    assert _FLOAT8 is not None
+    line = 0 if tensor.shape[0] <= tensor.shape[1] else 1
+    largest = tensor.abs().amax([dim for dim in range(tensor.ndim) if dim != line], keepdim=True)
+    exponent = torch.frexp(largest.float() / _LARGEST).exponent
+    # below its smallest normal number the wide dtype itself has no more bits than such a line is left with
+    lowest = max(math.frexp(torch.finfo(tensor.dtype).tiny)[1] - 1, -126)
+    # put together from its bits: devices differ in how exact their powers are
+    scale = ((exponent.clamp(lowest, 127) + 127) << 23).view(torch.float32).to(tensor.dtype)
+    return Packed((tensor / scale).clamp(-_LARGEST, _LARGEST).to(_FLOAT8), scale, tensor.dtype)
+
+
+def _unpacked(value: object) -> object:
+    if isinstance(value, Packed):
+        return value.get()
+    if isinstance(value, TensorFields):
+        assert is_dataclass(value)
+        return replace(value, **{field.name: _unpacked(getattr(value, field.name)) for field in fields(value)})
+    return tuple(_unpacked(one) for one in value) if isinstance(value, tuple) else value

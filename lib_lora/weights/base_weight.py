@@ -1,0 +1,90 @@
+"""Base weights as they are stored: which reader knows one, its numbers, and whether it changed since it was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ComponentError
+from ..plugins import discover_classes
+from . import readers
+from .readers.base import WeightReader, is_wrapper, stored
+
+
+def read_base_weight(layer: nn.Module, param: str) -> Tensor:
+    """Read a base weight in full precision through the first reader that knows its storage.
+
+    Returns:
+        It in its logical shape and a dtype that computes; perhaps the parameter itself, so not to be written to.
+
+    Raises:
+        ComponentError: no reader knows it.
+    """
+    with torch.no_grad():
+        return weight_reader(layer, param).read(layer, param)
+
+
+_SAMPLES = 64
+
+
+class WeightMark(NamedTuple):
+    """A base weight as it was when it was read: how often it had been written to, and some of its numbers."""
+
+    version: int | None
+    samples: bytes
+
+    @classmethod
+    def of(cls, layer: nn.Module, param: str) -> WeightMark | None:
+        """Mark the weight as it is stored now; None where its numbers are elsewhere."""
+        weight = stored(layer, param)
+        if weight is None:
+            return None
+        version = None if weight.is_inference() else weight._version
+        while is_wrapper(weight):
+            inner: Any = weight
+            weight = getattr(inner, inner.__tensor_flatten__()[0][0])
+            assert isinstance(weight, Tensor)
+        if weight.device.type == "meta" or weight.layout != torch.strided or not weight.numel():
+            return None
+        span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+        count = min(span, _SAMPLES)
+        samples = weight.detach().as_strided((count,), (span // count,), weight.storage_offset())
+        return cls(version, bytes(samples.to("cpu", copy=True).view(torch.uint8).tolist()))
+
+
+def weight_reader(layer: nn.Module, param: str) -> type[WeightReader]:
+    """The first reader that knows the storage of a weight.
+
+    Raises:
+        ComponentError: no reader knows it.
+    """
+    reader = reader_of(layer, param)
+    if reader is None:
+        raise ComponentError(f"the weight of a {type(layer).__name__} cannot be read: unknown quantization")
+    return reader
+
+
+def has_plain_weight(layer: nn.Module, param: str) -> bool:
+    """Whether a base weight lies there as numbers to compute with, so that reading it costs nothing."""
+    reader = reader_of(layer, param)
+    return reader is not None and reader.plain
+
+
+def holds_values(layer: nn.Module, param: str) -> bool:
+    """Whether a parameter's numbers are the weight's own, in whatever floating dtype, without a scale beside them."""
+    reader = reader_of(layer, param)
+    return reader is not None and reader.holds_values
+
+
+def reader_of(layer: nn.Module, param: str) -> type[WeightReader] | None:
+    """Return the first reader that knows the storage of a weight; None where none does."""
+    return next((reader for reader in _readers() if reader.matches(layer, param)), None)
+
+
+@lru_cache(maxsize=1)
+def _readers() -> Iterable[type[WeightReader]]:
+    return discover_classes(readers, WeightReader)  # type: ignore[type-abstract]

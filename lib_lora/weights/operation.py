@@ -1,0 +1,134 @@
+"""The product a layer makes, apart from its weight, so that an adapter can make the same one with its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
+from torch import Tensor, nn
+
+BaseForward = Callable[..., Any]
+"""The forward of a layer without adapters."""
+
+
+def at_multiplier(product: Callable[[Tensor], Tensor], operand: Tensor, multiplier: Tensor | float) -> Tensor:
+    """`product(operand)` at a multiplier, for a product that is linear in an operand smaller than its result.
+
+    One multiplier is cheapest in the operand; those of rows can act only on what has rows.
+
+    Args:
+        product: makes what has the rows.
+        operand: small, and the same for all rows.
+        multiplier: a number, a tensor of one, or one that broadcasts to the product.
+    """
+    if isinstance(multiplier, Tensor):
+        if multiplier.numel() > 1:
+            return product(operand) * multiplier
+        if multiplier.ndim > operand.ndim:  # of a map of one place: the operand would become another one
+            multiplier = multiplier.reshape(())
+    return product(operand * multiplier)
+
+
+_INPUTS = ("input", "x", "hidden_states", "query")
+"""What layers call their input."""
+
+
+def place_of_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str:
+    """Tell which argument of a call is the layer's input: a position, or a name.
+
+    It is the first tensor, unless one of several has a name that inputs have.
+
+    Raises:
+        TypeError: there is no tensor among them.
+    """
+    for i, value in enumerate(args):
+        if isinstance(value, Tensor):
+            return i
+    names = [name for name, value in kwargs.items() if isinstance(value, Tensor)]
+    if not names:
+        raise TypeError("a layer with adapters was called without a tensor; take the LoRA off this model")
+    return next((name for name in _INPUTS if name in names), names[0])
+
+
+def named_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Any]:
+    """Return all arguments of a call by position or name."""
+    found: dict[int | str, Any] = dict(enumerate(args))
+    found.update(kwargs)
+    return found
+
+
+class Operation:
+    """A linear layer's or a convolution's product, with its stride, padding, dilation and padding mode.
+
+    Read from the layer at each use: A1111's tiling switches the padding mode between calls.
+    """
+
+    __slots__ = ("_base", "_layer", "_rows", "spatial")
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        spatial: int,
+        base: Callable[[Tensor], Any] | None = None,
+        rows: tuple[int, int] | None = None,
+    ) -> None:
+        self._layer = layer
+        self._base = base or layer.forward
+        self._rows = rows
+        self.spatial = spatial
+        """Number of dimensions behind the channels: 0 for linear layers."""
+
+    @property
+    def channels(self) -> int:
+        """The dimension of the channels, counted from the end; batched or not is all the same."""
+        return -1 - self.spatial
+
+    def window(self, rows: tuple[int, int]) -> Operation:
+        """The same for some of the outputs alone."""
+        return Operation(self._layer, self.spatial, self._base, rows)
+
+    def outputs(self, y: Tensor) -> Tensor:
+        """Those of an output of the layer that this is for."""
+        if self._rows is None:
+            return y
+        return y.narrow(self.channels, self._rows[0], self._rows[1] - self._rows[0])
+
+    def apply(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The layer's product with another weight (out, in, *kernel), without a bias."""
+        if not self.spatial:
+            return F.linear(x, weight)
+        result: Tensor = self._layer._conv_forward(x, weight, None)  # type: ignore[operator]
+        return result
+
+    def pointwise(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Mix the channels of `x` by `weight` (out, in) at each place, without stride or kernel."""
+        if not self.spatial:
+            return F.linear(x, weight)
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[self.spatial - 1]
+        return convolve(x, weight.reshape(*weight.shape, *(1,) * self.spatial))
+
+    def per_channel(self, vector: Tensor) -> Tensor:
+        """A vector over the channels, (c,), shaped to be multiplied with an input or an output."""
+        return vector.reshape(-1, *(1,) * self.spatial)
+
+    def base(self, x: Tensor) -> Tensor:
+        """The base weight's product with another input: one more call of the layer's own forward, less the bias."""
+        return self.without_bias(self.outputs(self._base(x)))
+
+    def without_bias(self, y: Tensor) -> Tensor:
+        """A base output less the layer's bias."""
+        bias = self._bias(y)
+        return y if bias is None else y - bias
+
+    def with_bias(self, y: Tensor) -> Tensor:
+        """An output plus the layer's bias."""
+        bias = self._bias(y)
+        return y if bias is None else y + bias
+
+    def _bias(self, y: Tensor) -> Tensor | None:
+        bias = getattr(self._layer, "bias", None)
+        if bias is None:
+            return None
+        own = bias.detach() if self._rows is None else bias.detach()[slice(*self._rows)]
+        return self.per_channel(own.to(device=y.device, dtype=y.dtype))

@@ -1,0 +1,124 @@
+"""Where a merged weight's original comes from when it is put back: its memory, a copy, or the checkpoint itself."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import FileError
+from ..files.file import AdapterFile, Stamp
+
+
+class Pristine(Protocol):
+    """One parameter as it was."""
+
+    def read(self) -> Tensor:
+        """The parameter, on the CPU; not to be written to.
+
+        Raises:
+            FileError: it was left in a file, and the file was overwritten.
+        """
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory it takes to have it."""
+        ...
+
+
+class Backup:
+    """A copy in memory."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self._copy = parameter.detach().to("cpu", copy=True)
+
+    def read(self) -> Tensor:
+        """The copy."""
+        return self._copy
+
+    @property
+    def nbytes(self) -> int:
+        return self._copy.numel() * self._copy.element_size()
+
+
+class Held:
+    """The parameter's own memory, which it has again when it is put back; meanwhile it has other."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self._own = parameter.data
+
+    def read(self) -> Tensor:
+        """The memory."""
+        return self._own
+
+    @property
+    def nbytes(self) -> int:
+        return self._own.numel() * self._own.element_size()
+
+
+class InFile:
+    """A tensor of a checkpoint, mapped; costs no memory."""
+
+    nbytes = 0
+
+    def __init__(self, checkpoint: Checkpoint, key: str) -> None:
+        self._checkpoint = checkpoint
+        self._key = key
+
+    def read(self) -> Tensor:
+        """The tensor in the file."""
+        return self._checkpoint.tensor(self._key)
+
+
+class Checkpoint:
+    """The safetensors files a component was loaded from, and which of their tensors is which parameter.
+
+    Args:
+        paths: a single-file checkpoint, or the files of a diffusers folder.
+        parameter_of: gives path and parameter of the layer that a key of the files is of; None where there is none.
+
+    Raises:
+        FileError: a file cannot be read.
+    """
+
+    def __init__(self, paths: Iterable[Path], parameter_of: Callable[[str], tuple[str, str] | None]) -> None:
+        self._keys: dict[tuple[str, str], str] = {}
+        self._owner: dict[str, tuple[AdapterFile, BinaryIO]] = {}
+        for path in paths:
+            # kept open: a file that is replaced or deleted stays what it was for whoever has it open and mapped
+            file, stream = AdapterFile.open(path), path.open("rb")
+            weakref.finalize(self, stream.close)
+            for key in file.keys:
+                place = parameter_of(key)
+                if place is not None:
+                    self._keys.setdefault(place, key)
+                    self._owner[key] = file, stream
+
+    def find(self, path: str, param: str, like: Tensor) -> InFile | None:
+        """The tensor that is the parameter `param` of the layer `path` bit for bit; None where there is none."""
+        key = self._keys.get((path, param))
+        if key is None:
+            return None
+        info = self._owner[key][0].infos[key]
+        if info.dtype != like.dtype or info.shape != tuple(like.shape):
+            return None
+        found = InFile(self, key)
+        return found if torch.equal(found.read(), like.detach().cpu()) else None
+
+    def tensor(self, key: str) -> Tensor:
+        """One tensor of the files.
+
+        Raises:
+            FileError: its file was overwritten in place.
+        """
+        file, stream = self._owner[key]
+        if Stamp.of(os.fstat(stream.fileno())) != file.stamp:
+            text = f"was overwritten while {key} of it was merged; load the model again"
+            raise FileError(file.path, text)
+        return file.tensor(key)

@@ -1,0 +1,74 @@
+"""What a weight reader is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from ...errors import ComponentError
+from ._elsewhere import kept_elsewhere
+
+
+class WeightReader(ABC):
+    """Reads the base weight of one kind of storage. Readers have no state and never write.
+
+    They know a storage by attributes and import no quantization library. Where one of its functions is needed, they
+    take it from the module that the object at hand was made by, which is imported already.
+    """
+
+    name: ClassVar[str]
+    before: ClassVar[tuple[str, ...]] = ()
+    plain: ClassVar[bool] = False
+    """Whether the weight lies there as numbers to compute with, so that reading costs nothing."""
+    holds_values: ClassVar[bool] = False
+    """Whether the parameter's numbers are the weight's own, so that writing them changes it."""
+
+    @classmethod
+    @abstractmethod
+    def matches(cls, layer: nn.Module, param: str) -> bool:
+        """Whether `param` of `layer` is stored the way this reader knows."""
+
+    @classmethod
+    @abstractmethod
+    def read(cls, layer: nn.Module, param: str) -> Tensor:
+        """The weight in its logical shape, on the layer's device; not to be written to.
+
+        In a dtype that computes and loses nothing of what is stored: fp16, bf16, fp32 or fp64.
+        """
+
+    @classmethod
+    def shape(cls, layer: nn.Module, param: str) -> tuple[int, ...] | None:
+        """The logical shape, where the storage itself tells it without being read; None where only the layer does."""
+        return None
+
+
+def stored(layer: nn.Module, param: str) -> Tensor | None:
+    """What lies under a dotted name below `layer`, as it is stored."""
+    *parents, leaf = param.split(".")
+    owner: object = layer
+    for name in parents:
+        owner = getattr(owner, name, None)
+    found = getattr(owner, leaf, None)
+    return found if isinstance(found, Tensor) else None
+
+
+def found(layer: nn.Module, param: str) -> Tensor:
+    """The same with its numbers, which may be elsewhere between calls, where a reader has matched already.
+
+    Raises:
+        ComponentError: it is on meta, and nobody is known to have its numbers.
+    """
+    tensor = stored(layer, param)
+    assert tensor is not None
+    if tensor.device.type == "meta":
+        tensor = kept_elsewhere(layer, param)
+    if tensor is None:
+        raise ComponentError(f"the {param} of a {type(layer).__name__} is on meta, without its numbers")
+    return tensor
+
+
+def is_wrapper(tensor: Tensor) -> bool:
+    """Whether a tensor only stands for others: torchao's and quanto's show a full dtype and hold packed data."""
+    return hasattr(tensor, "__tensor_flatten__")
