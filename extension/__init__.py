@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .session import Session
+    from .generation.session import Session
 
 __all__ = ["register", "unregister"]
 
@@ -49,9 +49,9 @@ def _register() -> Session | None:
         return None
     from lib_lora import install
 
+    from .generation.options import TABLE
+    from .generation.session import Session
     from .guest import Guest
-    from .options import TABLE
-    from .session import Session
 
     install(host.layer_classes())
     if _session is None or _session.host is not host:

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 from lib_lora import LoraError
 
-from . import regions
-from .always_on import parameters
+from .generation.options import Overridden, enabled, from_parameters, hashes_wanted, settings, to_parameters
+from .generation.paste import with_own_names, with_own_regions
+from .generation.session import Activation, Skipped
+from .generation.xyz import axes
 from .hosts import Outcome, Used
-from .options import Overridden, enabled, from_parameters, hashes_wanted, settings, to_parameters
-from .paste import with_own_names, with_own_regions
-from .prompt import parse_arguments
-from .session import Activation, Skipped
-from .tag import Pass, Tag
-from .xyz import axes
+from .kept.always_on import parameters
+from .text import regions
+from .text.prompt import parse_arguments
+from .text.tag import Pass, Tag
 
 if TYPE_CHECKING:
     from lib_lora import Clock, Rows
 
+    from .generation.session import Session
     from .hosts import Axis, Batch, Host
-    from .session import Session
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Guest:
 
     def tab(self) -> Any:
         """Return the tab as gradio Blocks, for hosts whose pages are made with gradio."""
-        from .ui.tab import build_tab  # gradio, too
+        from .tab import build_tab  # gradio, too
 
         return build_tab()
 

@@ -70,9 +70,9 @@ class Engine:
             which that is not enough are placed for each call and dropped after it, to the same result. See `budget.py`.
         rank_buckets: sizes to which the ranks of each layer are rounded up, for models that are compiled: stacks whose
             ranks come to the same sizes on the same layers share compiled code, and on devices memory, which is kept
-            until `deactivate` where there is no `device_budget`. None rounds nothing. See `buckets.py`, `steady.py`.
+            until `deactivate` where there is no `device_budget`. None rounds nothing. See `static.py`.
         parked_bytes: how many bytes of the computer's memory adapters may take that were in force before, so that they
-            are there at once when they are again. See `parking.py`.
+            are there at once when they are again. See `plan.py`.
         tuner: decides where merging pays, which the mode `auto` asks for, and which kernels are used. See
             `tuning.Tuner`. It serves one engine.
 

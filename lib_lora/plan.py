@@ -1,9 +1,7 @@
-"""What is in force: which way serves which layer, and the numbers they obey. Making a plan touches no layer.
+"""Plans: which executor serves which layer, and the strengths they obey. Making a plan touches no layer.
 
-Plans that were in force before, with what lies ready beside no layer: going back to one of them makes nothing anew.
-
-What lies on another device than the CPU is dropped, and so is what was worked out of base weights, which others may
-write to meanwhile.
+`Parking` keeps plans that were in force before, so that going back to one of them makes nothing anew. Tensors on other
+devices than the CPU are dropped, and so is everything that was worked out of base weights, which others may write to.
 """
 
 from __future__ import annotations

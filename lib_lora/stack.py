@@ -127,7 +127,7 @@ class Stack:
 
     @property
     def variants(self) -> tuple[tuple[int, bool], ...]:
-        """The (image, negative) that may have strengths of their own; see `rows.variant`."""
+        """The (image, negative) that may have strengths of their own; see `model_call.variant`."""
         return tuple(
             (image, negative) for image in range(self.images) for negative in ((False, True)[: 1 + self.halved])
         )

@@ -1,7 +1,4 @@
-"""Tensors of adapters: declared once as annotated fields, and handled in a mode of our own.
-
-What is asked of every module of a model at each activation, without what makes torch's own ways of it slow.
-"""
+"""Tensors and modules: fields of tensors that are handled as one, and quick walks over the modules of a model."""
 
 from __future__ import annotations
 

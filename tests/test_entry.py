@@ -196,7 +196,7 @@ def test_real_packages_load_twice_and_late(tmp_path: Path) -> None:
     program = (
         "import runpy, sys\n"
         "for _ in range(2): runpy.run_path(sys.argv[1])\n"
-        "import lib_lora.errors, remora.prompt\n"
+        "import lib_lora.errors, remora.text.prompt\n"
         "assert 'extension' not in sys.modules\n"
     )
     command = [sys.executable, "-I", "-c", program, str(ENTRY)]

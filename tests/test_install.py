@@ -366,7 +366,7 @@ class TestCommands:
         monkeypatch.setattr(install, "install_node_modules", lambda python: None)
         self.codes = codes
         assert install.main(["check"]) == code
-        assert [call[1] for call in self.calls] == ["ruff", "ruff", "mypy", install.NPM]
+        assert [call[1] for call in self.calls] == ["ruff", "ruff", "mypy", install.IMPORTS, install.NPM]
         assert self.calls[-1][2:] == ["run", "--silent", "check"]
 
     def test_node_modules_are_installed_once_for_each_lock_file(

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from extension.generation import Txt2Img
+from extension.hosts.txt2img import Txt2Img
 from extension.standalone.demo import find_demo
 from extension.standalone.model import load_model
 from extension.standalone.render import Watch, render

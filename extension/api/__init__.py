@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from ..session import Session
+    from ..generation.session import Session
 
 __all__ = ["add_route", "add_routes", "list_loras", "object_of", "of_other_site", "refused"]
 

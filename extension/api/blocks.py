@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from ..block_weights import BlockWeightsError, format_list
+from ..text.block_weights import BlockWeightsError, format_list
 from .answers import BROKEN, UNPROCESSABLE, answer, object_of, refuse_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..session import Session
+    from ..generation.session import Session
 
 _MAX_BODY = 1 << 16  # bytes
 _TITLES = {

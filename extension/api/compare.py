@@ -11,13 +11,13 @@ from fastapi import HTTPException, Request, Response
 
 from lib_lora import LoraError
 
-from ..collection import one_picture
-from ..compare import Comparison, plan
-from ..generation import RequestError, Txt2Img
+from ..generation.compare import Comparison, plan
+from ..hosts.txt2img import RequestError, Txt2Img
+from ..library.pictures import one_picture
 from .answers import CONFLICT, NOT_FOUND, UNPROCESSABLE, answer, object_of, whole
 
 if TYPE_CHECKING:
-    from ..session import Session
+    from ..generation.session import Session
 
 _MAX_BODY = 1 << 20  # bytes
 _TEXTS = ("prompt", "negative_prompt", "sampler", "schedule")

@@ -12,29 +12,27 @@ from fastapi.concurrency import run_in_threadpool
 
 from lib_lora import Family, LoraError, inspect_file, load_network
 
-from ..catalog import CatalogError
-from ..collection import (
+from ..library import (
     Facts,
     Found,
     Notes,
     NotesError,
-    PictureError,
-    Thumbnails,
     Training,
     beside,
     notes_lock,
     read_notes,
     read_training,
-    set_picture,
     write_notes,
 )
+from ..library.catalog import CatalogError
+from ..library.pictures import PictureError, Thumbnails, set_picture
 from .answers import BROKEN, NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, refuse_stale, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ..collection import CatalogFile, Row
-    from ..session import Session
+    from ..generation.session import Session
+    from ..library import CatalogFile, Row
 
 _MAX_NOTES = 1 << 20  # bytes of a change
 _MAX_NAMES = 50

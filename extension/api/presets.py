@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from ..presets import Preset, PresetError
+from ..kept.presets import Preset, PresetError
 from .answers import BROKEN, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, refuse_stale
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..session import Session
+    from ..generation.session import Session
 
 _MAX_TEXT = 1 << 20  # bytes
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from ..region_files import as_png, from_text
-from ..regions import NAMED, RegionTextError
+from ..kept.region_files import as_png, from_text
+from ..text.regions import NAMED, RegionTextError
 from .answers import BROKEN, UNPROCESSABLE, answer, object_of, refuse_stale
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from lib_lora import Region
 
-    from ..session import Session
+    from ..generation.session import Session
 
 _MAX_BODY = 16 << 20  # bytes
 

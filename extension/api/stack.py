@@ -10,15 +10,15 @@ from fastapi.concurrency import run_in_threadpool
 
 from lib_lora import LoraError
 
-from ..always_on import AlwaysOn, StackRefusedError, read
-from ..catalog import CatalogError
-from ..prompt import parse_arguments
-from ..state import state_of
+from ..generation.state import state_of
+from ..kept.always_on import AlwaysOn, StackRefusedError, read
+from ..library.catalog import CatalogError
+from ..text.prompt import parse_arguments
 from .answers import BROKEN, UNPROCESSABLE, answer, json_of, refuse_stale, tag_of
 
 if TYPE_CHECKING:
-    from ..always_on import AlwaysOnEntry
-    from ..session import Session
+    from ..generation.session import Session
+    from ..kept.always_on import AlwaysOnEntry
 
 _MAX_BODY = 1 << 20  # bytes
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, MutableMapping, Sequenc
 from types import ModuleType
 from typing import Any
 
-from ..tag import Pass
+from ..text.tag import Pass
 from ._clocks import DenoiserClock
 from ._conditionings import Conditionings
 from ._extra_networks import Images

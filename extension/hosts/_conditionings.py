@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Sequence
 from types import ModuleType
 from typing import Any
 
-from ..tag import Pass
+from ..text.tag import Pass
 from ._extra_networks import of_others
 from ._wraps import Wraps
 from .base import Remora

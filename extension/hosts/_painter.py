@@ -8,13 +8,13 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from ..generation import SIDE_STEP, RequestError
 from ._webui_modules import module
+from .txt2img import SIDE_STEP, RequestError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ..generation import Txt2Img
+    from .txt2img import Txt2Img
 
 
 _MAX_SIDE, _MAX_STEPS = 8192, 1000  # more is a slip of the finger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..tag import Pass
+from ..text.tag import Pass
 
 
 def pass_of(p: Any, checkpoint: object) -> Pass:

@@ -26,7 +26,7 @@ from .base import Access, Batch, Host, Option, Outcome, Painter, Remora
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..tag import Pass
+    from ..text.tag import Pass
 
 logger = logging.getLogger(__name__)
 

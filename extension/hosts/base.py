@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from lib_lora import Clock, Rows
 
-    from ..generation import Txt2Img
-    from ..tag import Pass
+    from ..text.tag import Pass
+    from .txt2img import Txt2Img
 
 WARNINGS = "Remora warnings"
 """Name in a parameters text."""

@@ -24,7 +24,7 @@ from .base import Batch, Outcome, Remora
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..tag import Pass
+    from ..text.tag import Pass
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from ..generation import Progress, Result, Txt2Img
-from ..prompt import PromptError
-from ..session import Skipped
+from ..generation.session import Skipped
+from ..hosts.txt2img import Progress, Result, Txt2Img
+from ..text.prompt import PromptError
 from .pnginfo import save_picture
 from .render import Watch, check, render
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..generation import RequestError
+from ..hosts.txt2img import RequestError
 
 logger = logging.getLogger(__name__)
 

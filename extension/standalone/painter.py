@@ -11,7 +11,7 @@ from .sampling import choices
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ..generation import Txt2Img
+    from ..hosts.txt2img import Txt2Img
     from .jobs import Job, Runner
 
 _TICK = 0.1  # seconds between two looks at a job

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from PIL.PngImagePlugin import PngInfo
 
-from ..atomic import write_bytes
-from ..store import locked
+from ..store import locked, write_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ..generation import Picture
+    from ..hosts.txt2img import Picture
 
 _CHUNK = "parameters"
 _NUMBERED = re.compile(r"(\d{5,})-")

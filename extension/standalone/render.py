@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .. import always_on, regions
-from ..generation import Picture, Progress, Result, Txt2Img
+from ..generation.options import Overridden, hashes_wanted, settings, to_parameters
 from ..hosts import Outcome
-from ..infotext import Infotext, format_hashes, format_infotext
-from ..options import Overridden, hashes_wanted, settings, to_parameters
-from ..prompt import Parsed, parse
+from ..hosts.txt2img import Picture, Progress, Result, Txt2Img
+from ..kept import always_on
+from ..text import regions
+from ..text.infotext import Infotext, format_hashes, format_infotext
+from ..text.prompt import Parsed, parse
 from .encode import encode_each, encode_skipping
 from .preview import preview
 from .sampling import Sampling, find_sampling
 
 if TYPE_CHECKING:
-    from ..options import Values
-    from ..session import Activation
+    from ..generation.options import Values
+    from ..generation.session import Activation
     from .studio import Studio
 
 _PREVIEW_EVERY = 0.3  # seconds; on a GPU each one waits for the step to end

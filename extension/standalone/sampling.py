@@ -10,7 +10,7 @@ from typing import Any
 
 import diffusers
 
-from ..generation import RequestError
+from ..hosts.txt2img import RequestError
 
 AUTOMATIC = "Automatic"
 

@@ -14,9 +14,9 @@ from fastapi.concurrency import run_in_threadpool
 from lib_lora import LoraError
 
 from ..api import add_route, object_of
-from ..generation import Picture, RequestError, Result, Txt2Img
+from ..generation.options import TABLE, checked
 from ..hosts import Access
-from ..options import TABLE, checked
+from ..hosts.txt2img import Picture, RequestError, Result, Txt2Img
 from .jobs import Job, Runner
 from .model import LoadedModel
 from .pnginfo import encode_png

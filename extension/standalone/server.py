@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from fastapi.responses import FileResponse
 
-from ..generation import Txt2Img
-from ..options import checked
+from ..generation.options import checked
+from ..hosts.txt2img import Txt2Img
 from . import offload
 from .guard import Guard
 from .jobs import Job, Runner
@@ -21,7 +21,7 @@ from .sdapi import SdApi
 if TYPE_CHECKING:
     from lib_lora import LoraError
 
-    from ..ui.backend import Backend
+    from .backend import Backend
 
 _SCRIPT = "/remora/remora.js"
 
@@ -87,7 +87,7 @@ def make_app(
 
     With a `first_prompt` the page opens with it, and makes its picture at the first visit.
     """
-    from ..ui.page import TAB_SCRIPT, build_page, mount_page  # gradio takes two seconds that the API alone can spare
+    from .page import TAB_SCRIPT, build_page, mount_page  # gradio takes two seconds that the API alone can spare
 
     backend: Backend = PageBackend(runner, output_dir, first_prompt)
     app = make_api(runner, address, login)

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import register
+from ..generation.options import FAIL, ON_BAD_LORA
 from ..hosts._clocks import SchedulerClock
 from ..hosts._diffusers_rows import DiffusersRows
 from ..hosts.standalone import STANDALONE, StandaloneHost
-from ..options import FAIL, ON_BAD_LORA
 from . import offload
 from .inversions import TextualInversions
 
 if TYPE_CHECKING:
     import torch
 
-    from ..session import Session
+    from ..generation.session import Session
     from .model import LoadedModel
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..generation import RequestError, Txt2Img
-from ..options import TABLE, checked
+from ..generation.options import TABLE, checked
+from ..hosts.txt2img import RequestError, Txt2Img
 
 N = TypeVar("N", int, float)
 

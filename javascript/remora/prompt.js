@@ -1,5 +1,5 @@
 // LoRA tags within a prompt: read, and changed so that nothing else in it is touched. Pure; the server's
-// extension/prompt_edit.py does the same, and one table of cases holds both. What a tag says is read in tag.js.
+// extension/text/prompt_edit.py does the same, and one table of cases holds both. What a tag says is read in tag.js.
 
 /** @import {Reading} from "./tag.js" */
 

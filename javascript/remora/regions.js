@@ -1,5 +1,5 @@
 // Parts of the picture: what `mask=` says, as weights on a grid over the picture. Pure; the server's
-// extension/regions.py reads the same, and one table of cases holds both.
+// extension/text/regions.py reads the same, and one table of cases holds both.
 
 import {written} from "./curve.js";
 

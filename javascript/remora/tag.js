@@ -1,5 +1,5 @@
 // What stands between `<lora:` and `>`: a name, and fields between colons. Read, and changed so that no other field is
-// touched. Pure; the server's extension/prompt_edit.py does the same, and one table of cases holds both.
+// touched. Pure; the server's extension/text/prompt_edit.py does the same, and one table of cases holds both.
 
 /** @import {Curve} from "./curve.js" */
 

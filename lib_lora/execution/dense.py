@@ -1,14 +1,12 @@
-"""A call of a layer in several passes, each for some rows of the batch: for a layer with one weight per pass.
+"""The dense executor: the effective weight is built for one call in scratch memory; the base weight is never written.
 
-The transient way: the effective weight is built for one call in a scratch buffer; the base is never written.
-
-For what no separate product can follow, or where the sum is cheaper: nn.MultiheadAttention multiplies by its
-parameters inside one fused function, a norm has no product at all, a grouped convolution has no low-rank pair, a full
+It serves what no separate product can follow, or where the sum is cheaper. nn.MultiheadAttention multiplies by its
+parameters inside one fused function, a norm has no product, a grouped convolution has no low-rank pair, a full
 difference is as large as the weight. The layer's forward then runs on a stand-in that shares everything with the layer
 but the parameters in question.
 
-Rows of the batch that have strengths of their own are a pass each, or together where their strengths are the same. So
-is each region of the picture: of its pass, the places inside are taken.
+Rows of the batch with strengths of their own are computed in a pass each, or together where their strengths are equal.
+Each region of the picture is a pass too; the places inside the region are taken from it.
 """
 
 from __future__ import annotations

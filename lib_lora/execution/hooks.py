@@ -1,18 +1,9 @@
-"""Forwards of ours, and the places where a layer may carry a forward: on itself, and in hooks.
+"""Hooks on layers: `forward` and `_apply` of the layer classes, replaced once per class and undone exactly.
 
-Most layers run the forward of their class. Some are given one of their own, as a bound method in the instance's
-dictionary: earlier SDNQ and some loaders of scaled fp8 checkpoints convert layers that way. Then no patch of the class
-is ever reached, and the layer's own method is replaced instead.
-
-The holder beside one layer.
-
-`forward` and `_apply` of the layer classes, replaced once per class, undone exactly.
-
-Class-level and not per layer, because instance attributes are what accelerate and diffusers fight over: a hook that is
-removed puts back what it once saw. A layer without a slot pays one attribute look-up. Only where a layer carries a
-forward of its own, so that its class's is never run, is that one replaced; see `forwards.py`.
-
-The layers that carry slots of one engine: what serves them is put in place for all of them, or for none.
+The class is patched and not each layer, because accelerate and diffusers put back instance attributes as they once
+found them. A layer without adapters pays one attribute look-up. A few layers carry a forward of their own, so that the
+forward of their class is never called; there the layer's own one is replaced. `Slot` is what a layer carries,
+`Carriers` are the layers that carry slots of one engine.
 """
 
 from __future__ import annotations
@@ -137,7 +128,7 @@ def _exchange(layer: nn.Module, old: object, new: BaseForward) -> None:
 
 
 class Way(Protocol):
-    """How the bindings of one layer are computed: `factored.py`, `transient.py` or `merged.py`."""
+    """How the bindings of one layer are computed: `low_rank.py`, `dense.py` or `merged.py`."""
 
     @property
     def at_rest(self) -> bool:
@@ -196,7 +187,7 @@ class Slot:
         self.calls = 0
         """Of the layer, as far as 2."""
         self.tell: Callable[[Slot], None] | None = None
-        """Called at each of these, see `uncalled.py`."""
+        """Called at each of these, see `watch.py`."""
 
     def note(self) -> None:
         """Note a call."""

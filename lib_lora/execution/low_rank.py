@@ -1,17 +1,14 @@
-"""The factored way: adapters beside their layer, at low-rank cost, with the base weight used only by the base forward.
+"""The low-rank executor: adapters beside their layer, with the base weight used only by the base forward.
 
 y = W (x + sum of changes of the input) + b + up (m * (down x)) + sum of changes of the output
 
 All low-rank pairs of a layer are one pair of matrices, stacked along the rank, with m = multiplier * scale per rank
-component: two products however many entries. Changes of the input, being under the same linear W, cost no further
-base call. Plain pairs on many tokens may instead be added to the weight in scratch memory, see `effective.py`.
+component: two products however many entries. Changes of the input are under the same linear W, so they cost no further
+base call. Plain pairs on many tokens may instead be added to the weight in scratch memory, see `low_rank_products.py`.
+Where the rows of a batch have strengths of their own, m has a row for each of them.
 
-Where the rows of the batch are of images with strengths of their own, m has a row for each, and all else is as before.
-
-Beside the layer for few tokens, by an effective weight for many: for kinds whose cost beside it is large per token.
-
-A rotation passes over every token once or several times. Over the weight it passes once per call, however many tokens
-there are. Only in dtypes in which the sum of the weight and its change loses nothing that matters, see `effective.py`.
+Kinds that cost much per token, as a rotation does, are computed beside the layer for few tokens, and by an effective
+weight for many. That happens only in dtypes in which the sum of the weight and its change loses nothing that matters.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""A linear layer and its fused pair as one product: with many tokens, adding the pair to the weight first is cheaper.
+"""The low-rank pairs of a layer as one product: added to the layer's output, or with many tokens to the weight first.
 
-Adding costs R * in * out, once per call; the pair beside the layer costs R * tokens * (in + out). Rows of the batch
-with strengths of their own take a sum each, or share one where their strengths are multiples of each other's. Places
-are sorted by their strengths, for a product each. Sums lie in scratch memory: the base weight is read, never written.
-Only in dtypes in which the sum loses nothing that matters: in half precision a small delta would drown in the rounding
-of W + dW, which is what the pair beside the layer is for.
-
-All low-rank pairs of a layer as one: how it is put together, and how it is added to the layer's output.
+Adding a pair to the weight costs R * in * out once per call; the pair beside the layer costs R * tokens * (in + out).
+Rows of the batch with strengths of their own take a sum each, or share one where their strengths are multiples of each
+other's. Places are sorted by their strengths, for a product each. Sums lie in scratch memory: the base weight is read,
+never written. Half precision is left out: a small delta would be lost in the rounding of W + dW.
 """
 
 from __future__ import annotations

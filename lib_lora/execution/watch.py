@@ -1,13 +1,11 @@
-"""Layers that have adapters and are never called, so that these do nothing: which, and why as far as can be told.
+"""Which layers with adapters are never called, and when the output of a denoiser was first not finite.
 
-Every slot notes its first calls. Where one layer of a component is called, and others are not, other code computes in
-their place: a fused kernel, or a forward that was replaced. Models that torch compiles are trusted: what they
-call is decided when they are compiled.
+Every slot notes its first calls. Where one layer of a component is called and others are not, other code computes in
+their place: a fused kernel, or a forward that was replaced. Models that torch compiles are trusted: their calls are
+decided when they are compiled.
 
-How often denoisers were called while adapters are in force, and when their output was first not finite.
-
-A strength that is too high makes the numbers of a half precision dtype overflow, and the picture black. The output of
-each call is looked at where it is: nothing waits for the device until somebody asks.
+A strength that is too high makes the numbers of a half precision dtype overflow, and the picture black. Each output is
+looked at on its device: nothing waits for the device until the report is asked for.
 """
 
 from __future__ import annotations

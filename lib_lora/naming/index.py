@@ -1,12 +1,11 @@
-"""Attention of diffusers whose projections were fused: `to_qkv` is called, and `to_q`, which is still there, is not.
-
-Source: huggingface/diffusers models/attention.py, `AttentionModuleMixin.fuse_projections`, and models/
-attention_processor.py, `Attention.fuse_projections`; what `pipe.fuse_qkv_projections()` calls.
-
-Layers as adapters see them: what kind, what logical shape, and which window of which parameter.
+"""The layers of a component under all their names: what kind each is, its logical shape, which rows of which parameter.
 
 Shapes are worked out from a layer's declared sizes, never from `.weight.shape`: a quantized layer's weight is packed.
 Layers that declare none (Forge's 4-bit and GGUF ones) are asked for them through the reader of their storage.
+
+Projections that diffusers has fused are found too: `to_qkv` is called, and `to_q`, which is still there, is not.
+Source: huggingface/diffusers models/attention.py, `AttentionModuleMixin.fuse_projections`, and models/
+attention_processor.py, `Attention.fuse_projections`; `pipe.fuse_qkv_projections()` calls them.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Whole:
         return adapter.of(self._known[key][1], self.weight)
 
     def marks(self) -> list[WeightMark | None]:
-        """Mark the weights as they are now; see `layer.WeightMark`."""
+        """Mark the weights as they are now; see `base_weight.WeightMark`."""
         layers = [(self._layers[one.target.path](), one.target.param) for one in self.place.segments]
         return [None if layer is None else WeightMark.of(layer, param) for layer, param in layers]
 

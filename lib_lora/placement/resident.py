@@ -1,9 +1,7 @@
-"""One adapter on one layer, as one entry of the stack wants it.
+"""What lies beside a layer while it computes there: made when first needed, moved with the layer, dropped with it.
 
-What lies beside a layer while it computes there: made when first needed, following the layer, dropped when it goes.
-
-Going to a device is a copy of what the file has; leaving it is a drop, without a copy back. Where the device has no
-room for all layers, some are placed for each call anew, see `budget.py`.
+Moving to a device is a copy of what the file has; leaving it is a drop, without a copy back. Where the device has no
+room for all layers, some are placed for each call anew, see `budget.py`. A `Binding` is one adapter on one layer.
 """
 
 from __future__ import annotations
@@ -64,9 +62,9 @@ class Keeping:
     storage: Storage = "file"
     budget: Budget = field(default_factory=Budget)
     buckets: tuple[int, ...] = ()
-    """To which ranks are rounded up; see `buckets.py`."""
+    """To which ranks are rounded up; see `static.py`."""
     steady: Steady | None = None
-    """Where compiled models have their adapters from stack to stack; None where it may change. See `steady.py`."""
+    """Where compiled models have their adapters from stack to stack; None where it may change. See `static.py`."""
     tuner: Tuner | None = None
     """Adds pairs of linear layers where a kernel of our own is faster; None never asks."""
 

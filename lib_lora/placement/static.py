@@ -1,14 +1,11 @@
-"""Ranks rounded up, so that compiled code that was made for one stack serves others.
+"""Shapes and addresses that stay from stack to stack, for models that are compiled or captured in CUDA graphs.
 
-A graph has the shapes of what it was made with. Where the ranks of a layer's pairs add up to another number, it would
-be compiled anew; rounded up to the next of a few sizes and filled with zeros, most stacks have the same shapes.
+A compiled graph has the shapes of its tensors. Ranks are rounded up to a few sizes and filled with zeros, so most
+stacks have the same shapes, and nothing is compiled anew.
 
-Memory that stays where it is from stack to stack, for models that are compiled with CUDA graphs.
-
-A graph that was captured has the addresses of what it reads. torch records it anew where one of them has changed, which
-takes as long as several steps. So the tensors of a layer are copied to where those of the last stack were, if they have
-the same shapes, as they do where ranks are rounded up; and so are the strengths, of which each layer has its own.
-It is kept while nothing is in force, too, until the engine is told to keep nothing.
+A captured graph has the addresses of what it reads, and torch captures it anew where one has changed. So the tensors of
+a layer are copied into the memory of those before, if they have the same shapes, and so are the strengths, of which
+each layer has its own. This memory is kept while nothing is in force, until the engine is deactivated.
 """
 
 from __future__ import annotations
@@ -116,7 +113,7 @@ class Steady:
         return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *vectors))
 
     def _keeps(self, device: torch.device) -> bool:
-        """What is in the computer's memory is kept as it was, see `parking.py`."""
+        """What is in the computer's memory is kept as it was, see `plan.py`."""
         return not self._given_up and device.type not in _WITHOUT_GRAPHS
 
 

@@ -1,6 +1,6 @@
-"""The numbers that a stack means at a moment: of each image and half, one for each cell of a plan.
+"""The numbers that a stack means at a moment: one for each cell of a plan, for each image and half.
 
-Which layers one number multiplies: those of an entry in one block, and no rule tells them from each other.
+A cell is the layers that one number multiplies: those of one entry, component and block that no rule tells apart.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a call of a model says of itself, so that no host has to tell it: how many rows it has, and which timestep.
+"""One call of a model: its timestep, its rows, and the images and prompts that these rows belong to.
 
-Which image and prompt each row of a call belongs to: of a model's call, and of a layer's within it.
-
-When a model call is: what its host's clock says, what was told, and what the call says of itself.
+The call's own arguments tell the timestep and the number of rows, so no host has to. A host's clock, and what
+`Engine.set_moment` said, tell the rest. Rows of a layer inside the call follow those of the call.
 """
 
 from __future__ import annotations

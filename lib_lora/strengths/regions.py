@@ -1,12 +1,8 @@
-"""A part of the picture: a weight for each place of it, pure values.
+"""Regions: parts of the picture as grids of weights, and the weights that each layer's places have.
 
-A grid of weights is stretched over the picture, whatever size that has and whatever resolution a layer works in, so
-one region serves the first pass and a larger second one alike.
-
-Strengths that differ from place to place: which region each cell acts in, and its weights where a layer has places.
-
-What a layer is given that is of no place, such as the tokens of the prompt, and layers that have none, have the share
-of the picture that the region is.
+A grid of weights is stretched over the picture, whatever size that has and whatever resolution a layer works in, so one
+region serves the first pass and a larger second one alike. Input that lies nowhere in the picture, such as the tokens
+of the prompt, and layers without places have the region's share of the picture as their weight.
 """
 
 from __future__ import annotations

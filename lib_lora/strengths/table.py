@@ -1,14 +1,12 @@
-"""Where a layer reads its strengths: its part of the factors that all layers of a plan have on a device.
+"""The strength table: a few numbers on the host, and one vector per device that never moves.
 
-Where strengths live: a few numbers on the host, and one vector per device that never moves.
-
-Every rank component of every fused pair is multiplied by `multiplier * scale` in the forward. All those factors of
-a plan lie in one flat vector per (device, dtype); a layer's part is a view into it. Changing a strength rewrites
-the vector: one gather, one product and one copy per device, however many layers there are, and no layer is touched.
+Every rank component of every fused pair is multiplied by `multiplier * scale` in the forward. All these factors of a
+plan lie in one flat vector per device and dtype; a layer's window is a view into it. Changing a strength rewrites the
+vector: one gather, one product and one copy per device, however many layers there are, and no layer is touched.
 
 Images of a batch may have strengths of their own, and so may their positive and negative prompts: both are variants of
-the stack, see `rows.RowMap`, and called images here. The vector is that of one; while a call has rows of several, a
-matrix beside it has the factors of each row.
+the stack, see `model_call.RowMap`, and called images here. The vector has the factors of one of them. While a call has
+rows of several, a matrix beside it has the factors of each row.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Rates:
         Args:
             work: of the layer.
             places: tokens or pixels that it computes.
-            exact: whether the layer adds a pair to its weight in scratch memory where there are many; `effective.py`.
+            exact: whether the layer adds a pair to its weight in scratch memory where there are many.
         """
         if work.builds:
             return self.call + self.build * work.entries + self._sum(work)

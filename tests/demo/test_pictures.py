@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from extension.generation import Txt2Img
 from extension.hosts.standalone import STANDALONE
+from extension.hosts.txt2img import Txt2Img
 from extension.standalone import offload
 from extension.standalone.demo import FOLDER, find_demo
 from extension.standalone.model import load_model

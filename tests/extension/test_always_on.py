@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extension.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile, StackRefusedError, parameters, read
-from extension.tag import Tag
+from extension.kept.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile, StackRefusedError, parameters, read
+from extension.text.tag import Tag
 
 STACK = AlwaysOn(True, (AlwaysOnEntry("a", True, 0.8, 0.5), AlwaysOnEntry("b", False)))
 NUMBERS = st.floats(-1e6, 1e6)

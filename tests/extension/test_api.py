@@ -16,12 +16,12 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from extension.always_on import AlwaysOn, AlwaysOnFile
-from extension.infotext import parse_infotext
-from extension.options import DEFAULT_MULTIPLIER, ENABLED, ON_BAD_LORA, SKIP
-from extension.session import Skipped
+from extension.generation.options import DEFAULT_MULTIPLIER, ENABLED, ON_BAD_LORA, SKIP
+from extension.generation.session import Skipped
+from extension.kept.always_on import AlwaysOn, AlwaysOnFile
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
+from extension.text.infotext import parse_infotext
 from extension.version import VERSION
 
 DEMO = {"neon", "night", "outline", "stars", "stripes", "zorp"}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from extension.batch import text_keys, wanted
-from extension.catalog import CatalogFile
-from extension.prompt import parse
-from extension.tag import Tag, Wished
+from extension.generation.batch import text_keys, wanted
+from extension.library.catalog import CatalogFile
+from extension.text.prompt import parse
+from extension.text.tag import Tag, Wished
 from lib_lora import PerImage, Stack
 
 TEXTS = ("text_encoder",)

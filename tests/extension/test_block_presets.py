@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extension.block_presets import BlockPresetsFile
-from extension.block_weights import (
+from extension.kept.block_presets import BlockPresetsFile
+from extension.text.block_weights import (
     BUILT_IN,
     BlockWeightsError,
     Value,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from extension.catalog import Catalog, CatalogError, _hash_from
+from extension.library.catalog import Catalog, CatalogError, _hash_from
 from lib_lora import PickleError
 from lib_lora.files.file import AdapterFile
 
@@ -182,7 +182,7 @@ def test_a_name_like_a_hash_reads_no_file_while_somebody_waits(folder: Path, mon
     a = put(folder / "a.safetensors", value=1)
     found, hashed = catalog(folder), threading.Event()
     digest = hashlib.sha256(torch.tensor([1.0]).numpy().tobytes()).hexdigest()[:12]
-    monkeypatch.setattr("extension.catalog._hash_from", _waiting(_hash_from, hashed))
+    monkeypatch.setattr("extension.library.catalog._hash_from", _waiting(_hash_from, hashed))
     with pytest.raises(CatalogError, match="if it is a hash, try again later: 1 are being made"):
         found.find(digest)
     with pytest.raises(CatalogError, match="is not in the LoRA folders"):
@@ -233,7 +233,7 @@ def test_an_alias_follows_its_file(folder: Path) -> None:
 def test_an_unknown_name_is_compared_with_few_others_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("watercolour", "other"):
         put(folder / f"{name}.safetensors")
-    monkeypatch.setattr("extension.catalog._COMPARED_AT_MOST", 2)
+    monkeypatch.setattr("extension.library.catalog._COMPARED_AT_MOST", 2)
     with pytest.raises(CatalogError, match="2 LoRA files are known") as caught:
         catalog(folder).find("watercolor")
     assert caught.value.candidates == ()

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import pytest
 from PIL import Image
 
-from extension.compare import Comparison, Plan, plan
-from extension.generation import RequestError, Txt2Img
+from extension.generation.compare import Comparison, Plan, plan
+from extension.hosts.txt2img import RequestError, Txt2Img
 
 PROMPT = "a fox <lora:a:0.8> x, <lora:b:1>"
 

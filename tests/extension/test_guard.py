@@ -18,12 +18,12 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from extension.always_on import AlwaysOn
 from extension.api import add_routes
 from extension.api.answers import LONGEST_BODY
-from extension.compare import Comparison
-from extension.generation import RequestError
-from extension.options import DEFAULT_MULTIPLIER
+from extension.generation.compare import Comparison
+from extension.generation.options import DEFAULT_MULTIPLIER
+from extension.hosts.txt2img import RequestError
+from extension.kept.always_on import AlwaysOn
 from extension.standalone.jobs import Runner
 from extension.standalone.sdapi import SdApi
 from extension.standalone.server import make_api

@@ -13,11 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from extension.generation.options import DYLORA, ENABLED, FAIL, HASHES, IN_ORDER, ON_BAD_LORA, SPLIT_QKV, TABLE
+from extension.generation.session import Session
 from extension.guest import Guest
 from extension.hosts import Batch, Outcome
 from extension.hosts.standalone import StandaloneHost
-from extension.options import DYLORA, ENABLED, FAIL, HASHES, IN_ORDER, ON_BAD_LORA, SPLIT_QKV, TABLE
-from extension.session import Session
 from extension.standalone.demo import Demo
 from lib_lora import LoraError, Region
 from lib_lora.naming.skeleton import skeleton

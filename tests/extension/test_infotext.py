@@ -5,7 +5,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extension.infotext import _SETTING, Infotext, format_hashes, format_infotext, parse_hashes, parse_infotext
+from extension.text.infotext import _SETTING, Infotext, format_hashes, format_infotext, parse_hashes, parse_infotext
 from tests.selection import examples
 
 FUZZ = settings(max_examples=examples(3000), deadline=None)

@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from extension import options
-from extension.hosts.standalone import StandaloneHost
-from extension.options import (
+from extension.generation import options
+from extension.generation.options import (
     ALWAYS,
     CACHE,
     DEFAULT_MULTIPLIER,
@@ -33,7 +32,8 @@ from extension.options import (
     skip_bad,
     to_parameters,
 )
-from extension.request import Memory, Settings
+from extension.generation.request import Memory, Settings
+from extension.hosts.standalone import StandaloneHost
 from lib_lora import Reading
 
 MB = 1024 * 1024

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from extension.catalog import Catalog
-from extension.paste import with_own_names
+from extension.generation.paste import with_own_names
+from extension.library.catalog import Catalog
 
 EMPTY = hashlib.sha256().hexdigest()
 
@@ -92,7 +92,7 @@ def test_a_hash_is_not_searched_for_through_all_of_a_large_collection(
     hashes = {name: catalog.sha256(catalog.find(name)) for name in ("ink", "fur")}
     for name in hashes:
         catalog.index.change(catalog.find(name), sha256="")
-    monkeypatch.setattr("extension.catalog._READ_AT_MOST", 1)
+    monkeypatch.setattr("extension.library.catalog._READ_AT_MOST", 1)
     assert catalog.with_sha256(hashes["ink"]) is None
     assert catalog.with_sha256(hashes["fur"], catalog.find("fur")) == catalog.find("fur")
     catalog.sha256(catalog.find("ink"))

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from extension.catalog import Catalog
-from extension.infotext import Infotext, format_infotext, parse_infotext
-from extension.paste import with_own_names
+from extension.generation.paste import with_own_names
+from extension.library.catalog import Catalog
 from extension.standalone.demo import Demo
+from extension.text.infotext import Infotext, format_infotext, parse_infotext
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extension.presets import Preset, PresetError, Presets, read_text
+from extension.kept.presets import Preset, PresetError, Presets, read_text
 
 TEXT = "<lora:a:0.5> fur coat\n<lora:b c:1:0.5>"
 

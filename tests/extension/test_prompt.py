@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extension.block_weights import BUILT_IN, BlockPresets, Blocks, read_list
-from extension.known import Known
-from extension.prompt import PromptError, format_tag, parse, parse_arguments
-from extension.regions import NAMED, NO_MASK, Mask, read_mask
-from extension.tag import PASSES, Tag
+from extension.text.block_weights import BUILT_IN, BlockPresets, Blocks, read_list
+from extension.text.known import Known
+from extension.text.prompt import PromptError, format_tag, parse, parse_arguments
+from extension.text.regions import NAMED, NO_MASK, Mask, read_mask
+from extension.text.tag import PASSES, Tag
 from lib_lora import Curve, Element, Entry, Halves, LoraError, Region, Shape, Strength, Unit, Window
 from tests.selection import examples
 

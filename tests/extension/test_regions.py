@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from extension.known import ANY, Known
-from extension.paste import with_own_regions
-from extension.prompt import PromptError, format_tag, parse
-from extension.region_files import RegionFiles, as_png, from_text, read_picture
-from extension.regions import (
+from extension.generation.paste import with_own_regions
+from extension.kept.region_files import RegionFiles, as_png, from_text, read_picture
+from extension.text.known import ANY, Known
+from extension.text.prompt import PromptError, format_tag, parse
+from extension.text.regions import (
     NAMED,
     NO_MASK,
     PARAMETER,

@@ -15,13 +15,13 @@ from fastapi.testclient import TestClient
 from torch import nn
 
 import extension
-from extension.always_on import AlwaysOn, AlwaysOnEntry
-from extension.catalog import CatalogError
+from extension.generation.options import DEFAULT_MULTIPLIER, FAIL, ON_BAD_LORA, SKIP, TABLE
 from extension.hosts import Batch
 from extension.hosts.standalone import STANDALONE
-from extension.options import DEFAULT_MULTIPLIER, FAIL, ON_BAD_LORA, SKIP, TABLE
-from extension.prompt import PromptError
+from extension.kept.always_on import AlwaysOn, AlwaysOnEntry
+from extension.library.catalog import CatalogError
 from extension.standalone.demo import Demo
+from extension.text.prompt import PromptError
 from tests.fakes.demo import demo_pipeline
 
 ROOT = Path(extension.__file__).resolve().parents[1]

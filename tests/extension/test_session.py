@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from extension.catalog import CatalogError
+from extension.generation.options import TABLE
+from extension.generation.request import Memory, Settings
+from extension.generation.session import Session
+from extension.generation.state import state_of
 from extension.hosts.standalone import StandaloneHost
-from extension.options import TABLE
-from extension.prompt import parse_arguments
-from extension.request import Memory, Settings
-from extension.session import Session
+from extension.library.catalog import CatalogError
 from extension.standalone.demo import Demo
-from extension.state import state_of
-from extension.tag import Tag
+from extension.text.prompt import parse_arguments
+from extension.text.tag import Tag
 from lib_lora import ActivationError, Engine, LoraError, PickleError, Reading
 from lib_lora.naming.skeleton import skeleton
 from lib_lora.tuning.rates import RateBook, Rates
@@ -290,7 +290,7 @@ def test_the_engine_is_made_anew_where_memory_is_used_in_another_way(
         made.append(memory)
         return Engine(host.components())
 
-    monkeypatch.setattr("extension.session.make_engine", make)
+    monkeypatch.setattr("extension.generation.session.make_engine", make)
     before, half = setup.output(), Memory(storage="bfloat16")
     for memory in (Memory(), Memory(), half, half):
         setup.session.begin([Tag("zorp")], Settings(memory=memory))
@@ -319,7 +319,7 @@ def test_memory_is_used_as_the_settings_say(setup: Setup) -> None:
 def test_kernels_of_our_own_are_asked_where_the_user_wants_them(setup: Setup, own: bool) -> None:
     setup.session.begin([Tag("zorp")], Settings(memory=Memory(own_kernels=own)))
     assert setup.session._engine is not None
-    assert (setup.session._engine._keeping.chooser is not None) is own
+    assert (setup.session._engine._tuner._chooser is not None) is own
 
 
 def test_a_budget_of_the_device_is_kept(setup: Setup) -> None:

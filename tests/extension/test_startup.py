@@ -27,6 +27,6 @@ def test_a_start_imports_nothing_large(tmp_path: Path) -> None:
     command = [sys.executable, "-c", STARTING, str(ENTRY), str(tmp_path)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
     imported = json.loads(done.stdout.splitlines()[-1])
-    assert "remora.session" in imported
+    assert "remora.generation.session" in imported
     assert "lib_lora.engine" in imported
     assert [name for name in imported if name.startswith(LARGE)] == []

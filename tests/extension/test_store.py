@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 
 from extension import store as module
-from extension.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile
-from extension.atomic import read_bytes, write_bytes, write_text
-from extension.block_presets import BlockPresetsFile
-from extension.collection import CatalogFile, beside, read_notes, write_notes
-from extension.presets import PresetError, Presets
-from extension.region_files import RegionFiles
-from extension.store import Store, json_bytes, locked, set_aside
+from extension.kept.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile
+from extension.kept.block_presets import BlockPresetsFile
+from extension.kept.presets import PresetError, Presets
+from extension.kept.region_files import RegionFiles
+from extension.library import CatalogFile, beside, read_notes, write_notes
+from extension.store import Store, json_bytes, locked, read_bytes, set_aside, write_bytes, write_text
 from lib_lora import Region
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -109,7 +108,7 @@ def test_presets_of_blocks_and_regions_are_kept_by_several_at_once(tmp_path: Pat
 WRITER = """
 import sys
 from pathlib import Path
-from extension.presets import Presets
+from extension.kept.presets import Presets
 presets = Presets(lambda: Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from extension.catalog import CatalogError
+from extension.generation.xyz import NONE, axes
 from extension.hosts import Axis
 from extension.hosts._axes import add_axes
-from extension.presets import PresetError
-from extension.prompt import PromptError
+from extension.kept.presets import PresetError
+from extension.library.catalog import CatalogError
 from extension.standalone.studio import Studio
-from extension.xyz import NONE, axes
+from extension.text.prompt import PromptError
 
 PROMPT = "a fox <lora:zorp:0.5> x <lora:stripes:1:0.8>"
 

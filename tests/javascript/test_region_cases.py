@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from extension.regions import NAMED, RegionTextError, checked_name, read_mask
+from extension.text.regions import NAMED, RegionTextError, checked_name, read_mask
 from lib_lora import Region
 
 CASES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "regions.json").read_text("utf-8"))

@@ -17,21 +17,9 @@ from cosmic_ray.plugins import get_operator, operator_names
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "algorithms": ("lib_lora/adapters/*.py",),
-    "executors": tuple(
-        f"lib_lora/{name}.py"
-        for name in (
-            *("apart", "binding", "build", "by_tokens", "effective", "factored"),
-            *("live", "merged", "opaque", "pairs", "plan", "transient"),
-        )
-    ),
-    "names": (
-        "lib_lora/formats/*.py",
-        *(f"lib_lora/{name}.py" for name in ("families", "layer", "network", "numbered", "parsed", "places", "recipe")),
-    ),
-    "prompt": tuple(
-        f"extension/{name}.py"
-        for name in ("block_weights", "infotext", "known", "prompt", "prompt_edit", "regions", "tag")
-    ),
+    "executors": ("lib_lora/plan.py", "lib_lora/execution/*.py", "lib_lora/strengths/live.py"),
+    "names": ("lib_lora/files/formats/*.py", "lib_lora/naming/*.py"),
+    "prompt": ("extension/text/*.py",),
     "api": ("extension/api/*.py",),
 }
 """Patterns of files, by what the figures call them."""

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from extension.presets import PresetError, Presets
+from extension.kept.presets import PresetError, Presets
 
 
 def main(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""How a slot learns about offloading: one file per scheme, found by `registry.discover_classes`.
+"""How a slot learns about offloading: one file per scheme, found by `plugins.discover_classes`.
 
 The guard in the forward alone keeps devices right under any scheme. A scheme only says where hooks keep a forward they
 captured, and whether adapters should stay on the device between two calls.

@@ -13,10 +13,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from extension.api import list_loras
-from extension.catalog import Catalog, CatalogError
-from extension.collection import Index, beside, read_notes, walk
-from extension.collection.facts import Facts, FactsReader
-from extension.collection.pictures import Thumbnails
+from extension.library import Index, beside, read_notes, walk
+from extension.library.catalog import Catalog, CatalogError
+from extension.library.facts import Facts, FactsReader
+from extension.library.pictures import Thumbnails
 from tests.extension.collection.test_facts import lora
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="pipes and devices are files on POSIX systems alone")
@@ -75,7 +75,7 @@ def test_a_file_that_fails_in_any_way_has_a_problem_and_the_next_are_read(
     if what == "header":
         monkeypatch.setattr(FactsReader, "read", read)
     else:
-        monkeypatch.setattr("extension.collection.scan.read_notes", noted)
+        monkeypatch.setattr("extension.library.scan.read_notes", noted)
     catalog = scanned()
     rows = {row.name: row for row in catalog.index.rows()}
     assert all(row.complete for row in rows.values())

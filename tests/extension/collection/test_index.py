@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from extension.catalog import Catalog
-from extension.collection import Index, Row, walk
+from extension.library import Index, Row, walk
+from extension.library.catalog import Catalog
 from lib_lora import glance
 from tests.extension.collection.test_facts import lora
 
@@ -59,8 +59,8 @@ def test_a_later_start_reads_no_header_again(
     first = started()
     digest = first.shorthash(first.find("a"))
     rows = {one.file.path: one for one in first.index.rows()}
-    monkeypatch.setattr("extension.collection.facts.glance", lambda path: pytest.fail("read again"))
-    monkeypatch.setattr("extension.catalog._hash_from", lambda *_: pytest.fail("hashed again"))
+    monkeypatch.setattr("extension.library.facts.glance", lambda path: pytest.fail("read again"))
+    monkeypatch.setattr("extension.library.catalog._hash_from", lambda *_: pytest.fail("hashed again"))
     later = started()
     assert {one.file.path: replace(one, revision=0) for one in later.index.rows()} == {
         path: replace(one, revision=0) for path, one in rows.items()
@@ -73,7 +73,7 @@ def test_a_later_start_shows_what_it_knows_before_it_looks(
     started: Callable[[], Catalog], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first start knows nothing, so it looks at once."""
-    monkeypatch.setattr("extension.collection.scan._LATER", 60.0)
+    monkeypatch.setattr("extension.library.scan._LATER", 60.0)
     lora(folder / "a.safetensors")
     started().close()
     lora(folder / "b.safetensors")
@@ -240,8 +240,8 @@ def held(path: Path) -> Iterator[None]:
 def test_an_index_that_another_process_holds_is_waited_for_and_never_deleted(
     started: Callable[[], Catalog], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extension.collection.index._TIMEOUT", 0.2)
-    monkeypatch.setattr("extension.collection.scan._RETRY", 0.1)
+    monkeypatch.setattr("extension.library.index._TIMEOUT", 0.2)
+    monkeypatch.setattr("extension.library.scan._RETRY", 0.1)
     for name in "ab":
         lora(folder / f"{name}.safetensors")
     first = started()
@@ -272,8 +272,8 @@ def test_an_index_that_another_process_holds_is_waited_for_and_never_deleted(
 def test_what_could_not_be_saved_is_saved_later(
     started: Callable[[], Catalog], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extension.collection.index._TIMEOUT", 0.2)
-    monkeypatch.setattr("extension.collection.scan._RETRY", 0.1)
+    monkeypatch.setattr("extension.library.index._TIMEOUT", 0.2)
+    monkeypatch.setattr("extension.library.scan._RETRY", 0.1)
     lora(folder / "a.safetensors")
     catalog = started()
     with held(tmp_path / "data" / "catalog.sqlite3"):
@@ -327,7 +327,7 @@ def test_without_a_watcher_the_folders_are_looked_through_again(
     started: Callable[[], Catalog], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "watchdog.events", None)
-    monkeypatch.setattr("extension.collection.scan._LOOK_EVERY", 0.1)
+    monkeypatch.setattr("extension.library.scan._LOOK_EVERY", 0.1)
     catalog = started()
     lora(folder / "a.safetensors")
     catalog.somebody_looks()
@@ -340,7 +340,7 @@ def test_a_refresh_walks_once_and_what_comes_meanwhile_is_not_forgotten(
     monkeypatch.setitem(__import__("sys").modules, "watchdog.events", None)  # nothing tells of changes
     catalog = started()
     walks: list[int] = []
-    monkeypatch.setattr("extension.collection.scan.walk", lambda folders: walks.append(1) or walk(folders))
+    monkeypatch.setattr("extension.library.scan.walk", lambda folders: walks.append(1) or walk(folders))
     lora(folder / "a.safetensors")
     reading, go_on = threading.Event(), threading.Event()
 
@@ -349,7 +349,7 @@ def test_a_refresh_walks_once_and_what_comes_meanwhile_is_not_forgotten(
         assert go_on.wait(30)
         return glance(path)
 
-    monkeypatch.setattr("extension.collection.facts.glance", slow)
+    monkeypatch.setattr("extension.library.facts.glance", slow)
     catalog.refresh()
     assert reading.wait(30)
     lora(folder / "b.safetensors")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extension.collection import CatalogFile, Notes, NotesError, beside, read_notes, write_notes
+from extension.library import CatalogFile, Notes, NotesError, beside, read_notes, write_notes
 
 # As AUTOMATIC1111's editor of cards writes it.
 A1111 = {

@@ -16,16 +16,17 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from extension.collection import PictureError, opened_picture, pictures, shrunk_picture
-from extension.region_files import read_picture
-from extension.regions import RegionTextError
+from extension.kept.region_files import read_picture
+from extension.library import pictures
+from extension.library.pictures import PictureError, opened_picture, shrunk_picture
+from extension.text.regions import RegionTextError
 
 ROOT = Path(__file__).resolve().parents[3]
 PEAK = """
 import io, sys, threading
 from PIL import Image
-from extension.region_files import read_picture
-from extension.collection import shrunk_picture
+from extension.kept.region_files import read_picture
+from extension.library.pictures import shrunk_picture
 def peak():
     lines = open("/proc/self/status").read().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) >> 10

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from extension.collection import beside, walk
+from extension.library import beside, walk
 
 
 def put(path: Path, content: bytes = b"x") -> Path:

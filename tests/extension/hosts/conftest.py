@@ -9,7 +9,7 @@ import pytest
 from fastapi import FastAPI
 
 import extension
-from extension.collection import Scanner
+from extension.library import Scanner
 from lib_lora import uninstall
 from tests.fakes import forge
 from tests.fakes.files import pair, save

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import extension
+from extension.generation.options import DEFAULT_MULTIPLIER, ENABLED, FAIL, IN_ORDER, MERGE, ON_BAD_LORA
 from extension.hosts import current_host
 from extension.hosts.a1111 import A1111
-from extension.options import DEFAULT_MULTIPLIER, ENABLED, FAIL, IN_ORDER, MERGE, ON_BAD_LORA
 from lib_lora import LoraError
 from tests.fakes.files import pair, save
 from tests.fakes.webui.a1111 import A1111Fake, MulticondLearnedConditioning, SdConditioning

@@ -16,9 +16,9 @@ from fastapi import FastAPI
 from torch import Tensor, nn
 
 import extension
+from extension.generation.options import ENABLED, MERGE, ON_BAD_LORA
 from extension.hosts import current_host
 from extension.hosts._chunk_parts import ChunkParts
-from extension.options import ENABLED, MERGE, ON_BAD_LORA
 from lib_lora import Row
 from lib_lora.execution import hooks
 from tests.fakes import forge

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import extension
-from extension.options import ENABLED
+from extension.generation.options import ENABLED
 from lib_lora import RowsError
 from tests.fakes.forge import KINDS, FakeForge
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from extension.generation import RequestError, Txt2Img
 from extension.hosts._painter import WebUIPainter
+from extension.hosts.txt2img import RequestError, Txt2Img
 
 REQUEST = Txt2Img("a fox", "blurry", 5, "Euler", "Karras", 6.0, 64, 96, 7)
 

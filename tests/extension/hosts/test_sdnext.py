@@ -14,10 +14,10 @@ import torch
 from diffusers import DPMSolverMultistepScheduler
 from torch import Tensor
 
+from extension.generation.options import FAIL, ON_BAD_LORA, TABLE
+from extension.generation.session import Session
 from extension.guest import Guest
 from extension.hosts.sdnext import SDNextHost
-from extension.options import FAIL, ON_BAD_LORA, TABLE
-from extension.session import Session
 from extension.standalone.demo import Demo
 from lib_lora import LoraError
 from tests.fakes.demo import demo_pipeline

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from torch import nn
 
+from extension.generation.options import TABLE
 from extension.hosts._webui import WebUIHost
-from extension.options import TABLE
 
 ROOT = Path(__file__).resolve().parents[3]
 BLOCKS = """
-from extension.ui.tab import build_tab
+from extension.tab import build_tab
 (component,) = [one for one in build_tab().get_config_file()["components"] if one["type"] == "html"]
 print(component["props"]["value"])
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from extension.prompt import parse
 from extension.standalone.demo import DEMO_PROMPT, FOLDER, DemoError, find_demo
+from extension.text.prompt import parse
 
 
 @pytest.fixture

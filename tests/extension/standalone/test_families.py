@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from extension.generation import Txt2Img
 from extension.hosts.standalone import STANDALONE
+from extension.hosts.txt2img import Txt2Img
 from extension.standalone.model import LoadedModel
 from extension.standalone.render import Watch, render
 from extension.standalone.studio import Studio, open_studio

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from extension.generation import Txt2Img
 from extension.hosts.standalone import STANDALONE
+from extension.hosts.txt2img import Txt2Img
 from extension.standalone import offload
 from extension.standalone.demo import Demo
 from extension.standalone.encode import encode_skipping

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from extension.catalog import CatalogError
-from extension.generation import Picture, RequestError, Txt2Img
-from extension.infotext import parse_infotext
-from extension.options import ALWAYS, FAIL, IN_ORDER, MERGE, ON_BAD_LORA, PAYS, SKIP
-from extension.prompt import PromptError
+from extension.generation.options import ALWAYS, FAIL, IN_ORDER, MERGE, ON_BAD_LORA, PAYS, SKIP
+from extension.hosts.txt2img import Picture, RequestError, Txt2Img
+from extension.library.catalog import CatalogError
 from extension.standalone import render
 from extension.standalone.encode import encode_skipping
 from extension.standalone.jobs import Runner
 from extension.standalone.studio import Studio
+from extension.text.infotext import parse_infotext
+from extension.text.prompt import PromptError
 from lib_lora.tuning.rates import RateBook, Rates
 
 SMALL = Txt2Img("a red fox", steps=2, width=64, height=64, seed=7)

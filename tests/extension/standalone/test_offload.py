@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from extension.generation import RequestError, Txt2Img
 from extension.hosts.standalone import STANDALONE
+from extension.hosts.txt2img import RequestError, Txt2Img
 from extension.standalone import offload
 from extension.standalone.demo import Demo
 from extension.standalone.model import load_model

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from extension.generation import Picture
+from extension.hosts.txt2img import Picture
 from extension.standalone.pnginfo import encode_png, read_infotext, save_picture
 
 IMAGE = Image.new("RGB", (8, 8), (10, 20, 30))

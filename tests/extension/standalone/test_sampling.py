@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from extension.generation import RequestError
+from extension.hosts.txt2img import RequestError
 from extension.standalone.sampling import SAMPLERS, choices, find_sampling, schedules
 
 MODEL = {

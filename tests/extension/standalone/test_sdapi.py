@@ -17,8 +17,7 @@ import webuiapi
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from extension.infotext import parse_infotext
-from extension.options import (
+from extension.generation.options import (
     ALWAYS,
     CACHE,
     DEFAULT_MULTIPLIER,
@@ -33,6 +32,7 @@ from extension.options import (
 from extension.standalone.jobs import Runner
 from extension.standalone.pnginfo import read_infotext
 from extension.standalone.server import make_api
+from extension.text.infotext import parse_infotext
 
 SMALL: dict[str, Any] = {"prompt": "a fox", "steps": 2, "width": 64, "height": 64, "seed": 7, "sampler_name": "Euler a"}
 TXT2IMG = "/sdapi/v1/txt2img"

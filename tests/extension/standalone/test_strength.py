@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from extension.generation import Txt2Img
+from extension.hosts.txt2img import Txt2Img
 from extension.standalone.jobs import Runner
 
 STEPS = 6

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from extension.generation import Picture, Txt2Img
-from extension.options import CACHE, IN_ORDER, MERGE, PAYS, TABLE
+from extension.generation.options import CACHE, IN_ORDER, MERGE, PAYS, TABLE
+from extension.hosts.txt2img import Picture, Txt2Img
 from extension.standalone.jobs import Runner
 from extension.standalone.server import PageBackend
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGE = """
 import json
 from types import SimpleNamespace
-from extension.ui.page import build_page
+from extension.standalone.page import build_page
 backend = SimpleNamespace(
     model_name="", first_prompt="", side=64, samplers=["Euler a"],
     offload_modes=["none"], offload_mode="none",
@@ -36,7 +36,7 @@ def backend(runner: Runner) -> PageBackend:
 
 @pytest.fixture
 def handlers(backend: PageBackend) -> Any:
-    from extension.ui.handlers import Handlers  # imports gradio, which takes seconds that other tests can spare
+    from extension.standalone.handlers import Handlers  # imports gradio, which takes seconds that other tests can spare
 
     return Handlers(backend)
 

@@ -9,9 +9,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from extension.infotext import parse_infotext
 from extension.standalone.demo import DEMO_PROMPT
 from extension.standalone.pnginfo import read_infotext
+from extension.text.infotext import parse_infotext
 from tests.extension.ui.serving import LONG, Served, fill, infotext_with, opened, serving
 
 pytestmark = pytest.mark.browser

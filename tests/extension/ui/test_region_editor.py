@@ -13,8 +13,8 @@ import httpx
 import pytest
 from PIL import Image
 
-from extension.region_files import read_picture
-from extension.regions import NAMED, read_mask
+from extension.kept.region_files import read_picture
+from extension.text.regions import NAMED, read_mask
 from lib_lora import Region
 from tests.extension.ui.serving import LONG, Served, opened
 from tests.extension.ui.tab import Tab

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from extension.generation import Progress, Result
-from extension.ui import shown
+from extension.hosts.txt2img import Progress, Result
+from extension.standalone import shown
 
 
 def test_what_comes_from_outside_is_escaped() -> None:

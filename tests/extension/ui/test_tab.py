@@ -13,9 +13,9 @@ import httpx
 import pytest
 from PIL import Image
 
-from extension.infotext import Infotext, parse_infotext
 from extension.standalone.demo import Demo
 from extension.standalone.pnginfo import read_infotext
+from extension.text.infotext import Infotext, parse_infotext
 from tests.extension.ui.serving import LONG, Served, infotext_with, opened, serving
 from tests.extension.ui.tab import Tab
 

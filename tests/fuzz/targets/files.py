@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from extension.api.library import listed
-from extension.collection import (
+from extension.library import (
     CatalogFile,
     Facts,
     Found,
@@ -22,12 +22,12 @@ from extension.collection import (
     NotesError,
     Row,
     Scanner,
-    Thumbnails,
     beside,
     read_notes,
     read_training,
     write_notes,
 )
+from extension.library.pictures import Thumbnails
 from lib_lora import AdapterFile, Engine, Entry, LoraError, base_model, glance, inspect_file, load_network
 
 from ..changes import changed_file, changed_json, changed_text, file_of, hollow

@@ -7,11 +7,12 @@ import io
 from hypothesis import strategies as st
 from PIL import Image
 
-from extension.collection import CatalogFile, Found, PictureError, Thumbnails, beside, opened_picture, set_picture
-from extension.infotext import parse_infotext
-from extension.region_files import as_png, from_text, read_picture
-from extension.regions import RegionTextError
+from extension.kept.region_files import as_png, from_text, read_picture
+from extension.library import CatalogFile, Found, beside
+from extension.library.pictures import PictureError, Thumbnails, opened_picture, set_picture
 from extension.standalone.pnginfo import encode_png, read_infotext
+from extension.text.infotext import parse_infotext
+from extension.text.regions import RegionTextError
 
 from ..changes import changed_bytes, changed_png
 from ..target import demand, folder, target, text_of

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import re
 
-from extension.block_weights import (
-    BUILT_IN as BLOCKS,
-)
-from extension.block_weights import (
+from extension.text.block_weights import BUILT_IN as BLOCKS
+from extension.text.block_weights import (
     BlockWeightsError,
     checked_name,
     format_list,
@@ -17,11 +15,11 @@ from extension.block_weights import (
     read_presets,
     read_rules,
 )
-from extension.known import Known
-from extension.prompt import PromptError, format_tag, parse, parse_arguments
-from extension.prompt_edit import names_in, renamed, set_field, set_multipliers, with_field, with_strength, without
-from extension.regions import NAMED, RegionTextError, parameters, read_mask, read_parameter
-from extension.tag import PASSES, Tag
+from extension.text.known import Known
+from extension.text.prompt import PromptError, format_tag, parse, parse_arguments
+from extension.text.prompt_edit import names_in, renamed, set_field, set_multipliers, with_field, with_strength, without
+from extension.text.regions import NAMED, RegionTextError, parameters, read_mask, read_parameter
+from extension.text.tag import PASSES, Tag
 from lib_lora import BlockNames, BlockWeights, Curve, Moment, Region, StackError, Strength
 
 from ..target import check_answer, demand, target, text_of, texts

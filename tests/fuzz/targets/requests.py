@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from extension import register, unregister
-from extension.generation import Picture, Result, Txt2Img
+from extension.generation.options import TABLE
 from extension.hosts.standalone import STANDALONE
-from extension.options import TABLE
+from extension.hosts.txt2img import Picture, Result, Txt2Img
 from extension.standalone.pnginfo import encode_png
 
 from ..changes import changed_request, file_of
 from ..target import check_answer, demand, folder, is_there, json_values, target
 
 if TYPE_CHECKING:
-    from extension.session import Session
+    from extension.generation.session import Session
 
 V1 = "/remora/v1"
 _AGAIN = 200  # requests after which what they kept is forgotten, as it would slow the next ones down

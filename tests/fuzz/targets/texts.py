@@ -7,19 +7,19 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from extension import always_on
-from extension.always_on import AlwaysOnFile, StackRefusedError
-from extension.block_presets import BlockPresetsFile
-from extension.block_weights import BlockWeightsError
-from extension.catalog import Catalog
-from extension.collection import Index
-from extension.infotext import format_hashes, format_infotext, parse_hashes, parse_infotext
-from extension.known import ANY
-from extension.paste import with_own_names, with_own_regions
-from extension.presets import PresetError, Presets, read_text
-from extension.prompt import PromptError, parse
-from extension.region_files import RegionFiles
-from extension.regions import RegionTextError, read_parameter
+from extension.generation.paste import with_own_names, with_own_regions
+from extension.kept import always_on
+from extension.kept.always_on import AlwaysOnFile, StackRefusedError
+from extension.kept.block_presets import BlockPresetsFile
+from extension.kept.presets import PresetError, Presets, read_text
+from extension.kept.region_files import RegionFiles
+from extension.library import Index
+from extension.library.catalog import Catalog
+from extension.text.block_weights import BlockWeightsError
+from extension.text.infotext import format_hashes, format_infotext, parse_hashes, parse_infotext
+from extension.text.known import ANY
+from extension.text.prompt import PromptError, parse
+from extension.text.regions import RegionTextError, read_parameter
 
 from ..changes import changed_json
 from ..target import as_json, demand, folder, json_values, target, text_of, texts
@@ -173,8 +173,8 @@ def _changed_database(data: bytes, random: Random) -> bytes:
 def names(data: bytes) -> object:
     """Names that users give: of regions, of presets."""
     name, where = text_of(data), folder("names")
-    from extension.block_weights import checked_name as block_name
-    from extension.presets import _checked_name as preset_name
+    from extension.kept.presets import _checked_name as preset_name
+    from extension.text.block_weights import checked_name as block_name
 
     preset_name(name)
     block_name(name)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from ..version import VERSION
 from .options import default_multiplier, enabled
-from .version import VERSION
 
 if TYPE_CHECKING:
     from lib_lora import NetworkReport
 
-    from .catalog import CatalogFile
+    from ..library.catalog import CatalogFile
     from .session import Activation, Active, Session, Skipped
 
 State: TypeAlias = Literal["applied", "partly", "failed", "missing"]

@@ -10,9 +10,9 @@ from typing import Protocol, TypeGuard, get_args
 
 from lib_lora import Reading
 
-from .hosts import Option
+from ..hosts import Option
+from ..text.tag import LIMIT
 from .request import Memory, Mode, Settings, Storage
-from .tag import LIMIT
 
 ENABLED = "remora_enabled"
 DEFAULT_MULTIPLIER = "remora_default_multiplier"

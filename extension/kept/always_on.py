@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .prompt import format_tag, number
-from .store import Store, json_bytes
-from .tag import Tag
+from ..store import Store, json_bytes
+from ..text.prompt import format_tag, number
+from ..text.tag import Tag
 
 PARAMETER = "Remora stack"
 """Its name in a parameters text."""

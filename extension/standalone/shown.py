@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ..generation import Progress, Result
+from ..hosts.txt2img import Progress, Result
 
 
 def bar(progress: Progress) -> str:

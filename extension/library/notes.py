@@ -16,8 +16,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-from ..atomic import read_bytes, write_text
-from ..store import Store, json_bytes
+from ..store import Store, json_bytes, read_bytes, write_text
 from .walk import CatalogFile, beside
 
 VERSION = 1

@@ -10,9 +10,9 @@ import gradio as gr
 
 from lib_lora import LoraError
 
-from ..generation import RequestError, Txt2Img
-from ..infotext import parse_infotext
-from ..options import TABLE
+from ..generation.options import TABLE
+from ..hosts.txt2img import RequestError, Txt2Img
+from ..text.infotext import parse_infotext
 from . import shown
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
-from .block_weights import (
+from ..store import FileValue, Store
+from ..text.block_weights import (
     BUILT_IN,
     BlockPresets,
     BlockWeightsError,
@@ -18,7 +19,6 @@ from .block_weights import (
     read_presets,
     read_rules,
 )
-from .store import FileValue, Store
 
 _FILE = "block_presets.txt"
 _MOST = 1000

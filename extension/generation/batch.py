@@ -10,8 +10,8 @@ from pathlib import Path
 from lib_lora import Entry, Halves, Multiplier, PerImage, Stack, Strength
 from lib_lora import is_off as is_zero
 
-from .catalog import CatalogFile
-from .tag import Wished
+from ..library.catalog import CatalogFile
+from ..text.tag import Wished
 
 
 def is_off(wish: Wished) -> bool:

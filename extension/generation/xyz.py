@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from .hosts import Axis
+from ..hosts import Axis
+from ..text.prompt import parse_arguments
+from ..text.prompt_edit import names_in, renamed, with_field, with_strength, without
+from ..text.regions import NAMED
 from .options import default_multiplier
-from .prompt import parse_arguments
-from .prompt_edit import names_in, renamed, with_field, with_strength, without
-from .regions import NAMED
 
 if TYPE_CHECKING:
     from .session import Session

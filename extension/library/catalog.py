@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from lib_lora import AdapterFile, LoraError
 
-from .collection import CatalogFile, Facts, Found, Index, Progress, Row, Scanner
+from . import CatalogFile, Facts, Found, Index, Progress, Row, Scanner
 
 __all__ = ["Catalog", "CatalogError", "CatalogFile"]
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import gradio as gr
 
-from ..generation import MAX_BATCH, MAX_CFG, MAX_COUNT, MAX_SIDE, MAX_STEPS, SIDE_STEP
-from ..options import TABLE
+from ..generation.options import TABLE
+from ..hosts.txt2img import MAX_BATCH, MAX_CFG, MAX_COUNT, MAX_SIDE, MAX_STEPS, SIDE_STEP
+from ..tab import MOUNT
 from . import shown
 from .handlers import Handlers
-from .tab import MOUNT
 
 if TYPE_CHECKING:
     from ..hosts import Option

@@ -6,14 +6,14 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .always_on import PARAMETER
-from .catalog import CatalogError
-from .infotext import parse_hashes
+from ..kept.always_on import PARAMETER
+from ..library.catalog import CatalogError
+from ..text.infotext import parse_hashes
 
 if TYPE_CHECKING:
     from lib_lora import Region
 
-    from .catalog import Catalog, CatalogFile
+    from ..library.catalog import Catalog, CatalogFile
 
 _WHOLE_TAG = re.compile(r"<lora:[^<>:]+[^<>]*>", re.IGNORECASE)
 _TAG = re.compile(r"(<(?:lora|lyco|loractl):)([^<>:]+)(?=[:>])", re.IGNORECASE)

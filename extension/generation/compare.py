@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from PIL import Image, ImageDraw, ImageFont
 
-from .generation import RequestError, Txt2Img
-from .prompt_edit import names_in, with_strength, without
+from ..hosts.txt2img import RequestError, Txt2Img
+from ..text.prompt_edit import names_in, with_strength, without
 
 if TYPE_CHECKING:
-    from .hosts import Painter
+    from ..hosts import Painter
 
 logger = logging.getLogger(__name__)
 

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 from lib_lora import RANK_BUCKETS, ActivationReport, Engine, LoraError, Stack, is_denoiser, model_blocks, model_family
 from lib_lora.tuning import Tuner
 
-from .always_on import AlwaysOnFile
+from ..kept.always_on import AlwaysOnFile
+from ..kept.block_presets import BlockPresetsFile
+from ..kept.presets import Presets
+from ..kept.region_files import RegionFiles
+from ..library.catalog import Catalog, CatalogError, CatalogFile
+from ..text.known import Known
+from ..text.prompt import parse_arguments
+from ..text.tag import Tag, Wished
 from .batch import Wanted, is_off, text_keys, wanted
-from .block_presets import BlockPresetsFile
-from .catalog import Catalog, CatalogError, CatalogFile
-from .known import Known
-from .presets import Presets
-from .prompt import parse_arguments
-from .region_files import RegionFiles
 from .request import USUAL, Memory, Request, Settings
-from .tag import Tag, Wished
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from lib_lora import BlockNames, Clock, Family, NetworkReport, Rows
 
-    from .hosts import Host
+    from ..hosts import Host
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from .facts import Facts, Structure, Training, read_training
 from .index import Index, Row
 from .notes import EDITABLE, Notes, NotesError, notes_lock, read_notes, write_notes
-from .pictures import PictureError, Thumbnails, one_picture, opened_picture, set_picture, shrunk_picture
 from .scan import Progress, Scanner
 from .walk import READABLE, CatalogFile, Found, beside, walk
 
@@ -16,21 +15,15 @@ __all__ = [
     "Index",
     "Notes",
     "NotesError",
-    "PictureError",
     "Progress",
     "Row",
     "Scanner",
     "Structure",
-    "Thumbnails",
     "Training",
     "beside",
     "notes_lock",
-    "one_picture",
-    "opened_picture",
     "read_notes",
     "read_training",
-    "set_picture",
-    "shrunk_picture",
     "walk",
     "write_notes",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ..generation import Progress, Result, Txt2Img
+from ..hosts.txt2img import Progress, Result, Txt2Img
 
 if TYPE_CHECKING:
     from lib_lora import LoraError

@@ -17,7 +17,7 @@ from PIL import Image
 
 from lib_lora import AdapterFile
 
-from ..atomic import read_bytes, write_bytes
+from ..store import read_bytes, write_bytes
 from .facts import PICTURES
 from .walk import CatalogFile, Found
 

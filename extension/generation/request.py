@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from lib_lora import Reading
 
-from .tag import LIMIT, Tag, Wished
+from ..text.tag import LIMIT, Tag, Wished
 
 Mode: TypeAlias = Literal["live", "merged", "auto"]
 """As in `lib_lora.Stack`."""

@@ -16,9 +16,9 @@ from PIL import Image
 
 from lib_lora import Region
 
-from .collection import PictureError, opened_picture
-from .regions import RegionTextError, checked_name
-from .store import Store, locked
+from ..library.pictures import PictureError, opened_picture
+from ..store import Store, locked
+from ..text.regions import RegionTextError, checked_name
 
 _FOLDER = "regions"
 _SIDE = 64

@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .collection import PictureError, shrunk_picture
-from .known import ANY
-from .prompt import PromptError, parse
-from .store import Store, json_bytes
+from ..library.pictures import PictureError, shrunk_picture
+from ..store import Store, json_bytes
+from ..text.known import ANY
+from ..text.prompt import PromptError, parse
 
 VERSION = 1  # of the file, and of the text
 _FILE = "presets.json"

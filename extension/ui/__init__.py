@@ -1,1 +1,0 @@
-"""Everything that is seen; the only place that imports gradio."""
