@@ -20,7 +20,7 @@ from .errors import ActivationError, LoraError, NoMatchError, StackError
 from .execution import hooks
 from .execution.hooks import Carriers, Way, carries
 from .execution.model import Model, check_components
-from .execution.watch import Outputs, Watch
+from .execution.watch import Watch
 from .files.reading import Reading
 from .naming.cache import NetworkCache
 from .naming.families import is_flow
@@ -114,12 +114,11 @@ class Engine:
         self._carriers = Carriers()
         self._tuner = tuner
         self._watch = Watch()
-        self._outputs = Outputs()
         self._model = Model({}, self._sources)
         self._stack = Stack()
         self._plan: Plan | None = None
         self._finalizer = weakref.finalize(
-            self, _clear, self._carriers, self._deaf, [] if tuner is None else tuner.stops, self._outputs.stops
+            self, _clear, self._carriers, self._deaf, [] if tuner is None else tuner.stops, self._watch.stops
         )
         self.components = dict(components)
 
@@ -159,7 +158,7 @@ class Engine:
             plan = self._plan
             if plan is None:
                 return ActivationReport(())
-            uncalled = self._watch.found(self.components, plan.places, self._outputs.called)
+            uncalled = self._watch.uncalled(self.components, plan.places)
             return replace(plan.report, uncalled=uncalled, too_strong=self._too_strong())
 
     @property
@@ -170,8 +169,7 @@ class Engine:
         never among them.
         """
         with self._lock:
-            silent = frozenset() if self._plan is None else self._watch.silent(self.components, self._plan.places)
-            return silent & self._outputs.called
+            return frozenset() if self._plan is None else self._watch.silent(self.components, self._plan.places)
 
     @property
     def embeddings(self) -> tuple[dict[str, dict[str, Tensor]], ...]:
@@ -222,7 +220,9 @@ class Engine:
             assert self._plan is not None
             self._rows.chosen = 0
             self._plan.strengths.show(0)
-            self._outputs.begin(self.components)
+            self._watch.begin(self.components)
+            if not kept:
+                self._watch.expect(self._plan.places)
             choices = self._plan.choices.by_layer
             if choices and self._tuner is not None:
                 self._tuner.begin(choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
@@ -328,7 +328,7 @@ class Engine:
             try:
                 self._take_off()
             finally:
-                self._outputs.stop()
+                self._watch.stop()
                 self._parking.clear()
                 if self._steady is not None:
                     self._steady.clear()
@@ -339,7 +339,7 @@ class Engine:
         room = self._parking.room_for(self._plan)
         self._stack, former, self._plan = Stack(), self._plan, None
         self._rows.chosen = 0
-        self._outputs.end()
+        self._watch.end()
         self._listen()
         if former is not None and room is not None:
             self._carriers.park(former.layers)
@@ -442,7 +442,6 @@ class Engine:
         if former is not None and room is not None:
             self._parking.put(former, room)
         self._listen(stack)
-        self._watch.begin(self.components, plan.places)
 
     def _exchange(self, ways: Mapping[nn.Module, Way]) -> None:
         """Have layers of the plan in force merged, as it was decided; where that fails, they stay live."""
@@ -489,7 +488,7 @@ class Engine:
         most = max(strengths, default=0.0)
         return {
             i: f"the output of {name} is not finite from call {first} on, and no LoRA is stronger than its {most:g}"
-            for name, first in self._outputs.not_finite().items()
+            for name, first in self._watch.not_finite().items()
             for i, one in enumerate(strengths)
             if one == most
         }

@@ -415,7 +415,9 @@ def bias_of(layer: nn.Module, target: Target) -> Tensor | None:
 
 
 def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether autograd keeps the parameters of a call, so that no other call may write to their memory."""
+    """Tell whether autograd or a function transform keeps the parameters of a call, which nobody may write to then."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
     if not torch.is_grad_enabled():
         return False
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]

@@ -12,7 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -22,11 +22,7 @@ from ..errors import ComponentError, LoraError
 from ..placement import schemes
 from ..tensors import device_of
 from ..weights.operation import BaseForward
-from . import hooks
 from .opaque import key_for
-
-if TYPE_CHECKING:
-    from ..weights.operation import BaseForward
 
 logger = logging.getLogger(__name__)
 
@@ -40,11 +36,14 @@ def patched(token: object, base_forward: BaseForward) -> BaseForward:
         slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
         if slot is None or slot.patch is not token or slot.way is None:
             return base_forward(self, *args, **kwargs)
-        if not is_compiling() and slot.calls < 2:
-            slot.note()
+        if not is_compiling() and not slot.called:  # in this order: a graph is not to know that it was called
+            slot.called = True
         return slot.way.run(self, base_forward, args, kwargs)
 
     made = _at_home_of(base_forward, forward)
+    # such as the marks of torch.jit.ignore, and the name by which a function is pickled
+    made.__dict__.update(getattr(base_forward, "__dict__", {}))
+    made.__qualname__ = getattr(base_forward, "__qualname__", made.__qualname__)
     made.remora_patch = token  # type: ignore[attr-defined]
     made.__wrapped__ = base_forward  # type: ignore[attr-defined]  # inspect.signature() looks here
     return made
@@ -106,6 +105,14 @@ class InstancePatch:
     def undo(self, layer: nn.Module) -> None:
         """Put the method back; also where a hook has captured ours meanwhile."""
         _exchange(layer, self.forward, self.base_forward)
+
+
+def has_foreign_forward(layer: nn.Module) -> bool:
+    """Tell whether a layer carries a forward that is neither ours nor a hook's, so that it may never come here."""
+    forward = layer.__dict__.get("forward")
+    if forward is None or token_of(getattr(forward, "__func__", forward)) is not None:
+        return False
+    return not any(True for _ in schemes.captured(layer))
 
 
 def own_method(layer: nn.Module, known: Callable[[object], bool]) -> MethodType | None:
@@ -176,7 +183,7 @@ class Slot:
     fp8 cast or an offload map. Copies of the layer start without one.
     """
 
-    __slots__ = ("__weakref__", "calls", "key", "layer", "owner", "patch", "tell", "way")
+    __slots__ = ("__weakref__", "called", "key", "layer", "owner", "patch", "way")
 
     def __init__(self, owner: object, layer: nn.Module) -> None:
         self.owner = owner
@@ -184,16 +191,8 @@ class Slot:
         self.key = key_for(self)
         self.patch: ClassPatch | InstancePatch | None = None
         self.way: Way | None = None
-        self.calls = 0
-        """Of the layer, as far as 2."""
-        self.tell: Callable[[Slot], None] | None = None
-        """Called at each of these, see `watch.py`."""
-
-    def note(self) -> None:
-        """Note a call."""
-        self.calls += 1
-        if self.tell is not None:
-            self.tell(self)
+        self.called = False
+        """Whether the layer was called since `watch.py` began to look, but for calls of compiled code."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         return None
@@ -567,7 +566,7 @@ class Carriers:
         failed: LoraError | None = None
         for layer in list(self._layers):
             try:
-                hooks.detach(layer)
+                detach(layer)
             except LoraError as error:
                 failed = failed or error
         self._layers.clear()
@@ -576,11 +575,11 @@ class Carriers:
 
     def _restore(self, ways: Mapping[nn.Module, Way | None]) -> None:
         for layer in list(self._layers):
-            slot = hooks.slot_of(layer)
+            slot = slot_of(layer)
             if slot is not None and slot.way is not None and slot.way is not ways.get(layer):
                 slot.way.release(layer)
             if layer not in ways:
-                hooks.detach(layer)
+                detach(layer)
                 self._layers.discard(layer)
         for layer, way in ways.items():
             self._slot(layer).way = way
@@ -589,30 +588,30 @@ class Carriers:
 
     def _leave(self, layer: nn.Module, way: Way | None) -> None:
         """Take the slot of a layer away, and leave its way what it keeps."""
-        slot = hooks.slot_of(layer)
+        slot = slot_of(layer)
         if slot is not None and slot.way is way:
             slot.way = None
-        hooks.detach(layer)
+        detach(layer)
         self._layers.discard(layer)
 
     def _own(self, layer: nn.Module) -> Slot | None:
-        slot = hooks.slot_of(layer)
+        slot = slot_of(layer)
         return None if slot is None or slot.owner is not self._token else slot
 
     def _slot(self, layer: nn.Module) -> Slot:
-        slot = hooks.slot_of(layer)
+        slot = slot_of(layer)
         if slot is None or slot.owner is not self._token:
             if slot is not None and slot.way is not None:
                 raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
             slot = Slot(self._token, layer)
-        elif hooks.is_attached(layer, slot):
+        elif is_attached(layer, slot):
             return slot  # and known
-        hooks.attach(layer, slot)
+        attach(layer, slot)
         self._layers.add(layer)
         return slot
 
 
 def carries(layer: nn.Module, way: Way) -> bool:
     """Whether a way serves a layer."""
-    slot = hooks.slot_of(layer)
+    slot = slot_of(layer)
     return slot is not None and slot.way is way

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from inspect import CO_GENERATOR
 
 import torch
 from torch import nn
@@ -82,10 +83,11 @@ class Turn:
                     self._changed.notify()
 
     def _computes(self) -> bool:
-        frame = sys._current_frames().get(self._thread or 0)
+        frame = outermost = sys._current_frames().get(self._thread or 0)
         while frame is not None and frame.f_code not in _CALLING:
-            frame = frame.f_back
-        return frame is not None
+            outermost, frame = frame, frame.f_back
+        # the thread goes on meanwhile: a generator that has just yielded shows no frame behind it
+        return frame is not None or (outermost is not None and bool(outermost.f_code.co_flags & CO_GENERATOR))
 
 
 @dataclass

@@ -113,7 +113,8 @@ def hook_of(module: nn.Module, function: Callable[..., None], *, compiled: bool 
     own = weakref.ref(module)
 
     def call(called: nn.Module, *args: Any) -> None:
-        if own() is called:
+        # the replicas of DataParallel have the hooks of the module, and are called in its place
+        if own() is called or getattr(called, "_is_replica", False):
             function(called, *args)
 
     return _Hook(call if compiled else uncompiled(call))

@@ -380,6 +380,9 @@ class Strengths:
     def set_rows(self, rows: tuple[int, ...]) -> None:
         """Say of which image each row of the next model call is; shows at once in every window."""
         with self._lock:
+            if max(rows, default=0) >= len(self.values):  # another stack came since the call began
+                self.show(0)
+                return
             if len(set(rows)) < 2:
                 self.show(next(iter(rows), self._image))
                 return

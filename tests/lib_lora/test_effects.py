@@ -86,7 +86,7 @@ def test_a_layer_whose_forward_is_replaced_is_told(tmp_path, caplog):
         model(torch.randn(2, 8))
     (one,) = engine.report.uncalled
     assert (one.component, one.path, one.expected) == ("unet", "layers.1", False)
-    want = "1 of 4 layers were never called: unet.layers.1 (the ModuleList that it is in computes without it"
+    want = "1 of 4 layers were never called: unet.layers.1 (its forward was replaced by other code"
     assert [want in record.message for record in caplog.records] == [True], "once"
     assert want in engine.report.summary()
 
@@ -144,6 +144,47 @@ def test_a_call_that_fails_says_nothing_of_the_layers_behind_it(tmp_path, caplog
         model(torch.randn(2, 8))
     hook.remove()
     assert not caplog.records
+
+
+def test_a_call_that_ends_after_one_that_failed_has_called_all_layers(tmp_path, caplog):
+    model = Model().requires_grad_(False)
+    engine = activated(tmp_path, model)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("interrupted")
+
+    hook = model.layers[1].register_forward_pre_hook(fail)
+    with caplog.at_level(logging.WARNING):
+        with pytest.raises(RuntimeError):
+            model(torch.randn(2, 8))
+        hook.remove()
+        model(torch.randn(2, 8))
+    assert (engine.report.uncalled, caplog.records) == ((), [])
+
+
+def test_nothing_is_said_while_the_first_call_goes_on(tmp_path, caplog):
+    model = Model().requires_grad_(False)
+    engine = activated(tmp_path, model)
+    model.layers.insert(1, model.layers[0])  # called twice in each call
+    model.count = LAYERS + 1
+    seen = []
+    model.layers[3].register_forward_pre_hook(lambda *_: seen.append(engine.report.uncalled))
+    with caplog.at_level(logging.WARNING):
+        model(torch.randn(2, 8))
+    assert (seen, engine.report.uncalled, caplog.records) == ([()], (), [])
+
+
+@torch.no_grad()
+def test_a_text_encoder_that_calls_no_layer_is_told(tmp_path, caplog):
+    block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(block, 1).eval().requires_grad_(False)
+    tensors = pair("lora_te_layers_0_linear1", (16, 8), 2) | pair("lora_te_layers_0_linear2", (8, 16), 2)
+    engine = Engine({"text_encoder": model})
+    engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
+    with caplog.at_level(logging.WARNING):
+        model(torch.randn(2, 3, 8))
+    assert [one.path for one in engine.report.uncalled] == ["layers.0.linear1", "layers.0.linear2"]
+    assert "2 of 2 layers were never called" in caplog.text
 
 
 def test_a_merged_layer_need_not_be_called(tmp_path):

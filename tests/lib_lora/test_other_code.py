@@ -18,11 +18,13 @@ import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrizations
 from torch.nn.utils import weight_norm as old_weight_norm
 
 from lib_lora import Curve, Engine, Entry, PerImage, Region, Stack, Strength, install, load_network, uninstall
 from lib_lora.placement import scratch
+from lib_lora.strengths.call_hooks import Turn
 from lib_lora.tuning import Tuner
 from tests.fakes.files import pair, save
 
@@ -192,6 +194,75 @@ def test_modules_can_be_scripted(path, when):
     assert torch.equal(torch.jit.script(other)(x), want)
 
 
+class Marked(nn.Module):
+    """As a host's layer whose forward torch is to leave alone when it scripts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+        self.in_features = self.out_features = 4
+
+    @torch.jit.ignore
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.linear(x, self.weight)
+
+
+Marked.forward.__annotations__ = {"x": Tensor, "return": Tensor}  # torch cannot read them as text here
+
+
+class AroundMarked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Marked()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_layer_that_torch_is_to_leave_alone_is_left_alone():
+    model, x = AroundMarked(), torch.randn(2, 4)
+    want = torch.jit.script(model)(x)
+    install((Marked,))
+    assert torch.equal(torch.jit.script(AroundMarked())(x), want)
+
+
+def test_a_forward_can_be_pickled():
+    install()
+    assert pickle.loads(pickle.dumps(nn.Linear.forward)) is nn.Linear.forward
+
+
+# function transforms and fake tensors ---------------------------------------------------------------------------------
+
+
+def _faked(model: nn.Module, x: Tensor) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model(torch.randn(3, 8))
+
+
+TRANSFORMS = {
+    "vmap": lambda model, x: torch.func.vmap(model)(x),
+    "grad": lambda model, x: torch.func.grad(lambda v: model(v).sum())(x),
+    "jvp": lambda model, x: torch.func.jvp(model, (x,), (x,)),
+    "jacrev": lambda model, x: torch.func.jacrev(model)(x),
+    "fake": _faked,
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated", "ignore:There is a performance drop")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("kind", ["path", "dense"])
+def test_a_call_after_a_transform_is_as_before(kind, transform, request):
+    torch.compiler.reset()  # outputs are looked at only where nothing was compiled
+    model, x = net(), torch.randn(3, 8)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(request.getfixturevalue(kind))]))
+    want = model(x)
+    TRANSFORMS[transform](model, x)
+    assert torch.equal(model(x), want)
+    assert engine.report.too_strong == {}
+
+
 # copies ---------------------------------------------------------------------------------------------------------------
 
 
@@ -331,6 +402,33 @@ def test_two_threads_with_a_strength_for_each_image_compute_as_one(path):
     assert not wrong
 
 
+def test_a_thread_whose_generator_has_just_yielded_is_taken_to_compute(monkeypatch):
+    """Its frames are looked at while it goes on: the frame behind a generator is gone then."""
+
+    def numbers():
+        yield 1
+
+    turn, generator = Turn(), numbers()
+    next(generator)
+    turn._thread = -1
+    monkeypatch.setattr(sys, "_current_frames", lambda: {-1: generator.gi_frame})
+    assert turn._computes()
+    monkeypatch.setattr(sys, "_current_frames", dict)
+    assert not turn._computes(), "the thread has ended"
+
+
+def test_rows_of_a_call_that_began_under_another_stack_end_no_call(path):
+    model, x = net(), torch.randn(2, 4, 8)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, PerImage((0.2, 1.5)))]))
+    plan = engine._plan
+    assert plan is not None
+    engine.set_multiplier(0, 0.7)
+    want = model(x)
+    plan.strengths.set_rows((0, 1))
+    assert torch.equal(model.second(torch.tanh(model.first(x))), want)
+
+
 class Interrupt(BaseException):
     """As hosts end a picture."""
 
@@ -417,6 +515,28 @@ def test_data_parallel_around_a_model_changes_nothing(path):
     engine.activate(Stack([Entry(path)]))
     want = model(x)
     assert torch.equal(nn.DataParallel(model)(x), want)
+
+
+def replica_of(model: nn.Module) -> nn.Module:
+    """Make what DataParallel calls on each device in the model's place."""
+    made = {name: module._replicate_for_data_parallel() for name, module in model.named_modules()}
+    for name, module in model.named_modules():
+        for key in module._modules:
+            made[name]._modules[key] = made[f"{name}.{key}" if name else key]
+        for key, parameter in module._parameters.items():
+            setattr(made[name], key, None if parameter is None else parameter.detach())
+    return made[""]
+
+
+@pytest.mark.parametrize("strength", FUNCTIONS)
+def test_a_replica_has_the_strengths_of_its_own_call(path, strength):
+    model, x = net(), torch.randn(1, 4, 8, 8)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, FUNCTIONS[strength])]))
+    want = model(x, torch.tensor([900.0]))
+    model(x, torch.tensor([100.0]))
+    got = replica_of(model)(x, torch.tensor([900.0]))
+    assert (got - want).abs().max() < 1e-6, "its weights are no parameters, so products are made in another order"
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["the model", "a block"])
