@@ -483,14 +483,22 @@ class Engine:
             self._listen(stack)
 
     def _too_strong(self) -> dict[int, str]:
-        """The strongest entries in force, where the output of a denoiser was not finite, and since when it is not."""
+        """Name the entries in force that change most, where the output of a denoiser is not finite, and since when."""
+        broken = self._watch.not_finite()
+        if not broken or self._plan is None:
+            return {}
         strengths = [max(map(largest, entry.every)) for entry in self._stack]
-        most = max(strengths, default=0.0)
+        sizes = [
+            strength * network.largest_change if strength else 0.0
+            for strength, network in zip(strengths, self._plan.networks, strict=True)
+        ]
+        most = max(sizes)
         return {
-            i: f"the output of {name} is not finite from call {first} on, and no LoRA is stronger than its {most:g}"
-            for name, first in self._watch.not_finite().items()
-            for i, one in enumerate(strengths)
-            if one == most
+            i: f"the output of {name} is not finite from call {first} on, and this LoRA changes it most, at a strength"
+            f" of {strengths[i]:g}"
+            for name, first in broken.items()
+            for i, size in enumerate(sizes)
+            if size == most
         }
 
     def _listen(self, stack: Stack = _NOTHING) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from ..adapters._narrow import Narrow
 from ..adapters._part import part_of
 from ..adapters.base import Adapter, At
-from ..errors import ComponentError, NumberError
+from ..errors import ComponentError, FileError, NumberError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.file import AdapterFile
 from ..files.reading import USUAL, Reading
@@ -119,6 +120,17 @@ class Network:
         Parts are as the file spells them: `string_to_param.*` for one text encoder, `clip_l` and `clip_g` for two.
         """
         return self._parsed.embeddings()
+
+    @cached_property
+    def largest_change(self) -> float:
+        """Return how large a change may be, roughly: the most that the largest numbers of one adapter's tensors make.
+
+        Reads all tensors of the file; where it is gone or changed, every file counts alike.
+        """
+        try:
+            return max((_largest_product(self.file.private(one.adapter)) for one in self.bound), default=0.0)
+        except FileError:
+            return 1.0
 
     @property
     def adapters(self) -> dict[str, dict[str, Adapter]]:
@@ -313,6 +325,14 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
     """
     indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
     return Network(ParsedFile(AdapterFile.open(path)), indexes, reading)
+
+
+def _largest_product(adapter: Adapter) -> float:
+    found = getattr(adapter, "scale", 1.0)
+    for _, tensor in adapter.tensors():
+        if tensor.is_floating_point() and tensor.numel():
+            found *= float(tensor.abs().max())
+    return abs(float(found))
 
 
 def inspect_file(path: str | Path) -> NetworkReport:

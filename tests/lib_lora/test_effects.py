@@ -377,13 +377,25 @@ def test_the_strongest_lora_is_named_where_the_output_is_not_finite(tmp_path):
         assert first > 0
         report = engine.report
         assert report.too_strong == {
-            0: f"the output of unet is not finite from call {first + 1} on, and no LoRA is stronger than its 1e+06"
+            0: f"the output of unet is not finite from call {first + 1} on, and this LoRA changes it most,"
+            " at a strength of 1e+06"
         }
         assert report.too_strong[0] in report.summary().splitlines()[0]
         engine.activate(Stack([Entry(file(tmp_path)), Entry(other, 0.5)]))
         model(torch.ones(2, 8).half())
         assert not engine.report.too_strong
     assert not model._forward_hooks
+
+
+def test_a_lora_of_large_numbers_at_a_low_strength_is_named_before_an_ordinary_one(tmp_path):
+    model = Model().half().requires_grad_(False)
+    huge = pair("lora_unet_layers_0", (8, 8), 2, seed=9)
+    huge = {key: value * 3e3 if "lora_" in key.rpartition("layers_0.")[2] else value for key, value in huge.items()}
+    with Engine({"unet": model}) as engine:
+        stack = [Entry(file(tmp_path)), Entry(save(tmp_path / "huge.safetensors", huge), 0.5)]
+        engine.activate(Stack(stack))
+        assert not model(torch.ones(2, 8).half()).isfinite().all()
+        assert list(engine.report.too_strong) == [1]
 
 
 @pytest.mark.parametrize("wrap", [lambda x: (x, None), lambda x: [x], lambda x: {"sample": x, "more": 1}])
