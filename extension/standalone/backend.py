@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from lib_lora import LoraError
 
 
-class Job(Protocol):
+class RunningJob(Protocol):
     """A job that was handed in."""
 
     @property
@@ -58,7 +58,7 @@ class Backend(Protocol):
     def output_dir(self) -> Path:
         """Where finished pictures are saved."""
 
-    def submit(self, request: Txt2Img) -> Job:
+    def submit(self, request: Txt2Img) -> RunningJob:
         """Queue a job; raises what the user should read."""
 
     def is_told(self, error: LoraError) -> bool:

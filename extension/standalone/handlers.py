@@ -16,7 +16,7 @@ from ..text.infotext import parse_infotext
 from . import shown
 
 if TYPE_CHECKING:
-    from .backend import Backend, Job
+    from .backend import Backend, RunningJob
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Handlers:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._jobs: dict[str, Job] = {}  # by browser tab
+        self._jobs: dict[str, RunningJob] = {}  # by browser tab
 
     def generate(self, request: gr.Request, *values: Any) -> Iterator[Update]:
         """Run a job and show it while it runs; values are those of the page's inputs."""
@@ -65,7 +65,7 @@ class Handlers:
         else:
             yield Update()  # of a generator that yields nothing, gradio empties the outputs: the buttons' words, too
 
-    def _follow(self, job: Job) -> Iterator[Update]:
+    def _follow(self, job: RunningJob) -> Iterator[Update]:
         yield Update(
             progress=shown.bar(job.progress),
             outcome="",
@@ -84,7 +84,7 @@ class Handlers:
             _wait(job, _TICK)
         yield self._finished(job)
 
-    def _finished(self, job: Job) -> Update:
+    def _finished(self, job: RunningJob) -> Update:
         over = Update(
             progress=shown.idle(),
             preview=gr.update(value=None, visible=False),
@@ -148,7 +148,7 @@ class Handlers:
         return self._backend.offload_mode
 
 
-def _wait(job: Job, seconds: float) -> None:
+def _wait(job: RunningJob, seconds: float) -> None:
     """Wait for the job's end, but no longer than some seconds."""
     try:
         job.result(seconds)

@@ -44,7 +44,7 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Rendering:
     """A checked job."""
 
     request: Txt2Img
@@ -97,14 +97,14 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     return Result(tuple(pictures), plan.seed, cancelled, last.lines(), notes, last.warnings)
 
 
-def _plan(studio: Studio, request: Txt2Img) -> _Plan:
+def _plan(studio: Studio, request: Txt2Img) -> _Rendering:
     request.check()
     seed = secrets.randbelow(2**32) if request.seed == -1 else request.seed
     prompt = parse(request.prompt, studio.session.names)
-    return _Plan(request, prompt, find_sampling(request.sampler, request.schedule), seed)
+    return _Rendering(request, prompt, find_sampling(request.sampler, request.schedule), seed)
 
 
-def _batch(studio: Studio, plan: _Plan, batch: int, parameters: Mapping[str, str], watch: Watch) -> list[Picture]:
+def _batch(studio: Studio, plan: _Rendering, batch: int, parameters: Mapping[str, str], watch: Watch) -> list[Picture]:
     if watch.cancelled():
         raise Cancelled
     first = plan.seed + batch * plan.request.batch_size
@@ -123,7 +123,7 @@ def _batch(studio: Studio, plan: _Plan, batch: int, parameters: Mapping[str, str
     return pictures
 
 
-def _arguments(studio: Studio, plan: _Plan, seeds: list[int]) -> dict[str, Any]:
+def _arguments(studio: Studio, plan: _Rendering, seeds: list[int]) -> dict[str, Any]:
     request = plan.request
     # one CPU generator per picture: what it shows depends neither on the batch it is in nor on the device
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
@@ -153,7 +153,7 @@ def _arguments(studio: Studio, plan: _Plan, seeds: list[int]) -> dict[str, Any]:
     return arguments
 
 
-def _step(studio: Studio, plan: _Plan, batch: int, watch: Watch) -> Callable[..., dict[str, Any]]:
+def _step(studio: Studio, plan: _Rendering, batch: int, watch: Watch) -> Callable[..., dict[str, Any]]:
     shown = 0.0
 
     def on_step_end(pipeline: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -170,7 +170,7 @@ def _step(studio: Studio, plan: _Plan, batch: int, watch: Watch) -> Callable[...
     return on_step_end
 
 
-def _parameters(studio: Studio, plan: _Plan, activation: Activation, values: Values) -> dict[str, str]:
+def _parameters(studio: Studio, plan: _Rendering, activation: Activation, values: Values) -> dict[str, str]:
     request = plan.request
     parameters = {
         "Steps": str(request.steps),
@@ -192,7 +192,7 @@ def _parameters(studio: Studio, plan: _Plan, activation: Activation, values: Val
     return parameters
 
 
-def _notes(studio: Studio, plan: _Plan) -> list[str]:
+def _notes(studio: Studio, plan: _Rendering) -> list[str]:
     notes = []
     pipeline = studio.model.pipeline
     tokenizer = getattr(pipeline, "tokenizer", None) or pipeline.tokenizer_2

@@ -63,7 +63,7 @@ def set_multipliers(arguments: str, te: float | str, unet: float | str) -> str:
     for_te, for_unet = (value if isinstance(value, str) else number(value) for value in (te, unet))
     counts = _find(fields, "te")
     if counts is None:
-        counts = _Field("te", for_te)
+        counts = _Part("te", for_te)
         fields.insert(0, counts)
     counts.put(for_te)
     first = next((field for field in fields if field.key == "te" and not field.named), None)
@@ -75,9 +75,9 @@ def set_multipliers(arguments: str, te: float | str, unet: float | str) -> str:
             fields.remove(own)
     # behind a number without a key there may stand block weights, in its place
     elif for_te != for_unet and first is not None and not any(one.key == "lbw" and not one.named for one in fields):
-        fields.insert(fields.index(first) + 1, _Field("unet", for_unet))
+        fields.insert(fields.index(first) + 1, _Part("unet", for_unet))
     elif for_te != for_unet:
-        fields.append(_Field("unet", for_unet, "unet="))
+        fields.append(_Part("unet", for_unet, "unet="))
     return _joined(name, fields)
 
 
@@ -101,7 +101,7 @@ def set_field(arguments: str, key: str, value: str) -> str:
     if not value:
         return _joined(name, _without(fields, key))
     if own is None:
-        fields.append(_Field(key, value, f"{key}="))
+        fields.append(_Part(key, value, f"{key}="))
         return _joined(name, fields)
     own.value = value
     if not own.named and not _keep_places(fields):
@@ -111,7 +111,7 @@ def set_field(arguments: str, key: str, value: str) -> str:
 
 
 @dataclass(eq=False)
-class _Field:
+class _Part:
     """What stands between two colons."""
 
     key: str
@@ -130,13 +130,13 @@ class _Field:
         if self.named:
             self.head = f"{self.key}="
 
-    def with_key(self) -> _Field:
+    def with_key(self) -> _Part:
         if self.named or not self.key:
             return self
         return replace(self, head=f"{self.key}=", value=self.value.strip())
 
 
-def _taken_apart(arguments: str) -> tuple[str, list[_Field]]:
+def _taken_apart(arguments: str) -> tuple[str, list[_Part]]:
     name, *texts = arguments.split(":")
     fields = [_field(text) for text in texts]
     placed = [field for field in fields if not field.named]
@@ -145,12 +145,12 @@ def _taken_apart(arguments: str) -> tuple[str, list[_Field]]:
     return name, fields
 
 
-def _field(text: str) -> _Field:
+def _field(text: str) -> _Part:
     key, equals, value = text.partition("=")
     if equals:
-        return _Field(_ALIASES.get(key.strip(), key.strip()), value, key + equals)
+        return _Part(_ALIASES.get(key.strip(), key.strip()), value, key + equals)
     flag = text.strip().lower()
-    return _Field(flag, text, flag=True) if flag in _FLAGS else _Field("", text)
+    return _Part(flag, text, flag=True) if flag in _FLAGS else _Part("", text)
 
 
 def _placed_keys(values: Sequence[str]) -> list[str]:
@@ -168,30 +168,30 @@ def _may_be_amount(value: str) -> bool:
     return "@" in value or "~" in value or _NUMBER.fullmatch(value.strip()) is not None
 
 
-def _joined(name: str, fields: Iterable[_Field]) -> str:
+def _joined(name: str, fields: Iterable[_Part]) -> str:
     return ":".join([name, *(field.head + field.value for field in fields)])
 
 
-def _find(fields: Sequence[_Field], key: str) -> _Field | None:
+def _find(fields: Sequence[_Part], key: str) -> _Part | None:
     """The field that counts: a named one beats one by its place."""
     own = [field for field in fields if field.key == key]
     return next((field for field in own if field.named), own[0] if own else None)
 
 
-def _keep_places(fields: Sequence[_Field]) -> bool:
+def _keep_places(fields: Sequence[_Part]) -> bool:
     """Whether values without a key still mean what they did."""
     placed = [field for field in fields if not field.named]
     return [field.key for field in placed] == _placed_keys([field.value for field in placed])
 
 
-def _without(fields: Sequence[_Field], key: str) -> list[_Field]:
+def _without(fields: Sequence[_Part], key: str) -> list[_Part]:
     """The others; those behind one without a key get their key, as they would move up to another meaning."""
     placed = [at for at, field in enumerate(fields) if field.key == key and not field.named]
     first = min(placed, default=len(fields))
     return [field.with_key() if at > first else field for at, field in enumerate(fields) if field.key != key]
 
 
-def _with_steps(fields: list[_Field], steps: _Field, key: str, value: str) -> list[_Field]:
+def _with_steps(fields: list[_Part], steps: _Part, key: str, value: str) -> list[_Part]:
     match = RANGE.fullmatch(steps.value)
     assert match is not None
     ends = {"start": match[1], "stop": match[2], key: value}

@@ -29,7 +29,7 @@ from ..placement.storage import store
 from ..placement.streaming import Placement
 from ..strengths.live import Live, Spot, Windows
 from ..strengths.model_call import parts_per_row
-from ..strengths.table import Layout, Share, Strengths
+from ..strengths.table import FactorShare, Layout, Strengths
 from ..strengths.token_grid import is_of_text
 from ..tensors import TensorFields
 from ..weights.operation import Operation, named_arguments, place_of_input
@@ -309,11 +309,11 @@ def _layouts(bindings: Sequence[Binding], buckets: Sequence[int]) -> tuple[Layou
         form = binding.adapter.form(binding.rank)
         if form is not None and form.pair is not None:
             pairs.append((binding.cell, form.pair))
-    ranks = tuple(Share(cell, one.rank, one.scale, one.schedule, one.per_rank) for cell, one in pairs)
+    ranks = tuple(FactorShare(cell, one.rank, one.scale, one.schedule, one.per_rank) for cell, one in pairs)
     rank = sum(share.count for share in ranks)
     if ranks and padded_rank(rank, buckets) > rank:
-        ranks += (Share(ranks[0].cell, padded_rank(rank, buckets) - rank, 0.0),)
-    return ranks, tuple(Share(binding.cell) for binding in bindings if binding.adapter.has_bias)
+        ranks += (FactorShare(ranks[0].cell, padded_rank(rank, buckets) - rank, 0.0),)
+    return ranks, tuple(FactorShare(binding.cell) for binding in bindings if binding.adapter.has_bias)
 
 
 class _Calling:

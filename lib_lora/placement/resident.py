@@ -21,7 +21,7 @@ from ..files.file import AdapterFile
 from ..naming.places import Target
 from ..naming.whole import Whole
 from ..plugins import Tuner
-from ..strengths.table import Layout, Share, Strengths
+from ..strengths.table import FactorShare, Layout, Strengths
 from ..tensors import device_of, plain_mode
 from ..weights.base_weight import WeightMark, read_base_weight
 from .budget import OUT_OF_MEMORY, Budget
@@ -52,7 +52,7 @@ class Binding:
     @property
     def layout(self) -> Layout:
         """The strength alone, as one number."""
-        return (Share(self.cell, schedule=self.adapter.ranks_by_timestep),)
+        return (FactorShare(self.cell, schedule=self.adapter.ranks_by_timestep),)
 
 
 @dataclass(frozen=True, slots=True)

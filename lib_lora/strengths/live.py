@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ..compiler import uncompiled
-from .table import Window
+from .table import FactorView
 from .token_grid import Grid, Picture
 
 
@@ -91,10 +91,10 @@ def _among_tokens(middle: tuple[int, ...], picture: Picture, parts: int) -> Spot
 class Windows(NamedTuple):
     """The strengths where `Strengths` writes them."""
 
-    pair: Window
-    inputs: tuple[Window, ...]
-    outputs: tuple[Window, ...]
-    bias: Window
+    pair: FactorView
+    inputs: tuple[FactorView, ...]
+    outputs: tuple[FactorView, ...]
+    bias: FactorView
 
     def live(self, spatial: int) -> Live:
         """Those of one image; views, so that what is written shows."""
@@ -115,7 +115,7 @@ class Windows(NamedTuple):
         """
         ones, last = (1,) * (ndim - spatial - 2), (1,) * spatial
 
-        def shaped(window: Window) -> Tensor:
+        def shaped(window: FactorView) -> Tensor:
             rows = _repeated(window.of_rows(), parts)
             return rows.view(rows.shape[0], *ones, rows.shape[1])
 
@@ -143,7 +143,7 @@ class Windows(NamedTuple):
         return tuple(spread(one, spot) for one in self.inputs)
 
 
-def spread(window: Window, spot: Spot) -> Tensor:
+def spread(window: FactorView, spot: Spot) -> Tensor:
     """The factors of each place, with the dimensions of the tensor whose places they are.
 
     Those of a single place are as if there were none: what is computed with one number is cheaper.
@@ -152,7 +152,12 @@ def spread(window: Window, spot: Spot) -> Tensor:
 
 
 def by_places(weights: Tensor, spot: Spot) -> Tensor:
-    """Numbers for the rows of a call and the places of a tensor, as `Window.of_places` gives, with its dimensions."""
+    """Return numbers for the rows of a call and the places of a tensor, with the dimensions of the tensor.
+
+    Args:
+        weights: as `FactorView.of_places` gives them.
+        spot: of the tensor.
+    """
     weights = _repeated(weights, spot.parts)
     if spot.grid is None and weights.shape[0] == 1:
         return weights.flatten()

@@ -44,7 +44,7 @@ class Mirror:
         self._kept = kept
         self.factors = factors if kept is None else kept("factors", factors)  # (n,), of the image shown
         self.rows: Tensor | None = None  # those of all rows of a call, layout by layout; see `Strengths._by_layout`
-        self.windows: weakref.WeakSet[Window] = weakref.WeakSet()
+        self.windows: weakref.WeakSet[FactorView] = weakref.WeakSet()
 
     def write_rows(self, rows: Tensor) -> None:
         """Show the factors of the rows of a call: in place as long as there are as many, as compiled code has them."""
@@ -57,7 +57,7 @@ class Mirror:
             window.look(self.rows)
 
 
-class Window:
+class FactorView:
     """The live factors of one layer."""
 
     __slots__ = ("__weakref__", "_of", "_rows", "_start", "factors")
@@ -120,7 +120,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class FactorShare:
     """One binding's part of a layer's factors."""
 
     cell: int
@@ -136,7 +136,7 @@ class Share:
     """The layer that shares these factors with no other; 0 where all layers of the same layout have the same ones."""
 
 
-Layout = tuple[Share, ...]
+Layout = tuple[FactorShare, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,7 +201,7 @@ class Strengths:
         self._owner = torch.empty(0, dtype=torch.int64, device="cpu")
         self._scale = torch.empty(0, dtype=torch.float64, device="cpu")
         self._mirrors: dict[tuple[torch.device, torch.dtype], Mirror] = {}
-        self._scheduled: list[tuple[int, Share, RankSchedule]] = []
+        self._scheduled: list[tuple[int, FactorShare, RankSchedule]] = []
         self.timestep: float | None = None
         """Of the model call that is next; None where nobody said, and all ranks act."""
         self.mixed = False
@@ -251,10 +251,10 @@ class Strengths:
         """Whether anything depends on the timestep or the noise."""
         return self.scheduled or (self.source is not None and self.source.by_noise)
 
-    def window(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> Window:
+    def window(self, layout: Layout, device: torch.device, dtype: torch.dtype) -> FactorView:
         """The live factors of one layer."""
         mirror, start = self._mirror(device, dtype), self._offsets[layout]
-        window = Window(mirror.factors.narrow(0, start, sum(share.count for share in layout)), start, self)
+        window = FactorView(mirror.factors.narrow(0, start, sum(share.count for share in layout)), start, self)
         mirror.windows.add(window)
         if mirror.rows is not None:
             window.look(mirror.rows)
