@@ -37,6 +37,7 @@ An engine keeps 32 files of LoRA open; after the warm-up it has used the few tha
 _CHECK_EVERY = 60.0  # seconds
 _WARM_UP = 0.25  # of the whole time, but no longer than
 _WARM_UP_AT_MOST = 240.0  # seconds
+_WARM_PICTURES = 20  # of a server that was started anew
 _IDLE = 15.0  # seconds until threads that nobody needs have ended
 _SETTLED = 30.0  # seconds in which the list of files must be true again
 
@@ -175,7 +176,7 @@ class Soak:
         self._look_at_pictures()
         if measured and not self._one:
             time.sleep(_IDLE)
-            for server in self._servers:
+            for server in [one for one in self._servers if one.painted >= _WARM_PICTURES]:
                 sample = server.sample()
                 self._samples.setdefault(f"{server.name}{server.starts}", []).append(sample)
 

@@ -524,6 +524,7 @@ class Client:
     def paint(self, request: Mapping[str, Any]) -> None:
         answer = self.ask(PICTURE, "POST", "/sdapi/v1/txt2img", json=request)
         if answer is not None:
+            self.server.painted += 1
             self._pictures(request, answer, compared=True)
 
     def _pictures(self, request: Mapping[str, Any], answer: Answer, *, compared: bool) -> None:

@@ -49,6 +49,8 @@ class Served:
         self.process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self.starts = 0
+        self.painted = 0
+        """Pictures since the start; the first ones bring in what stays."""
 
     @property
     def pid(self) -> int:
@@ -75,6 +77,7 @@ class Served:
         self._reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
         self._reader.start()
         self.starts += 1
+        self.painted = 0
         until = time.monotonic() + _START
         while time.monotonic() < until:
             if self.process.poll() is not None:
