@@ -139,6 +139,7 @@ class Store(FileValue[_T]):
         write: makes the content of the value.
         at_most: bytes that the file may have.
         shared: other programs keep things of their own in the file. Where it is damaged, it is left to the user.
+        refusal: is raised where a new value could not be read back.
     """
 
     def __init__(
@@ -151,10 +152,12 @@ class Store(FileValue[_T]):
         at_most: int,
         *,
         shared: bool = False,
+        refusal: type[ValueError] = ValueError,
     ) -> None:
         super().__init__(path, what, empty, read, at_most)
         self._write = write
         self._shared = shared
+        self._refusal = refusal
         self._alone = threading.RLock()
         """Excludes other threads where there is no file."""
 
@@ -176,6 +179,7 @@ class Store(FileValue[_T]):
         Raises:
             OSError: the file cannot be read or written; it is as before.
             ValueError: the file is shared and damaged; it is as before.
+            ValueError: the new value could not be read back, so all is as before; it is of the type `refusal`.
         """
         with self.lock():
             state = self._look(anew=True)
@@ -186,13 +190,25 @@ class Store(FileValue[_T]):
             if path is None:
                 self._state = _State(None, value)
                 return value
-            content = self._write(value)
+            content = self._content(path, value)
             if state.error is not None:
                 aside = set_aside(path)
                 logger.warning("remora: %s is kept as %s", path, aside.name)
             write_bytes(path, content)
             self._state = _State(None, value)  # without a stamp it is read again, should others have written since
             return value
+
+    def _content(self, path: Path, value: _T) -> bytes:
+        """Return what the file gets; a content that the next look would call damaged is never written."""
+        try:
+            content = self._write(value)
+            if len(content) > self._at_most:
+                raise _too_large(path, self._at_most)
+            self._read(content)
+        except (ValueError, RecursionError) as error:
+            why = f"{self._what} cannot be kept, as {path.name} could not be read again"
+            raise self._refusal(f"{why} ({error}); all is as before") from error
+        return content
 
     def _advice(self, error: Exception) -> str:
         if isinstance(error, OSError):
@@ -390,8 +406,12 @@ def read_bytes(path: Path, at_most: int) -> bytes:
         while chunk := stream.read(_CHUNK):
             content += chunk
             if len(content) > at_most:
-                raise ValueError(f"{path.name} has more than the {at_most:,} bytes that such a file may have")
+                raise _too_large(path, at_most)
     return bytes(content)
+
+
+def _too_large(path: Path, at_most: int) -> ValueError:
+    return ValueError(f"{path.name} has more than the {at_most:,} bytes that such a file may have")
 
 
 def _mode_of(path: Path) -> int | None:

@@ -56,6 +56,8 @@ class StackApi:
                 refuse_stale(request, self._told, "the stack")
                 self._session.always_on.put(stack)
                 return self.stack(request)
+        except StackRefusedError as error:
+            raise HTTPException(UNPROCESSABLE, str(error)) from error
         except OSError as error:
             raise HTTPException(
                 BROKEN, f"the stack cannot be kept, so it is as before: {error.strerror or error}"

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from ..kept.always_on import PARAMETER
 from ..library.catalog import CatalogError
 from ..text.infotext import parse_hashes
+from ..text.names import numbered
+from ..text.regions import MAX_NAME
 
 if TYPE_CHECKING:
     from lib_lora import Region
@@ -65,7 +67,7 @@ def with_own_regions(
     kept: dict[str, Region] = {}
     for name, region in given.items():
         present = {one.lower(): one for one in (*own, *kept)}
-        tried = (name, *(f"{name}-{number}" for number in range(2, len(present) + 3)))
+        tried = numbered(name, "-", MAX_NAME)
         names[name] = next(one for one in tried if own.get(one) == region or one.lower() not in present)
         if own.get(names[name]) != region:
             kept[names[name]] = region

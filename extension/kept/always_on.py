@@ -109,7 +109,9 @@ class AlwaysOnFile:
             found = folder()
             return None if found is None else found / _FILE
 
-        self._store = Store(path, "the stack that is always on", AlwaysOn(), _read, _write, _MAX_BYTES)
+        self._store = Store(
+            path, "the stack that is always on", AlwaysOn(), _read, _write, _MAX_BYTES, refusal=StackRefusedError
+        )
 
     @property
     def stack(self) -> AlwaysOn:
@@ -129,6 +131,7 @@ class AlwaysOnFile:
         """Have another one from now on, and keep it.
 
         Raises:
+            StackRefusedError: it could not be read back; the former one stays.
             OSError: it cannot be written; the former one stays.
         """
         self._store.change(lambda _: stack)

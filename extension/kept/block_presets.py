@@ -41,7 +41,7 @@ class BlockPresetsFile:
 
         self._others = others
         # as text: lines that are no presets are the user's, too
-        self._store = Store(path, _WHAT, "", _text, _content, _LONGEST)
+        self._store = Store(path, _WHAT, "", _text, _content, _LONGEST, refusal=BlockWeightsError)
         self._read: dict[Path, FileValue[BlockPresets]] = {}
 
     @property

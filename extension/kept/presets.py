@@ -20,6 +20,7 @@ from typing import Any
 from ..library.pictures import PictureError, shrunk_picture
 from ..store import Store, json_bytes
 from ..text.known import ANY
+from ..text.names import numbered
 from ..text.prompt import PromptError, parse
 
 VERSION = 1  # of the file, and of the text
@@ -92,7 +93,9 @@ class Presets:
             found = folder()
             return None if found is None else found / _FILE
 
-        self._store: Store[Mapping[str, Preset]] = Store(path, "presets", {}, _read, _write, _MAX_BYTES)
+        self._store: Store[Mapping[str, Preset]] = Store(
+            path, "presets", {}, _read, _write, _MAX_BYTES, refusal=PresetError
+        )
 
     @property
     def all(self) -> Sequence[Preset]:
@@ -180,8 +183,7 @@ class Presets:
         def change(kept: Mapping[str, Preset]) -> dict[str, Preset]:
             changed = dict(kept)
             for preset in read:
-                names = (preset.name, *(f"{preset.name} {number}" for number in range(2, _MAX_PRESETS + 2)))
-                free = next(name for name in names if name not in changed)
+                free = next(name for name in numbered(preset.name, " ", _MAX_NAME) if name not in changed)
                 changed[free] = replace(preset, name=free)
                 added.append(changed[free])
             return changed

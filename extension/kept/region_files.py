@@ -116,7 +116,8 @@ class RegionFiles:
     def _store(self, path: Path) -> Store[Region | None]:
         known = self._stores.get(path)
         if known is None:
-            known = Store(lambda: path, "a region", None, partial(_read, path.stem), _write, _MAX_BYTES)
+            read = partial(_read, path.stem)
+            known = Store(lambda: path, "a region", None, read, _write, _MAX_BYTES, refusal=RegionTextError)
         return known
 
 

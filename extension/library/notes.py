@@ -98,7 +98,7 @@ def write_notes(file: CatalogFile, changes: Mapping[str, object]) -> None:
     """Change some of the fields in `name.json`; nothing else in it, and nothing that others change at the same time.
 
     Raises:
-        NotesError: a field or a value that is not known, or the file there is no JSON object.
+        NotesError: a field or a value that is not known, the file there is no JSON object, or it would be too large.
         OSError: it cannot be written; everything is as before.
     """
     checked = {name: _checked(name, value) for name, value in changes.items()}
@@ -131,6 +131,7 @@ def _store(file: CatalogFile) -> Store[dict[str, Any]]:
         lambda data: json_bytes(data, indent=4),
         _MAX_BYTES,
         shared=True,
+        refusal=NotesError,
     )
 
 

@@ -37,7 +37,7 @@ NAMED: Mapping[str, Region] = {
 _EDGE = r"\s*(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*"
 _EDGES = re.compile(rf"{_EDGE}(?:,{_EDGE}){{3}}")
 _NAME = re.compile(r"\w(?:[\w \-.()]*[\w)])?")
-_MAX_NAME = 60  # characters
+MAX_NAME = 60  # characters
 _MOST_PARTS = 50
 _MARKS = f"!{string.whitespace}"
 _RESERVED = frozenset(
@@ -134,9 +134,9 @@ def checked_name(name: str) -> str:
         RegionTextError: a tag could not name it, a file could not be called so, or it comes along.
     """
     name = name.strip()
-    if len(name) > _MAX_NAME or not name[:1].isalpha() or not _NAME.fullmatch(name):
+    if len(name) > MAX_NAME or not name[:1].isalpha() or not _NAME.fullmatch(name):
         raise RegionTextError(
-            f"a region's name is 1 to {_MAX_NAME} letters, digits, spaces, and any of - . _ ( ), a letter first, and a "
+            f"a region's name is 1 to {MAX_NAME} letters, digits, spaces, and any of - . _ ( ), a letter first, and a "
             f"letter, a digit, _ or ) last; not {name[:60]!r}"
         )
     if name in NAMED:

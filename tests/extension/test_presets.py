@@ -40,6 +40,19 @@ def test_an_import_replaces_nothing(tmp_path: Path) -> None:
     assert presets.get("Mine").text == TEXT
 
 
+@pytest.mark.parametrize("name", ["n" * 100, "n" * 97 + " n", "n" * 99])
+def test_an_import_of_a_long_name_is_shortened_for_its_number(tmp_path: Path, name: str) -> None:
+    presets = kept(tmp_path)
+    for _ in range(12):
+        presets.add_text(f"# Remora preset 1: {name}\n<lora:x:1>")
+    assert len(kept(tmp_path).all) == 12
+    assert kept(tmp_path).problem == ""
+    names = {preset.name for preset in presets.all}
+    assert name in names
+    assert {one[-2:] for one in names - {name}} == {*(f" {number}" for number in range(2, 10)), "10", "11", "12"}
+    assert all(len(one) <= 100 for one in names)
+
+
 def test_a_bad_import_adds_nothing_and_names_the_line(tmp_path: Path) -> None:
     presets = kept(tmp_path)
     with pytest.raises(PresetError, match=r"line 3: .*'x' is not a number"):

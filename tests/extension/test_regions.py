@@ -141,6 +141,15 @@ def test_of_a_pasted_text_regions_come_along_under_names_that_are_free() -> None
     assert (again, more) == (got, {})
 
 
+def test_a_long_name_of_a_pasted_region_is_shortened_for_its_number() -> None:
+    long = "f" * 60
+    own = {long: FACE}
+    got, kept = with_own_regions(f"<lora:x:1:mask={long}>", {long: NAMED["top"]}, own)
+    assert kept == {"f" * 58 + "-2": NAMED["top"]}
+    assert got == f"<lora:x:1:mask={'f' * 58}-2>"
+    assert all(checked_name(name) == name for name in kept)
+
+
 @pytest.fixture(params=["in a folder", "without one"])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> RegionFiles:
     folder = tmp_path if request.param == "in a folder" else None

@@ -16,12 +16,14 @@ from pathlib import Path
 import pytest
 
 from extension import store as module
-from extension.kept.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile
+from extension.kept.always_on import AlwaysOn, AlwaysOnEntry, AlwaysOnFile, StackRefusedError
 from extension.kept.block_presets import BlockPresetsFile
 from extension.kept.presets import PresetError, Presets
 from extension.kept.region_files import RegionFiles
-from extension.library import CatalogFile, beside, read_notes, write_notes
+from extension.library import CatalogFile, NotesError, beside, read_notes, write_notes
 from extension.store import Store, json_bytes, locked, read_bytes, set_aside, write_bytes, write_text
+from extension.text.block_weights import BlockWeightsError
+from extension.text.regions import RegionTextError
 from lib_lora import Region
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -305,6 +307,62 @@ def test_a_thread_may_lock_again_what_it_has_locked(tmp_path: Path) -> None:
         assert store.change(lambda value: (*value, "a")) == ("a",)
         assert store.change(lambda value: (*value, "b")) == ("a", "b")
     assert names_in(tmp_path) == ["words"]
+
+
+@pytest.mark.parametrize("before", [None, b"a b", b"\xff"], ids=["no file", "a file", "a damaged file"])
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (("x" * 1001,), r"words has more than the 1,000 bytes"),
+        (("\ud800",), "surrogates not allowed"),
+        (("nested",), "maximum recursion depth"),
+        (("refused",), "no such word"),
+    ],
+    ids=["too large", "not written", "nested", "not read"],
+)
+def test_a_value_that_could_not_be_read_back_is_refused_and_all_is_as_before(
+    tmp_path: Path, before: bytes | None, value: tuple[str, ...], told: str
+) -> None:
+    path = tmp_path / "words"
+    if before is not None:
+        path.write_bytes(before)
+
+    def read(content: bytes) -> tuple[str, ...]:
+        if content == b"nested":
+            raise RecursionError("maximum recursion depth exceeded")
+        if content == b"refused":
+            raise ValueError("no such word")
+        return tuple(content.decode("utf-8").split())
+
+    def write(value: tuple[str, ...]) -> bytes:
+        return " ".join(value).encode("utf-8")
+
+    store = Store(lambda: path, "words", (), read, write, 1000, refusal=PresetError)
+    was = store.value, store.problem
+    with pytest.raises(PresetError, match=f"words cannot be kept, as words could not be read again.*{told}.*as before"):
+        store.change(lambda _: value)
+    assert (store.value, store.problem) == was
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == ({} if before is None else {"words": before})
+
+
+def test_what_has_no_more_room_is_refused_in_each_file_that_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("presets", "always_on", "region_files"):
+        monkeypatch.setattr(f"extension.kept.{name}._MAX_BYTES", 10)
+    monkeypatch.setattr("extension.kept.block_presets._LONGEST", 10)
+    monkeypatch.setattr("extension.library.notes._MAX_BYTES", 10)
+    file = lora(tmp_path)
+    for error, keep in (
+        (PresetError, lambda: Presets(lambda: tmp_path).put("a", "<lora:a:1>")),
+        (StackRefusedError, lambda: AlwaysOnFile(lambda: tmp_path).put(STACK)),
+        (RegionTextError, lambda: RegionFiles(lambda: tmp_path).keep("a", Region(1, 1, b"\1"))),
+        (BlockWeightsError, lambda: BlockPresetsFile(lambda: tmp_path, tuple).put("LONG", "1,0,1,0")),
+        (NotesError, lambda: write_notes(file, {"notes": "some words"})),
+    ):
+        with pytest.raises(error, match=r"more than the 10 bytes that such a file may have.*; all is as before"):
+            keep()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.safetensors"]
 
 
 def test_without_a_file_the_value_lasts_as_long_as_the_program() -> None:
