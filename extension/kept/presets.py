@@ -8,12 +8,11 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ _MAX_NAME = 100  # characters
 _MAX_TEXT = 100_000
 _MAX_PRESETS = 2000
 _MAX_BYTES = 256 << 20  # of the file
+_MAX_TOLD = 5  # of those that are no presets
 _SIDE = 256  # pixels, of a thumbnail
 
 
@@ -51,6 +51,23 @@ class Preset:
     def to_text(self) -> str:
         """Return the text that `read_text` reads."""
         return f"# Remora preset {VERSION}: {self.name}\n{self.text}\n"
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """What stands in the file among the presets and is none; it stays there."""
+
+    data: Any
+    why: str
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What the file has."""
+
+    presets: Mapping[str, Preset] = field(default_factory=dict)
+    """By name."""
+    refused: tuple[_Refused, ...] = ()
 
 
 def read_text(text: str) -> list[Preset]:
@@ -93,19 +110,23 @@ class Presets:
             found = folder()
             return None if found is None else found / _FILE
 
-        self._store: Store[Mapping[str, Preset]] = Store(
-            path, "presets", {}, _read, _write, _MAX_BYTES, refusal=PresetError
-        )
+        self._path = path
+        self._store = Store(path, "presets", _Kept(), _read, _write, _MAX_BYTES, refusal=PresetError)
 
     @property
     def all(self) -> Sequence[Preset]:
         """As they are kept, by name."""
-        return sorted(self._store.value.values(), key=lambda preset: preset.name.casefold())
+        return sorted(self._store.value.presets.values(), key=lambda preset: preset.name.casefold())
 
     @property
     def problem(self) -> str:
-        """One sentence where the file cannot be read."""
-        return self._store.problem
+        """One sentence where the file, or some of the presets in it, cannot be read."""
+        refused = self._store.value.refused
+        if not refused:
+            return self._store.problem
+        why = "; ".join(one.why for one in refused[:_MAX_TOLD])
+        more = f"; and {len(refused) - _MAX_TOLD} more" if len(refused) > _MAX_TOLD else ""
+        return f"some of {self._path()} are no presets and stay there until you mend or delete them ({why}{more})"
 
     def lock(self) -> AbstractContextManager[object]:
         """Keep others from changing them in a `with` statement; see `Store.lock`."""
@@ -117,7 +138,7 @@ class Presets:
         Raises:
             PresetError: there is none of that name.
         """
-        return _existing(self._store.value, name)
+        return _existing(self._store.value.presets, name)
 
     def put(self, name: str, text: str, former: str = "") -> Preset:
         """Keep a stack under a name, in place of the one of that name.
@@ -192,13 +213,13 @@ class Presets:
         return added
 
     def _changed(self, change: Callable[[Mapping[str, Preset]], Mapping[str, Preset]]) -> Mapping[str, Preset]:
-        def checked(kept: Mapping[str, Preset]) -> Mapping[str, Preset]:
-            changed = change(kept)
-            if len(changed) > max(_MAX_PRESETS, len(kept)):
+        def checked(kept: _Kept) -> _Kept:
+            changed = change(kept.presets)
+            if len(changed) > max(_MAX_PRESETS, len(kept.presets)):
                 raise PresetError(f"there are {_MAX_PRESETS} presets already; remove some first")
-            return changed
+            return replace(kept, presets=changed)
 
-        return self._store.change(checked)
+        return self._store.change(checked).presets
 
 
 def _existing(kept: Mapping[str, Preset], name: str) -> Preset:
@@ -225,12 +246,28 @@ def _checked_line(line: str, where: str) -> str:
     return line
 
 
-def _write(presets: Mapping[str, Preset]) -> bytes:
-    return json_bytes({"version": VERSION, "presets": [_to_json(preset) for preset in presets.values()]}, indent=1)
+def _write(kept: _Kept) -> bytes:
+    presets = [*map(_to_json, kept.presets.values()), *(refused.data for refused in kept.refused)]
+    return json_bytes({"version": VERSION, "presets": presets}, indent=1)
 
 
-def _read(content: bytes) -> Mapping[str, Preset]:
-    return {preset.name: preset for preset in _from_json(json.loads(content.decode("utf-8")))}
+def _read(content: bytes) -> _Kept:
+    data = json.loads(content.decode("utf-8"))
+    if not isinstance(data, Mapping) or not isinstance(data.get("presets"), list):
+        raise PresetError("it is no list of presets")
+    if data.get("version") != VERSION:
+        raise PresetError(f"it is of version {data.get('version')!r}, and this Remora knows version {VERSION}")
+    presets: dict[str, Preset] = {}
+    refused = []
+    for number, one in enumerate(data["presets"], 1):
+        try:
+            preset = _from_json(one)
+            if preset.name in presets:
+                raise PresetError("another one has its name")
+            presets[preset.name] = preset
+        except PresetError as error:
+            refused.append(_Refused(one, f"preset {number}: {error}"))
+    return _Kept(presets, tuple(refused))
 
 
 def _to_json(preset: Preset) -> dict[str, str]:
@@ -241,19 +278,14 @@ def _to_json(preset: Preset) -> dict[str, str]:
     }
 
 
-def _from_json(data: Any) -> list[Preset]:
-    if not isinstance(data, Mapping) or not isinstance(data.get("presets"), list):
-        raise PresetError("it is no list of presets")
-    if data.get("version") != VERSION:
-        raise PresetError(f"it is of version {data.get('version')!r}, and this Remora knows version {VERSION}")
-    found = []
-    for number, one in enumerate(data["presets"], 1):
-        match one:
-            case {"name": str(name), "text": str(text), "thumbnail": str(thumbnail)}:
-                try:
-                    found.append(Preset(_checked_name(name), text, base64.b64decode(thumbnail, validate=True)))
-                except binascii.Error as error:
-                    raise PresetError(f"the thumbnail of preset {number} is damaged") from error
-            case _:
-                raise PresetError(f"preset {number} lacks its name, text or thumbnail")
-    return found
+def _from_json(data: object) -> Preset:
+    match data:
+        case {"name": str(name), "text": str(text), "thumbnail": str(thumbnail)}:
+            try:
+                return Preset(_checked_name(name), text, base64.b64decode(thumbnail, validate=True))
+            except ValueError as error:
+                raise PresetError(
+                    str(error) if isinstance(error, PresetError) else "its thumbnail is damaged"
+                ) from error
+        case _:
+            raise PresetError("it lacks its name, text or thumbnail")

@@ -77,7 +77,7 @@ def test_what_is_no_preset(text: str, told: str) -> None:
         read_text(text)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"version": 2, "presets": []}', '{"version": 1, "presets": [{}]}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"version": 2, "presets": []}', '{"version": 1, "presets": 5}'])
 def test_a_file_that_cannot_be_read_is_kept_aside_and_said(tmp_path: Path, content: str) -> None:
     for number in (1, 2):  # it may happen again
         (tmp_path / "presets.json").write_text(content)
@@ -89,6 +89,45 @@ def test_a_file_that_cannot_be_read_is_kept_aside_and_said(tmp_path: Path, conte
         assert presets.problem == ""
         assert list(kept(tmp_path).all) == [Preset("Mine", TEXT)]
     assert {(tmp_path / f"presets.json.damaged-{number}").read_text() for number in (1, 2)} == {content}
+
+
+GOOD = {"name": "Mine", "text": TEXT, "thumbnail": "QUJD"}
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ({"name": "x", "text": TEXT}, "it lacks its name, text or thumbnail"),
+        ({"name": 5, "text": TEXT, "thumbnail": ""}, "it lacks its name, text or thumbnail"),
+        (None, "it lacks its name, text or thumbnail"),
+        ({**GOOD, "name": "n" * 101}, "the name of a preset has 1 to 100 characters"),
+        ({**GOOD, "name": "x", "thumbnail": "?"}, "its thumbnail is damaged"),
+        ({**GOOD, "name": "x", "thumbnail": "ä"}, "its thumbnail is damaged"),
+        ({**GOOD, "text": "<lora:other:1>"}, "another one has its name"),
+    ],
+    ids=["no thumbnail", "a number", "null", "long name", "damaged thumbnail", "no base64", "twice"],
+)
+def test_one_bad_preset_is_told_stays_in_the_file_and_hides_no_other(tmp_path: Path, bad: object, told: str) -> None:
+    file = tmp_path / "presets.json"
+    file.write_text(json.dumps({"version": 1, "presets": [GOOD, bad, {**GOOD, "name": "Ours"}]}))
+    presets = kept(tmp_path)
+    assert [preset.name for preset in presets.all] == ["Mine", "Ours"]
+    assert presets.get("Mine").text == TEXT
+    assert presets.problem == (
+        f"some of {file} are no presets and stay there until you mend or delete them (preset 2: {told})"
+    )
+    presets.put("New", TEXT), presets.remove("Ours")
+    assert json.loads(file.read_text())["presets"] == [GOOD, {"name": "New", "text": TEXT, "thumbnail": ""}, bad]
+    assert [preset.name for preset in kept(tmp_path).all] == ["Mine", "New"]
+    assert f"(preset 3: {told})" in presets.problem
+    assert [path.name for path in tmp_path.iterdir()] == ["presets.json"]
+
+
+def test_of_many_bad_presets_the_first_are_told(tmp_path: Path) -> None:
+    (tmp_path / "presets.json").write_text(json.dumps({"version": 1, "presets": [{}] * 100}))
+    problem = kept(tmp_path).problem
+    assert "preset 5: it lacks" in problem
+    assert problem.endswith("; and 95 more)")
 
 
 def test_a_write_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
