@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from ..library import (
     Training,
     beside,
     notes_lock,
-    read_notes,
+    notes_of,
     read_training,
     write_notes,
 )
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
     from ..generation.session import Session
     from ..library import CatalogFile, Row
+
+logger = logging.getLogger(__name__)
 
 _MAX_NOTES = 1 << 20  # bytes of a change
 _MAX_NAMES = 50
@@ -154,11 +157,8 @@ class Library:
         catalog = self._session.catalog
         found = beside(file)
         row = catalog.reread(found)
-        notes = read_notes(found.notes)
-        try:
-            training = read_training(file.path)
-        except LoraError:  # why is in `reason`
-            training = Training()
+        notes = notes_of(found)
+        training, problems = _training(file)
         digest = row.shorthash or (row.facts.stored_hash if row.facts is not None else "")
         if not digest and file.readable:
             catalog.hash_later(file)
@@ -166,7 +166,7 @@ class Library:
             **listed(row),
             "path": str(file.path),
             "description": notes.description,
-            "problems": [*notes.problems],
+            "problems": [*notes.problems, *problems],
             "kinds": dict(row.facts.structure.kinds) if row.facts is not None else {},
             "training": dict(training.settings),
             "training_tags": [[_without_tags(tag), count] for tag, count in training.tags],
@@ -216,6 +216,17 @@ def _kept(file: CatalogFile, what: str, write: Callable[[], object]) -> None:
     except OSError as error:
         detail = f"the {what} cannot be kept beside {file.path}; nothing was changed: {error.strerror or error}"
         raise HTTPException(BROKEN, detail) from error
+
+
+def _training(file: CatalogFile) -> tuple[Training, list[str]]:
+    """Return what a header tells of the training, and what nobody foresaw of it."""
+    try:
+        return read_training(file.path), []
+    except LoraError:  # why is in `reason`
+        return Training(), []
+    except Exception as error:  # one header must not keep its notes from being read
+        logger.exception("remora: what %s tells of its training cannot be read", file.path)
+        return Training(), [f"what it tells of its training cannot be read: {error!r:.300}"]
 
 
 def family_key(family: Family) -> str:

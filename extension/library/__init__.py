@@ -3,7 +3,7 @@
 from .facts import Facts, Structure, Training, read_training
 from .index import Index, Row
 from .notes import EDITABLE, Notes, NotesError, notes_lock, read_notes, write_notes
-from .scan import Progress, Scanner
+from .scan import Progress, Scanner, notes_of
 from .walk import READABLE, CatalogFile, Found, beside, walk
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Training",
     "beside",
     "notes_lock",
+    "notes_of",
     "read_notes",
     "read_training",
     "walk",

@@ -282,7 +282,10 @@ def _without_html(text: str) -> str:
     if "<" not in text:
         return text
     page = _TextOf()
-    page.feed(text)
-    page.close()
+    try:
+        page.feed(text)
+        page.close()
+    except Exception:  # noqa: BLE001  # Python's parser asserts what not every text keeps to; then it is no page
+        return text
     lines = (line.strip() for line in "".join(page.parts).splitlines())
     return "\n".join(line for line in lines if line)

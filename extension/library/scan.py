@@ -131,7 +131,12 @@ class Scanner:
         if row is None or row.facts is None:
             changes["facts"] = self._facts(found.file)
         if row is None or row.notes is None or row.beside != found.stamp:
-            changes |= {"notes": _notes(found), "beside": found.stamp, "picture": found.picture}
+            # descriptions are long, and wanted one at a time
+            changes |= {
+                "notes": replace(notes_of(found), description=""),
+                "beside": found.stamp,
+                "picture": found.picture,
+            }
         if changes:
             self.index.change(found.file, **changes)
 
@@ -212,11 +217,11 @@ class Scanner:
             self._watcher = _Watcher(folders)
 
 
-def _notes(found: Found) -> Notes:
+def notes_of(found: Found) -> Notes:
+    """Read what is noted about a file; whatever is wrong with that becomes its problem."""
     try:
-        # descriptions are long, and wanted one at a time
-        return replace(read_notes(found.notes), description="")
-    except Exception as error:  # as above
+        return read_notes(found.notes)
+    except Exception as error:  # what nobody foresaw must not keep the others from being read
         logger.exception("remora: what is noted about %s cannot be read", found.file.path)
         return Notes(problems=(f"the notes beside it cannot be read: {error!r:.300}",))
 

@@ -215,6 +215,26 @@ def test_half_a_character_in_a_file_beside_a_lora_is_kept_and_keeps_nobody_from_
     assert json.loads(copy.with_suffix(".json").read_text("utf-8")) == {"others": "a\ud800b", "notes": "n"}
 
 
+def test_a_description_that_is_no_page_fails_nothing(ask: Checked, copy: Path) -> None:
+    copy.with_suffix(".json").write_text('{"description": "hello <![foo bar]]>", "notes": "n"}')
+    assert ask("GET", "/lora", params={"name": "copied"})["notes"] == "n"
+    assert ask("PATCH", "/lora", params={"name": "copied"}, json={"notes": "m"})["notes"] == "m"
+
+
+@pytest.mark.parametrize("what", ["extension.library.scan.read_notes", "extension.api.library.read_training"])
+def test_what_nobody_foresaw_of_one_file_is_its_problem(
+    ask: Checked, copy: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("nobody foresaw it")
+
+    monkeypatch.setattr(what, fail)
+    (problem,) = ask("GET", "/lora", params={"name": "copied"})["problems"]
+    assert "nobody foresaw it" in problem
+    assert "nobody foresaw it" in ask("PATCH", "/lora", params={"name": "copied"}, json={"rating": 2})["problems"][0]
+    assert json.loads(copy.with_suffix(".json").read_text())["remora"] == {"rating": 2}
+
+
 def test_state_stack_and_inspection(ask: Checked) -> None:
     assert ask("GET", "/state")["model"] == "Stable Diffusion 1.x"
     ask("PUT", "/stack", json={"always_on": False, "entries": [{"name": "zorp"}]})

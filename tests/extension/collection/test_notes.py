@@ -147,14 +147,34 @@ def test_a_file_that_is_no_notes_is_told_and_never_overwritten(file: CatalogFile
     assert path.read_text("utf-8") == content
 
 
+PAGES = st.lists(st.sampled_from(["<![", "<!", "<?", "<", "]]>", ">", "--", "<p>", "a", " "]), max_size=8).map("".join)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=20),
+    st.none() | st.booleans() | st.floats(allow_nan=False) | st.text(max_size=20) | PAGES,
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from([*A1111, *CIVITAI, "remora", "trainedWords", "model"]), inner, max_size=6)
     ),
     max_leaves=20,
 )
+
+
+@pytest.mark.parametrize("said", ["hello <![foo bar]]>", "<b>a</b> <![a b", "<![", "<!x"])
+def test_a_page_that_cannot_be_parsed_is_shown_as_it_is(file: CatalogFile, said: str) -> None:
+    put(file, ".json", {"description": said, "notes": "n"})
+    found = notes(file)
+    assert (found.notes, found.problems) == ("n", ())
+    assert found.description == said or "<" not in found.description  # newer parsers take such parts for comments
+
+
+@settings(deadline=None)
+@given(page=PAGES)
+def test_any_page_beside_a_file_is_read(tmp_path_factory: pytest.TempPathFactory, page: str) -> None:
+    path = tmp_path_factory.mktemp("page") / "a.safetensors"
+    path.write_bytes(b"x")
+    file = CatalogFile(path, "a", 1, 1)
+    put(file, ".json", {"description": page, "notes": "n"}), put(file, ".civitai.info", {"description": page})
+    found = notes(file)
+    assert (found.notes, found.problems) == ("n", ())
 
 
 @settings(deadline=None)
