@@ -152,8 +152,7 @@ class Catalog:
         """Note that pictures are made with these."""
         now = time.time()
         for file in files:
-            row = self.index.get(file)
-            self.index.change(file, used=now, uses=1 if row is None else row.uses + 1)
+            self.index.use(file, now)
         if files:
             self._scanner.ask()  # which saves it
 

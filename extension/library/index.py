@@ -5,12 +5,14 @@ It is a cache, but for when a file was first seen and last used: what people not
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -47,6 +49,9 @@ _COLUMNS: Mapping[str, str] = {
 """How each is declared. A new one needs a default, which rows of a former table get."""
 _TABLE = f"CREATE TABLE file ({', '.join(f'{name} {kind}' for name, kind in _COLUMNS.items())}) WITHOUT ROWID"
 _PUT = f"INSERT OR REPLACE INTO file ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
+_HISTORY = (
+    f"SELECT {', '.join('NULL' if name in ('facts', 'notes') else name for name in _COLUMNS)} FROM file WHERE path = ?"
+)
 _TIMEOUT = 10.0  # seconds that another process may hold the database
 
 
@@ -94,7 +99,13 @@ class Index:
         self._by_id: dict[str, Path] = {}
         self._gone: dict[str, int] = {}
         """Ids of files that went, and the revision at which they did."""
+        self._away: dict[Path, Row] = {}
+        """Rows of files in folders that are not looked through now. They are kept: the folders may come back."""
         self._unsaved: set[Path] = set()
+        self._deleted: set[Path] = set()
+        """What is to be deleted with the next save."""
+        self._uses: Counter[Path] = Counter()
+        """Uses since the last save. Those are added to what is kept, to which other processes add theirs."""
         self.revision = 0
         """Grows with every change."""
         self.problem = ""
@@ -139,21 +150,52 @@ class Index:
                 row = Row(file, former.name, added=former.added, used=former.used, uses=former.uses)
             return self._put(replace(row, **values))
 
-    def keep_only(self, files: Iterable[CatalogFile]) -> None:
-        """Forget files that are no longer there; one that has only moved is known at its new place."""
+    def use(self, file: CatalogFile, now: float) -> Row:
+        """Note that a picture is made with a file."""
+        with self._lock:
+            former = self._rows.get(file.path)
+            self._uses[file.path] += 1
+            return self.change(file, used=now, uses=1 if former is None else former.uses + 1)
+
+    def keep_only(self, files: Iterable[CatalogFile], folders: Sequence[Path]) -> None:
+        """Forget files that are no longer there; one that has only moved is known at its new place.
+
+        What is known of files elsewhere, and of a folder in which nothing is found, as of a drive that is away, is kept
+        until they are found again.
+
+        Args:
+            files: those that were found.
+            folders: in which they were looked for.
+        """
         with self._lock:
             present = {file.path: file for file in files}
-            gone = {path: row for path, row in self._rows.items() if path not in present}
-            by_look = {_look(row.file): row for row in gone.values()}
+            for path in present.keys() & self._away.keys():
+                self._put(self._away.pop(path))
+            lost = {path: row for path, row in self._rows.items() if path not in present}
+            by_look = {_look(row.file): row for row in (*self._away.values(), *lost.values())}
             for path, file in present.items():
                 if path not in self._rows and (moved := by_look.get(_look(file))) is not None:
                     self._put(replace(moved, file=file, beside="", notes=None))
-            self.revision += bool(gone)
-            for path, row in gone.items():
-                del self._rows[path]
-                self._by_id.pop(row.file.id, None)
-                self._unsaved.add(path)
-                self._gone[row.file.id] = self.revision
+            filled = [one for one in folders if lost and any(path.is_relative_to(one) for path in present)]
+            seen = {folder: _was_seen(folder, filled) for folder in {path.parent for path in lost}}
+            self._hide(lost)
+            for path in (one for one in lost if seen[one.parent]):
+                del self._away[path], self._uses[path]
+                self._unsaved.discard(path)
+                self._deleted.add(path)
+
+    def leave_out(self, folders: Sequence[Path]) -> None:
+        """Show no files but those below some folders, until others are found."""
+        with self._lock:
+            rows = self._rows.items()
+            self._hide({path: row for path, row in rows if not any(map(path.is_relative_to, folders))})
+
+    def _hide(self, rows: Mapping[Path, Row]) -> None:
+        self.revision += bool(rows)
+        for path, row in rows.items():
+            self._away[path] = self._rows.pop(path)
+            self._by_id.pop(row.file.id, None)
+            self._gone[row.file.id] = self.revision
 
     def save(self) -> None:
         """Write what changed since the last time; where that fails, it is written the next time."""
@@ -163,22 +205,43 @@ class Index:
             if self._path is None or not self.loaded:
                 return
             with self._lock:
-                unsaved, self._unsaved = self._unsaved, set()
+                every = {**self._away, **self._rows}
                 if not self._path.exists():  # somebody deleted it, or it was set aside
-                    unsaved |= self._rows.keys()
-                if not unsaved:
+                    self._unsaved |= every.keys()
+                if not self._unsaved and not self._deleted:
                     return
-                rows = [row for path in unsaved if (row := self._rows.get(path)) is not None]
-                gone = [(str(path),) for path in unsaved if path not in self._rows and is_text(str(path))]
+                unsaved, self._unsaved = self._unsaved, set()
+                deleted, self._deleted = self._deleted - unsaved, set()
+                uses, self._uses = self._uses, Counter()
+                rows = [every[path] for path in unsaved if path in every and is_text(str(path))]
             try:
-                _write(self._path, [_to_columns(row) for row in rows if is_text(str(row.file.path))], gone)
+                written = _write(self._path, rows, [(str(path),) for path in deleted if is_text(str(path))], uses)
             except (sqlite3.Error, OSError) as error:
                 with self._lock:
                     self._unsaved |= unsaved
+                    self._deleted |= deleted
+                    self._uses.update(uses)
                 if not _is_damaged(error) or self._begin_anew():
                     self._complain(f"what is known of the LoRA files cannot be kept in {self._path} now: {error}")
             else:
                 self.problem = ""
+                self._follow(written)
+
+    def _follow(self, written: Sequence[Row]) -> None:
+        """Take over what other processes had written of the history of these files."""
+        with self._lock:
+            for kept in written:
+                path = kept.file.path
+                row = self._rows.get(path)
+                if row is not None and (row.added, row.used, row.uses) != (kept.added, kept.used, kept.uses):
+                    self.revision += 1
+                    self._rows[path] = replace(
+                        row,
+                        added=min(row.added, kept.added),
+                        used=max(row.used, kept.used),
+                        uses=kept.uses + self._uses[path],
+                        revision=self.revision,
+                    )
 
     def _put(self, row: Row) -> Row:
         self.revision += 1
@@ -248,8 +311,14 @@ def _read(path: Path) -> list[Row]:
     return [row for row in rows if row is not None]
 
 
-def _write(path: Path, rows: Sequence[tuple[Any, ...]], gone: Sequence[tuple[str]]) -> None:
-    """Write rows and forget others, all or none.
+def _write(path: Path, rows: Sequence[Row], gone: Sequence[tuple[str]], uses: Mapping[Path, int]) -> list[Row]:
+    """Write rows and forget others, all or none; return the rows as they were written.
+
+    Args:
+        path: of the database.
+        rows: as they are here. Other processes may have written of the same files since.
+        gone: paths.
+        uses: how often each was used here since it was last written.
 
     Raises:
         sqlite3.Error: as `_read`.
@@ -258,9 +327,16 @@ def _write(path: Path, rows: Sequence[tuple[Any, ...]], gone: Sequence[tuple[str
     path.parent.mkdir(parents=True, exist_ok=True)
     with _opened(path) as database:
         database.execute("BEGIN IMMEDIATE")
-        database.executemany(_PUT, rows)
+        written = []
+        for row in rows:
+            found = database.execute(_HISTORY, (str(row.file.path),)).fetchone()
+            kept = None if found is None else _from_columns(dict(zip(_COLUMNS, found, strict=True)))
+            since = uses.get(row.file.path, 0)
+            written.append(row if kept is None else _with_history(replace(row, uses=since), kept))
+        database.executemany(_PUT, map(_to_columns, written))
         database.executemany("DELETE FROM file WHERE path = ?", gone)
         database.execute("COMMIT")
+    return written
 
 
 @contextmanager
@@ -336,6 +412,18 @@ def _with_history(row: Row, kept: Row) -> Row:
         shorthash=row.shorthash or (kept.shorthash if same else ""),
         sha256=row.sha256 or (kept.sha256 if same else ""),
     )
+
+
+def _was_seen(folder: Path, filled: Sequence[Path]) -> bool:
+    """Tell whether a folder was looked through, by those in which something was found.
+
+    A link to a drive that is away, and a folder that may not be read, are not; one that is not there any more is.
+    """
+    above = next((one for one in filled if folder.is_relative_to(one)), None)
+    if above is None:
+        return False
+    steps = itertools.takewhile(lambda one: one != above, (folder, *folder.parents))
+    return not any(os.path.lexists(one) and not os.access(one, os.R_OK | os.X_OK) for one in steps)
 
 
 def _look(file: CatalogFile) -> tuple[str, int, int]:

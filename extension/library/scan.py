@@ -69,6 +69,7 @@ class Scanner:
         if self._thread is None:
             self._stopped = False
             self._due = True
+            self.index.leave_out(self._folders())  # before the first look, what is known is shown
             self.ask()
             self._thread = threading.Thread(target=self._run, name="remora-scan", daemon=True)
             self._thread.start()
@@ -111,8 +112,9 @@ class Scanner:
     def _walk(self) -> Mapping[Path, Found]:
         self._hurry.set()
         with self._walking:
-            found = {one.file.path: one for one in walk(self._folders())}
-            self.index.keep_only(one.file for one in found.values())
+            folders = self._folders()
+            found = {one.file.path: one for one in walk(folders)}
+            self.index.keep_only((one.file for one in found.values()), folders)
             names = names_of([one.file for one in found.values()])
             for one in found.values():
                 self._note(one, names[one.file])

@@ -116,6 +116,131 @@ def test_a_moved_file_keeps_what_is_known_of_it(started: Callable[[], Catalog], 
     assert len(catalog.index) == 1
 
 
+def test_uses_that_several_processes_count_are_added(
+    started: Callable[[], Catalog], folder: Path, tmp_path: Path
+) -> None:
+    lora(folder / "a.safetensors")
+    first = started()
+    file = first.find("a")
+    first.used([file])
+    first.index.save()
+    other = Catalog(lambda: [folder], lambda: tmp_path / "data")
+    for _ in range(5):
+        other.used([file])
+    digest = other.sha256(file)
+    other.index.change(file, added=5.0, used=9e9)
+    other.index.save()
+    other.close()  # nothing is added twice
+    first.used([file])
+    first.index.save()
+    for found in (*first.index.rows(), *Index(tmp_path / "data").rows()):
+        assert (found.uses, found.added, found.used) == (7, 5.0, 9e9)
+    assert [one.sha256 for one in Index(tmp_path / "data").rows()] == [digest]
+
+
+def test_uses_that_could_not_be_saved_are_added_later(folder: Path, tmp_path: Path) -> None:
+    lora(folder / "a.safetensors")
+    file = next(walk([folder])).file
+    index, other = Index(tmp_path / "data"), Index(tmp_path / "data")
+    other.use(file, 3.0)
+    other.save()
+    index.use(file, 4.0)
+    (tmp_path / "data" / "catalog.sqlite3").rename(tmp_path / "away")
+    (tmp_path / "data" / "catalog.sqlite3").mkdir()
+    index.save()
+    assert "cannot be kept" in index.problem
+    index.use(file, 5.0)
+    (tmp_path / "data" / "catalog.sqlite3").rmdir()
+    (tmp_path / "away").rename(tmp_path / "data" / "catalog.sqlite3")
+    index.save()
+    assert [(one.uses, one.used) for one in Index(tmp_path / "data").rows()] == [(3, 5.0)]
+
+
+@pytest.mark.parametrize("elsewhere", ["other files", "an empty folder", "no folder", "no folders"])
+@pytest.mark.parametrize("again", ["while it runs", "at the next start"])
+def test_what_is_known_of_files_elsewhere_is_kept(
+    folder: Path, tmp_path: Path, elsewhere: str, again: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora(folder / "a.safetensors")
+    other = tmp_path / "other"
+    if elsewhere != "no folder":
+        other.mkdir()
+    if elsewhere == "other files":
+        lora(other / "b.safetensors")
+    folders = [folder]
+
+    def start() -> Catalog:
+        catalog = Catalog(lambda: list(folders), lambda: tmp_path / "data")
+        catalog.start()
+        assert catalog.wait(30)
+        return catalog
+
+    catalog = start()
+    catalog.used([catalog.find("a")])
+    before = row(catalog, "a")
+    if again == "at the next start":
+        catalog.close()
+    folders[:] = [] if elsewhere == "no folders" else [other]
+    if again == "at the next start":
+        catalog = start()
+    else:
+        catalog.refresh()
+        assert catalog.wait(30)
+    names = ["b"] if elsewhere == "other files" else []
+    assert [one.name for one in catalog.index.rows()] == names
+    assert len(catalog.index) == len(names)
+    assert catalog.index.with_id(before.file.id) is None
+    catalog.index.save()
+    assert {one.name: one.uses for one in Index(tmp_path / "data").rows()} == {"a": 1, **dict.fromkeys(names, 0)}
+    monkeypatch.setattr("extension.library.facts.glance", lambda path: pytest.fail("read again"))
+    folders[:] = [folder]
+    if again == "at the next start":
+        catalog.close()
+        catalog = start()
+    else:
+        catalog.refresh()
+        assert catalog.wait(30)
+    try:
+        assert replace(row(catalog, "a"), revision=0) == replace(before, revision=0)
+        assert len(catalog.index) == 1
+    finally:
+        catalog.close()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_files_behind_a_link_that_leads_nowhere_now_are_not_forgotten(
+    started: Callable[[], Catalog], folder: Path, tmp_path: Path
+) -> None:
+    drive = tmp_path / "drive"
+    (drive / "sub").mkdir(parents=True)
+    (folder / "gone").mkdir()
+    lora(folder / "a.safetensors"), lora(drive / "sub" / "b.safetensors"), lora(folder / "gone" / "c.safetensors")
+    (folder / "link").symlink_to(drive)
+    catalog = started()
+    catalog.used([catalog.find("b"), catalog.find("c")])
+    drive.rename(tmp_path / "off")
+    shutil.rmtree(folder / "gone")
+    assert sorted(one.name for one in started().index.rows()) == ["a"]
+    (tmp_path / "off").rename(drive)
+    assert {one.name: one.uses for one in started().index.rows()} == {"a": 0, "b": 1}
+    assert len(Index(tmp_path / "data")) == 2
+
+
+def test_before_the_first_look_files_elsewhere_are_not_shown(
+    started: Callable[[], Catalog], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora(folder / "a.safetensors")
+    started().close()
+    monkeypatch.setattr("extension.library.scan._LATER", 60.0)
+    later = Catalog(lambda: [tmp_path / "other"], lambda: tmp_path / "data")
+    later.start()
+    try:
+        assert not later.index.rows()
+    finally:
+        later.close()
+    assert len(Index(tmp_path / "data")) == 1
+
+
 def test_changes_are_told_since_a_revision(started: Callable[[], Catalog], folder: Path) -> None:
     lora(folder / "a.safetensors"), lora(folder / "b.safetensors")
     catalog = started()
