@@ -14,6 +14,8 @@ from typing import Any, TypeGuard
 
 from lib_lora import AdapterFile, Family, Glance, LoraError, base_model, glance, inspect_file
 
+from .plain import are_texts, demand, is_count, read_json
+
 VERSION = 1
 """Of what is read: facts that were read by another one are read again."""
 _NO_ALIAS = frozenset({"", "none", "Addams"})  # trainers' defaults that thousands of files share
@@ -94,11 +96,18 @@ class Facts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Facts | None:
-        """Return what `to_json` wrote; None where another version did."""
+        """Return what `to_json` wrote; None where another version did.
+
+        Raises:
+            ValueError: nobody wrote that; likewise KeyError, TypeError and AttributeError.
+        """
         if data.get("version") != VERSION:
             return None
         values = {name: value for name, value in data.items() if name != "version"}
-        return cls(**values | {"structure": _structure_from(values["structure"]), "words": tuple(values["words"])})
+        found = cls(**values | {"structure": _structure_from(values["structure"]), "words": tuple(values["words"])})
+        demand(are_texts((found.problem, found.alias, found.stored_hash, found.base_model, found.tags, *found.words)))
+        demand(isinstance(found.picture, bool) and isinstance(found.passing, bool))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +231,10 @@ def _object(text: str) -> Mapping[str, Any]:
 @lru_cache(maxsize=4096)
 def _structure_from(text: str) -> Structure:
     """The same object for the same text: files by the thousand have few structures."""
-    data = json.loads(text)
+    data = read_json(text)
     ranks = (data["ranks"][0], data["ranks"][1]) if data["ranks"] else None
+    demand(isinstance(data["format"], str) and isinstance(data["kinds"], dict) and is_count(data["layers"]))
+    demand(all(map(is_count, (*data["kinds"].values(), *(ranks or ())))))
     return Structure(data["format"], data["kinds"], ranks, data["layers"], _family(data["family"]))
 
 
@@ -231,4 +242,5 @@ def _family(data: Mapping[str, Any] | None) -> Family | None:
     if data is None:
         return None
     also = tuple(found for one in data["also"] if (found := _family(one)) is not None)
+    demand(are_texts((data["name"], data["title"])))
     return Family(data["name"], data["title"], data["sure"], also, data["named"])

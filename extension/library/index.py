@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from ..store import locked, set_aside
 from .facts import Facts
 from .notes import Notes
+from .plain import are_texts, demand, read_json
 from .walk import CatalogFile, is_text
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ _PUT = f"INSERT OR REPLACE INTO file ({', '.join(_COLUMNS)}) VALUES ({', '.join(
 _HISTORY = (
     f"SELECT {', '.join('NULL' if name in ('facts', 'notes') else name for name in _COLUMNS)} FROM file WHERE path = ?"
 )
+_MOST = 2**63  # of a whole number, as SQLite has it
+_LATEST = 1e11  # seconds since 1970
 _TIMEOUT = 10.0  # seconds that another process may hold the database
 
 
@@ -360,7 +363,7 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _is_current(database: sqlite3.Connection) -> bool:
     (version,) = database.execute("PRAGMA user_version").fetchone()
-    return version == _VERSION and bool(_columns(database))
+    return version == _VERSION and set(_COLUMNS) <= set(_columns(database))
 
 
 def _columns(database: sqlite3.Connection) -> list[str]:
@@ -456,8 +459,13 @@ def _from_columns(values: Mapping[str, Any]) -> Row | None:
     """Make a row of what was kept; None where that is none. Facts and notes that are none are read again."""
     picture = values["picture"]
     try:
+        size, mtime_ns, uses = (int(values[name]) for name in ("size", "mtime_ns", "uses"))
+        added, used = float(values["added"]), float(values["used"])
+        demand(are_texts(values[name] for name in ("path", "relative", "name", "beside", "shorthash", "sha256")))
+        demand(0 <= size < _MOST and abs(mtime_ns) < _MOST and 0 <= uses < _MOST)
+        demand(0 <= added < _LATEST and 0 <= used < _LATEST)  # which no infinite number is
         return Row(
-            CatalogFile(Path(values["path"]), values["relative"], int(values["size"]), int(values["mtime_ns"])),
+            CatalogFile(Path(values["path"]), values["relative"], size, mtime_ns),
             values["name"],
             _from_json(values["facts"], Facts.from_json),
             values["beside"],
@@ -465,9 +473,9 @@ def _from_columns(values: Mapping[str, Any]) -> Row | None:
             None if picture is None else Path(picture),
             values["shorthash"],
             values["sha256"],
-            float(values["added"]),
-            float(values["used"]),
-            int(values["uses"]),
+            added,
+            used,
+            uses,
         )
     except (ValueError, TypeError, OverflowError):
         return None
@@ -475,6 +483,6 @@ def _from_columns(values: Mapping[str, Any]) -> Row | None:
 
 def _from_json(text: str | None, make: Callable[[Mapping[str, Any]], _T | None]) -> _T | None:
     try:
-        return None if text is None else make(json.loads(text))
+        return None if text is None else make(read_json(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

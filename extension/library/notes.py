@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..store import Store, json_bytes, read_bytes, write_text
+from .plain import are_texts, demand
 from .walk import CatalogFile, beside
 
 VERSION = 1
@@ -58,11 +59,20 @@ class Notes:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Notes | None:
-        """Return what `to_json` wrote; None where another version did."""
+        """Return what `to_json` wrote; None where another version did.
+
+        Raises:
+            ValueError: nobody wrote that; likewise KeyError and TypeError.
+        """
         if data.get("version") != VERSION:
             return None
         values = {name: value for name, value in data.items() if name != "version"}
-        return cls(**values | {"tags": tuple(values["tags"]), "problems": tuple(values["problems"])})
+        found = cls(**values | {"tags": tuple(values["tags"]), "problems": tuple(values["problems"])})
+        demand(are_texts((found.description, found.words, found.negative, found.notes, found.base_model)))
+        demand(are_texts((*found.tags, *found.problems)) and isinstance(found.favourite, bool))
+        demand(type(found.rating) is int and found.rating in RATINGS)
+        demand(found.strength is None or found.strength == _number(found.strength))
+        return found
 
 
 EDITABLE = tuple(one.name for one in fields(Notes) if one.name not in ("base_model", "problems"))

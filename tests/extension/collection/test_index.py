@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sqlite3
@@ -16,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from extension.api.library import listed
 from extension.library import Index, Row, walk
 from extension.library.catalog import Catalog
+from extension.library.index import _COLUMNS
 from lib_lora import glance
 from tests.extension.collection.test_facts import lora
 
@@ -310,6 +313,94 @@ def test_a_damaged_row_costs_that_row(started: Callable[[], Catalog], folder: Pa
     assert kept.keys() == {"a", "c", "d"}
     assert (kept["a"].facts, kept["a"].uses) == (None, 7)
     assert all(one.complete for one in started().index.rows())
+
+
+def spoilt(database: Path, *statements: str) -> None:
+    """Have another program change the row of the file `a`."""
+    with sqlite3.connect(database) as connection:
+        for statement in statements:
+            assert connection.execute(f"UPDATE file SET {statement} WHERE name = 'a'").rowcount == 1
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "added = 9e999",
+        "used = -9e999",
+        "added = 1e300",
+        "used = -1",
+        "uses = 9e999",
+        "uses = 1e300",
+        "uses = -1",
+        "mtime_ns = 1e300",
+        "shorthash = x'ff00'",
+        "beside = x'ff00'",
+        "relative = x'ff00'",
+        "picture = x'ff'",
+        """notes = replace(notes, '"strength": null', '"strength": NaN')""",
+        """notes = replace(notes, '"strength": null', '"strength": 1e999')""",
+        """notes = replace(notes, '"strength": null', '"strength": 101')""",
+        """notes = replace(notes, '"rating": 0', '"rating": 1e999')""",
+        """notes = replace(notes, '"rating": 0', '"rating": 6')""",
+        """notes = replace(notes, '"words": ""', '"words": 5')""",
+        """notes = replace(notes, '"tags": []', '"tags": [[1]]')""",
+        """notes = replace(notes, '"favourite": false', '"favourite": "no"')""",
+        """facts = replace(facts, '"alias": ""', '"alias": 5')""",
+        """facts = replace(facts, '"words": []', '"words": [Infinity]')""",
+        """facts = replace(facts, '"picture": false', '"picture": [1]')""",
+        """facts = replace(facts, '\\"layers\\": ', '\\"layers\\": 1e999')""",
+        """facts = replace(facts, '\\"layers\\": ', '\\"layers\\": 99999999999999999999')""",
+        """facts = replace(facts, '\\"kinds\\": {', '\\"kinds\\": [], \\"x\\": {')""",
+        """facts = replace(facts, '\\"ranks\\": [', '\\"ranks\\": [-Infinity, ')""",
+        """facts = replace(facts, '\\"title\\": ', '\\"title\\": 5, \\"x\\": ')""",
+    ],
+)
+def test_what_no_list_can_tell_is_read_anew(
+    started: Callable[[], Catalog], folder: Path, tmp_path: Path, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("extension.library.scan._LATER", 0.0)
+    lora(folder / "a.safetensors"), lora(folder / "b.safetensors")
+    first = started()
+    before = {one.name: json.dumps(listed(one), allow_nan=False) for one in first.index.rows()}
+    first.close()
+    database = tmp_path / "data" / "catalog.sqlite3"
+    kept = database.read_bytes()
+    spoilt(database, change)
+    assert database.read_bytes() != kept
+    found = {one.name: listed(one) for one in Index(tmp_path / "data").rows()}
+    json.dumps(found, allow_nan=False)
+    assert not found.get("a", {}).get("read")
+    later = started()
+    after = {one.name: listed(one) for one in later.index.rows()}
+    after["a"]["added"] = json.loads(before["a"])["added"]  # which may be lost
+    assert {name: json.dumps(one) for name, one in after.items()} == before
+    later.used([later.find("a")])
+    later.close()
+    assert {one.name: one.uses for one in Index(tmp_path / "data").rows()} == {"a": 1, "b": 0}
+
+
+@pytest.mark.parametrize("column", ["uses", "sha256", "beside"])
+def test_a_table_of_this_version_that_lacks_a_column_gets_it(
+    started: Callable[[], Catalog], folder: Path, tmp_path: Path, column: str
+) -> None:
+    lora(folder / "a.safetensors")
+    first = started()
+    first.used([first.find("a")])
+    before = row(first, "a")
+    first.close()
+    with sqlite3.connect(tmp_path / "data" / "catalog.sqlite3") as database:
+        others = ", ".join(one for one in _COLUMNS if one != column)
+        database.execute(f"CREATE TABLE other AS SELECT {others} FROM file")
+        database.execute("DROP TABLE file")
+        database.execute("ALTER TABLE other RENAME TO file")
+    database.close()
+    later = started()
+    assert later.index.problem == ""
+    assert row(later, "a").used == before.used
+    assert row(later, "a").uses == (0 if column == "uses" else 1)
+    later.close()
+    assert len(Index(tmp_path / "data")) == 1
 
 
 @pytest.mark.parametrize("version", [0, 99])
