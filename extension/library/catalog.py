@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import hashlib
 import logging
+import os
 import re
 import threading
 import time
@@ -28,6 +30,7 @@ _HASH_OF_NOTHING = hashlib.sha256().hexdigest()[:_HASH_LENGTH]  # what ai-toolki
 _CHUNK = 1 << 20  # bytes
 _READ_AT_MOST = 4 << 30  # bytes, to find a file by the hash of all of it
 _COMPARED_AT_MOST = 2000  # names, to suggest one that is like another: it takes 25 microseconds for each
+_TRIED_AGAIN = 300.0  # seconds after which a file that could not be read whole is tried again
 _METADATA_AT_MOST = 32 << 20  # characters that are kept
 
 
@@ -65,6 +68,8 @@ class Catalog:
         self._hasher: ThreadPoolExecutor | None = None
         self._to_hash: set[CatalogFile] = set()
         """Files whose hash is being made, or is to be."""
+        self._unreadable: dict[CatalogFile, float] = {}
+        """Files that could not be read for their hash, and when that was."""
         self._names: _Names | None = None
         self._metadata: dict[CatalogFile, Mapping[str, str]] = {}
         self._metadata_size = 0
@@ -235,7 +240,9 @@ class Catalog:
         if not _HASH.fullmatch(digest) or _HASH_OF_NOTHING.startswith(wanted):
             return ()
         known = {file for file in self.files if self.row(file).shorthash or self._facts(file).stored_hash}
-        found = {file for file in self._worth_reading(known) if wanted == self._short(file)[: len(wanted)]}
+        found = {
+            file for file in self._worth_reading(known) if wanted == self._tried(self.known_hash, file)[: len(wanted)]
+        }
         return tuple(file for file in self.files if file in found)
 
     def with_sha256(self, digest: str, likely: CatalogFile | None = None) -> CatalogFile | None:
@@ -248,11 +255,8 @@ class Catalog:
             return None
         known = {file for file in self.files if self.row(file).sha256}
         for file in self._worth_reading(known, likely):
-            try:
-                if self.sha256(file).startswith(digest.lower()):
-                    return file
-            except OSError as error:  # it went since the folders were looked at
-                logger.warning("remora: %s cannot be read: %s", file.path, error.strerror)
+            if self._tried(self.sha256, file).startswith(digest.lower()):
+                return file
         return None
 
     def metadata(self, file: CatalogFile) -> Mapping[str, str]:
@@ -300,7 +304,7 @@ class Catalog:
     def hash_later(self, file: CatalogFile) -> None:
         """Have the hash of a file made beside other work, one file at a time, and kept."""
         with self._made:
-            if file in self._to_hash:
+            if file in self._to_hash or self._is_unreadable(file):
                 return
             if self._hasher is None:
                 self._hasher = ThreadPoolExecutor(1, "remora-hash")
@@ -338,10 +342,15 @@ class Catalog:
     def _worth_reading(
         self, known: Collection[CatalogFile], likely: CatalogFile | None = None
     ) -> Iterator[CatalogFile]:
-        """Yield files to compare by hash: the known ones, the likely one, then others by size, up to some gigabytes."""
+        """Yield files to compare by hash: the known ones, the likely one, then others by size, up to some gigabytes.
+
+        Those that could not be read are left out for a while.
+        """
         left = _READ_AT_MOST
         for file in sorted(self.files, key=lambda one: (one not in known, one != likely, one.size)):
             if file not in known:
+                if self._is_unreadable(file):
+                    continue
                 left -= file.size
                 if left < 0 and file != likely:
                     return
@@ -374,17 +383,27 @@ class Catalog:
 
     def _hash(self, file: CatalogFile) -> None:
         try:
-            self._short(file)
+            self._tried(self.known_hash, file)
         finally:
             with self._made:
                 self._to_hash.discard(file)
 
-    def _short(self, file: CatalogFile) -> str:
+    def _tried(self, hash_of: Callable[[CatalogFile], str], file: CatalogFile) -> str:
+        """Return a hash of a file; nothing where it cannot be read, as where it went meanwhile, which is said once."""
         try:
-            return self.known_hash(file)
-        except OSError as error:  # it went since the folders were looked at
-            logger.warning("remora: %s cannot be read: %s", file.path, error.strerror)
+            found = hash_of(file)
+        except (OSError, ValueError, OverflowError) as error:
+            if file not in self._unreadable:
+                why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+                logger.warning("remora: no hash can be made of %s: %s", file.path, why)
+            self._unreadable[file] = time.monotonic()
             return ""
+        self._unreadable.pop(file, None)
+        return found
+
+    def _is_unreadable(self, file: CatalogFile) -> bool:
+        failed = self._unreadable.get(file)
+        return failed is not None and time.monotonic() - failed < _TRIED_AGAIN
 
 
 class _Names:
@@ -477,8 +496,16 @@ def _distinct(file: CatalogFile, among: Sequence[CatalogFile]) -> str:
 
 
 def _end_of_header(path: Path) -> int:
+    """Return where a file's values begin.
+
+    Raises:
+        OSError: it cannot be read, or is damaged so that nothing comes behind the header.
+    """
     with path.open("rb") as stream:
-        return 8 + int.from_bytes(stream.read(8), "little")
+        end = 8 + int.from_bytes(stream.read(8), "little")
+        if end > os.fstat(stream.fileno()).st_size:
+            raise OSError(errno.EINVAL, "it is shorter than its header says that the header is", str(path))
+    return end
 
 
 def _hash_from(path: Path, start: int) -> str:

@@ -192,6 +192,66 @@ def test_a_name_like_a_hash_reads_no_file_while_somebody_waits(folder: Path, mon
     assert found.find(digest).path == a
 
 
+HEADERS = [
+    b"\xff" * 8,
+    b"\xff" * 7 + b"\x7f",
+    (1 << 62).to_bytes(8, "little"),
+    (200).to_bytes(8, "little"),
+    b"abc",
+    b"",
+]
+
+
+@pytest.mark.parametrize("start", HEADERS, ids=["all ones", "signed", "sparse", "truncated", "no header", "empty"])
+def test_a_damaged_file_keeps_no_other_from_being_found_by_its_hash(
+    folder: Path, start: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "bad.safetensors").write_bytes(start + b"x" * 100 if len(start) == 8 else start)
+    a = put(folder / "a.safetensors", value=1)
+    found = catalog(folder)
+    raw = torch.tensor([1.0]).numpy().tobytes()
+    for _ in range(3):
+        assert [file.path for file in found.with_hash(hashlib.sha256(raw).hexdigest()[:12])] == [a]
+        assert found.with_hash("0123456789ab") == ()
+        whole = found.with_sha256(hashlib.sha256(a.read_bytes()).hexdigest())
+        assert whole is not None
+        assert whole.path == a
+        assert found.with_sha256("0123456789ab") is None
+    assert [record.getMessage() for record in caplog.records if "no hash can be made of" in record.getMessage()] == [
+        f"remora: no hash can be made of {folder / 'bad.safetensors'}: "
+        "it is shorter than its header says that the header is"
+    ]
+
+
+def test_a_file_of_which_no_hash_can_be_made_is_said_once_and_tried_again_later(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder / "a.safetensors", value=1)
+    found = catalog(folder)
+    digest = hashlib.sha256(torch.tensor([1.0]).numpy().tobytes()).hexdigest()[:12]
+
+    def fail(*_: object) -> str:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("extension.library.catalog._hash_from", fail)
+        with pytest.raises(CatalogError, match="try again later: 1 are being made"):
+            found.find(digest)
+        found.close()  # which waits
+        for _ in range(2):
+            with pytest.raises(CatalogError, match="is not in the LoRA folders; 1 LoRA files are known"):
+                found.find(digest)
+            assert found.with_hash(digest) == ()
+            found.hash_later(found.files[0])
+        found.close()
+        assert [record.getMessage() for record in caplog.records] == [
+            f"remora: no hash can be made of {folder / 'a.safetensors'}: Input/output error"
+        ]
+    monkeypatch.setattr("extension.library.catalog._TRIED_AGAIN", 0.0)
+    assert [file.name for file in found.with_hash(digest)] == ["a"]
+    assert found.find(digest).name == "a"
+
+
 def _waiting(function: Callable[..., str], event: threading.Event) -> Callable[..., str]:
     """The function, in other threads than this one once the event is set."""
     asked = threading.get_ident()
