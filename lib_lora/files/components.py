@@ -72,7 +72,9 @@ _BEHIND = (
     r"v?\d[\d.]*|e(?:poch)?\d+|(?:\d+)?steps?\d*|fp\d+|bf16|r(?:ank)?\d+|lora|[ti]2v|wan\d*|a?14b|final|last|comfy|pro"
 )
 """What may stand behind the word: a version, an epoch, a precision. Else `high` is of heels, or of a school."""
-_BARE = re.compile(rf"(?<![a-z])(high|low)(?=(?:[\W_]+(?:high|low|{_BEHIND}))*[\W_]*$)")
+_AT_END = re.compile(rf"high|low|{_BEHIND}")
+_BARE = re.compile(r"(?<![a-z])(high|low)$")
+_BETWEEN = re.compile(r"[\W_]+")
 _CAPITALS = re.compile(r"(?<![A-Za-z])(HIGH|LOW)(?![A-Za-z])")
 
 
@@ -87,5 +89,18 @@ def experts_named(name: str) -> tuple[str, ...]:
     words = {before or behind for before, behind in _OF_NOISE.findall(text)}
     if not words:
         capitals = () if name.isupper() else _CAPITALS.findall(name)
-        words = {*_BARE.findall(text), *(word.lower() for word in capitals)}
+        words = {*_at_end(text), *(word.lower() for word in capitals)}
     return tuple(one for one, word in zip(EXPERTS, _NOISE, strict=True) if word in words)
+
+
+def _at_end(text: str) -> list[str]:
+    """Return each `high` and `low` that is the last word but for what `_BEHIND` names.
+
+    Words are looked at one by one from the end, as one expression for all of them would try each way to part them.
+    """
+    found: list[str] = []
+    for word in reversed([word for word in _BETWEEN.split(text) if word]):
+        found += _BARE.findall(word)
+        if not _AT_END.fullmatch(word):
+            break
+    return found

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import time
+
 import pytest
 import torch
 from hypothesis import given
@@ -54,6 +57,54 @@ def test_the_name_of_a_file_tells_which_expert_it_is_for(name):
 @given(st.text(max_size=60))
 def test_any_name_speaks_of_experts_or_of_none(name):
     assert set(experts_named(name)) <= set(EXPERTS)
+
+
+PARTS = [
+    *"x_-. ",
+    "__",
+    "high",
+    "low",
+    "shigh",
+    "2high",
+    "v1",
+    "1.0",
+    "1",
+    "e10",
+    "fp16",
+    "r32",
+    "lora",
+    "14b",
+    "3steps",
+]
+BEHIND = (
+    r"v?\d[\d.]*|e(?:poch)?\d+|(?:\d+)?steps?\d*|fp\d+|bf16|r(?:ank)?\d+|lora|[ti]2v|wan\d*|a?14b|final|last|comfy|pro"
+)
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=9).map("".join))
+def test_the_last_word_counts_whatever_versions_are_behind_it(name):
+    """As one regular expression says it, which takes for ever where it does not match."""
+    want = set(re.findall(rf"(?<![a-z])(high|low)(?=(?:[\W_]+(?:high|low|{BEHIND}))*[\W_]*$)", name))
+    assert experts_named(name) == tuple(one for one, word in zip(EXPERTS, ("high", "low"), strict=True) if word in want)
+
+
+@pytest.mark.parametrize("end", ["x", "", "noise"])
+@pytest.mark.parametrize(
+    "many",
+    [
+        "high" + "_1.1" * 22,
+        "high_" * 4000,
+        "high" + "_" * 20_000,
+        "1" * 20_000,
+        "1." * 9000,
+        "high noise",
+        "noise_" * 4000,
+    ],
+)
+def test_no_name_of_a_file_takes_long(many, end):
+    began = time.process_time()
+    experts_named(many + end)
+    assert time.process_time() - began < 0.5, "seconds"
 
 
 @given(st.lists(st.sampled_from(["unet", "prior", "decoder", *EXPERTS, "text_encoder", "text_encoder_2"]), unique=True))
