@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import ChainMap
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -80,6 +81,9 @@ class PeftConfig:
             component: diffusers' name of the component; None gives what is said of no component in particular, as does
                 one of which the file does not speak.
             module: a dotted path. With it, `r`, `alpha` and `lora_alpha` are those of this module.
+
+        Raises:
+            EffortError: patterns of names take too long to match.
         """
         values = self._common if component is None else self._components.get(component, self._common)
         if module is None or not values:
@@ -88,7 +92,8 @@ class PeftConfig:
         if tables is None:  # the configurations stay as long as this object does
             tables = self._tables[id(values)] = _tables(values)
         special = {name: table.value(module) for name, table in tables.items()}
-        return MappingProxyType(values | {name: value for name, value in special.items() if value is not None})
+        own = {name: value for name, value in special.items() if value is not None}
+        return MappingProxyType(ChainMap(own, values))  # no copy: each layer has one, and a file may say much
 
     @property
     def base_model(self) -> object:

@@ -13,11 +13,12 @@ from typing import Literal
 from torch import Tensor
 
 from ..adapters.base import Adapter, Origin, Site
-from ..errors import NumberError, UnknownAdapterError, UnknownFormatError
+from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError
 from ..files import formats
 from ..files.components import EXPERTS, experts_named
 from ..files.file import AdapterFile
 from ..files.formats.base import BUNDLED, KeyFormat, ParsedKey
+from ..files.patterns import EffortError
 from ..files.peft_config import PeftConfig
 from ..files.provenance import base_model
 from ..files.reading import USUAL, Alpha, Reading
@@ -103,6 +104,7 @@ class ParsedFile:
             group.recipe = recipe_of(self.shapes(group))
         self._refuse_strangers()
         self.config = PeftConfig.of(file, beside=any(group.format == "peft" for group in self.groups))
+        self._refuse_endless_patterns()
 
     @property
     def format(self) -> str:
@@ -269,6 +271,18 @@ class ParsedFile:
                 f"holds adapters of a kind not supported here, with the parameters {', '.join(params)} (keys {seen}, …)"
             )
             raise UnknownAdapterError(self.file.path, text, keys[:4])
+
+    def _refuse_endless_patterns(self) -> None:
+        """Ask for what the configuration says of each layer, which it remembers.
+
+        Raises:
+            FileError: that would take too long.
+        """
+        try:
+            for group in self.groups:
+                self.config.values(group.component, group.module)
+        except EffortError as error:
+            raise FileError(self.file.path, f"cannot be used: {error}") from error
 
     def check_finite(self, group: Group) -> None:
         """Check that all numbers of a group are finite: one that is not makes a picture of nothing else.

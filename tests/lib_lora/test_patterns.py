@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import time
 
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lib_lora import inspect_file
+from lib_lora import FileError, inspect_file
 from lib_lora.files.patterns import Table, compiled
 from tests.fakes.files import save
 
@@ -51,11 +52,13 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@given(EXPRESSIONS, LETTERS)
-def test_any_expression_is_that_of_pythons_own(pattern, text):
-    step = compiled(pattern)
-    if step is not None:  # else it has more groups in groups than are read
-        assert (len(text) in step(text, frozenset((0,)))) == (re.fullmatch(pattern, text) is not None)
+@given(st.lists(EXPRESSIONS.map("({})".format), min_size=1, max_size=4), st.lists(LETTERS, min_size=1, max_size=4))
+def test_any_expression_is_that_of_pythons_own(patterns, texts):
+    read = [one for one in patterns if compiled(one) is not None]  # else it has more groups in groups than are read
+    table = Table([(one, number) for number, one in enumerate(read)])
+    for text in texts:
+        want = (number for number, one in enumerate(read) if re.match(rf"(?:.*\.)?(?:{one})$", text))
+        assert table.value(text) == next(want, None)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +81,66 @@ def test_any_other_pattern_is_a_name(pattern):
 def test_of_several_patterns_the_first_counts():
     table = Table([(r".*\.to_k", 1), ("to_k", 2), ("mid.to_k", 3)])
     assert (table.value("mid.to_k"), table.value("to_k"), table.value("to_v")) == (1, 2, None)
+
+
+LAYERS = [
+    f"{blocks}.{i}.{layer}"
+    for blocks, count in (("transformer_blocks", 19), ("single_transformer_blocks", 38))
+    for i in range(count)
+    for layer in (
+        *("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.0.proj", "ff.net.2", "norm1.linear"),
+        *("attn.add_q_proj", "attn.add_k_proj", "attn.add_v_proj", "proj_mlp", "proj_out"),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        [rf".*transformer_blocks\.{i}\..*" for i in range(57)],
+        [rf".*(attn|ff).*\.{i}\.(to_[qkv]|net.*)" for i in range(57)],
+        [rf"(.*\.)?single_transformer_blocks\.{i}\.attn\.to_(q|k|v)" for i in range(57)],
+        [
+            rf"(single_)?transformer_blocks\.{i}\.({part})"
+            for i in range(50)
+            for part in ("attn.*", "ff.*", ".*1", "p.*")
+        ],
+    ],
+    ids=lambda patterns: patterns[0],
+)
+def test_many_patterns_of_many_layers_are_matched_at_once(patterns):
+    began = time.process_time()
+    table = Table([(pattern, i) for i, pattern in enumerate(patterns)])
+    got = [table.value(name) for name in LAYERS]
+    assert time.process_time() - began < 1, "seconds"
+    python = [re.compile(rf"(.*\.)?({pattern})$") for pattern in patterns]
+    assert got == [next((i for i, one in enumerate(python) if one.match(name)), None) for name in LAYERS]
+
+
+@pytest.mark.parametrize(
+    "patterns", [["to_k"], ["a", "b" * 5000], [r".*\.to_k"], ["x" + ".a" * 5000]], ids=lambda one: one[0][:9]
+)
+def test_a_name_of_many_parts_takes_no_longer_than_its_letters(patterns):
+    name = ".".join("a" * 40_000)
+    began = time.process_time()
+    assert Table([(pattern, 1) for pattern in patterns]).value(name) == (1 if patterns[0] == "a" else None)
+    assert time.process_time() - began < 0.5, "seconds"
+
+
+def test_patterns_that_would_take_minutes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("lib_lora.files.patterns._EFFORT", 500_000)
+    patterns = {
+        "|".join(f".*{a}.?{b}.*{c}" for a in "abcdefg" for b in "hijk" for c in "lmn") + f"|{i}": 1 for i in range(150)
+    }
+    names = ["".join(random.Random(i).choices("abcdefghijklmn.", k=200)).strip(".") for i in range(200)]
+    tensors = {f"base_model.model.{name}.lora_A.weight": torch.ones(4, 8) for name in names}
+    tensors |= {f"base_model.model.{name}.lora_B.weight": torch.ones(8, 4) for name in names}
+    config = {"r": 4, "lora_alpha": 8, "alpha_pattern": patterns}
+    path = save(tmp_path / "a.safetensors", tensors, {"lora_adapter_metadata": json.dumps(config)})
+    began = time.process_time()
+    with pytest.raises(FileError, match=r"a\.safetensors: cannot be used: its patterns .* take too long to match"):
+        inspect_file(path)
+    assert time.process_time() - began < 5, "seconds"
 
 
 def test_a_file_with_a_pattern_that_never_ends_is_read_at_once(tmp_path):
