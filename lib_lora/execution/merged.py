@@ -1,16 +1,19 @@
 """The merged way, opt-in: the deltas are written into the base weight, which costs nothing per call.
 
 Always from the pristine weight, never from what an earlier strength left; summed in fp32, rounded stochastically where
-the weight has fewer bits; put back bit for bit. A weight that somebody else wrote to meanwhile is left alone.
+the weight has fewer bits; put back bit for bit. A weight that somebody else wrote to meanwhile is left alone, and is
+pristine from then on. One that was cast meanwhile becomes what the casts would have made of the pristine one.
 """
 
 from __future__ import annotations
 
 import logging
+import weakref
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +24,7 @@ from ..errors import ComponentError, FileError
 from ..placement.resident import Binding
 from ..strengths.table import Strengths
 from ..tensors import plain_mode, wide
-from ..weights.base_weight import holds_values
+from ..weights.base_weight import WeightMark, holds_values
 from ..weights.originals import Backup, Checkpoint, Held, Pristine
 from ..weights.rounding import digest, generator_for, round_stochastically
 from .dense import Transient, bias_of
@@ -31,6 +34,18 @@ if TYPE_CHECKING:
     from ..weights.operation import BaseForward
 
 logger = logging.getLogger(__name__)
+
+_CASTS = tuple(
+    getattr(torch, name)
+    for name in ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
+    if hasattr(torch, name)  # torch 2.1 and later
+)
+"""What a model is cast to, and back from."""
+_MOST_CASTS = 3
+_SAMPLES = 1024
+
+_spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, ...]]] = weakref.WeakKeyDictionary()
+"""Digests of the parameters that could not be put back, and so are not to be merged into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +59,17 @@ class _Written:
     """Digest of what was written."""
     held: Tensor | None = None
     """Memory of ours that the parameter has instead of its own, which is the pristine one."""
+    mark: WeightMark | None = None
+    """What tells without reading it whole that the parameter is still what was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Original:
+    """A parameter without adapters."""
+
+    tensor: Tensor
+    cast: bool = False
+    """Whether it is what casts would have made of the pristine one, and not that one."""
 
 
 class Merged(Transient):
@@ -70,6 +96,7 @@ class Merged(Transient):
         self._checkpoint = checkpoint
         self._written: dict[str, _Written] = {}
         self._values: tuple[float, ...] = ()
+        self._recalling = False
 
     @property
     def backup_bytes(self) -> int:
@@ -121,9 +148,46 @@ class Merged(Transient):
         self.release(layer)
 
     def forget_stale(self, layer: nn.Module) -> None:
-        """Nothing: the weight is one that was written here."""
+        """Take a weight that something else wrote for the pristine one, so that it is merged into anew.
+
+        Raises:
+            ComponentError: it is neither what was written nor another one; the model must be loaded again.
+            FileError: a checkpoint that holds the original was overwritten; the same.
+        """
+        marked = [(written.mark, param) for param, written in self._written.items()]
+        if not all(mark is not None and mark == WeightMark.of(layer, param) for mark, param in marked):
+            with plain_mode(next(layer.parameters()).device):
+                self._forget_replaced(layer)
+
+    def _forget_replaced(self, layer: nn.Module) -> dict[str, _Original]:
+        """Forget what was written if something else wrote one of the parameters since, and put back the others.
+
+        Returns:
+            Where nothing did, what the parameters would be without adapters.
+        """
+        found: dict[str, _Original] = {}
+        for param, written in self._written.items():
+            parameter = layer.get_parameter(param)
+            if parameter.device.type == "meta":
+                continue
+            original = self._original(layer, param, parameter, written)
+            if original is None:
+                self.release(layer)
+                self._known = None  # was worked out of the weight that was
+                return {}
+            found[param] = original
+        return found
+
+    def _follow_casts(self, layer: nn.Module) -> None:
+        """Have what is merged next start from what casts would have made of the pristine parameters."""
+        for param, original in self._forget_replaced(layer).items():
+            if original.cast:
+                now = digest(layer.get_parameter(param))
+                self._written[param] = _Written(Backup(original.tensor), digest(original.tensor), now)
 
     def _merge(self, layer: nn.Module) -> None:
+        _refuse_spoiled(layer)
+        self._follow_casts(layer)
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
         for binding in self._bindings:
             binding.file.verify()
@@ -135,7 +199,7 @@ class Merged(Transient):
                 total = torch.empty_like(weight)
                 parts = self._parts(param, placed, base)
                 build(total, base, parts, in_order=self._in_order, write=_rounding(self._seed(param), weight))
-                self._write(param, weight, total)
+                self._write(layer, param, weight, total)
         self._merge_biases(layer, adapters)
 
     def _merge_biases(self, layer: nn.Module, adapters: Sequence[Adapter]) -> None:
@@ -145,7 +209,7 @@ class Merged(Transient):
         for param, total in self._bias_totals(layer, adapters, pristine).items():
             bias = layer.get_parameter(param)
             with _writing(bias):
-                self._write(param, bias, total.to(bias.dtype))
+                self._write(layer, param, bias, total.to(bias.dtype))
 
     def _bias_totals(
         self, layer: nn.Module, adapters: Sequence[Adapter], pristine: Callable[[str, Tensor], Tensor]
@@ -177,57 +241,98 @@ class Merged(Transient):
             written = self._written[param] = _Written(pristine, before)
         return written.pristine.read()
 
-    def _write(self, param: str, parameter: Tensor, total: Tensor) -> None:
+    def _write(self, layer: nn.Module, param: str, parameter: Tensor, total: Tensor) -> None:
         """Have the parameter be `total`: a copy, or in place of its own memory where that is kept."""
         written = self._written[param]
         if isinstance(written.pristine, Held) and parameter.device == total.device:
-            self._written[param] = replace(written, after=digest(total), held=total)
+            written = self._written[param] = replace(written, after=digest(total), held=total, mark=None)
             parameter.data = total
         else:
-            self._written[param] = replace(written, after=digest(total), held=None)
+            written = self._written[param] = replace(written, after=digest(total), held=None, mark=None)
             parameter.detach().copy_(total)
+        self._written[param] = replace(written, mark=WeightMark.of(layer, param))
 
     def _put_back(self, layer: nn.Module, param: str, written: _Written) -> None:
         parameter = layer.get_parameter(param)
         if parameter.device.type == "meta":
             return  # the model was unloaded: there is nothing left to put back
         with _writing(parameter):
-            pristine = written.pristine.read()
-            found = digest(parameter)
-            if parameter.dtype != pristine.dtype and self._is_ours(layer, param, parameter, pristine):
-                parameter.detach().copy_(pristine)  # which converts it, as the model was meanwhile
-            elif found != written.after and found != _before(written):
+            try:
+                original = self._original(layer, param, parameter, written)
+            except (FileError, ComponentError):
+                _spoiled.setdefault(layer, {})[param] = digest(parameter)
+                raise
+            if original is None:
                 name = f"{type(layer).__name__}.{param}"
                 logger.warning("%s was changed by something else while adapters were merged into it; left alone", name)
-            elif written.held is not None and _is_in(parameter, written.held) and pristine.device == parameter.device:
-                parameter.data = pristine
+            elif written.held is not None and _is_in(parameter, written.held) and not original.cast:
+                if original.tensor.device == parameter.device:
+                    parameter.data = original.tensor
+                else:
+                    parameter.detach().copy_(original.tensor)
             else:
-                parameter.detach().copy_(pristine)
-                if digest(parameter) != _before(written):
+                parameter.detach().copy_(original.tensor)
+                if digest(parameter) != (digest(original.tensor) if original.cast else _before(written)):
                     text = f"{param} of a {type(layer).__name__} is not what it was"
                     raise ComponentError(f"{text}; load the model again")
 
-    def _is_ours(self, layer: nn.Module, param: str, parameter: Tensor, pristine: Tensor) -> bool:
-        """Tell whether a parameter that was converted to another dtype holds what was written here.
+    def _original(self, layer: nn.Module, param: str, parameter: Tensor, written: _Written) -> _Original | None:
+        """Tell what a parameter would be now without adapters; None where something else has written it.
 
         Raises:
-            FileError: a file of an adapter changed on disk, so that it cannot be told.
+            ComponentError: it has adapters in it, and what became of it cannot be told; the model must be loaded again.
+            FileError: a checkpoint that holds the original was overwritten; the same.
         """
-        adapters = self._adapters(layer)
-        for binding in self._bindings:
-            binding.file.verify()
-        base = pristine.to("cpu")
-        if param in self._params:
-            total = torch.empty_like(base, dtype=wide(base.dtype))
-            placed = [adapter.placed(base.device) for adapter in adapters]
-            build(total, base, self._parts(param, placed, base), in_order=self._in_order)
-        else:
-            total = self._bias_totals(layer, adapters, lambda name, bias: base)[param]
-        # each of the two dtypes was rounded to once, the first by chance up or down
-        limits = [torch.finfo(dtype) for dtype in (parameter.dtype, pristine.dtype)]
-        least, share = sum(one.tiny for one in limits), 2 * sum(one.eps for one in limits)
-        now = parameter.detach().to("cpu", total.dtype)
-        return bool(((now - total).abs() <= share * total.abs() + least).all())
+        pristine, now = written.pristine.read(), digest(parameter)
+        if now == written.after or now == _before(written):  # the second takes time
+            return _Original(pristine)
+        if not written.after or (written.held is not None and _is_in(parameter, written.held)):
+            return None  # a cast would have made other memory
+        total, exact = self._total(layer, param, parameter, written)
+        total, value = total.cpu(), parameter.detach().cpu()
+        for casts in _ways_to(value, total) if exact else ():
+            if digest(_cast(total, casts)) == now:
+                return _Original(_cast(pristine.cpu(), casts), cast=True)
+        if not exact and parameter.dtype != pristine.dtype and _rounds_to(total, value, pristine.dtype):
+            return _Original(pristine.cpu().to(parameter.dtype), cast=True)
+        if _has(value, total, pristine.cpu()):
+            text = f"{param} of a {type(layer).__name__} was changed while a LoRA was merged into it, and still has it"
+            raise ComponentError(f"{text}; load the model again")
+        return None
+
+    def _total(self, layer: nn.Module, param: str, parameter: Tensor, written: _Written) -> tuple[Tensor, bool]:
+        """What was written, and whether to the bit: kept, or made again.
+
+        Raises:
+            ComponentError: a file of an adapter changed on disk, so that it cannot be made.
+        """
+        if written.held is not None and digest(written.held) == written.after:
+            return written.held, True
+        base = written.pristine.read().to(parameter.device)
+        self._recalling = True
+        try:
+            adapters = self._adapters(layer)
+            for binding in self._bindings:
+                binding.file.verify()
+            if param in self._params:
+                total = torch.empty_like(base)
+                parts = self._parts(param, [adapter.placed(base.device) for adapter in adapters], base)
+                build(total, base, parts, in_order=self._in_order, write=_rounding(self._seed(param), total))
+            else:
+                total = self._bias_totals(layer, adapters, lambda name, bias: base)[param].to(base.dtype)
+        except FileError as error:
+            text = f"{param} of a {type(layer).__name__} was changed while {error.path.name} was merged into it"
+            text = f"{text}, and that file has changed, too, so that the weight cannot be put back"
+            raise ComponentError(f"{text}; load the model again") from error
+        finally:
+            self._recalling = False
+        return total, digest(total) == written.after
+
+    def _strength(self, binding: Binding, like: Tensor, image: int | None = None) -> Tensor:
+        if not self._recalling:
+            return super()._strength(binding, like, image)
+        values = (value for one, value in zip(self._bindings, self._values, strict=True) if one is binding)
+        return torch.full((1,), next(values), device=like.device, dtype=wide(like.dtype))
 
     def _seed(self, param: str) -> int:
         """The same for a layer whenever it is merged, so that one stack always gives the same bits."""
@@ -245,6 +350,45 @@ def _is_in(parameter: Tensor, memory: Tensor) -> bool:
 
 def _before(written: _Written) -> tuple[int, ...]:
     return digest(written.pristine.read()) if written.before is None else written.before
+
+
+def _refuse_spoiled(layer: nn.Module) -> None:
+    for param, spoiled in _spoiled.get(layer, {}).items():
+        if digest(layer.get_parameter(param)) == spoiled:
+            text = f"{param} of a {type(layer).__name__} still has a LoRA that could not be taken off"
+            raise ComponentError(f"{text}; load the model again")
+
+
+def _cast(tensor: Tensor, dtypes: Iterable[torch.dtype]) -> Tensor:
+    for dtype in dtypes:
+        tensor = tensor.to(dtype)
+    return tensor
+
+
+def _ways_to(value: Tensor, total: Tensor) -> Iterator[tuple[torch.dtype, ...]]:
+    """Yield the casts, the fewest first, that make `value` of `total` as far as some of the numbers tell."""
+    step = max(1, total.numel() // _SAMPLES)
+    some, want = total.flatten()[::step], digest(value.flatten()[::step])
+    for count in range(_MOST_CASTS):
+        for between in product(_CASTS, repeat=count):
+            casts = (*between, value.dtype)
+            if digest(_cast(some, casts)) == want:
+                yield casts
+
+
+def _rounds_to(total: Tensor, value: Tensor, dtype: torch.dtype) -> bool:
+    """Tell whether `value` may be `total`, rounded to a dtype by chance up or down, and then to its own."""
+    limits = [torch.finfo(one) for one in (value.dtype, dtype)]
+    least, share = sum(one.tiny for one in limits), 2 * sum(one.eps for one in limits)
+    want = total.to(wide(total.dtype))
+    return bool(((value.to(want.dtype) - want).abs() <= share * want.abs() + least).all())
+
+
+def _has(value: Tensor, total: Tensor, pristine: Tensor) -> bool:
+    """Tell whether a weight is one with adapters that was changed a little, and not an altogether other one."""
+    value, total, pristine = (one.to(torch.float32) for one in (value, total, pristine))
+    off = torch.dist(value, total)
+    return bool(off < 0.5 * total.norm()) and bool(off < torch.dist(value, pristine))
 
 
 def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, FileError, Stack, StackError, load_network
+from lib_lora import ComponentError, Engine, Entry, FileError, Stack, StackError, load_network
 from lib_lora.execution import hooks
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.merged import Merged
@@ -456,3 +456,94 @@ def test_a_model_that_was_cast_meanwhile_has_what_it_would_have_without(tmp_path
     engine.deactivate()
     assert torch.equal(model[0].weight, weight.bfloat16())
     assert torch.equal(model[0].bias, bias.bfloat16())
+
+
+@pytest.mark.parametrize("where", ["cpu", "device"])
+@pytest.mark.parametrize("kind", ["pair", "dora", "bias"])
+@pytest.mark.parametrize("strength", [1.0, 0.5])
+def test_weights_that_something_else_loaded_are_merged_into_anew(tmp_path, where, kind, strength):
+    """Into the same model, in place, as web UIs load another checkpoint."""
+    tensors = pair("lora_unet_one", (16, 16), 4, size=0.5)
+    if kind == "dora":
+        tensors["lora_unet_one.dora_scale"] = torch.rand(16, 1) + 1
+    if kind == "bias":
+        tensors["lora_unet_one.diff_b"] = torch.ones(16)
+    path = save(tmp_path / "a.safetensors", tensors)
+    model, loaded, fresh = Model(), Model(), Model()
+    fresh.load_state_dict(loaded.state_dict())
+    Engine({"unet": fresh}).activate(stack := merged([Entry(path, strength)]))
+    with simulated():
+        if where == "device":
+            model.to(device())
+        engine = Engine({"unet": model})
+        engine.activate(merged([Entry(path)]))
+        with torch.no_grad():
+            model.one.weight.copy_(loaded.one.weight)  # the bias stays, and is put back
+            loaded.one.bias.copy_(model.one.bias)
+        before = bits(loaded)
+        engine.activate(stack)
+        changed = model.one.weight.detach().cpu() - loaded.one.weight
+        again = Engine({"unet": loaded})
+        again.activate(stack)
+        assert changed.abs().max() > 0.01
+        model.to("cpu")
+        assert torch.allclose(model.one.weight, loaded.one.weight, atol=1e-6)
+        again.deactivate()
+        engine.deactivate()
+        assert digest(model.one.weight) == before["one.weight"]
+
+
+CASTS = {
+    "bf16": [torch.bfloat16],
+    "bf16 and back": [torch.bfloat16, torch.float32],
+    "fp16 and bf16": [torch.float16, torch.bfloat16],
+    "fp64 and back": [torch.float64, torch.float32],
+    "fp8 and back": [torch.float8_e4m3fn, torch.float32],
+    "three": [torch.bfloat16, torch.float16, torch.float32],
+}
+
+
+@pytest.mark.parametrize("then", ["off", "changed file", "other strength", "same stack"])
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("where", ["cpu", "device"])
+@pytest.mark.parametrize("casts", CASTS)
+def test_casts_of_a_merged_model_are_those_of_one_without(file, casts, first, where, then):
+    model, want = Model(first), Model(first)
+    want.load_state_dict(model.state_dict())
+    with simulated():
+        if where == "device":
+            model.to(device())
+        engine = Engine({"unet": model})
+        engine.activate(merged([Entry(file)]))
+        written = bits(model)
+        for dtype in CASTS[casts]:
+            model.to(dtype)
+            want.to(dtype)
+        assert bits(model) != bits(want), "the LoRA is in it"
+        if then == "changed file":
+            os.utime(file, ns=(1, 1))
+        elif then != "off":
+            engine.activate(merged([Entry(file, 0.5 if then == "other strength" else 1.0)]))
+        if then == "changed file" and where == "device" and bits(model) != written:  # where that is not kept
+            with pytest.raises(ComponentError, match=r"and that file has changed, too, .*; load the model again"):
+                engine.deactivate()
+            return
+        engine.deactivate()
+        assert bits(model) == bits(want)
+
+
+def test_a_weight_with_a_lora_that_cannot_come_off_is_not_merged_into(file):
+    model = Model()
+    engine = Engine({"unet": model})
+    engine.activate(merged([Entry(file)]))
+    model.to(torch.bfloat16)
+    with torch.no_grad():
+        model.one.weight.mul_(1.01)
+    with pytest.raises(
+        ComponentError, match=r"weight of a Linear was changed while .* still has it; load the model again"
+    ):
+        engine.deactivate()
+    with pytest.raises(ComponentError, match="still has a LoRA that could not be taken off; load the model again"):
+        engine.activate(merged([Entry(file)]))
+    model.load_state_dict(Model().state_dict())
+    engine.activate(merged([Entry(file)]))
