@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+LARGEST = torch.finfo(torch.float32).max
+"""The largest number that adapters are computed with."""
+
 
 class TensorFields:
     """Mixin for dataclasses whose fields hold tensors, tuples of tensors, or others of their kind."""

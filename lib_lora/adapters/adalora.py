@@ -13,7 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import Self
 
-from ..tensors import wide
+from ..tensors import LARGEST, wide
 from .base import Adapter, At, Factors, Form, Origin, Params, Rows, Site, shape_text
 from .lora import LoRA
 
@@ -71,4 +71,4 @@ def _ranknum(params: Mapping[str, Tensor], origin: Origin, rank: int) -> float:
         if saved.numel() != 1:
             raise ValueError(f"want one number as ranknum, got {shape_text(saved)}")
         return float(saved.item())
-    return float(said) if isinstance(said, int) and said > 0 else float(rank)
+    return float(said) if isinstance(said, int) and 0 < said <= LARGEST else float(rank)

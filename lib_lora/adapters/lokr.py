@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from typing_extensions import Self
 
-from ..tensors import wide
+from ..tensors import LARGEST, wide
 from ..weights.operation import Operation, at_multiplier
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
@@ -230,7 +230,7 @@ def _scale(params: Mapping[str, Tensor], origin: Origin) -> float:
     if right is not None:
         return lycoris_scale(origin, right.shape[0])
     rank = origin.config.get("r")
-    if origin.spelling == "peft" and isinstance(rank, int) and rank > 0:
+    if origin.spelling == "peft" and isinstance(rank, int) and 0 < rank <= LARGEST:
         return origin.alpha.scale(rank)
     return 1.0
 

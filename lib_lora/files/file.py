@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from ..errors import FileError, PickleError
-from ..tensors import TensorFields
+from ..tensors import LARGEST, TensorFields
 
 A = TypeVar("A", bound=TensorFields)
 
@@ -134,9 +134,9 @@ class AdapterFile:
         return torch.frombuffer(self._mapped(), dtype=info.dtype, count=count, offset=info.start).view(info.shape)
 
     def first_not_finite(self, keys: Iterable[str]) -> str | None:
-        """Return the first of these tensors that has a NaN or an infinite number; None where none has.
+        """Return the first of these tensors that has a NaN or a number beyond float32; None where none has.
 
-        Reads each of them whole when it is asked for the first time, but for single numbers, see `numbers`.
+        Reads each of them whole when it is asked for the first time; single numbers all at once, see `numbers`.
 
         Raises:
             KeyError: no such key.
@@ -147,8 +147,9 @@ class AdapterFile:
         if new:
             with self._opened() as stream:
                 for key in new:
-                    single = math.prod(self.infos[key].shape) < 2
-                    self._finite[key] = single or _is_finite(self._copy(stream, self.tensor(key)))
+                    single = self.numbers.get(key)
+                    whole = torch.tensor(single) if single is not None else self._copy(stream, self.tensor(key))
+                    self._finite[key] = _is_finite(whole)
         return next((key for key in keys if not self._finite[key]), None)
 
     def private(self, adapter: A) -> A:
@@ -321,7 +322,8 @@ def _is_finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     wide = tensor.float() if tensor.element_size() == 1 else tensor  # there is no arithmetic in 8 bits
-    return bool(torch.isfinite(torch.stack(torch.aminmax(wide))).all())  # NaN goes through both
+    least, most = torch.stack(torch.aminmax(wide)).tolist()
+    return bool(least >= -LARGEST and most <= LARGEST)  # NaN goes through both, and is neither
 
 
 def _open(path: Path) -> BinaryIO:

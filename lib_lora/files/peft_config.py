@@ -12,12 +12,12 @@ modules/modelSaver/mixin/DtypeModelSaverMixin.py and modules/util/config/TrainCo
 from __future__ import annotations
 
 import json
-import sys
 from collections import ChainMap
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from ..errors import FileError, NumberError
+from ..tensors import LARGEST
 from .file import AdapterFile, adapter_config
 from .patterns import Table
 from .reading import Alpha
@@ -35,8 +35,6 @@ _ONETRAINER = {
 }
 # what may differ from module to module, and the name of the table that says so
 _PATTERNS = {"lora_alpha": "alpha_pattern", "alpha": "alpha_pattern", "r": "rank_pattern"}
-
-_LARGEST = sys.float_info.max
 
 
 class PeftConfig:
@@ -111,7 +109,7 @@ class PeftConfig:
         value = values.get("lora_alpha", values.get("alpha"))  # the second in PEFT's LoHa and LoKr
         if isinstance(value, bool) or not isinstance(value, int | float):
             return Alpha()
-        if not -_LARGEST <= value <= _LARGEST:  # nan is neither, and an int may be too large for a float
+        if not -LARGEST <= value <= LARGEST:  # nan is neither, and an int may be too large for a float
             raise NumberError(f"want a finite number as alpha, got {str(value)[:20]}")
         return Alpha(float(value), rank_stabilized=values.get("use_rslora") is True)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from ..files.provenance import base_model
 from ..files.reading import USUAL, Alpha, Reading
 from ..plugins import discover
 from ..report import Cause, Family, NetworkReport, Unused
+from ..tensors import LARGEST
 from .architectures.base import fact
 from .families import family_of
 from .recipe import Recipe, recipe_of
@@ -160,7 +160,7 @@ class ParsedFile:
         value = self.file.numbers.get(key)
         if value is None:
             raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
-        if not math.isfinite(value):
+        if not abs(value) <= LARGEST:  # nan is neither
             raise NumberError(f"want a finite number as alpha, got {value}")
         return Alpha(value)
 
@@ -285,13 +285,17 @@ class ParsedFile:
             raise FileError(self.file.path, f"cannot be used: {error}") from error
 
     def check_finite(self, group: Group) -> None:
-        """Check that all numbers of a group are finite: one that is not makes a picture of nothing else.
+        """Check that all numbers of a group are finite, and those that it shares with others of the file.
+
+        One that is not makes a picture of nothing else.
 
         Raises:
             NumberError: a tensor has one that is not; the text names it.
             FileError: the file changed on disk.
         """
-        key = self.file.first_not_finite(group.keys.values())
+        read = frozenset() if group.recipe is None else group.recipe.kind.shared
+        shared = (key for param, key in self.shared.items() if param in read)
+        key = self.file.first_not_finite((*group.keys.values(), *shared))
         if key is not None:
             raise NumberError(f"{key} has numbers that are NaN or infinite; download the file again, or train it again")
 

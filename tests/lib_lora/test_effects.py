@@ -235,16 +235,18 @@ def test_strengths_that_act_and_those_that_are_0_on_purpose_are_not_told(tmp_pat
 # numbers that are not finite ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf"), 1e39, -1e300])
 @pytest.mark.parametrize("where", ["alpha", "weights", "configuration"])
 def test_a_layer_with_numbers_that_are_not_finite_is_left_out_and_told(tmp_path, bad, where):
     tensors = pair("base_model.model.layers.0", (8, 8), 2) | pair("base_model.model.layers.1", (8, 8), 2)
     tensors = {key.replace("lora_down", "lora_A").replace("lora_up", "lora_B"): value for key, value in tensors.items()}
     config = {"r": 2, "lora_alpha": 2.0}
     if where == "weights":
+        if abs(bad) < float("inf"):
+            tensors = {key: value.double() for key, value in tensors.items()}
         tensors["base_model.model.layers.0.lora_A.weight"][1, 3] = bad
     elif where == "alpha":
-        tensors["base_model.model.layers.0.alpha"] = torch.tensor(bad)
+        tensors["base_model.model.layers.0.alpha"] = torch.tensor(bad, dtype=torch.float64)
     else:
         config["alpha_pattern"] = {"layers.0": bad}
     path = save(tmp_path / "a.safetensors", tensors, {"lora_adapter_metadata": json.dumps(config)})
@@ -256,6 +258,40 @@ def test_a_layer_with_numbers_that_are_not_finite_is_left_out_and_told(tmp_path,
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path)]))
     assert model(x).isfinite().all()
+
+
+@pytest.mark.parametrize("bad", ["vera_A", "vera_B"])
+def test_numbers_that_layers_share_count_for_each_that_reads_them(tmp_path, bad):
+    tensors = {"base_model.vera_A": torch.ones(2, 8), "base_model.vera_B": torch.ones(8, 2)}
+    tensors[f"base_model.{bad}"][1, 1] = torch.nan
+    for i, name in enumerate(("vera_lambda_b", "vera_lambda_d")):
+        tensors[f"base_model.model.layers.0.{name}"] = torch.ones((8, 2)[i])
+    name = "base_model.model.layers.1.lora_{}.weight"
+    tensors |= {name.format("A"): torch.ones(2, 8), name.format("B"): torch.ones(8, 2)}
+    report = load_network(save(tmp_path / "a.safetensors", tensors), {"unet": Model()}).report
+    assert (report.hit, report.layers) == (1, 2)
+    assert "not_finite" in {one.cause for one in report.unused}
+    assert f"base_model.{bad} has numbers that are NaN or infinite" in str(report.unused)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e39])
+def test_a_single_number_counts_as_well(tmp_path, bad):
+    """As the second factor of a LoKr of one block, or LyCORIS' `scalar`."""
+    one = torch.full((1, 1), bad, dtype=torch.float64)
+    tensors = {"lora_unet_layers_0.lokr_w1": one, "lora_unet_layers_0.lokr_w2": torch.ones(8, 8)}
+    tensors |= pair("lora_unet_layers_1", (8, 8), 2)
+    report = load_network(save(tmp_path / "a.safetensors", tensors), {"unet": Model()}).report
+    assert (report.hit, {one.cause for one in report.unused}) == (1, {"not_finite"})
+
+
+def test_a_rank_of_a_configuration_that_no_float_has_is_none(tmp_path):
+    huge = 10**400
+    name = "base_model.model.layers.{}.lora_{}"
+    tensors = {name.format(0, "A"): torch.ones(2, 8), name.format(0, "B"): torch.ones(8, 2)}
+    tensors |= {name.format(0, "E"): torch.ones(2, 1)}
+    tensors |= {f"base_model.model.layers.1.lokr_w{i}": torch.ones(side, side) for i, side in ((1, 2), (2, 4))}
+    config = {"lora_adapter_metadata": json.dumps({"r": huge, "init_r": huge, "lora_alpha": 2, "alpha": 2})}
+    assert load_network(save(tmp_path / "a.safetensors", tensors, config), {"unet": Model()}).report.hit == 2
 
 
 def test_a_file_without_a_finite_number_is_refused(tmp_path):
