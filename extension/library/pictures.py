@@ -29,8 +29,13 @@ _QUALITY = 80
 _MAX_BYTES = 64 << 20  # of a picture's file
 _MAX_PIXELS = 25_000_000
 _MOST = f"{_MAX_PIXELS // 1_000_000} million"
-_FORMATS = frozenset({"PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "ICO", "JPEG2000", "PPM", "TGA"})
-"""What is read: no format for which Pillow starts another program, as it does for EPS."""
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
+"""What is read, in the order in which it is tried.
+
+None for which Pillow starts another program, as it does for EPS, and none that it decodes before it tells the size, as
+it does with ICO.
+"""
+_TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of TIFF
 _WITH_MEANS = frozenset({"L", "LA", "RGB", "RGBA", "CMYK"})
 """Modes of Pillow in which it can take the mean of pixels."""
 _WORKER = ThreadPoolExecutor(1, "remora-picture")
@@ -55,6 +60,8 @@ class Thumbnails:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
+        self._unreadable: set[str] = set()
+        """Marks of pictures that were tried in vain, as long as the files are as they were."""
 
     def of(self, found: Found, embedded: bool) -> bytes | None:
         """Return the thumbnail of a file as WebP; None where it has no picture, or none that can be read."""
@@ -63,20 +70,24 @@ class Thumbnails:
             return None
         mark = f"{found.file.path}|{found.file.mtime_ns}|{source}|{found.stamp}|{_SIDE}"
         name = hashlib.sha256(mark.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        if name in self._unreadable:
+            return None
         kept = None if self._folder is None else self._folder / name[:2] / f"{name}.webp"
         if kept is not None and kept.is_file():
             return kept.read_bytes()
-        made = self._made(found, source)
+        made = self._made(found, source, name)
         if made is not None and kept is not None:
             _keep(kept, made)
         return made
 
-    def _made(self, found: Found, source: Path | None) -> bytes | None:
+    def _made(self, found: Found, source: Path | None, name: str) -> bytes | None:
         try:
             content = _embedded(found.file.path) if source is None else read_bytes(source, _MAX_BYTES)
             return None if content is None else shrunk_picture(content, _SIDE)
         except Exception as error:  # noqa: BLE001  # whatever is wrong with one picture, the others are shown
             logger.warning("remora: the picture of %s cannot be shown: %s", found.file.path, error)
+            if isinstance(error, ValueError) and not isinstance(error.__cause__, MemoryError):
+                self._unreadable.add(name)  # a drive may come back, and memory; a damaged picture stays as it is
             return None
 
 
@@ -147,12 +158,19 @@ def one_picture(work: Callable[[], T]) -> T:
 
 
 def _opened(content: bytes, side: int, mode: str) -> Image.Image:
-    with Image.open(io.BytesIO(content)) as opened:
-        if opened.format not in _FORMATS:
-            raise _RefusedError(f"{opened.format} files are not taken")
-        if opened.width * opened.height > _MAX_PIXELS:
-            raise _RefusedError(f"{opened.width} x {opened.height} pixels are more than {_MOST}")
+    Image.init()  # which knows what this Pillow was built with
+    formats = [one for one in _FORMATS if one in Image.OPEN]
+    with Image.open(io.BytesIO(content), formats=formats) as opened:
+        for width, height in (opened.size, _tile_of(opened)):
+            if width * height > _MAX_PIXELS:
+                raise _RefusedError(f"{width} x {height} pixels are more than {_MOST}")
         return _reduced(opened, side, mode)
+
+
+def _tile_of(opened: Image.Image) -> tuple[int, int]:
+    """Return the size of a TIFF's tiles: each is decoded whole, however small the picture is that it is a part of."""
+    tags = getattr(opened, "tag_v2", {})
+    return int(tags.get(_TILE_WIDTH, 0)), int(tags.get(_TILE_HEIGHT, 0))
 
 
 def _reduced(opened: Image.Image, side: int, mode: str) -> Image.Image:

@@ -6,22 +6,26 @@ import io
 import logging
 import random
 import re
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 
 from extension.kept.region_files import read_picture
-from extension.library import pictures
-from extension.library.pictures import PictureError, opened_picture, shrunk_picture
+from extension.library import CatalogFile, Found, pictures
+from extension.library.pictures import PictureError, Thumbnails, opened_picture, shrunk_picture
 from extension.text.regions import RegionTextError
 
 ROOT = Path(__file__).resolve().parents[3]
+TAKEN = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "TGA")
 PEAK = """
 import io, sys, threading
 from PIL import Image
@@ -115,20 +119,79 @@ def test_a_picture_of_every_mode_is_read_and_made_small(mode: str) -> None:
 def test_a_format_for_which_another_program_is_started_is_refused() -> None:
     stream = io.BytesIO()
     Image.new("RGB", (8, 8)).save(stream, "EPS")
-    with pytest.raises(PictureError, match="EPS files are not taken"):
+    with pytest.raises(PictureError, match="of a format that is not known"):
         shrunk_picture(stream.getvalue(), 64)
 
 
-def encoded(form: str) -> bytes:
+def ico(content: bytes) -> bytes:
+    """An icon that says it is small and holds this PNG."""
+    return struct.pack("<HHHBBBBHHII", 0, 1, 1, 64, 64, 0, 0, 1, 32, len(content), 22) + content
+
+
+def tiff(side: int, tile: int) -> bytes:
+    """A square picture that lies in one corner of a tile."""
+    data = zlib.compress(bytes(tile * tile))
+    tags = [(256, side), (257, side), (258, 8), (259, 8), (262, 1), (277, 1), (322, tile), (323, tile)]
+    tags += [(324, 8 + 2 + 12 * 10 + 4), (325, len(data))]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + data
+
+
+def test_no_pixel_is_decoded_before_their_number_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("decoded"))
+    for content in (ico(png(5001, 5000, "1", 1)), *(encoded(form, 5001) for form in TAKEN)):
+        with pytest.raises(PictureError, match=r"more than 25 million|of a format that is not known"):
+            shrunk_picture(content, 64)
+
+
+def test_a_small_picture_of_a_large_tile_is_refused() -> None:
+    assert shrunk_picture(tiff(64, 128), 64)
+    with pytest.raises(PictureError, match="5008 x 5008 pixels are more than 25 million"):
+        shrunk_picture(tiff(64, 5008), 64)
+
+
+def test_what_another_program_added_to_the_library_reads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    Image.init()
+    monkeypatch.setitem(Image.OPEN, "FOREIGN", (lambda *_: tried.append(1), lambda _: True))
+    monkeypatch.setattr(Image, "ID", ["FOREIGN", *Image.ID])
+    with pytest.raises(PictureError, match="of a format that is not known"):
+        shrunk_picture(b"foreign", 64)
+    assert tried == []
+
+
+def test_a_picture_that_cannot_be_read_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    sidecar = tmp_path / "a.png"
+    sidecar.write_bytes(b"no picture")
+    found = Found(CatalogFile(tmp_path / "a.safetensors", "a", 1, 1), picture=sidecar, stamp="1")
+    thumbnails = Thumbnails(tmp_path / "kept")
+    assert [thumbnails.of(found, embedded=False) for _ in range(3)] == [None] * 3
+    assert caplog.text.count("cannot be shown") == 1
+    sidecar.write_bytes(png(8, 8))
+    assert thumbnails.of(replace(found, stamp="2"), embedded=False), "it is another one now"
+
+    def gone(*_: object) -> bytes:
+        raise OSError("the drive is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pictures, "read_bytes", gone)
+        assert thumbnails.of(replace(found, stamp="3"), embedded=False) is None
+    assert thumbnails.of(replace(found, stamp="3"), embedded=False), "the drive is back"
+
+
+def encoded(form: str, side: int = 64) -> bytes:
     stream = io.BytesIO()
-    Image.effect_noise((64, 64), 50).convert("RGB").save(stream, form)
+    picture = Image.effect_noise((64, 64), 50).convert("RGB")
+    picture.resize((side, side), Image.Resampling.NEAREST).save(stream, form)
     return stream.getvalue()
 
 
 def damaged() -> Iterator[bytes]:
     """Files that are cut off, and files of which a few bytes are others."""
     chance = random.Random(7)
-    for form in ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "ICO", "PPM", "TGA"):
+    for form in TAKEN:
         whole = encoded(form)
         yield from (whole[:end] for end in (0, 1, 4, 8, 20, 40, len(whole) // 2))
         for _ in range(10):
@@ -149,7 +212,7 @@ def test_why_a_picture_is_refused_is_said_in_words_and_not_in_those_of_the_decod
     damage = "this is no picture that can be read: its file is damaged, or of a format that is not known"
     assert damage in reasons
     others = reasons - {damage}
-    assert [one for one in others if not re.search(r"(files are not taken|more than 25 million( pixels)?)$", one)] == []
+    assert [one for one in others if not re.search(r"more than 25 million( pixels)?$", one)] == []
 
 
 def test_whatever_a_decoder_raises_is_a_sentence(
