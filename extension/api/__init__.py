@@ -17,7 +17,7 @@ from .answers import answer, object_of, refused
 from .app import front_end
 from .blocks import BlocksApi
 from .compare import CompareApi
-from .guard import add_route, of_other_site
+from .guard import add_route, host_name, is_loopback, refuse_other_sites
 from .library import Library
 from .presets import PresetsApi
 from .regions import RegionsApi
@@ -31,7 +31,16 @@ if TYPE_CHECKING:
 
     from ..generation.session import Session
 
-__all__ = ["add_route", "add_routes", "list_loras", "object_of", "of_other_site", "refused"]
+__all__ = [
+    "add_route",
+    "add_routes",
+    "host_name",
+    "is_loopback",
+    "list_loras",
+    "object_of",
+    "refuse_other_sites",
+    "refused",
+]
 
 _OWN = "/remora/v1"
 _APP = "/remora/app/{name:path}"

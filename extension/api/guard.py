@@ -1,9 +1,9 @@
 """What every route of ours demands of a request, and how it answers one that fails.
 
-A page of another site can have a browser send requests here, with the user's cookies and password. So a request that
-may change something must come from the web UI's own page or from a program, its body must have a type that no page can
-send to another site without asking first, and users are those whom the host lets in. Whatever a route raises becomes
-one sentence under `detail`.
+A page of another site can have a browser send requests here, with the user's cookies and password, and many hosts let
+it read the answers. So a request must come from the web UI's own page or from a program, unless it is a link that is
+followed. A body must have a type that no page can send to another site without asking first, and users are those whom
+the host lets in. Whatever a route raises becomes one sentence under `detail`.
 
 The Host header is not looked at here: in a real host nothing tells a page that bound its own name to this machine's
 address from a proxy on this machine that hands on the name users know. The embedded web UI looks at it.
@@ -12,7 +12,9 @@ address from a proxy on this machine that hands on the name users know. The embe
 from __future__ import annotations
 
 import inspect
+import ipaddress
 import logging
+import re
 import secrets
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_LINKS = frozenset({"GET", "HEAD"})
+_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::\d{1,5})?")
 
 
 def add_route(app: FastAPI, path: str, endpoint: Callable[..., Any], access: Access, **more: Any) -> None:
@@ -101,22 +105,52 @@ def of_other_site(request: Request) -> bool:
     origin = headers.get("origin")
     if origin is None:
         return False
-    # a page cannot set these two without asking first, which is answered with no
-    here = {headers.get("host", "").lower(), headers.get("x-forwarded-host", "").lower()} - {""}
     try:
-        return urlsplit(origin).netloc.lower() not in here
+        return urlsplit(origin).netloc.lower() not in _here(request)
     except ValueError:  # no address at all
         return True
 
 
+def is_link(request: Request) -> bool:
+    """Tell whether the browser says that this opens a page of its own, and neither a part of another nor a frame."""
+    headers = request.headers
+    whole = headers.get("sec-fetch-dest", "document").lower() == "document"
+    return whole and request.method in _LINKS and headers.get("sec-fetch-mode", "").lower() == "navigate"
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address.lower() == "localhost"
+
+
+def host_name(host: str) -> str:
+    """Return what a Host header has without its port, in lower case; empty where it is none."""
+    match = _HOST.fullmatch(host)
+    return "" if match is None else (match[1] or match[2]).lower()
+
+
 def refuse_other_sites(request: Request) -> None:
-    """Refuse a change that a page of another site asks for.
+    """Refuse what a page of another site asks for.
 
     Raises:
         HTTPException: 403.
     """
-    if request.method not in SAFE and of_other_site(request):
+    if of_other_site(request) and not is_link(request):
         raise HTTPException(FORBIDDEN, "a page of another site asked for this; use the web UI's own page")
+
+
+def _here(request: Request) -> set[str]:
+    """Return the names that this web UI has for the page that asks."""
+    host = request.headers.get("host", "").lower()
+    here = {host}
+    if is_loopback(host_name(host)):
+        # then it may be a proxy on this machine that asks; by any other name a page can write this header itself, where
+        # the host lets other sites ask with any header
+        here.add(request.headers.get("x-forwarded-host", "").lower())
+    return here - {""}
 
 
 def refuse_other_bodies(request: Request) -> None:

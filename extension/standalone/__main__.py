@@ -93,8 +93,8 @@ def _check_port(host: str, port: int) -> None:
 def _serve(arguments: argparse.Namespace) -> int:
     import uvicorn
 
+    from ..api import is_loopback
     from .demo import DEMO_PROMPT, find_demo
-    from .guard import is_loopback
     from .jobs import Runner
     from .model import load_model, pick_device, pick_dtype
     from .server import make_app

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import base64
 import ipaddress
-import re
 import secrets
 from typing import TYPE_CHECKING
 
-from fastapi import Request, Response
+from fastapi import HTTPException, Request, Response
 
-from ..api import of_other_site, refused
+from ..api import host_name, is_loopback, refuse_other_sites, refused
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _FORBIDDEN, _UNAUTHORIZED = 403, 401
-_LINKS = frozenset({"GET", "HEAD"})
-_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::\d{1,5})?")
+_NOT_FRAMED = b"frame-ancestors 'self'"
 
 
 class Guard:
@@ -44,16 +42,17 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         refusal = self._refusal(Request(scope)) if scope["type"] == "http" else None
-        await (self._app if refusal is None else refusal)(scope, receive, send)
+        await (self._app if refusal is None else refusal)(scope, receive, _unframed(send))
 
     def _refusal(self, request: Request) -> Response | None:
         host = request.headers.get("host", "")
         if self._local and not _is_here(host):
             # or a page could have its own name mean this machine, and then be no page of another site
             return refused(_FORBIDDEN, f"this web UI is for this machine: open it as localhost, not as {host:.80}")
-        linked = request.method in _LINKS and request.headers.get("sec-fetch-mode") == "navigate"
-        if not linked and of_other_site(request):
-            return refused(_FORBIDDEN, "a page of another site asked for this; use the web UI's own page")
+        try:
+            refuse_other_sites(request)
+        except HTTPException as error:
+            return refused(error.status_code, error.detail)
         if self._login and not self._knows(request.headers.get("authorization", "")):
             headers = {"WWW-Authenticate": 'Basic realm="Remora", charset="UTF-8"'}
             return refused(_UNAUTHORIZED, "the user and password of this web UI are needed", headers)
@@ -64,20 +63,24 @@ class Guard:
         return scheme.lower() == "basic" and secrets.compare_digest(given.strip().encode(), self._login)
 
 
-def is_loopback(address: str) -> bool:
-    """Tell whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address.lower() == "localhost"
+def _unframed(send: Send) -> Send:
+    """Forbid pages of other sites to show ours in a frame, where a user may click on what is not to be seen.
+
+    Browsers that tell nothing of a frame when they ask for what is in it obey this.
+    """
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message.get("headers", ()), (b"content-security-policy", _NOT_FRAMED)]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return sending
 
 
 def _is_here(host: str) -> bool:
     """Tell whether a Host header is one that no other site can have: an address, or localhost."""
-    match = _HOST.fullmatch(host)
-    if match is None:
-        return False
-    name = (match[1] or match[2]).lower()
+    name = host_name(host)
     if name == "localhost" or name.endswith(".localhost"):
         return True
     try:

@@ -73,6 +73,12 @@ OTHER_SITES: dict[str, dict[str, str]] = {
     "another name of this machine": {"Origin": "http://127.0.0.1"},
     "as the browser says": {"Sec-Fetch-Site": "cross-site", "Origin": HERE},
     "a picture or script of a page": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"},
+    "a frame of a page": {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+    "as a proxy would, by another name than this machine's": {
+        "Host": "192.168.1.5:7860",
+        "Origin": "http://evil.example",
+        "X-Forwarded-Host": "evil.example",
+    },
     "a sister site": {"Sec-Fetch-Site": "same-site"},
 }
 OTHER_BODIES: dict[str, dict[str, str]] = {
@@ -261,14 +267,47 @@ def test_a_page_of_another_site_gets_nothing_and_changes_nothing(
 
 
 @pytest.mark.parametrize("headers", OTHER_SITES.values(), ids=OTHER_SITES)
-def test_in_a_host_it_changes_nothing(of_host: Routes, headers: dict[str, str], unchanged: None) -> None:
+def test_in_a_host_it_reads_nothing_and_changes_nothing(
+    of_host: Routes, headers: dict[str, str], unchanged: None
+) -> None:
+    ours = [route for route in of_host.all if route[1].startswith(("/remora/", "/sdapi/"))]
+    assert {("GET", "/remora/v1/state"), ("GET", "/remora/v1/loras"), ("GET", "/sdapi/v1/loras")} < set(ours)
+    of_host.refuse(ours, 403, headers=headers)
+
+
+@pytest.mark.parametrize(
+    "name", ["big-machine.example", "192.168.1.5:7860", "localhost.evil.example", "", "x@localhost"]
+)
+def test_by_a_name_that_other_machines_use_no_page_can_say_that_it_came_by_a_proxy(
+    of_host: Routes, name: str, unchanged: None
+) -> None:
+    headers = {"Host": name, "Origin": "http://evil.example", "X-Forwarded-Host": "evil.example"}
     of_host.refuse(of_host.unsafe, 403, headers=headers)
 
 
-def test_a_page_of_another_site_may_link_here(all_routes: Routes) -> None:
-    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
-    assert all_routes.ask(("GET", "/remora/v1/state"), headers=headers).status_code == 200
-    all_routes.refuse(all_routes.unsafe, 403, headers=headers)  # a form navigates, too
+@pytest.mark.parametrize("name", ["localhost:7860", "127.0.0.1:7860", "[::1]:7860", "127.3.2.1"])
+def test_a_proxy_on_this_machine_may_have_another_name(of_host: Routes, name: str) -> None:
+    headers = {"Host": name, "Origin": "https://behind.a.proxy", "X-Forwarded-Host": "behind.a.proxy"}
+    assert of_host.ask(("POST", "/remora/v1/resolve"), headers=headers).status_code == 200
+    of_host.refuse(of_host.unsafe, 403, headers={**headers, "Origin": "http://evil.example"})
+
+
+@pytest.mark.parametrize("more", [{}, {"Sec-Fetch-Dest": "document"}], ids=["old browser", "new browser"])
+@pytest.mark.parametrize("where", ["all_routes", "of_host"])
+def test_a_page_of_another_site_may_link_here(
+    request: pytest.FixtureRequest, where: str, more: dict[str, str], unchanged: None
+) -> None:
+    routes: Routes = request.getfixturevalue(where)
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", **more}
+    assert routes.ask(("GET", "/remora/v1/state"), headers=headers).status_code == 200
+    routes.refuse(routes.unsafe, 403, headers=headers)  # a form navigates, too
+
+
+def test_no_other_site_may_frame_what_is_served(all_routes: Routes) -> None:
+    for path in ("/remora/v1/state", "/remora/app/main.js", "/nowhere"):
+        assert all_routes.client.get(path).headers["content-security-policy"] == "frame-ancestors 'self'", path
+    refused = all_routes.client.get("/remora/v1/state", headers={"Host": "evil.example"})
+    assert refused.headers["content-security-policy"] == "frame-ancestors 'self'"
 
 
 @pytest.mark.parametrize("asked", ["PUT", "POST", "DELETE", "GET"])
