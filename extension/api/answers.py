@@ -21,17 +21,24 @@ _DEEPEST = 32  # lists and objects within each other
 _MOST_DIGITS = 20  # of a whole number: those of 64 bits have no more
 
 
-def answer(request: Request, data: object) -> Response:
-    """JSON with a tag of its content: a client that asks again and again gets it again only where it has changed."""
+def answer(request: Request, data: object, kept: object = None) -> Response:
+    """JSON with a tag of its content: a client that asks again and again gets it again only where it has changed.
+
+    Args:
+        request: the request.
+        data: the answer.
+        kept: what of it clients change, where the rest changes without them; `refuse_stale` is told its tag alone.
+    """
     content = _encoded(data)
-    headers = {"ETag": f'"{_tag(content)}"', "Cache-Control": "no-cache"}
+    tag = _tag(content) if kept is None else f"{tag_of(kept)}.{_tag(content)}"
+    headers = {"ETag": f'"{tag}"', "Cache-Control": "no-cache"}
     if headers["ETag"] in request.headers.get("if-none-match", ""):
         return Response(status_code=304, headers=headers)
     return Response(content, media_type="application/json", headers=headers)
 
 
 def tag_of(data: object) -> str:
-    """Return the tag that `answer` gives to this answer, without its quotes."""
+    """Return the tag that `answer` gives to this answer, or to what clients change of one, without its quotes."""
     return _tag(_encoded(data))
 
 
@@ -40,11 +47,11 @@ def refuse_stale(request: Request, now: Callable[[], object], what: str) -> None
 
     Args:
         request: the request.
-        now: returns the answer that tells how it is.
+        now: returns the answer that tells how it is, or what clients change of it where that has a tag of its own.
         what: is to be changed, for the error.
     """
     known = request.headers.get("if-match", "*").strip()
-    # found anywhere in it: proxies write more around a tag
+    # found anywhere in it: proxies write more around a tag, and the tag of a whole answer may stand behind it
     if known != "*" and tag_of(now()) not in known:
         raise HTTPException(CHANGED, f"{what} was changed on another page or by another program; look at it again")
 

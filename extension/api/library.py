@@ -84,7 +84,7 @@ class Library:
 
     def one(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002  # of the query
         """Tell all that is known of one file."""
-        return answer(request, self._told(self._file(id, name)))
+        return self._answered(request, self._file(id, name))
 
     async def change(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
         """Change what is noted about one file, in the file beside it that web UIs read."""
@@ -175,17 +175,25 @@ class Library:
         }
 
     def _change(self, request: Request, file: CatalogFile, changes: dict[str, Any]) -> Response:
-        def write() -> None:
-            with notes_lock(file):
-                refuse_stale(request, lambda: self._told(file), f"what is known of {file.path.name}")
-                write_notes(file, changes)
-
-        _kept(file, "notes", write)
-        return answer(request, self._told(file))
+        return self._changed(request, file, "notes", lambda: write_notes(file, changes))
 
     def _set_picture(self, request: Request, file: CatalogFile, content: bytes) -> Response:
-        _kept(file, "picture", lambda: set_picture(file, beside(file), content))
-        return answer(request, self._told(file))
+        return self._changed(request, file, "picture", lambda: set_picture(file, beside(file), content))
+
+    def _changed(self, request: Request, file: CatalogFile, what: str, work: Callable[[], object]) -> Response:
+        """Change something beside a file where it is as the client knows it, and tell all that is known of it then."""
+
+        def write() -> None:
+            with notes_lock(file):
+                refuse_stale(request, lambda: _editable(self._told(file)), f"what is known of {file.path.name}")
+                work()
+
+        _kept(file, what, write)
+        return self._answered(request, file)
+
+    def _answered(self, request: Request, file: CatalogFile) -> Response:
+        told = self._told(file)
+        return answer(request, told, _editable(told))
 
     def _made(self) -> Thumbnails:
         if self._thumbnails is None:
@@ -205,6 +213,11 @@ class Library:
 
 
 _NOTED = ("description", "words", "negative", "notes", "tags", "strength", "rating", "favourite")
+
+
+def _editable(told: dict[str, Any]) -> dict[str, Any]:
+    """Return what clients change of what is told of a file; its hash and its uses change while pictures are made."""
+    return {field: told[field] for field in (*_NOTED, "picture")}
 
 
 def _kept(file: CatalogFile, what: str, write: Callable[[], object]) -> None:

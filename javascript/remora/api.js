@@ -319,7 +319,8 @@ const KEPT = {
  */
 function keptBy(path) {
     const [name, values] = path.split("?");
-    return name === "lora" ? `lora?${query({id: new URLSearchParams(values).get("id") ?? ""})}` : (KEPT[name] ?? "");
+    const ofFile = name === "lora" || name === "picture";
+    return ofFile ? `lora?${query({id: new URLSearchParams(values).get("id") ?? ""})}` : (KEPT[name] ?? "");
 }
 
 /**

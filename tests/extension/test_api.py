@@ -357,6 +357,34 @@ def test_a_change_of_a_list_that_another_page_has_changed_is_refused(
         client.delete(f"{own}blocks/presets?name={name.upper()}")
 
 
+def test_a_picture_that_is_made_makes_no_change_of_a_file_stale(client: TestClient, folder: Path) -> None:
+    lora = "/remora/v1/lora?name=zorp"
+    mine = client.get(lora)
+    make(client, "<lora:zorp:1>")
+    used = client.get(lora, headers={"If-None-Match": mine.headers["ETag"]})
+    assert used.status_code == 200, "what is told has changed all the same"
+    assert used.json()["uses"] > mine.json()["uses"]
+    done = client.patch(lora, json={"notes": "mine"}, headers={"If-Match": mine.headers["ETag"]})
+    assert done.status_code == 200, done.text
+    assert client.get(lora, headers={"If-None-Match": done.headers["ETag"]}).status_code == 304
+
+
+def test_a_picture_of_a_file_that_another_page_has_changed_is_refused(client: TestClient, folder: Path) -> None:
+    (folder / "copied.safetensors").write_bytes((folder / "zorp.safetensors").read_bytes())
+    own, content = "/remora/v1/picture?name=copied", base64.b64decode(PNG)
+    mine = client.get("/remora/v1/lora?name=copied").headers["ETag"]
+    theirs = client.patch("/remora/v1/lora?name=copied", json={"notes": "theirs"}).headers["ETag"]
+    headers = {"Content-Type": "image/png", "If-Match": mine}
+    stale = client.put(own, content=content, headers=headers)
+    assert stale.status_code == 412
+    assert stale.json()["detail"].startswith("what is known of copied.safetensors was changed on another page")
+    assert not (folder / "copied.png").exists()
+    done = client.put(own, content=content, headers={**headers, "If-Match": theirs})
+    assert done.status_code == 200
+    again = client.put(own, content=content, headers={**headers, "If-Match": theirs})
+    assert again.status_code == 412, "it has another picture now"
+
+
 def test_inspect_tells_what_the_command_tells(client: TestClient, folder: Path) -> None:
     command = [sys.executable, "-m", "lib_lora", "inspect", "--json", str(folder / "zorp.safetensors")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)

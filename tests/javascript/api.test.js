@@ -72,6 +72,21 @@ test("of two changes of one thing, the second is sent with the tag that the firs
     assert.equal(api.changes.size, 0);
 });
 
+test("a picture of a file is sent with the tag of what is known of it, and leaves another", async () => {
+    const sent = asked();
+    const api = new Api("");
+    const rated = api.ask("PATCH", "lora?id=1", {rating: 4});
+    const shown = api.ask("PUT", "picture?id=1", new Blob(["x"], {type: "image/png"}));
+    const noted = api.ask("PATCH", "lora?id=1", {notes: "x"});
+    for (const [at, tag] of ["a", "b", "c"].entries()) {
+        await turn();
+        assert.equal(sent.length, at + 1);
+        sent[at].answer(tag);
+    }
+    await Promise.all([rated, shown, noted]);
+    assert.deepEqual([sent[1].tag, sent[2].tag], ['"a"', '"b"']);
+});
+
 test("after a change that is refused the next is sent, and changes of other things do not wait", async () => {
     const sent = asked();
     const api = new Api("");
