@@ -12,7 +12,7 @@ from lib_lora import LoraError
 
 from ..generation.state import state_of
 from ..kept.always_on import AlwaysOn, StackRefusedError, read
-from ..library.catalog import CatalogError
+from ..library.catalog import CatalogError, Lookup
 from ..text.prompt import parse_arguments
 from .answers import BROKEN, UNPROCESSABLE, answer, json_of, refuse_stale, tag_of
 
@@ -77,15 +77,16 @@ class StackApi:
         known = self._session.names
         for entry in stack.entries:
             parse_arguments(entry.written, names=known)
-        entries = tuple(self._named(entry, entry.name in before) for entry in stack.entries)
+        files = Lookup(self._session.catalog)
+        entries = tuple(self._named(files, entry, entry.name in before) for entry in stack.entries)
         names = [entry.name for entry in entries]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise StackRefusedError(f"LoRA {twice!r} is in the stack twice")
         return AlwaysOn(stack.enabled, entries)
 
-    def _named(self, entry: AlwaysOnEntry, known_before: bool) -> AlwaysOnEntry:
+    def _named(self, files: Lookup, entry: AlwaysOnEntry, known_before: bool) -> AlwaysOnEntry:
         try:
-            file = self._session.catalog.find_anew(entry.name)
+            file = files.find(entry.name)
         except CatalogError:
             if known_before:
                 return entry

@@ -15,7 +15,7 @@ from ..kept.always_on import AlwaysOnFile
 from ..kept.block_presets import BlockPresetsFile
 from ..kept.presets import Presets
 from ..kept.region_files import RegionFiles
-from ..library.catalog import Catalog, CatalogError, CatalogFile
+from ..library.catalog import Catalog, CatalogError, CatalogFile, Lookup
 from ..text.known import Known
 from ..text.prompt import parse_arguments
 from ..text.tag import Tag, Wished
@@ -338,9 +338,10 @@ class Session:
         for one in left_out:
             self._say(one.reason, logging.WARNING)
         skip_bad = batch.settings.skip_bad
-        always = self._always(batch.of_all(), skip_bad, left_out)
+        lookup = Lookup(self.catalog)
+        always = self._always(lookup, batch.of_all(), skip_bad, left_out)
         wishes = map(batch.of_image, range(batch.count))
-        own = [self._found(one, skip_bad, left_out, off_too=bool(always)) for one in wishes] or [[]]
+        own = [self._found(lookup, one, skip_bad, left_out, off_too=bool(always)) for one in wishes] or [[]]
         besides = [_besides(always, image) for image in own]
         images = [
             [*(always[position] for position in sorted(front)), *(one for one in image if not is_off(one[0]))]
@@ -387,7 +388,7 @@ class Session:
                 del entries[culprit]
 
     def _found(
-        self, wishes: Sequence[Wished], skip_bad: bool, left_out: list[Skipped], *, off_too: bool
+        self, lookup: Lookup, wishes: Sequence[Wished], skip_bad: bool, left_out: list[Skipped], *, off_too: bool
     ) -> list[tuple[Wished, CatalogFile]]:
         """The files of one image's LoRAs. Those that are off are looked up only where it matters, and never fail."""
         named = []
@@ -395,20 +396,20 @@ class Session:
             if is_off(wish) and not off_too:
                 continue
             try:
-                named.append((wish, self.catalog.find_anew(wish.name)))
+                named.append((wish, lookup.find(wish.name)))
             except LoraError as error:
                 if not is_off(wish):
                     self._skip_or_raise(wish.name, error, skip_bad, left_out)
         return named
 
     def _always(
-        self, wishes: Sequence[Wished], skip_bad: bool, left_out: list[Skipped]
+        self, lookup: Lookup, wishes: Sequence[Wished], skip_bad: bool, left_out: list[Skipped]
     ) -> dict[int, tuple[Wished, CatalogFile]]:
         """The files of the always-on LoRAs, by position."""
         found = {}
         for position, wish in enumerate(wishes):
             try:
-                found[position] = (wish, self.catalog.find_anew(wish.name))
+                found[position] = (wish, lookup.find(wish.name))
             except LoraError as error:
                 self._skip_or_raise(wish.name, error, skip_bad, left_out, always_on=True)
         return {position: one for position, one in found.items() if not is_off(one[0])}

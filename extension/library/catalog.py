@@ -19,7 +19,7 @@ from lib_lora import AdapterFile, LoraError
 
 from . import CatalogFile, Facts, Found, Index, Progress, Row, Scanner
 
-__all__ = ["Catalog", "CatalogError", "CatalogFile"]
+__all__ = ["Catalog", "CatalogError", "CatalogFile", "Lookup"]
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ class Catalog:
                     shown = [_distinct(file, candidates) for file in candidates]
                     reason = f"fits several files: {', '.join(shown)}; write one of these"
                     raise CatalogError(name, reason, shown, fits_several=True)
-        if _HASH.fullmatch(wanted) and (unknown := self._hash_unknown()):
+        if _HASH.fullmatch(wanted) and (unknown := self._hash_unknown(names)):
             reason = f"is not in the LoRA folders; if it is a hash, try again later: {unknown} are being made"
             raise CatalogError(name, reason)
         known = names.written if suggest and len(names.written) < _COMPARED_AT_MOST else ()
@@ -208,18 +208,12 @@ class Catalog:
     def find_anew(self, name: str) -> CatalogFile:
         """Return the file meant by a name as `find` does, also where it came or changed since the last look.
 
+        Whoever looks for several at once uses a `Lookup`.
+
         Raises:
             CatalogError: as `find`.
         """
-        try:
-            file = self.find(name, suggest=False)
-            if file.is_current():
-                return file
-        except CatalogError as error:
-            if error.fits_several:
-                raise
-        self.refresh()
-        return self.find(name)
+        return Lookup(self).find(name)
 
     def names(self) -> list[str]:
         """Return a name for each readable file that `find` leads back to it: the shortest that is its own."""
@@ -239,11 +233,11 @@ class Catalog:
         wanted = digest.lower()[:_HASH_LENGTH]
         if not _HASH.fullmatch(digest) or _HASH_OF_NOTHING.startswith(wanted):
             return ()
-        known = {file for file in self.files if self.row(file).shorthash or self._facts(file).stored_hash}
-        found = {
-            file for file in self._worth_reading(known) if wanted == self._tried(self.known_hash, file)[: len(wanted)]
-        }
-        return tuple(file for file in self.files if file in found)
+        names = self._names_now()
+        self._follow(names)
+        unknown = [file for file in names.unhashed() if not self._is_unreadable(file)]
+        read = [file for file in _worth_reading(unknown) if self._tried(self.known_hash, file).startswith(wanted)]
+        return tuple(names.in_order([*names.of_hash(wanted), *read]))
 
     def with_sha256(self, digest: str, likely: CatalogFile | None = None) -> CatalogFile | None:
         """Return a readable file whose SHA-256 begins like `digest`, 8 hex digits or more; None where none was found.
@@ -253,8 +247,13 @@ class Catalog:
         """
         if not _HASH.fullmatch(digest):
             return None
-        known = {file for file in self.files if self.row(file).sha256}
-        for file in self._worth_reading(known, likely):
+        known: list[CatalogFile] = []
+        unknown: list[CatalogFile] = []
+        for file in self.files:
+            (known if self.row(file).sha256 else unknown).append(file)
+        known.sort(key=lambda one: (one != likely, one.size))
+        unknown = [file for file in unknown if not self._is_unreadable(file)]
+        for file in (*known, *_worth_reading(unknown, likely)):
             if self._tried(self.sha256, file).startswith(digest.lower()):
                 return file
         return None
@@ -339,23 +338,6 @@ class Catalog:
         assert facts is not None, "a row that was read has facts"
         return facts
 
-    def _worth_reading(
-        self, known: Collection[CatalogFile], likely: CatalogFile | None = None
-    ) -> Iterator[CatalogFile]:
-        """Yield files to compare by hash: the known ones, the likely one, then others by size, up to some gigabytes.
-
-        Those that could not be read are left out for a while.
-        """
-        left = _READ_AT_MOST
-        for file in sorted(self.files, key=lambda one: (one not in known, one != likely, one.size)):
-            if file not in known:
-                if self._is_unreadable(file):
-                    continue
-                left -= file.size
-                if left < 0 and file != likely:
-                    return
-            yield file
-
     def _names_now(self) -> _Names:
         """Return the names of the files that the latest look at the folders found."""
         found, names = self._found(), self._names
@@ -366,17 +348,20 @@ class Catalog:
     def _lookups(self, names: _Names, wanted: str) -> Iterator[list[CatalogFile]]:
         """Yield the files that a name may mean, in the order of what counts."""
         yield from names.of_files(wanted)
-        if not names.all_read:  # once for each look: it may be the alias of any
+        self._follow(names)
+        yield from names.of_headers(wanted)
+
+    def _follow(self, names: _Names) -> None:
+        """Have names know what headers have, of all files."""
+        if not names.all_read:  # once for each look
             for file in self.files:
                 self.row(file)
             names.all_read = True
         names.follow(self.index)
-        yield from names.of_headers(wanted)
 
-    def _hash_unknown(self) -> int:
+    def _hash_unknown(self, names: _Names) -> int:
         """Have hashes made of the files without one, up to some gigabytes; return how many they are."""
-        known = {file for file in self.files if self.row(file).shorthash or self._facts(file).stored_hash}
-        unknown = [file for file in self._worth_reading(known) if file not in known]
+        unknown = list(_worth_reading(file for file in names.unhashed() if not self._is_unreadable(file)))
         for file in unknown:
             self.hash_later(file)
         return len(unknown)
@@ -406,6 +391,36 @@ class Catalog:
         return failed is not None and time.monotonic() - failed < _TRIED_AGAIN
 
 
+class Lookup:
+    """Finds files by their names for one request, for which the folders are looked at anew once at most.
+
+    A look takes seconds where there are many files, and a request may have many names that are unknown.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._looked = False
+
+    def find(self, name: str) -> CatalogFile:
+        """Return the file meant by a name as `Catalog.find` does, also where it came or changed before the request.
+
+        Raises:
+            CatalogError: as `Catalog.find`.
+        """
+        if self._looked:
+            return self._catalog.find(name)
+        try:
+            file = self._catalog.find(name, suggest=False)
+            if file.is_current():
+                return file
+        except CatalogError as error:
+            if error.fits_several:
+                raise
+        self._looked = True
+        self._catalog.refresh()
+        return self._catalog.find(name)
+
+
 class _Names:
     """The files of one look at the folders by their names, and by what was read of them."""
 
@@ -426,6 +441,7 @@ class _Names:
         self._alias: defaultdict[str, set[Path]] = defaultdict(set)
         self._hash: defaultdict[str, set[Path]] = defaultdict(set)
         """By the first digits."""
+        self._unhashed: set[Path] = set()
 
     def of_files(self, wanted: str) -> tuple[list[CatalogFile], ...]:
         """Return the files that have this name or path, first those that count first."""
@@ -438,9 +454,23 @@ class _Names:
         digest = wanted.lower()[:_HASH_LENGTH]
         is_hash = _HASH.fullmatch(wanted) and not _HASH_OF_NOTHING.startswith(digest)
         with self._lock:
-            paths = self._hash.get(digest[:_SHORTEST_HASH], set()) if is_hash else set()
-            hashed = {path for path in paths if self._told[path][1].startswith(digest)}
-            return (self._readable(self._alias.get(wanted, set())), self._readable(hashed))
+            aliased = self._readable(self._alias.get(wanted, set()))
+        return (aliased, self.of_hash(digest) if is_hash else [])
+
+    def of_hash(self, digest: str) -> list[CatalogFile]:
+        """Return the files whose known hash begins with 8 to 12 hex digits."""
+        with self._lock:
+            paths = self._hash.get(digest[:_SHORTEST_HASH], set())
+            return self._readable([path for path in paths if self._told[path][1].startswith(digest)])
+
+    def unhashed(self) -> list[CatalogFile]:
+        """Return the files whose hash is not known."""
+        with self._lock:
+            return self._readable(self._unhashed)
+
+    def in_order(self, files: Iterable[CatalogFile]) -> list[CatalogFile]:
+        """Return files in the order of the look, each once."""
+        return self._readable({file.path for file in files})
 
     def follow(self, index: Index) -> None:
         """Take over what became known since the last time."""
@@ -455,6 +485,7 @@ class _Names:
         told = ("", "") if facts is None else (facts.alias, facts.stored_hash or row.shorthash)
         former = self._told.get(path, ("", ""))
         self._told[path] = told
+        (self._unhashed.discard if told[1] else self._unhashed.add)(path)
         for table, old, new in (
             (self._alias, former[0], told[0]),
             (self._hash, former[1][:_SHORTEST_HASH], told[1][:_SHORTEST_HASH]),
@@ -466,6 +497,16 @@ class _Names:
     def _readable(self, paths: Collection[Path]) -> list[CatalogFile]:
         present = sorted((path for path in paths if path in self._order), key=self._order.__getitem__)
         return [file for path in present if (file := self.found[path].file).readable]
+
+
+def _worth_reading(files: Iterable[CatalogFile], likely: CatalogFile | None = None) -> Iterator[CatalogFile]:
+    """Yield files to make hashes of: the likely one, then others by size, up to some gigabytes."""
+    left = _READ_AT_MOST
+    for file in sorted(files, key=lambda one: (one != likely, one.size)):
+        left -= file.size
+        if left < 0 and file != likely:
+            return
+        yield file
 
 
 def _table(named: Iterable[tuple[CatalogFile, Collection[str]]]) -> dict[str, list[CatalogFile]]:

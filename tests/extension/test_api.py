@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from extension.generation.options import DEFAULT_MULTIPLIER, ENABLED, ON_BAD_LORA, SKIP
 from extension.generation.session import Skipped
-from extension.kept.always_on import AlwaysOn, AlwaysOnFile
+from extension.kept.always_on import AlwaysOn, AlwaysOnFile, read
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
 from extension.text.infotext import parse_infotext
@@ -276,6 +276,23 @@ def test_an_entry_whose_file_has_gone_stays_and_can_be_changed(client: TestClien
     assert detail.startswith("of the always-on stack: LoRA 'short-lived' is not in the LoRA folders")
     (lora,) = client.get(STATE).json()["loras"]
     assert (lora["name"], lora["state"], lora["always_on"]) == ("short-lived", "missing", True)
+
+
+def test_many_names_that_are_unknown_take_one_look_at_the_folders(
+    client: TestClient, runner: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog, looks = runner.studio.session.catalog, []
+    refresh = catalog.refresh
+    monkeypatch.setattr(catalog, "refresh", lambda: looks.append(1) or refresh())
+    gone = [entry(f"gone {number}") for number in range(5)]
+    runner.studio.session.always_on.put(read({"always_on": True, "entries": gone}))
+    assert put(client, *gone).json()["entries"] == gone
+    assert len(looks) == 1
+    put(client)
+    looks.clear()
+    make(client, " ".join(f"<lora:nope{number}:1>" for number in range(5)), **{ON_BAD_LORA: SKIP})
+    assert len(client.get(STATE).json()["loras"]) == 5
+    assert len(looks) == 1
 
 
 def test_a_file_that_cannot_be_used_is_not_taken(client: TestClient, folder: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from extension.library.catalog import Catalog, CatalogError, _hash_from
+from extension.library import walk
+from extension.library.catalog import Catalog, CatalogError, Lookup, _hash_from
 from lib_lora import PickleError
 from lib_lora.files.file import AdapterFile
 
@@ -275,6 +276,46 @@ def test_a_name_is_found_without_a_look_at_every_file(folder: Path, monkeypatch:
         assert found.find(name).name == "f7"
     with pytest.raises(CatalogError, match="50 LoRA files are known"):
         found.find("zzz")
+
+
+def test_for_one_request_the_folders_are_looked_at_anew_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    monkeypatch.setattr("extension.library.scan.walk", lambda folders: looks.append(1) or walk(folders))
+    gone = put(folder / "gone.safetensors")
+    put(folder / "a.safetensors")
+    found = catalog(folder)
+    found.refresh()
+    gone.unlink()
+    came = put(folder / "came.safetensors")
+    looks.clear()
+    files = Lookup(found)
+    assert files.find("a").name == "a"
+    assert looks == [], "what is known needs none"
+    for name in ("nope", "gone", "nope too", "20241105"):
+        with pytest.raises(CatalogError, match="is not in the LoRA folders"):
+            files.find(name)
+    assert files.find("came").path == came
+    assert len(looks) == 1
+    later = put(folder / "later.safetensors")
+    assert Lookup(found).find("later").path == later
+    assert len(looks) == 2, "another request has another look"
+
+
+def test_names_like_hashes_go_over_no_files_whose_hash_is_known(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = [f"{number:064x}"[::-1] for number in range(5)]
+    for number, digest in enumerate(hashes):
+        save_file({"x": torch.ones(1)}, folder / f"{number}.safetensors", {"sshs_model_hash": digest})
+    put(folder / "unhashed.safetensors", value=1)
+    found = catalog(folder)
+    with pytest.raises(CatalogError, match="1 are being made"):
+        found.find("20241105")
+    found.close()  # which waits
+    monkeypatch.setattr(Catalog, "every", property(lambda _: pytest.fail("all files were looked at")))
+    monkeypatch.setattr(Catalog, "row", lambda *_: pytest.fail("a row was looked at"))
+    with pytest.raises(CatalogError, match="6 LoRA files are known"):
+        found.find("20241105")
+    assert [file.name for file in found.with_hash(hashes[3])] == ["3"]
+    assert found.with_hash("20241105") == ()
 
 
 def test_an_alias_follows_its_file(folder: Path) -> None:
