@@ -16,7 +16,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
@@ -229,6 +229,13 @@ def set_aside(path: Path) -> Path:
     real = Path(os.path.realpath(path))  # a link stays, and gets a new file
     with locked(real.parent):
         return real.rename(_free_name(real))
+
+
+def one_problem(problems: Iterable[str]) -> str:
+    """Return the problems of several files as one sentence: the first, and how many more files have one."""
+    first, *more = [*filter(None, problems)] or [""]
+    files = "1 more file has a problem" if len(more) == 1 else f"{len(more)} more files have problems"
+    return f"{first}; {files}" if more else first
 
 
 def json_bytes(data: Any, indent: int) -> bytes:

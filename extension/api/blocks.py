@@ -48,6 +48,7 @@ class BlocksApi:
                 for name, values in presets.lists.items()
             ],
             "rules": list(presets.elements),
+            "problem": self._session.block_presets.problem,
         }
 
     async def put(self, request: Request) -> Response:

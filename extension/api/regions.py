@@ -35,7 +35,10 @@ class RegionsApi:
     def _listed(self) -> dict[str, Any]:
         own = self._session.regions.all
         come_along = [_shown(name, region, own=False) for name, region in NAMED.items() if name not in own]
-        return {"regions": [*come_along, *(_shown(name, region, own=True) for name, region in own.items())]}
+        return {
+            "regions": [*come_along, *(_shown(name, region, own=True) for name, region in own.items())],
+            "problem": self._session.regions.problem,
+        }
 
     async def put(self, request: Request) -> Response:
         """Keep a picture as a region under a name, in place of the one of that name."""

@@ -215,6 +215,7 @@ COMPONENTS: Mapping[str, Schema] = {
                 )
             ),
             "rules": {**_list(_TEXT), "description": "names that lbwe takes"},
+            "problem": _TEXT,
         }
     ),
     "BlockPresetWanted": _object({"name": _TEXT, "values": _TEXT}),
@@ -229,7 +230,8 @@ COMPONENTS: Mapping[str, Schema] = {
                         "picture": {**_TEXT, "description": "a grey PNG as base64, white where a LoRA acts"},
                     }
                 )
-            )
+            ),
+            "problem": _TEXT,
         }
     ),
     "RegionWanted": _object(

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
-from ..store import FileValue, Store
+from ..store import FileValue, Store, one_problem
 from ..text.block_weights import (
     BUILT_IN,
     BlockPresets,
@@ -47,7 +47,7 @@ class BlockPresetsFile:
     @property
     def all(self) -> BlockPresets:
         """What a tag may name now; of the same name, the user's own, then those of the extension."""
-        found = [BUILT_IN, *map(self._of_file, self._others()), BlockPresets(self._own())]
+        found = [BUILT_IN, *(self._file(path).value for path in self._others()), BlockPresets(self._own())]
         lists = {name: values for one in found for name, values in one.lists.items()}
         return BlockPresets(lists, {name: rules for one in found for name, rules in one.elements.items()})
 
@@ -55,6 +55,11 @@ class BlockPresetsFile:
     def own(self) -> frozenset[str]:
         """Names of the user's own."""
         return frozenset(self._own())
+
+    @property
+    def problem(self) -> str:
+        """One sentence where the user's own, or files of that extension, cannot be read."""
+        return one_problem([self._store.problem, *(self._file(path).problem for path in self._others())])
 
     def lock(self) -> AbstractContextManager[object]:
         """Keep others from changing the user's own in a `with` statement; see `Store.lock`."""
@@ -96,11 +101,11 @@ class BlockPresetsFile:
     def _own(self) -> dict[str, tuple[Value, ...]]:
         return read_presets(self._store.value)
 
-    def _of_file(self, path: Path) -> BlockPresets:
+    def _file(self, path: Path) -> FileValue[BlockPresets]:
         """What a file of the extension has; nothing where it cannot be read, which is said once."""
         if path not in self._read:
             self._read[path] = FileValue(lambda: path, _WHAT, BlockPresets(), partial(_presets_of, path), _LONGEST)
-        return self._read[path].value
+        return self._read[path]
 
 
 def _text(content: bytes) -> str:

@@ -17,7 +17,7 @@ from PIL import Image
 from lib_lora import Region
 
 from ..library.pictures import PictureError, opened_picture
-from ..store import Store, locked
+from ..store import Store, locked, one_problem
 from ..text.regions import RegionTextError, checked_name
 
 _FOLDER = "regions"
@@ -51,6 +51,12 @@ class RegionFiles:
         self._stores = {path: self._store(path) for path in paths}
         found = ((path.stem, self._store(path).value) for path in paths)
         return {name: region for name, region in found if region is not None}
+
+    @property
+    def problem(self) -> str:
+        """One sentence where pictures in the folder cannot be read."""
+        folder = self._regions()
+        return "" if folder is None else one_problem(self._store(path).problem for path in sorted(folder.glob("*.png")))
 
     def lock(self) -> AbstractContextManager[object]:
         """Keep others from changing them in a `with` statement; see `Store.lock`."""

@@ -107,6 +107,7 @@
  * @property {Layout[]} layouts
  * @property {BlockPreset[]} presets
  * @property {string[]} rules
+ * @property {string} problem
  *
  * @typedef {{name: string, own: boolean, share: number, picture: string}} Region
  * A part of the picture; `picture` is a grey PNG as base64.
@@ -139,7 +140,7 @@
  *     "preset/thumbnail": PresetList,
  *     "blocks": Blocks,
  *     "blocks/presets": Blocks,
- *     "regions": {regions: Region[]},
+ *     "regions": {regions: Region[], problem: string},
  *     "compare": CompareState,
  * }} Answers
  * The answers of the server, by path.

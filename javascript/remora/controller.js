@@ -84,6 +84,7 @@ import {Store} from "./store.js";
  * @property {string} presetProblem
  * @property {(Blocks & {model: string | null}) | null} blocks
  * @property {Region[] | null} regions
+ * @property {string} regionProblem
  *
  * @typedef {Snapshot & Known} State
  * @typedef {(body: string) => string} BodyChange
@@ -151,6 +152,7 @@ export class Controller {
             presetProblem: "",
             blocks: null,
             regions: null,
+            regionProblem: "",
             ...remembered(),
         });
     }
@@ -879,9 +881,10 @@ export class Controller {
         };
     }
 
-    /** @param {{regions: Region[]}} told */
-    takeRegions({regions}) {
-        if (!same(regions, this.state.regions)) this.set({regions});
+    /** @param {{regions: Region[], problem: string}} told */
+    takeRegions({regions, problem}) {
+        if (same(regions, this.state.regions) && problem === this.state.regionProblem) return;
+        this.set({regions, regionProblem: problem});
     }
 
     // --- notes ---

@@ -17,6 +17,8 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from extension.kept.block_presets import BlockPresetsFile
+from extension.kept.region_files import RegionFiles
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
 
@@ -278,6 +280,24 @@ def test_regions_of_the_picture(ask: Checked) -> None:
     assert ask("GET", "/regions") == made
     assert ask("DELETE", "/regions", params={"name": "Mine"}) == regions
     assert "no region 'Mine' of your own" in ask("DELETE", "/regions", 422, params={"name": "Mine"})
+
+
+def test_damaged_files_of_regions_and_of_presets_of_blocks_are_told(
+    ask: Checked, runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner.studio.session, "regions", RegionFiles(lambda: tmp_path))
+    monkeypatch.setattr(runner.studio.session, "block_presets", BlockPresetsFile(lambda: tmp_path, tuple))
+    (tmp_path / "regions").mkdir()
+    bad, own = tmp_path / "regions" / "bad.png", tmp_path / "block_presets.txt"
+    for path, route in ((bad, "/regions"), (own, "/blocks")):
+        before = ask("GET", route)
+        assert before["problem"] == ""
+        path.write_bytes(b"\xff")
+        told = ask("GET", route)
+        path.unlink()
+        assert told["problem"].startswith(f"{path} cannot be read as ")
+        assert {**told, "problem": ""} == before
+        assert ask("GET", route) == before
 
 
 def test_an_always_on_entry_may_have_further_fields(ask: Checked) -> None:

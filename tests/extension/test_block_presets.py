@@ -121,6 +121,9 @@ def test_a_file_that_cannot_be_read_is_said_once_and_the_others_are_there(
     with caplog.at_level(logging.WARNING):
         assert presets.all.lists == presets.all.lists == BUILT_IN.lists
     assert [record.getMessage() for record in caplog.records if str(bad) in record.getMessage()][1:] == []
+    assert presets.problem.startswith(f"{bad} cannot be read as presets of block weights (")
+    assert presets.problem.endswith("; mend it or move it away")
+    assert kept(None, gone).problem == ""
 
 
 def test_names() -> None:
@@ -157,6 +160,8 @@ def test_a_file_of_ones_own_that_is_no_text_is_not_written_over(tmp_path: Path) 
     (tmp_path / "block_presets.txt").write_bytes(b"A:1,1\n\xff\n")
     presets = kept(tmp_path)
     assert presets.own == frozenset()
+    assert "block_presets.txt cannot be read as presets of block weights (" in presets.problem
     presets.put("B", "1,0")
+    assert presets.problem == ""
     assert (tmp_path / "block_presets.txt.damaged-1").read_bytes() == b"A:1,1\n\xff\n"
     assert presets.own == {"B"}

@@ -207,6 +207,14 @@ def test_a_picture_put_there_by_hand_is_a_region_and_a_damaged_one_is_said_once(
     (record,) = caplog.records
     bad = tmp_path / "regions" / "bad.png"
     assert record.getMessage().startswith(f"remora: {bad} cannot be read as a region (the picture of the region")
+    assert record.getMessage() == f"remora: {files.problem}"
+    (tmp_path / "regions" / "worse.png").write_bytes(b"x")
+    assert files.problem.endswith("begins anew; 1 more file has a problem")
+    (tmp_path / "regions" / "worst.png").write_bytes(b"x")
+    assert files.problem.endswith("begins anew; 2 more files have problems")
+    for name in ("bad", "worse", "worst"):
+        (tmp_path / "regions" / f"{name}.png").unlink()
+    assert files.problem == RegionFiles(lambda: None).problem == ""
 
 
 def test_a_region_in_place_of_a_damaged_picture_leaves_that_under_another_name(tmp_path: Path) -> None:

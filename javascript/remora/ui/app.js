@@ -95,7 +95,8 @@ function useKeys(controller, root) {
 /** @param {{controller: Controller, state: State}} props */
 function Notices({controller, state}) {
     const {server} = state;
-    const texts = [state.stackProblem, controller.catalog.problem, state.presetProblem];
+    const {stackProblem, presetProblem, regionProblem, blocks} = state;
+    const texts = [stackProblem, controller.catalog.problem, presetProblem, regionProblem, blocks?.problem];
     if (server && !server.enabled) {
         texts.push(
             "Remora is off in the settings: the web UI applies LoRA itself, and what is set here has no effect.",

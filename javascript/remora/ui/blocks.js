@@ -25,7 +25,7 @@ const LOWEST = -1,
 const STEPS = {ArrowUp: 0.05, ArrowDown: -0.05, PageUp: 0.25, PageDown: -0.25};
 const OWN = "*"; // stands for weights of no preset; no preset has this name
 /** @type {Omit<Told, "rules"> & {rules?: string[]}} */
-const UNKNOWN = {blocks: [], layouts: [], presets: []};
+const UNKNOWN = {blocks: [], layouts: [], presets: [], problem: ""};
 
 /** @param {{controller: Controller, entry: Entry}} props */
 export function Blocks({controller, entry}) {
