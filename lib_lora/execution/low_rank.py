@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from ..adapters.base import Adapter, InputEffect, OutputEffect, Pair
 from ..compiler import compiling
+from ..errors import ComponentError
 from ..placement.resident import Binding, Keeping, Resident
 from ..placement.static import padded_rank
 from ..placement.storage import store
@@ -32,7 +33,7 @@ from ..strengths.model_call import parts_per_row
 from ..strengths.table import FactorShare, Layout, Strengths
 from ..strengths.token_grid import is_of_text
 from ..tensors import TensorFields
-from ..weights.operation import Operation, named_arguments, place_of_input
+from ..weights.operation import Operation, named_arguments, place_of_input, width_of
 from . import opaque
 from .dense import Transient
 from .low_rank_products import (
@@ -115,7 +116,7 @@ class Factored(Resident[Placed]):
         call = _Calling(layer, base_forward, args, kwargs)
         try:
             y = self._run(layer, base_forward, call, call.x)
-            return y if call.others is None else (y, *call.others)
+            return call.as_returned(y)
         finally:
             if not self._stays:
                 self.evict()
@@ -319,17 +320,16 @@ def _layouts(bindings: Sequence[Binding], buckets: Sequence[int]) -> tuple[Layou
 class _Calling:
     """The layer's own forward as a function of its input alone."""
 
-    __slots__ = ("_args", "_base_forward", "_kwargs", "_layer", "_place", "others", "x")
+    __slots__ = ("_args", "_base_forward", "_kwargs", "_layer", "_place", "_returned", "x")
 
     def __init__(
         self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self._layer, self._base_forward, self._args, self._kwargs = layer, base_forward, args, kwargs
-        self._place = place_of_input(args, kwargs)
+        self._place = place_of_input(args, kwargs, width_of(layer))
         self.x: Tensor = args[self._place] if isinstance(self._place, int) else kwargs[self._place]
         """The input."""
-        self.others: tuple[Any, ...] | None = None
-        """What a layer that returns a tuple gives beside its output."""
+        self._returned: Any = None
 
     def __call__(self, x: Tensor) -> Tensor:
         place, args, kwargs = self._place, self._args, self._kwargs
@@ -337,11 +337,22 @@ class _Calling:
             y = self._base_forward(self._layer, *args, **{**kwargs, place: x})
         else:
             y = self._base_forward(self._layer, *args[:place], x, *args[place + 1 :], **kwargs)
-        if isinstance(y, tuple):
-            y, *others = y
-            self.others = tuple(others)
-        found: Tensor = y
-        return found
+        self._returned = y
+        if isinstance(y, tuple | list) and y:
+            y = y[0]
+        if not isinstance(y, Tensor):
+            what = type(self._returned).__name__
+            text = f"a {type(self._layer).__name__} returned a {what} that does not begin with a tensor"
+            raise ComponentError(f"{text}, so that no LoRA can be added to it; take the LoRA off this model")
+        return y
+
+    def as_returned(self, y: Tensor) -> Any:
+        """Put an output where the layer's own has its: in front of what else is returned, in the same form."""
+        whole = self._returned
+        if not isinstance(whole, tuple | list):
+            return y
+        kind: Any = type(whole)
+        return getattr(kind, "_make", kind)((y, *whole[1:]))
 
 
 def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Operation, *, fresh: bool) -> Tensor:
@@ -373,7 +384,7 @@ class ByTokens:
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with its adapters."""
-        x: Tensor = named_arguments(args, kwargs)[place_of_input(args, kwargs)]
+        x: Tensor = named_arguments(args, kwargs)[place_of_input(args, kwargs, width_of(layer))]
         alike = not self._strengths.mixed and not self._beside.is_regional
         many = alike and x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
         return (self._dense if many else self._beside).run(layer, base_forward, args, kwargs)

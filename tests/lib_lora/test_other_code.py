@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -22,7 +22,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils import parametrizations
 from torch.nn.utils import weight_norm as old_weight_norm
 
-from lib_lora import Curve, Engine, Entry, PerImage, Region, Stack, Strength, install, load_network, uninstall
+from lib_lora import (
+    ComponentError,
+    Curve,
+    Engine,
+    Entry,
+    PerImage,
+    Region,
+    Stack,
+    Strength,
+    install,
+    load_network,
+    uninstall,
+)
 from lib_lora.placement import scratch
 from lib_lora.strengths.call_hooks import Turn
 from lib_lora.tuning import Tuner
@@ -639,6 +651,85 @@ def test_a_layer_that_returns_more_than_its_output(tmp_path, kind, per_image):
     engine.activate(Stack([Entry(path, PerImage((1.0, 0.0)) if per_image else 1.0)]))
     want = plain + nn.functional.linear(x, delta) * (torch.tensor([1.0, 0.0]).view(2, 1, 1) if per_image else 1)
     assert (model(x) - want).abs().max() < 1e-5
+
+
+class Output(NamedTuple):
+    """What a layer of a host returns."""
+
+    first: Tensor
+    second: Any = None
+
+
+class Returning(nn.Linear):
+    """Returns its output as `form` has it."""
+
+    form: Callable[[Tensor], Any]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(super().forward(x))
+
+
+FORMS: dict[str, Callable[[Tensor], Any]] = {
+    "namedtuple": lambda y: Output(y, 3),
+    "tuple": lambda y: (y, y + 1),
+    "list": lambda y: [y, None],
+    "of torch": lambda y: y.unsqueeze(-1).max(-1),
+}
+
+
+@pytest.mark.parametrize("kind", ["pair", "diff", "oft"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_layer_returns_what_it_returned_in_the_same_form(tmp_path, kind, form):
+    layer = Returning(8, 8).requires_grad_(False)
+    layer.form = FORMS[form]
+    path, delta = _file_of_kind(tmp_path, kind, layer)
+    x = torch.randn(3, 8)
+    plain = layer(x)
+    model = nn.Sequential(layer)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    got = layer(x)
+    assert type(got) is type(plain)
+    assert len(got) == len(plain)
+    assert (got[0] - plain[0] - nn.functional.linear(x, delta)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("form", "name"), [(lambda y: {"y": y}, "dict"), (lambda y: (None, y), "tuple"), (lambda y: [], "list")]
+)
+def test_a_layer_whose_output_nothing_can_be_added_to_is_named(tmp_path, form, name):
+    layer = Returning(8, 8).requires_grad_(False)
+    layer.form = form
+    path, _ = _file_of_kind(tmp_path, "pair", layer)
+    model = nn.Sequential(layer)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    with pytest.raises(ComponentError, match=f"a Returning returned a {name} .*; take the LoRA off this model"):
+        layer(torch.randn(3, 8))
+
+
+class Scaled(nn.Linear):
+    """Takes another tensor before its input."""
+
+    def forward(self, scale: Tensor, value: Tensor) -> Tensor:
+        return super().forward(value) * scale
+
+
+@pytest.mark.parametrize("named", [0, 1, 2])
+@pytest.mark.parametrize("size", [(8,), (3, 1), (1,)])
+@pytest.mark.parametrize("kind", ["pair", "oft"])
+def test_a_layer_with_another_tensor_before_its_input(tmp_path, named, size, kind):
+    layer = Scaled(8, 8, bias=False).requires_grad_(False)
+    path, delta = _file_of_kind(tmp_path, kind, layer)
+    scale, x = torch.full(size, 2.0), torch.randn(3, 8)
+    args: tuple[Tensor, ...] = (scale, x)[: 2 - named]
+    kwargs = {"scale": scale, "value": x} if named == 2 else {"value": x} if named else {}
+    plain = layer(*args, **kwargs)
+    model = nn.Sequential(layer)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path)]))
+    got = layer(*args, **kwargs)
+    assert (got - plain - nn.functional.linear(x, delta) * (1 if kind == "pair" else 2)).abs().max() < 1e-5
 
 
 def _file_of_kind(folder: Path, kind: str, layer: nn.Linear) -> tuple[Path, Tensor]:
