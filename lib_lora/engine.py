@@ -232,15 +232,29 @@ class Engine:
     def active(self, stack: Stack) -> Iterator[ActivationReport]:
         """Have `stack` in force inside a `with` block, and after it what was before.
 
+        Where that cannot come back, nothing is in force after it.
+
         Raises:
-            LoraError: see `activate`.
+            LoraError: see `activate`. An error of the block itself comes before one of what cannot come back.
         """
         former = self._stack
         report = self.activate(stack)
         try:
             yield report
-        finally:
+        except BaseException:
+            try:
+                self._bring_back(former)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the block's own comes first
+                logger.warning("the stack that was in force before the block did not come back: %s", error)
+            raise
+        self._bring_back(former)
+
+    def _bring_back(self, former: Stack) -> None:
+        try:
             self.activate(former)
+        except BaseException:
+            self.deactivate()  # the stack of a block is not to outlast it
+            raise
 
     def set_multiplier(self, index: int, multiplier: Multiplier | Halves | PerImage) -> None:
         """Change the strength of one entry of the active stack; writes numbers and touches no layer.

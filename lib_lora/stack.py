@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +31,7 @@ class Entry:
     covers every numbered one that is not named itself).
 
     Raises:
-        StackError: the multiplier is no finite number, or the rank is below 1.
+        StackError: the path is none, the multiplier is no finite number, or the rank is below 1.
     """
 
     path: str | Path
@@ -40,6 +41,9 @@ class Entry:
     """Use only the first so many rank components (`dyn` in prompts)."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.path, str | os.PathLike):
+            what = "None" if self.path is None else f"a {type(self.path).__name__}"
+            raise StackError(f"Entry takes the path of a file, not {what}; write Entry('lora.safetensors', 0.8)")
         if not isinstance(self.path, Path):
             object.__setattr__(self, "path", Path(self.path))
         if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as they are moved by sliders
@@ -89,8 +93,8 @@ class Stack:
         reading: what to make of files that other programs read otherwise than they were trained.
 
     Raises:
-        StackError: no such mode, a number of calls below 0, or entries with multipliers per image of batches that
-            differ in size.
+        StackError: something else than entries, no such mode, a number of calls below 0, or entries with multipliers
+            per image of batches that differ in size.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -116,7 +120,7 @@ class Stack:
             raise StackError(f"mode {mode!r} must be one of {', '.join(_MODES)}")
         if calls is not None and (type(calls) is not int or calls < 0):
             raise StackError(f"the number of calls must be a whole number from 0 up, not {calls!r}")
-        object.__setattr__(self, "entries", tuple(entries))
+        object.__setattr__(self, "entries", _checked(entries))
         object.__setattr__(self, "images", _images(self.entries))
         halved = any(isinstance(one, Halves) for entry in self.entries for one in entry.multipliers)
         object.__setattr__(self, "halved", halved)
@@ -142,6 +146,23 @@ class Stack:
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
+
+
+def _checked(entries: object) -> tuple[Entry, ...]:
+    """Return them as they are kept.
+
+    Raises:
+        StackError: they are something else, or one of them is; the text says what to write.
+    """
+    if isinstance(entries, str) or not isinstance(entries, Iterable):
+        what = "None" if entries is None else f"a {type(entries).__name__}"
+        raise StackError(f"Stack takes a list of entries, not {what}; write Stack([Entry(path, 0.8)])")
+    found = tuple(entries)
+    for i, entry in enumerate(found):
+        if not isinstance(entry, Entry):
+            what = "None" if entry is None else f"a {type(entry).__name__}"
+            raise StackError(f"Stack holds entries, not {what}; write Stack([Entry(path, 0.8)])", i)
+    return found
 
 
 def _images(entries: Iterable[Entry]) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..errors import ComponentError, StackError
 from ..naming.families import alias_table
-from ..naming.index import LayerIndex, parameter_of, targets_of
+from ..naming.index import LayerIndex, check_named, parameter_of, targets_of
 from ..placement import schemes
 from ..stack import Stack
 from ..strengths.multiplier import components_of
@@ -19,7 +19,6 @@ from ..tensors import every
 from ..weights.originals import Checkpoint
 from . import hooks
 
-_DENOISERS = ("unet", "transformer", "prior")
 _KNOWN = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
 
 
@@ -27,23 +26,9 @@ def check_components(components: object) -> None:
     """Refuse what is no mapping of names to modules.
 
     Raises:
-        ComponentError: it is a model, a pipeline or something else, or holds something else; the text says what to
-            write.
+        ComponentError: see `naming.index.check_named`.
     """
-    if not isinstance(components, Mapping):
-        parts = getattr(components, "components", None)
-        what, inside = type(components).__name__, "model"
-        if isinstance(parts, Mapping):
-            names = [name for name, part in parts.items() if isinstance(part, nn.Module)]
-            inside = next((f"pipe.{name}" for name in names if name.startswith(_DENOISERS)), inside)
-        name = inside.rpartition(".")[2] if "." in inside else "unet"
-        raise ComponentError(
-            f"Engine takes the model's components by name, not a {what}; write Engine({{{name!r}: {inside}}})"
-        )
-    for name, module in components.items():
-        if not isinstance(module, nn.Module):
-            what = "None" if module is None else f"a {type(module).__name__}"
-            raise ComponentError(f"component {name!r} is {what} and no torch module; leave it out")
+    check_named(components, "Engine({})")
 
 
 class Model:

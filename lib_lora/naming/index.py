@@ -19,6 +19,7 @@ from typing import Protocol, TypeGuard
 from torch import nn
 
 from ..errors import ComponentError
+from ..files.components import is_denoiser
 from ..tensors import every
 from ..weights.base_weight import reader_of
 from .blocks import BlockNames, names_of
@@ -321,3 +322,41 @@ def _wrappers(component: nn.Module) -> tuple[str, ...]:
     """Paths up to the modules that are wrapped as `module`, the innermost first."""
     found = [path for path, module in component.named_modules() if isinstance(module, _WRAPPERS)]
     return tuple(f"{path}.module." if path else "module." for path in reversed(found))
+
+
+def check_named(components: object, call: str) -> None:
+    """Refuse what is no mapping of names to modules.
+
+    Args:
+        components: of a model.
+        call: what the user writes, with `{}` where the components are.
+
+    Raises:
+        ComponentError: it is a model, a pipeline or something else, or holds something else; the text says what to
+            write.
+    """
+    inside = "model"
+    if not isinstance(components, Mapping):
+        parts = getattr(components, "components", None)
+        if isinstance(parts, Mapping):
+            names = [name for name, part in parts.items() if isinstance(part, nn.Module)]
+            inside = next((f"pipe.{name}" for name in names if is_denoiser(str(name))), inside)
+        name = inside.rpartition(".")[2] if "." in inside else "unet"
+        what, usage = type(components).__name__, call.format(f"{{{name!r}: {inside}}}")
+        raise ComponentError(
+            f"{call.partition('(')[0]} takes the model's components by name, not a {what}; write {usage}"
+        )
+    for name in components:
+        if not isinstance(name, str):
+            usage = call.format(f"{{'unet': {inside}}}")
+            raise ComponentError(f"a component has a name, as 'unet', and not {name!r}; write {usage}")
+    wrong = {name: part for name, part in components.items() if not isinstance(part, nn.Module)}
+    if len(wrong) == 1:
+        name, part = next(iter(wrong.items()))
+        what = "None" if part is None else f"a {type(part).__name__}"
+        raise ComponentError(f"component {name!r} is {what} and no torch module; leave it out")
+    if wrong:
+        good = [name for name in components if name not in wrong]
+        name = next(filter(is_denoiser, good), good[0] if good else "unet")
+        usage = call.format(f"{{{name!r}: pipe.{name}, …}}")
+        raise ComponentError(f"components {', '.join(map(repr, wrong))} are no torch modules; leave them out: {usage}")

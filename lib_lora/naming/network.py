@@ -22,7 +22,7 @@ from ..report import Family, NetworkReport, Unused
 from ..weights.base_weight import read_base_weight
 from .blocks import BlockNames
 from .families import alias_table, family_of_model, input_layers
-from .index import LayerIndex, blocks_of
+from .index import LayerIndex, blocks_of, check_named
 from .numbered import Numbered, numbered
 from .parsed import Group, Miss, Outcome, ParsedFile, key_formats, misfit
 from .places import Place, Target
@@ -322,7 +322,9 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
 
     Raises:
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
+        ComponentError: the components are no mapping of names to modules.
     """
+    check_named(components, "load_network(path, {})")
     indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
     return Network(ParsedFile(AdapterFile.open(path)), indexes, reading)
 
@@ -349,7 +351,11 @@ def model_family(components: Mapping[str, nn.Module]) -> Family | None:
 
     Args:
         components: diffusers' component name -> module.
+
+    Raises:
+        ComponentError: they are no mapping of names to modules.
     """
+    check_named(components, "model_family({})")
     return family_of_model(LayerIndex(name, module, alias_table()) for name, module in components.items())
 
 
@@ -358,5 +364,9 @@ def model_blocks(components: Mapping[str, nn.Module]) -> BlockNames:
 
     Args:
         components: diffusers' component name -> module.
+
+    Raises:
+        ComponentError: they are no mapping of names to modules.
     """
+    check_named(components, "model_blocks({})")
     return blocks_of([LayerIndex(name, module, alias_table()) for name, module in components.items()])

@@ -7,6 +7,8 @@ import math
 import os
 import shutil
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +17,20 @@ from hypothesis import strategies as st
 from torch import nn
 
 import lib_lora
-from lib_lora import ActivationError, ComponentError, Engine, Entry, FileError, NoMatchError, Stack, StackError
+from lib_lora import (
+    ActivationError,
+    ComponentError,
+    Engine,
+    Entry,
+    FileError,
+    LoraError,
+    NoMatchError,
+    Stack,
+    StackError,
+    load_network,
+    model_blocks,
+    model_family,
+)
 from lib_lora.execution.low_rank import Factored
 from lib_lora.files.file import AdapterFile
 from tests.fakes.files import pair, save
@@ -377,3 +392,85 @@ def _shared(tmp_path_factory):
 
 PATHS: dict[bool, object] = {}
 SHARED = (Net().double().requires_grad_(False), torch.randn(3, 8, dtype=torch.float64))
+
+
+# what is written first ------------------------------------------------------------------------------------------------
+
+
+class Pipe:
+    """A pipeline as diffusers': its parts by name, modules and others."""
+
+    def __init__(self) -> None:
+        self.components = {"tokenizer": object(), "text_encoder": Net(), "transformer": Net(), "safety_checker": None}
+
+
+WRITE = r"write Stack\(\[Entry\(path, 0\.8\)\]\)$"
+PARTS = r"components 'tokenizer', 'safety_checker' are no torch modules; leave them out: "
+FIRST: dict[str, tuple[Callable[[Path], object], str]] = {
+    "Stack of paths": (lambda path: Stack([path]), f"Stack holds entries, not a \\w+Path; {WRITE}"),  # type: ignore[list-item]
+    "Stack of names": (lambda path: Stack(["a.safetensors"]), f"Stack holds entries, not a str; {WRITE}"),  # type: ignore[list-item]
+    "Stack of tuples": (lambda path: Stack([(path, 0.8)]), f"Stack holds entries, not a tuple; {WRITE}"),  # type: ignore[list-item]
+    "Stack of None": (lambda path: Stack([Entry(path), None]), f"Stack holds entries, not None; {WRITE}"),  # type: ignore[list-item]
+    "Stack of a mapping": (lambda path: Stack({path: 0.8}), f"Stack holds entries, not a \\w+Path; {WRITE}"),  # type: ignore[arg-type]
+    "Stack(entry)": (lambda path: Stack(Entry(path)), f"Stack takes a list of entries, not a Entry; {WRITE}"),  # type: ignore[arg-type]
+    "Stack(path)": (lambda path: Stack(path), f"Stack takes a list of entries, not a \\w+Path; {WRITE}"),  # type: ignore[arg-type]
+    "Stack(name)": (lambda path: Stack(str(path)), f"Stack takes a list of entries, not a str; {WRITE}"),
+    "Stack(None)": (lambda path: Stack(None), f"Stack takes a list of entries, not None; {WRITE}"),  # type: ignore[arg-type]
+    "Entry(None)": (lambda path: Entry(None), r"Entry takes the path of a file, not None; write Entry\('lora"),  # type: ignore[arg-type]
+    "Entry(tensors)": (lambda path: Entry({}), r"Entry takes the path of a file, not a dict; write Entry\('lora"),  # type: ignore[arg-type]
+    "load_network(model)": (
+        lambda path: load_network(path, Net()),  # type: ignore[arg-type]
+        r"load_network takes the model's components by name, not a Net; write load_network\(path, \{'unet': model\}\)$",
+    ),
+    "model_family(model)": (
+        lambda path: model_family(Net()),  # type: ignore[arg-type]
+        r"model_family takes the model's components by name, not a Net; write model_family\(\{'unet': model\}\)$",
+    ),
+    "model_blocks(pipe)": (
+        lambda path: model_blocks(Pipe()),  # type: ignore[arg-type]
+        r"by name, not a Pipe; write model_blocks\(\{'transformer': pipe\.transformer\}\)$",
+    ),
+    "Engine(number)": (
+        lambda path: Engine({0: Net()}),  # type: ignore[dict-item]
+        r"a component has a name, as 'unet', and not 0; write Engine\(\{'unet': model\}\)$",
+    ),
+    "Engine(parts)": (
+        lambda path: Engine(Pipe().components),  # type: ignore[arg-type]
+        PARTS + r"Engine\(\{'transformer': pipe\.transformer, …\}\)$",
+    ),
+    "load_network(parts)": (
+        lambda path: load_network(path, Pipe().components),  # type: ignore[arg-type]
+        PARTS + r"load_network\(path, \{'transformer': pipe\.transformer, …\}\)$",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FIRST)
+def test_what_is_written_wrong_is_told_in_one_sentence(what, both):
+    wrong, text = FIRST[what]
+    with pytest.raises(LoraError, match=text):
+        wrong(both)
+
+
+def test_an_error_of_a_block_comes_before_one_of_the_stack_that_was(net, x, both, only_a, caplog):
+    engine, plain = Engine({"unet": net}), net(x)
+    engine.activate(Stack([Entry(both)]))
+
+    def block() -> None:
+        with engine.active(Stack([Entry(only_a)])):
+            both.unlink()
+            raise ZeroDivisionError("of the block")
+
+    with pytest.raises(ZeroDivisionError, match="of the block"):
+        block()
+    assert "did not come back: entry 1 (both)" in caplog.text
+    assert len(engine.stack) == 0
+    assert torch.equal(net(x), plain), "nor does the stack of the block outlast it"
+
+
+def test_a_stack_that_cannot_come_back_after_a_block_is_told(net, x, both, only_a):
+    engine, plain = Engine({"unet": net}), net(x)
+    engine.activate(Stack([Entry(both)]))
+    with pytest.raises(ActivationError, match=r"entry 1 \(both\)"), engine.active(Stack([Entry(only_a)])):
+        both.unlink()
+    assert torch.equal(net(x), plain)
