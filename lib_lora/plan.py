@@ -118,8 +118,9 @@ class Plan:
         merged = sum(isinstance(way, Merged) for way in list(self.layers.values())) if self.how.merging else 0
         live = {**self.why_live, **self.choices.left_live(self.layers)}
         reports = tuple(network.report for network in self.networks)
-        idle = self.evaluation.idle(self.strengths.acted, self.strengths.moments)
-        return ActivationReport(reports, merged, live, changed=len(self.layers), idle=idle)
+        seen = self.strengths.acted, self.strengths.moments
+        idle, partly_idle = self.evaluation.idle(*seen), self.evaluation.partly_idle(*seen)
+        return ActivationReport(reports, merged, live, changed=len(self.layers), idle=idle, partly_idle=partly_idle)
 
     @property
     def places(self) -> dict[tuple[str, str], nn.Module]:

@@ -243,7 +243,8 @@ class ActivationReport:
     """Layers of the model that have adapters."""
     idle: Mapping[int, str] = field(default_factory=dict)
     """Entries that have no effect, by their positions -> why."""
-
+    partly_idle: Mapping[int, str] = field(default_factory=dict)
+    """Entries that act on text encoders alone at their strengths, by their positions -> where not, and why."""
     too_strong: Mapping[int, str] = field(default_factory=dict)
     """The strongest entries, by their positions, where the output of a denoiser was not finite -> since which call."""
 
@@ -252,10 +253,16 @@ class ActivationReport:
         lines = [self._line(i, entry) for i, entry in enumerate(self.entries)]
         return "\n".join([*lines, *filter(None, [self.merging, self.silence])])
 
+    def without_effect(self, i: int) -> str:
+        """Return that an entry has no effect, or none on some of what it is for, and why; empty where it acts."""
+        if i in self.idle:
+            return f"no effect: {self.idle[i]}"
+        return f"no effect {self.partly_idle[i]}" if i in self.partly_idle else ""
+
     def _line(self, i: int, entry: NetworkReport) -> str:
         found = entry.summary()
-        if i in self.idle:
-            found += f"; it has no effect: {self.idle[i]}"
+        if effect := self.without_effect(i):
+            found += f"; it has {effect}"
         return f"{found}; {self.too_strong[i]}" if i in self.too_strong else found
 
     @property

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
 from lib_lora import Reading
 
-from ..text.tag import LIMIT, Tag, Wished
+from ..text.tag import LIMIT, PASSES, Tag, Wished
 
 Mode: TypeAlias = Literal["live", "merged", "auto"]
 """As in `lib_lora.Stack`."""
@@ -97,6 +98,15 @@ class Request:
             for tag in (*self.always, *chain.from_iterable(self.images))
             if tag.rows and min(tag.rows) > self.count
         }
+
+    def waiting(self, made: Collection[str]) -> tuple[str, ...]:
+        """Return a sentence for each tag that is for passes alone of which none was made for the picture yet."""
+        found: dict[str, None] = {}
+        for tag in (*self.always, *chain.from_iterable(self.images)):
+            if tag.passes and tag.passes.isdisjoint(made) and not tag.is_off:
+                passes = ",".join(one for one in PASSES if one in tag.passes)
+                found[f"{tag.name} has had no effect: it is for pass={passes}, and no such pass was made"] = None
+        return tuple(found)
 
     def of_all(self) -> list[Wished]:
         """What every image has besides."""

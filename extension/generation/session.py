@@ -79,6 +79,8 @@ class Activation:
     """For each image, what the output of the text encoders depends on."""
     always: Mapping[int, CatalogFile] = field(default_factory=dict)
     """Those of the always-on LoRA that are in force for some image, by their position."""
+    waiting: tuple[str, ...] = ()
+    """One sentence for each LoRA that is for other passes than were made for the picture until now; more may come."""
 
     @property
     def skipped(self) -> tuple[str, ...]:
@@ -89,7 +91,8 @@ class Activation:
     def warnings(self) -> tuple[str, ...]:
         """One sentence for each LoRA in force whose effect is doubtful, and one on layers that are never called."""
         found = [f"{one.name}: {one.report.warning}" for one in self.active if one.report.warning]
-        found += [f"{self.active[i].name} has no effect: {why}" for i, why in sorted(self.report.idle.items())]
+        effects = [(one.name, self.report.without_effect(i)) for i, one in enumerate(self.active)]
+        found += [f"{name} has {effect}" for name, effect in effects if effect]
         found += [f"{self.active[i].name}: {why}" for i, why in sorted(self.report.too_strong.items())]
         unexpected = any(not one.expected for one in self.report.uncalled)
         return (*found, *([self.report.silence] if unexpected else []))
@@ -123,6 +126,7 @@ class Session:
         """What the latest generation ran with."""
         self.failed: Skipped | None = None
         """Why there was none after that: what it failed for."""
+        self._passes: set[str] = set()  # that were begun for the present picture
         self._batch: Request | None = None  # in force, or to be on a model that comes in the middle of a generation
         self._engine: Engine | None = None
         self._memory = Memory()  # of the engine
@@ -151,7 +155,7 @@ class Session:
         """Return what makes the effect of the latest LoRA doubtful, by now: some is known when the model was called."""
         if self._engine is not None and self._engine.stack.entries:
             self.last = replace(self.last, report=self._engine.report)
-        return self.last.warnings
+        return (*self.last.warnings, *self.last.waiting)
 
     @property
     def names(self) -> Known:
@@ -193,6 +197,7 @@ class Session:
             LoraError: a name or a file failed, and is not to be skipped; what was in force before stays so.
         """
         batch = Request(tuple(map(tuple, images)), settings, calls, tuple(always), tuple(seeds), at)
+        self._passes = {at} if at == "base" else {*self._passes, at}  # with the base another picture begins
         self.failed = None
         try:
             self.last = self._put_in_force(batch)
@@ -270,6 +275,7 @@ class Session:
         former = self._batch
         if former is not None and at is not None:
             self._batch = replace(former, at=at)
+            self._passes.add(at)
         if self._engine is not None and self._serves():
             self._engine.reattach()
             if self._batch is not None and self._batch != former:
@@ -283,6 +289,8 @@ class Session:
     def end(self) -> None:
         """Switch all LoRAs off; the model is as it was without any."""
         self._batch = None
+        for sentence in self.last.waiting:
+            self._say(sentence, logging.WARNING)
         if self._engine is not None and self._engine.stack.entries:
             for sentence in self.warnings():
                 self._say(sentence, logging.WARNING)
@@ -364,7 +372,8 @@ class Session:
         used = sorted(set().union(*besides))
         in_force = {position: always[position][1] for position in used if always[position][1] in files}
         notes = (*limited, *self._lend_embeddings(active))
-        return Activation(active, tuple(left_out), report, notes, keys, in_force)
+        waiting = batch.waiting(self._passes)
+        return Activation(active, tuple(left_out), report, notes, keys, in_force, waiting)
 
     def _activate_what_can_be(
         self,

@@ -40,10 +40,9 @@ def state_of(session: Session) -> dict[str, Any]:
     names = names_of(session)
     always = set(last.always.values())
     if failed is None:
-        idle = last.report.idle
         strong = last.report.too_strong
         loras = [
-            _active(one, names, one.file in always, idle.get(i, ""), strong.get(i, ""))
+            _active(one, names, one.file in always, last.report.without_effect(i), strong.get(i, ""))
             for i, one in enumerate(last.active)
         ]
         loras += [_left_out(one) for one in last.left_out]
@@ -84,7 +83,7 @@ def names_of(session: Session) -> Mapping[CatalogFile, str]:
 def _active(
     active: Active, names: Mapping[CatalogFile, str], always_on: bool, idle: str, too_strong: str
 ) -> dict[str, Any]:
-    """Tell of one LoRA in force; `idle` says why it has no effect, `too_strong` that it leaves no picture."""
+    """Tell of one LoRA in force; `idle` says that it has no effect, `too_strong` that it leaves no picture."""
     report = active.report
     whole = not report.unused and report.hit == report.layers and not idle and not too_strong
     state: State = "failed" if too_strong else "applied" if whole else "partly"
@@ -103,7 +102,7 @@ def _active(
 
 def _notes(last: Activation) -> list[str]:
     """What there is to say of all LoRA in force together."""
-    return [*last.notes, *([last.report.silence] if last.report.silence else [])]
+    return [*last.notes, *last.waiting, *([last.report.silence] if last.report.silence else [])]
 
 
 def _left_out(skipped: Skipped) -> dict[str, Any]:
@@ -126,7 +125,7 @@ def _is_of_a_lora(failed: Skipped) -> bool:
 
 
 def _why_partly(report: NetworkReport, idle: str, too_strong: str) -> str:
-    none = [*([too_strong] if too_strong else []), *([f"it has no effect: {idle}"] if idle else [])]
+    none = [*([too_strong] if too_strong else []), *([f"it has {idle}"] if idle else [])]
     missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers fit this model"]
     unused = [f"{len(report.unused)} keys unused: {report.why()}"] if report.unused else []
     return "; ".join([*none, *missed, *unused])

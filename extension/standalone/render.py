@@ -94,7 +94,7 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
         studio.session.end()
         pipeline.maybe_free_model_hooks()  # a pipeline left in the middle has not done it
     last = studio.session.last
-    return Result(tuple(pictures), plan.seed, cancelled, last.lines(), notes, last.warnings)
+    return Result(tuple(pictures), plan.seed, cancelled, last.lines(), notes, tuple(studio.session.warnings()))
 
 
 def _plan(studio: Studio, request: Txt2Img) -> _Rendering:

@@ -30,7 +30,7 @@ from .multiplier import (
     region_of,
 )
 from .regions import NO_SPREAD, Region, Spread
-from .schedule import Moment
+from .schedule import Curve, Moment
 from .table import Source
 
 
@@ -146,20 +146,57 @@ class Evaluation:
         static = self.values(None)
         found = {}
         for number, (_, multiplier) in enumerate(self._wishes):
-            cells = [i for i, cell in enumerate(self._sheet.cells) if cell.entry == number]
-            varying = [i for i in cells if number in self.varying and self._sheet.cells[i].denoises]
+            cells, varying = self._cells_of(number)
             if any(own[i] for own in static for i in cells if i not in varying):
                 continue
-            never = [_never(one) for one in every_of(multiplier)]
-            if varying and all(never):
-                found[number] = next(filter(None, never))
-            elif varying:
-                if moments and acted.isdisjoint(varying):
-                    found[number] = f"its strength was 0 at all {moments} calls of the model"
+            if varying:
+                if why := _why_never(multiplier, varying, acted, moments):
+                    found[number] = why
             elif not all(map(is_off, multipliers_of(multiplier))):
-                names = dict.fromkeys(self._sheet.cells[i].component for i in cells)
-                found[number] = f"its strength is 0 for all layers that it changes, which are in {', '.join(names)}"
+                found[number] = f"its strength is 0 for all layers that it changes, which are in {self._named(cells)}"
         return found
+
+    def partly_idle(self, acted: Set[int], moments: int) -> dict[int, str]:
+        """Tell the entries that act on text encoders alone though they are for the denoiser, too: where not, and why.
+
+        Args:
+            acted: as in `idle`.
+            moments: as in `idle`.
+        """
+        static = self.values(None)
+        found = {}
+        for number, (_, multiplier) in enumerate(self._wishes):
+            cells, varying = self._cells_of(number)
+            if not any(own[i] for own in static for i in cells if i not in varying):
+                continue  # `idle` tells of it
+            wanted = [i for i in varying if self._is_wanted(i)]
+            if wanted and (why := _why_never(multiplier, varying, acted, moments)):
+                found[number] = f"on the {self._named(wanted)}: {why}"
+        return found
+
+    def _cells_of(self, number: int) -> tuple[list[int], list[int]]:
+        """Return the cells of an entry, and those of them whose number differs from moment to moment."""
+        cells = [i for i, cell in enumerate(self._sheet.cells) if cell.entry == number]
+        return cells, [i for i in cells if number in self.varying and self._sheet.cells[i].denoises]
+
+    def _named(self, cells: Sequence[int]) -> str:
+        return ", ".join(dict.fromkeys(self._sheet.cells[i].component for i in cells))
+
+    def _is_wanted(self, i: int) -> bool:
+        """Tell whether a cell has a strength at a moment that may come: the user may leave a component alone."""
+        cell = self._sheet.cells[i]
+        multiplier = self._wishes[cell.entry][1]
+        for place, (image, negative) in enumerate(self._variants):
+            weight = 1.0 if self._weights is None else self._weights[place][i]
+            own = of_image(multiplier, image, negative=negative)
+            if isinstance(own, Strength):
+                amount = own.amount(cell.component, cell.side)
+                wanted = not amount.is_zero if isinstance(amount, Curve) else amount != 0
+            else:
+                wanted = at(own, cell.component, None, None) != 0
+            if wanted and weight:
+                return True
+        return False
 
     def values(self, moment: Moment | None) -> list[list[float]]:
         """Of each of the stack's variants, the number of each cell; at the beginning, without a moment.
@@ -187,6 +224,16 @@ class Evaluation:
             return at(of_image(multiplier, image, negative=negative), component, side, now)
         except MomentError as error:
             raise MomentError(f"{name}: {error}") from error
+
+
+def _why_never(multiplier: AnyMultiplier, varying: Sequence[int], acted: Set[int], moments: int) -> str:
+    """Tell why what differs from moment to moment has been 0 at all of them; empty where it has not, or may not be."""
+    never = [_never(one) for one in every_of(multiplier)]
+    if varying and all(never):
+        return never[0]
+    if varying and moments and acted.isdisjoint(varying):
+        return f"its strength was 0 at all {moments} calls of the model"
+    return ""
 
 
 def _never(multiplier: Multiplier) -> str:

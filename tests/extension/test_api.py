@@ -374,6 +374,26 @@ def test_a_change_of_a_list_that_another_page_has_changed_is_refused(
         client.delete(f"{own}blocks/presets?name={name.upper()}")
 
 
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ("start=10:stop=5", "zorp has no effect on the unet: it stops at step 5 and starts at step 10 only"),
+        ("start=50", "zorp has no effect on the unet: its strength was 0 at all "),
+        ("pass=hires", "zorp has had no effect: it is for pass=hires, and no such pass was made"),
+    ],
+)
+def test_a_lora_that_acts_by_halves_or_not_at_all_says_so_wherever_it_is_told(
+    client: TestClient, field: str, why: str
+) -> None:
+    answer = make(client, f"<lora:zorp:1:{field}>")
+    (warning,) = json.loads(answer["info"])["remora"]["warnings"]
+    assert warning.startswith(why)
+    assert parameters(answer)["Remora warnings"] == warning
+    state = client.get(STATE).json()
+    told = [*state["notes"], *(f"{lora['state']}: {lora['reason']}" for lora in state["loras"])]
+    assert told == [warning if "pass" in field else f"partly: {warning.replace('zorp has', 'it has')}"]
+
+
 def test_a_picture_that_is_made_makes_no_change_of_a_file_stale(client: TestClient, folder: Path) -> None:
     lora = "/remora/v1/lora?name=zorp"
     mine = client.get(lora)

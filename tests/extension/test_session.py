@@ -495,6 +495,39 @@ def test_a_lora_whose_strength_names_another_component_is_said_to_have_no_effect
     assert (told["state"], told["reason"]) == ("partly", f"it has no effect: {why}")
 
 
+def test_a_lora_whose_unet_half_has_no_effect_says_so_though_its_other_half_has(setup: Setup) -> None:
+    activation = setup.session.begin([parse_arguments("zorp:1:start=10:stop=5")])
+    why = "no effect on the unet: it stops at step 5 and starts at step 10 only"
+    assert activation.warnings == (f"zorp has {why}",)
+    (told,) = state_of_session(setup)["loras"]
+    assert (told["state"], told["reason"]) == ("partly", f"it has {why}")
+
+
+def test_a_lora_for_a_pass_that_is_not_made_is_said_to_have_had_no_effect(
+    setup: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    session = setup.session
+    tags = [
+        parse_arguments(written) for written in ("zorp:1:pass=hires,refiner", "neon:1:pass=base", "night:0:pass=hires")
+    ]
+    why = "zorp has had no effect: it is for pass=hires,refiner, and no such pass was made"
+    with caplog.at_level(logging.WARNING):
+        assert session.begin(tags).warnings == (), "the pass may come"
+        assert why not in caplog.text
+        assert session.warnings() == (why,)
+        assert state_of_session(setup)["notes"] == [why]
+        session.end()
+    assert why in caplog.text
+    session.begin(tags)
+    session.follow_model("hires")
+    assert (session.warnings(), state_of_session(setup)["notes"]) == ((), []), "of this picture each had its pass"
+    session.begin_batch([tags], at="base")
+    session.begin_batch([tags], at="hires")
+    assert session.warnings() == ()
+    session.begin(tags[1:], always=tags[:1])
+    assert session.warnings() == (why,), "another picture, with passes of its own"
+
+
 def test_a_lora_for_an_image_that_the_batch_does_not_have_is_said_to_have_no_effect(setup: Setup) -> None:
     setup.save("one")
     tags = [parse_arguments(written) for written in ("one:1:rows=9", "zorp:1:rows=2", "zorp:1:rows=3,9")]

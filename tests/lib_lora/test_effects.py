@@ -13,8 +13,10 @@ from torch._dynamo.testing import CompileCounter
 
 from lib_lora import (
     ActivationError,
+    BlockWeights,
     ComponentError,
     Curve,
+    Element,
     Engine,
     Entry,
     Moment,
@@ -213,6 +215,60 @@ def test_an_entry_that_has_no_effect_says_why(tmp_path, strength):
     report = engine.activate(Stack([Entry(file(tmp_path), multiplier)]))
     assert report.idle == {0: why}
     assert f"it has no effect: {why}" in report.summary()
+
+
+HALF_IDLE = {
+    "never begins": (Strength(during=Window(start=10, stop=5)), "it stops at step 5 and starts at step 10 only"),
+    "begins behind the last step": (
+        Strength(during=Window(start=50)),
+        "its strength was 0 at all 3 calls of the model",
+    ),
+}
+
+
+TEXTS_ALONE = BlockWeights(elements=(Element(("BASE",), (), 0.0, not_blocks=True),))
+
+
+def both_halves(tmp_path, multiplier):
+    """Run a LoRA for a denoiser and a text encoder for three steps; return what is told of it before and after."""
+    model, encoder = Model().requires_grad_(False), Model().requires_grad_(False)
+    parts = {f"lora_{part}_layers_0": (8, 8) for part in ("unet", "te")}
+    tensors = {key: value for layer, shape in parts.items() for key, value in pair(layer, shape, 2).items()}
+    engine = Engine({"unet": model, "text_encoder": encoder})
+    before = engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors), multiplier)]))
+    assert before.entries[0].components == {"unet", "text_encoder"}
+    encoder(torch.randn(2, 8))
+    steps = iter(range(3))
+    engine.set_clock(lambda _: Moment(step=next(steps), steps=3))
+    for _ in range(3):
+        model(torch.randn(2, 8))
+    return before, engine.report
+
+
+@pytest.mark.parametrize("strength", HALF_IDLE)
+def test_a_half_that_has_no_effect_says_why_though_the_other_has(tmp_path, strength):
+    multiplier, why = HALF_IDLE[strength]
+    before, after = both_halves(tmp_path, multiplier)
+    assert before.partly_idle == ({} if "calls" in why else {0: f"on the unet: {why}"})
+    assert (after.idle, after.partly_idle) == ({}, {0: f"on the unet: {why}"})
+    assert f"it has no effect on the unet: {why}" in after.summary()
+
+
+@pytest.mark.parametrize(
+    "multiplier",
+    [
+        Strength(during=Window(start=1)),
+        Strength({"unet": 0.0, "text_encoder": 1.0}, during=Window(start=50)),
+        Strength(
+            during=Window(start=50), blocks=BlockWeights(elements=(Element(("BASE",), (), 0.0, not_blocks=True),))
+        ),
+        Strength({"unet": Curve(((0.0, 0.0),)), "text_encoder": 1.0}),
+        {"unet": 0.0, "text_encoder": 1.0},
+    ],
+)
+def test_a_half_that_acts_and_one_that_is_0_on_purpose_are_not_told(tmp_path, multiplier):
+    _, after = both_halves(tmp_path, multiplier)
+    assert (after.idle, after.partly_idle) == ({}, {})
 
 
 def test_a_window_outside_the_steps_is_told_after_them(tmp_path):
