@@ -34,7 +34,8 @@ NAMED: Mapping[str, Region] = {
 }
 """Those that come along."""
 
-_EDGE = r"\s*(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*"
+_BLANKS = r"[^\S\x1c-\x1f]*"  # of the control characters here, `float` and browsers say that they are none
+_EDGE = rf"{_BLANKS}(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+){_BLANKS}"
 _EDGES = re.compile(rf"{_EDGE}(?:,{_EDGE}){{3}}")
 _NAME = re.compile(r"\w(?:[\w \-.()]*[\w)])?")
 MAX_NAME = 60  # characters
