@@ -18,7 +18,7 @@ from .compiler import is_compiled
 from .execution.dense import Transient
 from .execution.hooks import Way
 from .execution.low_rank import ByTokens, Factored
-from .execution.merged import Merged, why_not_merged
+from .execution.merged import Merged, refuse_spoiled, why_not_merged
 from .naming.blocks import Element
 from .naming.index import LayerIndex, blocks_of
 from .naming.network import Network
@@ -173,7 +173,10 @@ class Plan:
 
         Raises:
             StackError: see `write`.
+            ComponentError: a layer has a weight that a LoRA could not be taken off.
         """
+        for layer in list(self.layers):
+            refuse_spoiled(layer)
         self.strengths.timestep = None
         self.strengths.leave_devices()
         self.write(stack)
@@ -235,10 +238,15 @@ def make_plan(
         components: by their names.
         checkpoints: where a component's pristine weights can be read again, as far as known.
         keeping: how the layers keep what they place.
+
+    Raises:
+        ComponentError: a layer has a weight that a LoRA could not be taken off.
     """
     model = blocks_of(indexes)
     cells = Cells(stack.wishes, indexes, model)
     bindings = list(_bindings(stack, networks, indexes, cells))
+    for _, layer, _ in bindings:
+        refuse_spoiled(layer)
     sheet = Sheet(cells.all, model)
     evaluation = Evaluation(stack.wishes, stack.variants, sheet)
     keepings = _keepings(keeping, components)

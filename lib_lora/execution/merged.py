@@ -45,7 +45,7 @@ _MOST_CASTS = 3
 _SAMPLES = 1024
 
 _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, ...]]] = weakref.WeakKeyDictionary()
-"""Digests of the parameters that could not be put back, and so are not to be merged into."""
+"""Digests of the parameters that could not be put back, and so are to be served no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class Merged(Transient):
                 self._written[param] = _Written(Backup(original.tensor), digest(original.tensor), now)
 
     def _merge(self, layer: nn.Module) -> None:
-        _refuse_spoiled(layer)
+        refuse_spoiled(layer)
         self._follow_casts(layer)
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
         for binding in self._bindings:
@@ -352,9 +352,15 @@ def _before(written: _Written) -> tuple[int, ...]:
     return digest(written.pristine.read()) if written.before is None else written.before
 
 
-def _refuse_spoiled(layer: nn.Module) -> None:
+def refuse_spoiled(layer: nn.Module) -> None:
+    """Refuse a layer with a weight that a LoRA could not be taken off, as long as it is that weight.
+
+    Raises:
+        ComponentError: it is such a one.
+    """
     for param, spoiled in _spoiled.get(layer, {}).items():
-        if digest(layer.get_parameter(param)) == spoiled:
+        parameter = dict(layer.named_parameters()).get(param)
+        if parameter is not None and parameter.device.type != "meta" and digest(parameter) == spoiled:
             text = f"{param} of a {type(layer).__name__} still has a LoRA that could not be taken off"
             raise ComponentError(f"{text}; load the model again")
 

@@ -532,9 +532,13 @@ def test_casts_of_a_merged_model_are_those_of_one_without(file, casts, first, wh
         assert bits(model) == bits(want)
 
 
-def test_a_weight_with_a_lora_that_cannot_come_off_is_not_merged_into(file):
+@pytest.mark.parametrize("mode", ["live", "merged", "parked"])
+def test_a_weight_with_a_lora_that_cannot_come_off_is_not_served_again(file, mode):
     model = Model()
     engine = Engine({"unet": model})
+    then = Stack([Entry(file)], mode="merged" if mode == "merged" else "live")
+    if mode == "parked":
+        engine.activate(then)
     engine.activate(merged([Entry(file)]))
     model.to(torch.bfloat16)
     with torch.no_grad():
@@ -542,8 +546,8 @@ def test_a_weight_with_a_lora_that_cannot_come_off_is_not_merged_into(file):
     with pytest.raises(
         ComponentError, match=r"weight of a Linear was changed while .* still has it; load the model again"
     ):
-        engine.deactivate()
+        engine.activate(Stack())
     with pytest.raises(ComponentError, match="still has a LoRA that could not be taken off; load the model again"):
-        engine.activate(merged([Entry(file)]))
+        engine.activate(then)
     model.load_state_dict(Model().state_dict())
-    engine.activate(merged([Entry(file)]))
+    engine.activate(then)
