@@ -348,7 +348,7 @@ def test_readers_import_no_quantization_library() -> None:
     packages = {"diffusers"} | {one.needs.partition(".")[0] for one in FORMATS.values() if one.needs}
     assert len(packages) >= 6
     program = (
-        "import sys, lib_lora.naming.index as l, torch; l.read_base_weight(torch.nn.Linear(2, 2), 'weight');"
+        "import sys, lib_lora.weights.base_weight as l, torch; l.read_base_weight(torch.nn.Linear(2, 2), 'weight');"
         f"print([m for m in {sorted(packages)} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
