@@ -8,6 +8,7 @@ changed; what others keep there stays. Both kinds of fields are kept in one file
 
 from __future__ import annotations
 
+import html
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -292,9 +293,12 @@ def _without_html(text: str) -> str:
     if "<" not in text:
         return text
     page = _TextOf()
+    # for each tag that begins behind the last end of one, the parser would read all the rest
+    end = text.rfind(">") + 1
     try:
-        page.feed(text)
+        page.feed(text[:end])
         page.close()
+        page.parts.append(html.unescape(text[end:]))
     except Exception:  # noqa: BLE001  # Python's parser asserts what not every text keeps to; then it is no page
         return text
     lines = (line.strip() for line in "".join(page.parts).splitlines())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -158,12 +159,26 @@ JSON = st.recursive(
 )
 
 
-@pytest.mark.parametrize("said", ["hello <![foo bar]]>", "<b>a</b> <![a b", "<![", "<!x"])
+@pytest.mark.parametrize("said", ["hello <![foo bar]]>", "<b>a</b> <![a b]]>", "<![", "<!x"])
 def test_a_page_that_cannot_be_parsed_is_shown_as_it_is(file: CatalogFile, said: str) -> None:
     put(file, ".json", {"description": said, "notes": "n"})
     found = notes(file)
     assert (found.notes, found.problems) == ("n", ())
     assert found.description == said or "<" not in found.description  # newer parsers take such parts for comments
+
+
+@pytest.mark.parametrize("start", ["<a ", "<a '", "<a b=", "<a b='", "<a b='>", "<!--", "</a "])
+@pytest.mark.parametrize("end", ["", ">"])
+def test_tags_that_do_not_end_keep_nobody_waiting(file: CatalogFile, start: str, end: str) -> None:
+    put(file, ".json", {"description": start * (19_000 // len(start)) + end, "notes": "n"})
+    begun = time.process_time()
+    assert notes(file).notes == "n"
+    assert time.process_time() - begun < 1
+
+
+def test_what_stands_behind_the_last_tag_is_text(file: CatalogFile) -> None:
+    put(file, ".json", {"description": "<p>a</p> 3 &lt; 5 < 7"})
+    assert notes(file).description == "a 3 < 5 < 7"
 
 
 @settings(deadline=None)
