@@ -19,6 +19,7 @@ from . import trace
 from .errors import ActivationError, LoraError, NoMatchError, StackError
 from .execution import hooks
 from .execution.hooks import Carriers, Way, carries
+from .execution.merged import refuse_spoiled_in
 from .execution.model import Model, check_components
 from .execution.watch import Watch
 from .files.reading import Reading
@@ -136,7 +137,7 @@ class Engine:
         """
         check_components(components)
         with self._lock:
-            self.deactivate()
+            self._clear()
             self._model = Model(components, self._sources)
             hooks.install(self._model.layer_classes())
             self._budget.forget()
@@ -190,7 +191,7 @@ class Engine:
             ComponentError: a component was unloaded, or another engine serves one of its layers.
         """
         if not isinstance(stack, Stack):
-            text = f"activate takes a Stack, not a {type(stack).__name__}"
+            text = f"activate takes a Stack, got {type(stack).__name__}"
             raise StackError(f"{text}; write engine.activate(Stack([Entry(path, 0.8)]))")
         if stack.mode == "auto" and self._tuner is None:
             raise StackError("the mode 'auto' needs a tuner; write Engine(components, tuner=lib_lora.tuning.Tuner())")
@@ -337,15 +338,23 @@ class Engine:
                 self._carriers.reattach(self._plan.layers)
 
     def deactivate(self) -> None:
-        """Take everything off, and keep nothing for later: the model is as if nothing had ever been applied."""
+        """Take everything off, and keep nothing for later: the model is as if nothing had ever been applied.
+
+        Raises:
+            ComponentError: a weight still has a LoRA that could not be taken off, now or before.
+        """
         with self._lock:
-            try:
-                self._take_off()
-            finally:
-                self._watch.stop()
-                self._parking.clear()
-                if self._steady is not None:
-                    self._steady.clear()
+            self._clear()
+            refuse_spoiled_in(self.components.values())
+
+    def _clear(self) -> None:
+        try:
+            self._take_off()
+        finally:
+            self._watch.stop()
+            self._parking.clear()
+            if self._steady is not None:
+                self._steady.clear()
 
     def _take_off(self) -> None:
         if self._tuner is not None:

@@ -181,8 +181,18 @@ def _found(file: CatalogFile, stamps: Mapping[str, str]) -> Found:
 
 
 def _stamp(path: Path) -> str | None:
+    """Return what changes with the content; None where nothing is there that may be shown."""
     try:
         stat = path.stat()
+        if path.is_symlink() and not _stays(path):
+            _leave_out(path, "it is a link to a file of another name in another folder")
+            return None
     except OSError:
         return None
     return f"{stat.st_size}:{stat.st_mtime_ns}"
+
+
+def _stays(link: Path) -> bool:
+    """Tell whether a link beside a LoRA leads to a file of its name, or into its folder; a page shows what it reads."""
+    target = Path(os.path.realpath(link))
+    return target.name == link.name or Path(os.path.realpath(link.parent)) in target.parents

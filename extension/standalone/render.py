@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,13 @@ from .sampling import Sampling, find_sampling
 
 if TYPE_CHECKING:
     from ..generation.options import Values
-    from ..generation.session import Activation
+    from ..generation.session import Activation, Active
     from .studio import Studio
 
 _PREVIEW_EVERY = 0.3  # seconds; on a GPU each one waits for the step to end
 _LATENT = 8  # pixels
+
+logger = logging.getLogger(__name__)
 
 
 class Cancelled(Exception):  # noqa: N818  # a way out, not an error
@@ -187,9 +190,19 @@ def _parameters(studio: Studio, plan: _Rendering, activation: Activation, values
     if activation.active:
         parameters |= to_parameters(values)
     if activation.active and hashes_wanted(values):
-        hashes = {active.name: studio.session.catalog.shorthash(active.file) for active in activation.active}
-        parameters["Lora hashes"] = format_hashes(hashes.items())
+        parameters["Lora hashes"] = format_hashes(_hashes(studio, activation.active).items())
     return parameters
+
+
+def _hashes(studio: Studio, active: Sequence[Active]) -> dict[str, str]:
+    """Hash the files by name; a file that cannot be read any more costs its own hash only."""
+    hashes = {}
+    for one in active:
+        try:
+            hashes[one.name] = studio.session.catalog.shorthash(one.file)
+        except OSError as error:
+            logger.warning("remora: no hash of %s for the parameters text: %s", one.name, error)
+    return hashes
 
 
 def _notes(studio: Studio, plan: _Rendering) -> list[str]:

@@ -34,7 +34,7 @@ from ..strengths.table import Strengths
 from ..strengths.token_grid import is_of_text
 from ..tensors import TensorFields, plain_mode, wide
 from ..weights.base_weight import weight_reader
-from ..weights.operation import Operation, named_arguments, place_of_input
+from ..weights.operation import Operation, named_arguments, output_in, place_of_input, width_of, with_output
 from ..weights.readers.base import WeightReader
 from . import opaque
 from .dense_products import Part, build
@@ -72,7 +72,7 @@ def in_passes(
     if isinstance(layer, nn.MultiheadAttention):
         x, dims = _attention(layer, named)
     else:
-        x, dims = _plain(named, place_of_input(args, kwargs))
+        x, dims = _plain(named, place_of_input(args, kwargs, width_of(layer)))
     rows, dim = sum(map(len, passes)), dims[next(iter(dims))]
     parts_per_row(layer, x, rows, least, dim)
     results = []
@@ -83,8 +83,10 @@ def in_passes(
         return _joined(results, passes, dim)
     # attention's: the output, and its weights (rows, …) or None; and layers that return more than their output
     outputs, *others = zip(*results, strict=True)
+    for one in results:
+        output_in(layer, one)
     step = x.shape[dim] // rows
-    return _joined(outputs, passes, dim), *(_other(one, passes, step) for one in others)
+    return with_output(results[0], _joined(outputs, passes, dim), [_other(one, passes, step) for one in others])
 
 
 def _other(results: Sequence[Any], passes: Sequence[Sequence[int]], step: int) -> Any:
@@ -186,7 +188,9 @@ class Transient(Resident[Placement[Adapters]]):
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer with effective weights instead of its own."""
         if opaque.is_for(layer, args, kwargs):
-            return opaque.call(layer, base_forward, args)
+            y = opaque.call(layer, base_forward, args)
+            if y is not None:
+                return y
         return self._run_now(layer, base_forward, args, kwargs)
 
     # a graph must not know scratch memory, which other layers and other graphs use too
@@ -255,13 +259,16 @@ class Transient(Resident[Placement[Adapters]]):
 
         total = y = run(_EVERYWHERE)
         for region in dict.fromkeys(one for one in regions if one != _EVERYWHERE):
-            total = self._blended(total, y, run(region), region, rows)
+            total = self._blended(layer, total, y, run(region), region, rows)
         return total
 
-    def _blended(self, total: Any, y: Any, other: Any, region: _Where, rows: Sequence[int] | None) -> Any:
-        """What a region's pass changes, at the places of the region."""
-        if isinstance(y, tuple):  # attention's, with its weights, which stay those without
-            return self._blended(total[0], y[0], other[0], region, rows), *total[1:]
+    def _blended(
+        self, layer: nn.Module, total: Any, y: Any, other: Any, region: _Where, rows: Sequence[int] | None
+    ) -> Any:
+        """Add what a region's pass changes, at the places of the region."""
+        if not isinstance(y, Tensor):  # attention's, with its weights, which stay those without
+            whole, own, others = (output_in(layer, one) for one in (total, y, other))
+            return with_output(total, self._blended(layer, whole, own, others, region, rows))
         strengths, (number, told) = self._strengths, region
         spot = self._spot(y, rows)
         parts = strengths.parts if rows is None or not strengths.parts else [strengths.parts[row] for row in rows]
@@ -286,7 +293,7 @@ class Transient(Resident[Placement[Adapters]]):
         kwargs: dict[str, Any],
         which: _Pass,
     ) -> Any:
-        x: Tensor = named_arguments(args, kwargs)[place_of_input(args, kwargs)]
+        x: Tensor = named_arguments(args, kwargs)[place_of_input(args, kwargs, width_of(layer))]
         readers = {param: weight_reader(layer, param) for param in self._params}
         packed = not all(reader.holds_values for reader in readers.values())
         if packed and not self._acts(which):

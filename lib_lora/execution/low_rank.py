@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from ..adapters.base import Adapter, InputEffect, OutputEffect, Pair
 from ..compiler import compiling
-from ..errors import ComponentError
 from ..placement.resident import Binding, Keeping, Resident
 from ..placement.static import padded_rank
 from ..placement.storage import store
@@ -33,7 +32,7 @@ from ..strengths.model_call import parts_per_row
 from ..strengths.table import FactorShare, Layout, Strengths
 from ..strengths.token_grid import is_of_text
 from ..tensors import TensorFields
-from ..weights.operation import Operation, named_arguments, place_of_input, width_of
+from ..weights.operation import Operation, named_arguments, output_in, place_of_input, width_of, with_output
 from . import opaque
 from .dense import Transient
 from .low_rank_products import (
@@ -110,7 +109,9 @@ class Factored(Resident[Placed]):
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer plus its deltas."""
         if self._strengths.has_regions and opaque.is_for(layer, args, kwargs):
-            return opaque.call(layer, base_forward, args)
+            y = opaque.call(layer, base_forward, args)
+            if y is not None:
+                return y
         if self._budget.contended:
             self._budget.note(self._share)
         call = _Calling(layer, base_forward, args, kwargs)
@@ -338,21 +339,11 @@ class _Calling:
         else:
             y = self._base_forward(self._layer, *args[:place], x, *args[place + 1 :], **kwargs)
         self._returned = y
-        if isinstance(y, tuple | list) and y:
-            y = y[0]
-        if not isinstance(y, Tensor):
-            what = type(self._returned).__name__
-            text = f"a {type(self._layer).__name__} returned a {what} that does not begin with a tensor"
-            raise ComponentError(f"{text}, so that no LoRA can be added to it; take the LoRA off this model")
-        return y
+        return output_in(self._layer, y)
 
     def as_returned(self, y: Tensor) -> Any:
-        """Put an output where the layer's own has its: in front of what else is returned, in the same form."""
-        whole = self._returned
-        if not isinstance(whole, tuple | list):
-            return y
-        kind: Any = type(whole)
-        return getattr(kind, "_make", kind)((y, *whole[1:]))
+        """Put an output where the layer's own has its, in the same form."""
+        return with_output(self._returned, y)
 
 
 def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Operation, *, fresh: bool) -> Tensor:

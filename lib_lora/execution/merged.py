@@ -365,6 +365,18 @@ def refuse_spoiled(layer: nn.Module) -> None:
             raise ComponentError(f"{text}; load the model again")
 
 
+def refuse_spoiled_in(components: Iterable[nn.Module]) -> None:
+    """Refuse components with such a layer.
+
+    Raises:
+        ComponentError: there is one.
+    """
+    if _spoiled:
+        for component in components:
+            for layer in component.modules():
+                refuse_spoiled(layer)
+
+
 def _cast(tensor: Tensor, dtypes: Iterable[torch.dtype]) -> Tensor:
     for dtype in dtypes:
         tensor = tensor.to(dtype)

@@ -41,15 +41,19 @@ def is_for(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
     return len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
 
 
-def call(layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...]) -> Tensor:
-    """The operation. Only while a call is compiled for which `is_for` says so.
+def call(layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...]) -> Tensor | None:
+    """Return the operation's output; None where the layer returns more than a tensor.
+
+    Only while a call is compiled for which `is_for` says so.
 
     Args:
         layer: with its slot.
         base_forward: of it; its output tells the graph shape, layout and dtype, and is not computed for that.
         args: the input.
     """
-    y: Tensor = base_forward(layer, *args)
+    y = base_forward(layer, *args)
+    if not isinstance(y, Tensor):
+        return None
     slot: Any = layer._remora_slot
     made: Tensor = _operation(args[0], slot.key, list(y.shape), list(y.stride()), y.dtype)
     return made

@@ -38,23 +38,28 @@ class Table:
 
     def __init__(self, values: Iterable[tuple[str, Any]]) -> None:
         self._names: dict[str, int] = {}
+        self._whole: dict[str, int] = {}
         self._values: list[Any] = []
         self._automaton = _Automaton()
         more = 0
         for number, (pattern, value) in enumerate(values):
             self._values.append(value)
-            part = None if _NAME.fullmatch(pattern) or more == _MOST else compiled(pattern)
+            anchored, name = pattern.startswith("^"), pattern.removeprefix("^").removesuffix("$")
+            part = None if _NAME.fullmatch(name) or more == _MOST else compiled(pattern)
             if part is None:
-                self._names.setdefault(pattern.removeprefix("^").removesuffix("$"), number)
+                (self._whole if anchored else self._names).setdefault(name, number)
             else:
-                self._automaton.add(part, number)
+                self._automaton.add(part, number, anchored=anchored)
                 more += 1
         lengths = {len(name) for name in self._names}
         self._lengths = sorted(length for length in lengths if length <= _LONGEST)
         self._known: dict[str, int | None] = {}
 
     def value(self, name: str) -> Any:
-        """Return the value of the first pattern that is the whole of `name` or its last parts; None where none is.
+        """Return the value of the first pattern that matches the whole of `name` or its last parts; None without one.
+
+        A pattern that begins with `^` matches the whole only: diffusers writes `^proj_out$` so that `a.proj_out` keeps
+        its own rank.
 
         Raises:
             EffortError: to find it would take too long.
@@ -66,6 +71,9 @@ class Table:
 
     def _numbers(self, name: str) -> Iterator[int]:
         """Yield the numbers of patterns that match, the first one among them."""
+        whole = self._whole.get(name)
+        if whole is not None:
+            yield whole
         for length in self._lengths:
             start = len(name) - length
             if start < 0:
@@ -116,15 +124,17 @@ class _Automaton:
         self._next: list[tuple[int, ...]] = []
         self._ends: dict[int, int] = {}
         self._starts: list[int] = []
+        self._anchored: list[int] = []
         self._states: dict[frozenset[int], _State] = {}
         self._begin: _State | None = None
+        self._again: frozenset[int] = frozenset()
         self._effort = 0
 
-    def add(self, part: Part, number: int) -> None:
-        """Have it read one more pattern."""
+    def add(self, part: Part, number: int, *, anchored: bool) -> None:
+        """Add a pattern; an anchored one starts at the beginning of a name only."""
         end = self.place((), None)
         self._ends[end] = number
-        self._starts.append(part(self, end))
+        (self._anchored if anchored else self._starts).append(part(self, end))
 
     def place(self, following: tuple[int, ...], fits: Callable[[str], bool] | None) -> int:
         """Make a place.
@@ -147,21 +157,21 @@ class _Automaton:
         Raises:
             EffortError: to find it would take too long.
         """
-        if not self._starts:
+        if not self._starts and not self._anchored:
             return None
         if self._begin is None:
-            self._begin = self._state(self._starts)
+            self._again = self._state(self._starts).places
+            self._begin = self._state((*self._starts, *self._anchored))
         state = self._begin
         for letter in name:
             state = state.moves.get(letter) or self._moved(state, letter)
         return state.first
 
     def _moved(self, state: _State, letter: str) -> _State:
-        assert self._begin is not None
         self._spend(len(state.places))
         reached = [self._next[one][0] for one in state.places if (fits := self._fits[one]) is not None and fits(letter)]
         if letter == ".":
-            reached += self._begin.places
+            reached += self._again
         found = state.moves[letter] = self._state(reached)
         return found
 

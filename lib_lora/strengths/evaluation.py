@@ -57,6 +57,8 @@ class Cell:
 
 Wishes: TypeAlias = Sequence[tuple[str, AnyMultiplier]]
 """The name and the multiplier of each entry of a stack."""
+_NOWHERE = "its region has no place in the picture"
+
 Variants: TypeAlias = Sequence[tuple[int, bool]]
 """The (image, negative) that may have strengths of their own."""
 
@@ -147,9 +149,12 @@ class Evaluation:
         found = {}
         for number, (_, multiplier) in enumerate(self._wishes):
             cells, varying = self._cells_of(number)
-            if any(own[i] for own in static for i in cells if i not in varying):
+            outside = self._outside(number, cells)
+            if any(own[i] for own in static for i in cells if i not in varying and i not in outside):
                 continue
-            if varying:
+            if outside and any(map(self._is_wanted, outside)):
+                found[number] = _NOWHERE
+            elif varying:
                 if why := _why_never(multiplier, varying, acted, moments):
                     found[number] = why
             elif not all(map(is_off, multipliers_of(multiplier))):
@@ -167,8 +172,12 @@ class Evaluation:
         found = {}
         for number, (_, multiplier) in enumerate(self._wishes):
             cells, varying = self._cells_of(number)
-            if not any(own[i] for own in static for i in cells if i not in varying):
+            outside = self._outside(number, cells)
+            if not any(own[i] for own in static for i in cells if i not in varying and i not in outside):
                 continue  # `idle` tells of it
+            if wanted := [i for i in outside if self._is_wanted(i)]:
+                found[number] = f"on the {self._named(wanted)}: {_NOWHERE}"
+                continue
             wanted = [i for i in varying if self._is_wanted(i)]
             if wanted and (why := _why_never(multiplier, varying, acted, moments)):
                 found[number] = f"on the {self._named(wanted)}: {why}"
@@ -178,6 +187,12 @@ class Evaluation:
         """Return the cells of an entry, and those of them whose number differs from moment to moment."""
         cells = [i for i, cell in enumerate(self._sheet.cells) if cell.entry == number]
         return cells, [i for i in cells if number in self.varying and self._sheet.cells[i].denoises]
+
+    def _outside(self, number: int, cells: Sequence[int]) -> list[int]:
+        """Return the cells of an entry that act on parts of the picture, where these have no place in it."""
+        own = [region_of(one) for one in every_of(self._wishes[number][1])]
+        nowhere = all(region is not None and not region.share for region in own)
+        return [i for i in cells if self._sheet.cells[i].denoises] if nowhere else []
 
     def _named(self, cells: Sequence[int]) -> str:
         return ", ".join(dict.fromkeys(self._sheet.cells[i].component for i in cells))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
+
+from ..errors import ComponentError
 
 BaseForward = Callable[..., Any]
 """The forward of a layer without adapters."""
@@ -65,6 +67,33 @@ def place_of_input(args: tuple[Any, ...], kwargs: dict[str, Any], width: int | N
 def _is_of(value: Any, width: int) -> bool:
     """Tell whether a value is tokens of a width: a vector alone may as well be a scale."""
     return isinstance(value, Tensor) and value.ndim > 1 and value.shape[-1] == width
+
+
+def output_in(layer: nn.Module, returned: Any) -> Tensor:
+    """Return the output of a layer: what its forward returned, or the first of several things.
+
+    Raises:
+        ComponentError: that is no tensor.
+    """
+    y = returned[0] if isinstance(returned, tuple | list) and returned else returned
+    if not isinstance(y, Tensor):
+        text = f"a {type(layer).__name__} returned a {type(returned).__name__} that does not begin with a tensor"
+        raise ComponentError(f"{text}, so that no LoRA can be added to it; take the LoRA off this model")
+    return y
+
+
+def with_output(returned: Any, y: Tensor, others: Sequence[Any] | None = None) -> Any:
+    """Return `y` in the form of what a layer's forward returned.
+
+    Args:
+        returned: by the layer's own forward: a tensor, or a tuple (named or not) or list that begins with one.
+        y: the output, in the place of that tensor.
+        others: in the place of what comes behind it; None leaves that.
+    """
+    if not isinstance(returned, tuple | list):
+        return y
+    kind: Any = type(returned)
+    return getattr(kind, "_make", kind)((y, *(returned[1:] if others is None else others)))
 
 
 def width_of(layer: nn.Module) -> int | None:

@@ -21,6 +21,7 @@ from lib_lora import (
     Entry,
     Moment,
     Reading,
+    Region,
     Stack,
     StackError,
     Strength,
@@ -204,6 +205,7 @@ IDLE = {
     "another component": ({"text_encoder": 1.0}, "its strength is 0 for all layers that it changes, which are in unet"),
     "never begins": (Strength(during=Window(start=10, stop=5)), "it stops at step 5 and starts at step 10 only"),
     "no noise": (Strength(during=Window(high=1.0, low=5.0)), "it stops below sigma 5 and starts at sigma 1 only"),
+    "an empty region": (Strength(region=Region(2, 2, bytes(4))), "its region has no place in the picture"),
 }
 
 
@@ -243,6 +245,15 @@ def both_halves(tmp_path, multiplier):
     for _ in range(3):
         model(torch.randn(2, 8))
     return before, engine.report
+
+
+def test_a_region_without_a_place_leaves_the_text_encoder_alone(tmp_path):
+    engine = Engine({"unet": Model().requires_grad_(False), "text_encoder": Model().requires_grad_(False)})
+    parts = {f"lora_{part}_layers_0": (8, 8) for part in ("unet", "te")}
+    tensors = {key: value for layer, shape in parts.items() for key, value in pair(layer, shape, 2).items()}
+    nowhere = Strength(region=Region(2, 2, bytes(4)))
+    report = engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors), nowhere)]))
+    assert (report.idle, report.partly_idle) == ({}, {0: "on the unet: its region has no place in the picture"})
 
 
 @pytest.mark.parametrize("strength", HALF_IDLE)

@@ -549,5 +549,8 @@ def test_a_weight_with_a_lora_that_cannot_come_off_is_not_served_again(file, mod
         engine.activate(Stack())
     with pytest.raises(ComponentError, match="still has a LoRA that could not be taken off; load the model again"):
         engine.activate(then)
+    with pytest.raises(ComponentError, match="still has a LoRA that could not be taken off; load the model again"):
+        engine.deactivate()
     model.load_state_dict(Model().state_dict())
+    engine.deactivate()
     engine.activate(then)

@@ -677,21 +677,42 @@ FORMS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
+class Denoiser(nn.Sequential):
+    """Hands the places of a picture, (rows, channels, height, width), to its layer, and keeps what that returns."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.returned = self[0](x.flatten(2).mT)
+        y: Tensor = self.returned[0].mT.reshape(x.shape)
+        return y
+
+
+ACTS = {
+    "": (1.0, torch.ones(1)),
+    "image": (PerImage((1.0, 0.0)), torch.tensor([1.0, 0.0]).view(2, 1, 1)),
+    "region": (FUNCTIONS["a region"], torch.tensor([1.0, 0.0, 0.0, 1.0]).view(1, 4, 1)),
+}
+"""What a strength is for: the strength, and the factor that each place of each image has."""
+
+
 @pytest.mark.parametrize("kind", ["pair", "diff", "oft"])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_layer_returns_what_it_returned_in_the_same_form(tmp_path, kind, form):
+@pytest.mark.parametrize("per", ACTS)
+def test_a_layer_returns_what_it_returned_in_the_same_form(tmp_path, kind, form, per):
     layer = Returning(8, 8).requires_grad_(False)
     layer.form = FORMS[form]
     path, delta = _file_of_kind(tmp_path, kind, layer)
-    x = torch.randn(3, 8)
-    plain = layer(x)
-    model = nn.Sequential(layer)
+    x = torch.randn(2, 8, 2, 2)
+    tokens = x.flatten(2).mT
+    plain = layer(tokens)
+    model = Denoiser(layer)
     engine = Engine({"unet": model})
-    engine.activate(Stack([Entry(path)]))
-    got = layer(x)
+    strength, factor = ACTS[per]
+    engine.activate(Stack([Entry(path, strength)]))
+    model(x)
+    got = model.returned
     assert type(got) is type(plain)
     assert len(got) == len(plain)
-    assert (got[0] - plain[0] - nn.functional.linear(x, delta)).abs().max() < 1e-5
+    assert (got[0] - plain[0] - nn.functional.linear(tokens, delta) * factor).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(

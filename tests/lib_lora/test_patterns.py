@@ -29,6 +29,10 @@ PATTERNS = [
     r"(?:a|aa)*\.?b",
     r"[^x]to_k|xto_k",
     "(a+)+b",
+    "^to_k$",
+    "^to_k",
+    r"^(x?to_k|a.b)$",
+    r"^attn\..*",
 ]
 
 

@@ -55,3 +55,19 @@ def test_a_link_to_nothing_is_left_out_and_said(tmp_path: Path, caplog: pytest.L
     (tmp_path / "a.safetensors").symlink_to(tmp_path / "nowhere")
     assert not list(walk([tmp_path]))
     assert "is left out" in caplog.text
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links need rights there")
+def test_a_link_beside_a_file_leads_to_its_name_or_into_its_folder(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What lies beside a LoRA is shown on a page: `a.txt` may not be `/etc/passwd`."""
+    folder, other = tmp_path / "loras", tmp_path / "other"
+    put(folder / "a.safetensors"), put(other / "secret"), put(other / "a.json"), put(folder / "cover.png")
+    (folder / "a.txt").symlink_to(other / "secret")
+    (folder / "a.json").symlink_to(other / "a.json")
+    (folder / "a.png").symlink_to("cover.png")
+    (found,) = walk([folder])
+    assert found.notes == (folder / "a.json",)
+    assert found.picture == folder / "a.png"
+    assert "a.txt is left out: it is a link to a file of another name in another folder" in caplog.text

@@ -12,7 +12,7 @@ import torch
 
 from extension.generation.options import ALWAYS, FAIL, IN_ORDER, MERGE, ON_BAD_LORA, PAYS, SKIP
 from extension.hosts.txt2img import Picture, RequestError, Txt2Img
-from extension.library.catalog import CatalogError
+from extension.library.catalog import Catalog, CatalogError
 from extension.standalone import render
 from extension.standalone.encode import encode_skipping
 from extension.standalone.jobs import Runner
@@ -93,6 +93,18 @@ def test_the_parameters_text_says_how_to_make_the_picture(runner: Runner, studio
         "Lora hashes": f"zorp: {digest}",
     }
     assert "264 of 264 layers" in result.lora_reports[0]
+
+
+def test_a_file_that_cannot_be_hashed_costs_its_hash_and_no_picture(
+    runner: Runner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def gone(*_: object) -> str:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(Catalog, "shorthash", gone)
+    result = runner.submit(WITH_LORA).result(60)
+    assert "zorp: " not in parse_infotext(result.pictures[0].infotext).settings.get("Lora hashes", "")
+    assert "no hash of zorp for the parameters text: the disk is gone" in caplog.text
 
 
 def test_the_calls_that_decide_on_merging_are_those_of_the_whole_job(runner: Runner, monkeypatch) -> None:
