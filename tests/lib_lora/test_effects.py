@@ -248,7 +248,8 @@ def both_halves(tmp_path, multiplier):
 
 
 def test_a_region_without_a_place_leaves_the_text_encoder_alone(tmp_path):
-    engine = Engine({"unet": Model().requires_grad_(False), "text_encoder": Model().requires_grad_(False)})
+    components = {"unet": Model().requires_grad_(False), "text_encoder": Model().requires_grad_(False)}
+    engine = Engine(components)
     parts = {f"lora_{part}_layers_0": (8, 8) for part in ("unet", "te")}
     tensors = {key: value for layer, shape in parts.items() for key, value in pair(layer, shape, 2).items()}
     nowhere = Strength(region=Region(2, 2, bytes(4)))
