@@ -21,9 +21,9 @@ from _models import BOUNDS, check_equal
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, plan
-from lib_lora.execution.dense import Transient
+from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import ByTokens
+from lib_lora.execution.low_rank import LowRankOrDense
 
 GOAL, TRANSIENT_GOAL = 1.5, 1.35
 """Time at most, in units of the base layer's, of a kind that acts beside its layer and of one that builds a weight."""
@@ -132,9 +132,9 @@ class Models:
         self.engines = [activate(self.named["ours"], file)]
         slot = slot_of(self.named["ours"].layer)
         assert slot is not None
-        built = isinstance(slot.way, Transient)
+        built = isinstance(slot.executor, DenseExecutor)
         # by tokens: beside the layer or built, whichever is cheaper for the number of tokens
-        self.way = "built" if built else "by tokens" if isinstance(slot.way, ByTokens) else "beside"
+        self.way = "built" if built else "by tokens" if isinstance(slot.executor, LowRankOrDense) else "beside"
         if not built:
             self.named["built"] = twin(base)
             self.engines.append(activate(self.named["built"], file, built=True))
@@ -155,7 +155,9 @@ def activate(model: OneLayer, file: Path, *, built: bool = False, mode: Literal[
         RuntimeError: the layer got no adapter, or not all of the file was used.
     """
     engine = Engine({"unet": model})
-    always = mock.patch.object(plan, "live_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
+    always = mock.patch.object(
+        plan, "live_executor", lambda layer, bindings, strengths, **_: DenseExecutor(bindings, strengths)
+    )
     with always if built else nullcontext():
         (found,) = engine.activate(Stack([Entry(file)], mode=mode)).entries
     if not found.kinds or found.unused:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from lib_lora import Engine, Entry, Stack
-from lib_lora.execution.dense import Transient
+from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 
 GOAL = 1.15
@@ -231,8 +231,8 @@ class Bench:
         sizes = []
         for path, weight in self.weights.items():
             slot = slot_of(self.unet.get_submodule(path))
-            if slot is not None and slot.way is not None:
-                sizes.append(weight.nbytes if isinstance(slot.way, Transient) else 0)
+            if slot is not None and slot.executor is not None:
+                sizes.append(weight.nbytes if isinstance(slot.executor, DenseExecutor) else 0)
         return sizes
 
     def _change(self, stack: Stack, *, step: bool) -> None:

@@ -78,7 +78,7 @@ def measured(base: nn.Module, stack: Stack, step: Callable[[nn.Module], Tensor],
 
 def copies(model: nn.Module) -> Callable[[], None]:
     """Return a function that copies what is streamed, one layer after the other, and does nothing else."""
-    ways = (slot.way for layer in model.modules() if (slot := slot_of(layer)) is not None)
+    ways = (slot.executor for layer in model.modules() if (slot := slot_of(layer)) is not None)
     homes = [home for way in ways if (home := getattr(way, "_home", None)) is not None]
     if not homes:
         raise RuntimeError("nothing is streamed there")

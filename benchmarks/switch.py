@@ -111,7 +111,7 @@ class Ours:
     def check_placed(self, layers: Sequence[str]) -> None:
         """Raise unless everything lies where it is needed: the next forward then has nothing left to do."""
         slots = [slot_of(self.model.get_submodule(path)) for path in layers]
-        if any(slot is None or getattr(slot.way, "device", None) is None for slot in slots):
+        if any(slot is None or getattr(slot.executor, "device", None) is None for slot in slots):
             raise RuntimeError("activation left work for the next forward")
 
 

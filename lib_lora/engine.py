@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing_extensions import Self
 from . import trace
 from .errors import ActivationError, LoraError, NoMatchError, StackError
 from .execution import hooks
-from .execution.hooks import Carriers, Way, carries
+from .execution.hooks import Executor, HookedLayers
 from .execution.merged import refuse_spoiled_in
 from .execution.model import Model, check_components
 from .execution.watch import Watch
@@ -32,7 +32,7 @@ from .placement.budget import Budget
 from .placement.resident import Keeping
 from .placement.static import Steady, check_buckets
 from .placement.storage import Storage, check_storage
-from .plan import Parking, Plan, how, make_plan
+from .plan import Plan, PlanCache, PlanKey, make_plan
 from .plugins import Tuner
 from .report import ActivationReport, MemoryReport
 from .stack import Entry, Stack
@@ -108,18 +108,18 @@ class Engine:
         self._sources = dict(checkpoints or {})
         self._lock = threading.RLock()
         self._cache = NetworkCache(cache_size, cache_bytes)
-        self._parking = Parking(parked_bytes)
+        self._plans = PlanCache(parked_bytes)
         self._deaf: list[Callable[[], None]] = []  # ends what was begun with `listen`
         self._rows = RowMap()
         self._timing = Timing()
-        self._carriers = Carriers()
+        self._hooked = HookedLayers()
         self._tuner = tuner
         self._watch = Watch()
         self._model = Model({}, self._sources)
         self._stack = Stack()
         self._plan: Plan | None = None
         self._finalizer = weakref.finalize(
-            self, _clear, self._carriers, self._deaf, [] if tuner is None else tuner.stops, self._watch.stops
+            self, _clear, self._hooked, self._deaf, [] if tuner is None else tuner.stops, self._watch.stops
         )
         self.components = dict(components)
 
@@ -200,34 +200,63 @@ class Engine:
                 self._take_off()
                 return ActivationReport(())
             self._model.check_names(stack)
-            repatched = hooks.ensure_in_force()
+            patched_again = hooks.ensure_in_force()
             indexes = self._model.indexes()
             networks = tuple(self._network(i, entry, indexes, stack.reading) for i, entry in enumerate(stack))
-            kept = not repatched and self._serves(networks, stack, indexes)
-            parked = None if kept else self._parked(stack, networks, indexes)
-            if trace.decisions:
-                trace.anew(kept, parked is not None)
-                trace.files(network.report for network in networks)
+            key = PlanKey.of(stack, networks, indexes)
+            plan = self._plan
+            kept = not patched_again and plan is not None and plan.key == key and self._hooked.hold(plan.executors)
             if self._tuner is not None:
                 self._tuner.end()
-            if kept:
-                self._undecide()
-                assert self._plan is not None
-                self._plan.forget_stale()
-                self._write(stack)
-            else:
-                self._publish(parked or self._made(stack, networks, indexes), stack, sound=not repatched)
+            plan = self._rewrite(stack) if kept else self._replace(stack, key, checked=not patched_again)
+            if trace.decisions:
+                trace.files(network.report for network in networks)
             self._stack = stack
-            assert self._plan is not None
             self._rows.chosen = 0
-            self._plan.strengths.show(0)
+            plan.strengths.show(0)
             self._watch.begin(self.components)
             if not kept:
-                self._watch.expect(self._plan.places)
-            choices = self._plan.choices.by_layer
+                self._watch.expect(plan.places)
+            choices = plan.choices.by_layer
             if choices and self._tuner is not None:
                 self._tuner.begin(choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
-            return self._plan.report
+            return plan.report
+
+    def _rewrite(self, stack: Stack) -> Plan:
+        """Give the plan in force the strengths of a stack of its key."""
+        plan = self._plan
+        assert plan is not None
+        if trace.decisions:
+            trace.anew(kept=True, parked=False)
+        if plan.choices.decided:
+            self._serve(plan, plan.choices.taken_back(plan.executors))
+            plan.choices.decided = False
+        plan.drop_stale()
+        self._write(stack)
+        return plan
+
+    def _replace(self, stack: Stack, key: PlanKey, *, checked: bool) -> Plan:
+        """Put the plan of a key in force in place of the present one, or leave all as it was."""
+        plan = self._plans.take(key)
+        if trace.decisions:
+            trace.anew(kept=False, parked=plan is not None)
+        if plan is None:
+            checkpoints = self._model.checkpoints(key.indexes, () if key.apart else key.merging)
+            plan = make_plan(stack, key, self.components, checkpoints, self._keeping)
+        else:
+            plan.come_back(stack)
+        former, keep = self._plan, self._plans.may_keep(self._plan)
+        try:
+            self._hooked.swap(plan.executors, self._budget.settle, self._model.resting, keep=keep, checked=checked)
+        except BaseException:
+            if former is not None and self._steady is not None:
+                former.strengths.refresh()  # both had them in the same memory
+            raise
+        self._plan = plan
+        if former is not None and keep:
+            self._plans.put(former)
+        self._listen(stack)
+        return plan
 
     @contextmanager
     def active(self, stack: Stack) -> Iterator[ActivationReport]:
@@ -272,7 +301,8 @@ class Engine:
             entries[index] = replace(entries[index], multiplier=multiplier)
             stack = replace(self._stack, entries=tuple(entries))
             self._model.check_names(stack)
-            if self._plan.how != how(stack, self.components):
+            key = self._plan.key
+            if key != PlanKey.of(stack, key.networks, key.indexes):
                 self.activate(stack)
                 return
             self._write(stack)
@@ -335,7 +365,7 @@ class Engine:
         """Serve layers again that others have given another class or forward since the activation; else do nothing."""
         with self._lock, plain_mode(_CPU):
             if self._plan is not None and hooks.ensure_in_force():
-                self._carriers.reattach(self._plan.layers)
+                self._hooked.hook_again(self._plan.executors)
 
     def deactivate(self) -> None:
         """Take everything off, and keep nothing for later: the model is as if nothing had ever been applied.
@@ -352,31 +382,31 @@ class Engine:
             self._take_off()
         finally:
             self._watch.stop()
-            self._parking.clear()
+            self._plans.clear()
             if self._steady is not None:
                 self._steady.clear()
 
     def _take_off(self) -> None:
         if self._tuner is not None:
             self._tuner.end()
-        room = self._parking.room_for(self._plan)
+        keep = self._plans.may_keep(self._plan)
         self._stack, former, self._plan = Stack(), self._plan, None
         self._rows.chosen = 0
         self._watch.end()
         self._listen()
-        if former is not None and room is not None:
-            self._carriers.park(former.layers)
-            self._parking.put(former, room)
-        self._carriers.detach()
+        if former is not None and keep:
+            self._hooked.keep(former.executors)
+            self._plans.put(former)
+        self._hooked.detach()
         scratch.free()
         self._budget.settle()
         self._cache.trim()
-        self._parking.keep(self._cache.holds)
+        self._plans.keep_only(self._cache.holds)
 
     def memory(self) -> MemoryReport:
         """What adapters take now, and where."""
         with self._lock:
-            parked = self._parking.nbytes
+            parked = self._plans.nbytes
             placed = Counter(self._budget.placed) - Counter({_CPU: parked})  # what is parked was left where it is
             return MemoryReport(
                 placed={str(device): nbytes for device, nbytes in placed.items()},
@@ -409,7 +439,7 @@ class Engine:
             yield
         finally:
             self._cache.trim(self._plan.networks if self._plan is not None else ())
-            self._parking.keep(self._cache.holds)
+            self._plans.keep_only(self._cache.holds)
 
     def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex], reading: Reading) -> Network:
         try:
@@ -431,42 +461,7 @@ class Engine:
             raise ActivationError(i, entry.name, fragment) from fragment
         return network
 
-    def _serves(self, networks: tuple[Network, ...], stack: Stack, indexes: Sequence[LayerIndex]) -> bool:
-        """Whether the plan in force is the one this stack needs, but for its strengths."""
-        plan = self._plan
-        if plan is None or not plan.serves(stack, networks, self.components):
-            return False
-        return _layers_of(networks, indexes) == {layer for layer, way in plan.layers.items() if carries(layer, way)}
-
-    def _parked(self, stack: Stack, networks: Sequence[Network], indexes: Sequence[LayerIndex]) -> Plan | None:
-        """The plan that was in force for such a stack before, with the strengths of this one."""
-        plan = self._parking.take(stack, networks, self.components)
-        if plan is None or not (plan.is_for(indexes) or _layers_of(networks, indexes) == set(plan.layers)):
-            return None
-        plan.resume(stack)
-        return plan
-
-    def _made(self, stack: Stack, networks: tuple[Network, ...], indexes: Sequence[LayerIndex]) -> Plan:
-        wanted = how(stack, self.components)
-        checkpoints = self._model.checkpoints(indexes, () if wanted.apart else wanted.merging)
-        return make_plan(stack, networks, indexes, self.components, checkpoints, self._keeping)
-
-    def _publish(self, plan: Plan, stack: Stack, *, sound: bool) -> None:
-        """Put the plan in force, and park what was if there is room; or leave all as it was."""
-        former, settle = self._plan, self._budget.settle
-        room = self._parking.room_for(former)
-        try:
-            self._carriers.publish(plan.layers, settle, self._model.resting, keep=room is not None, sound=sound)
-        except BaseException:
-            if former is not None and self._steady is not None:
-                former.strengths.refresh()  # both had them in the same memory
-            raise
-        self._plan = plan
-        if former is not None and room is not None:
-            self._parking.put(former, room)
-        self._listen(stack)
-
-    def _exchange(self, ways: Mapping[nn.Module, Way]) -> None:
+    def _exchange(self, executors: Mapping[nn.Module, Executor]) -> None:
         """Have layers of the plan in force merged, as it was decided; where that fails, they stay live."""
         with self._lock, plain_mode(_CPU):
             plan = self._plan
@@ -474,23 +469,16 @@ class Engine:
                 return
             plan.choices.decided = True
             try:
-                self._serve(plan, ways)
+                self._serve(plan, executors)
             except (LoraError, OSError, RuntimeError, MemoryError) as error:
                 logger.warning("nothing is merged, and the stack stays live: %s", error)
 
-    def _undecide(self) -> None:
-        """Have the plan in force live, as it was made."""
-        plan = self._plan
-        if plan is not None and plan.choices.decided:
-            self._serve(plan, plan.choices.taken_back(plan.layers))
-            plan.choices.decided = False
-
-    def _serve(self, plan: Plan, ways: Mapping[nn.Module, Way]) -> None:
-        """Have some layers of the plan in force served otherwise, or leave all as it was."""
-        if ways:
-            after = {**plan.layers, **ways}
-            self._carriers.publish(after, self._budget.settle, self._model.resting, keep=False)
-            plan.layers.update(ways)
+    def _serve(self, plan: Plan, executors: Mapping[nn.Module, Executor]) -> None:
+        """Replace the executors of some layers of the plan in force, or leave all as it was."""
+        if executors:
+            after = {**plan.executors, **executors}
+            self._hooked.swap(after, self._budget.settle, self._model.resting, keep=False)
+            plan.executors.update(executors)
 
     def _write(self, stack: Stack) -> None:
         """Give the plan in force the strengths of a stack that it serves."""
@@ -537,17 +525,11 @@ class Engine:
             self._deaf.extend(hear(components, strengths, self._rows, self._timing, flow, images=images, halved=halved))
 
 
-def _layers_of(networks: Iterable[Network], indexes: Iterable[LayerIndex]) -> set[nn.Module]:
-    """The layers that networks change."""
-    by_component = {index.component: index for index in indexes}
-    return {by_component[one.component].module(one.target.path) for net in networks for one in net.bound}
-
-
-def _clear(carriers: Carriers, *listeners: list[Callable[[], None]]) -> None:
+def _clear(hooked: HookedLayers, *listeners: list[Callable[[], None]]) -> None:
     """Leave nothing on a model whose engine is gone."""
     for own in listeners:
         _end(own)
-    carriers.detach()
+    hooked.detach()
 
 
 def _end(listeners: list[Callable[[], None]]) -> None:

@@ -1,7 +1,7 @@
-"""Plans: which executor serves which layer, and the strengths they obey. Making a plan touches no layer.
+"""Plans: the executor of each layer, and the strength table. Making a plan touches no layer.
 
-`Parking` keeps plans that were in force before, so that going back to one of them makes nothing anew. Tensors on other
-devices than the CPU are dropped, and so is everything that was worked out of base weights, which others may write to.
+`PlanCache` keeps plans that were in force before, with what they have in the computer's memory, so that switching back
+makes nothing again. What was on other devices is dropped, and so is what was worked out of base weights.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from . import trace
 from .compiler import is_compiled
-from .execution.dense import Transient
-from .execution.hooks import Way
-from .execution.low_rank import ByTokens, Factored
-from .execution.merged import Merged, refuse_spoiled, why_not_merged
+from .execution.dense import DenseExecutor
+from .execution.hooks import Executor
+from .execution.low_rank import LowRankExecutor, LowRankOrDense
+from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
 from .naming.blocks import Element
 from .naming.index import LayerIndex, blocks_of
 from .naming.network import Network
@@ -29,9 +30,9 @@ from .placement.resident import Binding, Keeping
 from .report import ActivationReport
 from .stack import Stack
 from .strengths.evaluation import Cells, Evaluation, Sheet, patterns
-from .strengths.multiplier import region_of, varies
+from .strengths.multiplier import Multiplier, region_of, varies
 from .strengths.table import Strengths
-from .tensors import every
+from .tensors import device_of, every
 from .weights.base_weight import has_plain_weight
 from .weights.originals import Checkpoint
 
@@ -40,6 +41,7 @@ _HALVED = "positive and negative prompts have LoRA of their own"
 _COMPILED = "the model is compiled, and would be anew"
 _UNDECIDED = "the first call tells where merging pays"
 _CHEAPER = "merging would not pay"
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,8 @@ class Choice:
 
     component: str
     bindings: tuple[Binding, ...]
-    live: Way
-    merged: Merged
+    live: Executor
+    merged: MergedExecutor
 
 
 @dataclass(slots=True, eq=False)
@@ -59,92 +61,123 @@ class Choices:
     by_layer: weakref.WeakKeyDictionary[nn.Module, Choice]
     decided: bool = False
 
-    def taken_back(self, ways: Mapping[nn.Module, Way]) -> dict[nn.Module, Way]:
-        """Return the live ways of the layers that `ways` merges."""
-        return {layer: one.live for layer, one in list(self.by_layer.items()) if ways.get(layer) is not one.live}
+    def taken_back(self, executors: Mapping[nn.Module, Executor]) -> dict[nn.Module, Executor]:
+        """Return the live executors of the layers that `executors` merges."""
+        return {layer: one.live for layer, one in list(self.by_layer.items()) if executors.get(layer) is not one.live}
 
-    def left_live(self, ways: Mapping[nn.Module, Way]) -> dict[str, int]:
+    def left_live(self, executors: Mapping[nn.Module, Executor]) -> dict[str, int]:
         """Return why layers are live, or are to stay so -> how many."""
-        live = len(self.by_layer) - len(self.taken_back(ways))
+        live = len(self.by_layer) - len(self.taken_back(executors))
         return {_CHEAPER if self.decided else _UNDECIDED: live} if live else {}
 
 
 @dataclass(frozen=True)
-class How:
-    """What of a stack decides the ways of its layers, beside its files."""
+class PlanKey:
+    """Everything except the numbers that determines how layers are computed: stacks of one key share a plan."""
 
+    networks: tuple[Network, ...]
+    indexes: tuple[LayerIndex, ...]
+    """Of the components, as they are built."""
+    ranks: tuple[int | None, ...]
+    """How many rank components of each entry act."""
+    patterns: tuple[tuple[Element, ...], ...]
+    """Of each entry, the rules for some layers."""
     merging: frozenset[str]
     """Components whose weights the stack wants merged."""
     auto: bool
-    """Whether only where that pays, which the first call tells."""
+    """Whether they are merged only where that pays, which the first call tells."""
     apart: str
     """Why nothing is merged all the same, as one weight cannot be that of several rows of a call; or empty."""
     in_order: bool
     """Whether entries act in order."""
-    varying: frozenset[int] = frozenset()
+    varying: frozenset[int]
     """Where something is merged, the entries that are not, as their strength differs from step to step."""
-    regional: frozenset[int] = frozenset()
-    """Likewise those that are for a part of the picture."""
+    regional: frozenset[int]
+    """Likewise the entries that act on a part of the picture."""
+
+    @classmethod
+    def of(cls, stack: Stack, networks: Iterable[Network], indexes: Iterable[LayerIndex]) -> PlanKey:
+        """Return the key of a stack on a model.
+
+        Args:
+            stack: what the user wants.
+            networks: of its entries, in order.
+            indexes: of the model's components.
+        """
+        indexes = tuple(indexes)
+        auto = stack.mode == "auto" and (stack.calls or 0) > 1
+        merging, apart = frozenset[str](), ""
+        varying = regional = frozenset[int]()
+        if auto or stack.mode == "merged":
+            names = (index.component for index in indexes)
+            merging = frozenset(name for name in names if not (auto and name.startswith("text_encoder")))
+        if merging:
+            apart = _APART if stack.images > 1 else _HALVED if stack.halved else ""
+            varying = _entries(stack, varies)
+            regional = _entries(stack, lambda one: region_of(one) is not None)
+        return cls(
+            tuple(networks),
+            indexes,
+            tuple(entry.rank for entry in stack),
+            tuple(patterns(entry.multiplier) for entry in stack),
+            merging,
+            auto and bool(merging),
+            apart,
+            stack.in_order,
+            varying,
+            regional,
+        )
+
+
+def _entries(stack: Stack, matches: Callable[[Multiplier], bool]) -> frozenset[int]:
+    return frozenset(i for i, entry in enumerate(stack) if any(map(matches, entry.every)))
 
 
 @dataclass(eq=False)
 class Plan:
-    """Which way serves which layer."""
+    """The executor of each layer that a stack changes, and the strengths."""
 
-    networks: tuple[Network, ...]
-    ranks: tuple[int | None, ...]
-    how: How
-    layers: weakref.WeakKeyDictionary[nn.Module, Way]
+    key: PlanKey
+    executors: weakref.WeakKeyDictionary[nn.Module, Executor]
     """Weakly, so that what lies beside a layer goes when the model does."""
     sheet: Sheet
     """Whose number each strength is."""
-    patterns: tuple[tuple[Element, ...], ...]
-    """Of each entry, the rules that its cells were made for."""
     evaluation: Evaluation
-    """Of the stack that it serves now."""
+    """Of the stack that has it now."""
     strengths: Strengths
     choices: Choices
     """The layers that are merged where that pays."""
     why_live: Mapping[str, int]
     """Why layers are never merged though the stack asks for it -> how many."""
-    indexes: tuple[LayerIndex, ...] = ()
-    """Of the components, as they were when it was made."""
-    may_park: bool = True
-    """Whether no layers are one in a file whose adapter depends on the weights of all of them."""
+    may_come_back: bool
+    """Whether it may be kept: nothing of it is worked out of weights that may change meanwhile."""
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """The resolved files, entry by entry."""
+        return self.key.networks
 
     @property
     def report(self) -> ActivationReport:
-        """What became of the stack, by now."""
-        merged = sum(isinstance(way, Merged) for way in list(self.layers.values())) if self.how.merging else 0
-        live = {**self.why_live, **self.choices.left_live(self.layers)}
+        """Return what became of the stack by now."""
+        merged = sum(one.merges for one in list(self.executors.values())) if self.key.merging else 0
+        live = {**self.why_live, **self.choices.left_live(self.executors)}
         reports = tuple(network.report for network in self.networks)
         seen = self.strengths.acted, self.strengths.moments
         idle, partly_idle = self.evaluation.idle(*seen), self.evaluation.partly_idle(*seen)
-        return ActivationReport(reports, merged, live, changed=len(self.layers), idle=idle, partly_idle=partly_idle)
+        return ActivationReport(reports, merged, live, changed=len(self.executors), idle=idle, partly_idle=partly_idle)
 
     @property
     def places(self) -> dict[tuple[str, str], nn.Module]:
         """Component and path -> the layer that must be called for its adapters to act: none that is merged."""
-        indexes = {index.component: index for index in self.indexes}
+        indexes = {index.component: index for index in self.key.indexes}
         names = sorted({(one.component, one.target.path) for network in self.networks for one in network.bound})
         found = {(name, path): indexes[name].get(path) for name, path in names}
-        merged = {layer for layer, way in list(self.layers.items()) if isinstance(way, Merged)}
+        merged = {layer for layer, executor in list(self.executors.items()) if executor.merges}
         return {place: layer for place, layer in found.items() if layer is not None and layer not in merged}
 
-    def serves(self, stack: Stack, networks: Sequence[Network], components: Iterable[str]) -> bool:
-        """Whether it is the plan that the stack needs, but for the strengths."""
-        if self.how != how(stack, components) or self.ranks != tuple(entry.rank for entry in stack):
-            return False
-        if self.patterns != tuple(patterns(entry.multiplier) for entry in stack):
-            return False
-        return len(self.networks) == len(networks) and all(a is b for a, b in zip(self.networks, networks, strict=True))
-
-    def is_for(self, indexes: Sequence[LayerIndex]) -> bool:
-        """Whether the components are those it was made for, layer by layer, so that its layers are the right ones."""
-        return len(self.indexes) == len(indexes) and all(a is b for a, b in zip(self.indexes, indexes, strict=True))
-
     def write(self, stack: Stack) -> None:
-        """Set the strengths, and merge anew where they are in the weights; on failure all is as before.
+        """Write the strengths, and merge again where they are in the weights; on failure all is as before.
 
         Raises:
             StackError: the model takes no list of block weights as long as an entry's.
@@ -153,7 +186,7 @@ class Plan:
         evaluation = Evaluation(stack.wishes, stack.variants, self.sheet)
         self.strengths.write(evaluation.values(None), evaluation.source, evaluation.spread)
         former, self.evaluation = self.evaluation, evaluation
-        if not self.how.merging:
+        if not self.key.merging:
             return
         try:
             self._merge()
@@ -163,78 +196,59 @@ class Plan:
             self._merge()
             raise
 
-    def forget_stale(self) -> None:
-        """Drop what was worked out of base weights that have changed since."""
-        for layer, way in list(self.layers.items()):
-            way.forget_stale(layer)
+    def _merge(self) -> None:
+        for layer, executor in list(self.executors.items()):
+            if executor.merges:
+                executor.move(layer, _HOST, now=True)  # wherever it is
 
-    def resume(self, stack: Stack) -> None:
-        """Have the strengths of a stack as if made for it, after having been parked.
+    def drop_stale(self) -> None:
+        """Drop what was worked out of base weights that have changed since."""
+        for layer, executor in list(self.executors.items()):
+            device = device_of(layer) if executor.reads_base and not executor.merges else None
+            if device is not None:
+                executor.move(layer, device, now=True)
+
+    def come_back(self, stack: Stack) -> None:
+        """Give the plan the strengths of a stack as if it were made for it, after it was kept.
 
         Raises:
             StackError: see `write`.
             ComponentError: a layer has a weight that a LoRA could not be taken off.
         """
-        for layer in list(self.layers):
+        for layer in list(self.executors):
             refuse_spoiled(layer)
         self.strengths.timestep = None
         self.strengths.leave_devices()
         self.write(stack)
 
-    def _merge(self) -> None:
-        for layer, way in list(self.layers.items()):
-            if way.at_rest:
-                way.prefetch(layer)
-
     @property
-    def parks(self) -> bool:
-        """Whether it may come back into force: nothing of it is worked out of weights that may change meanwhile."""
-        return self.may_park and not self.how.merging
-
-    @property
-    def parked_bytes(self) -> int:
-        """Bytes of what is kept for that."""
-        return sum(way.parked_bytes for way in self.layers.values())
-
-    def release(self) -> None:
-        """Drop all that is kept."""
-        for layer, way in list(self.layers.items()):
-            way.release(layer)
+    def host_bytes(self) -> int:
+        """Bytes that stay in the computer's memory where the plan is kept."""
+        return sum(one.host_bytes for one in list(self.executors.values()) if not one.reads_base)
 
     @property
     def backup_bytes(self) -> int:
         """Bytes of the copies of weights that were merged into."""
-        return sum(way.backup_bytes for way in self.layers.values() if isinstance(way, Merged))
+        return sum(one.backup_bytes for one in list(self.executors.values()) if isinstance(one, MergedExecutor))
 
-
-def how(stack: Stack, components: Iterable[str]) -> How:
-    """What the stack wants of the components."""
-    auto = stack.mode == "auto" and (stack.calls or 0) > 1
-    merging = frozenset[str]()
-    if auto or stack.mode == "merged":
-        merging = frozenset(name for name in components if not (auto and name.startswith("text_encoder")))
-    if not merging:
-        return How(merging, auto=False, apart="", in_order=stack.in_order)
-    varying = frozenset(i for i, entry in enumerate(stack) if any(map(varies, entry.every)))
-    apart = _APART if stack.images > 1 else _HALVED if stack.halved else ""
-    regional = frozenset(i for i, entry in enumerate(stack) if any(region_of(one) is not None for one in entry.every))
-    return How(merging, auto, apart, stack.in_order, varying, regional)
+    def release(self) -> None:
+        """Drop all that is kept."""
+        for layer, executor in list(self.executors.items()):
+            executor.release(layer)
 
 
 def make_plan(
     stack: Stack,
-    networks: tuple[Network, ...],
-    indexes: Sequence[LayerIndex],
+    key: PlanKey,
     components: Mapping[str, nn.Module],
     checkpoints: Mapping[str, Checkpoint],
     keeping: Keeping,
 ) -> Plan:
-    """Choose a way for every layer that the networks change.
+    """Choose an executor for every layer that the networks change.
 
     Args:
         stack: what the user wants.
-        networks: of its entries, in order.
-        indexes: of the components.
+        key: of the stack on the model.
         components: by their names.
         checkpoints: where a component's pristine weights can be read again, as far as known.
         keeping: how the layers keep what they place.
@@ -242,9 +256,9 @@ def make_plan(
     Raises:
         ComponentError: a layer has a weight that a LoRA could not be taken off.
     """
-    model = blocks_of(indexes)
-    cells = Cells(stack.wishes, indexes, model)
-    bindings = list(_bindings(stack, networks, indexes, cells))
+    model = blocks_of(key.indexes)
+    cells = Cells(stack.wishes, key.indexes, model)
+    bindings = _bindings(stack, key, cells)
     for _, layer, _ in bindings:
         refuse_spoiled(layer)
     sheet = Sheet(cells.all, model)
@@ -255,23 +269,20 @@ def make_plan(
     strengths = Strengths(evaluation.values(None), evaluation.source, evaluation.spread, kept)
     read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
     varying = cells.numbers(lambda cell: cell.entry in evaluation.varying and cell.denoises)
-    chooser = _Chooser(stack, strengths, components, checkpoints, keepings, read, varying)
-    layers: weakref.WeakKeyDictionary[nn.Module, Way] = weakref.WeakKeyDictionary()
-    layers.update((layer, chooser.way(component, layer, bound)) for component, layer, bound in bindings)
+    chooser = _Chooser(key, strengths, components, checkpoints, keepings, read, varying)
+    executors: weakref.WeakKeyDictionary[nn.Module, Executor] = weakref.WeakKeyDictionary()
+    for component, layer, bound in bindings:
+        executors[layer] = chooser.executor(component, layer, bound)
     strengths.seal()
     return Plan(
-        networks=networks,
-        ranks=tuple(entry.rank for entry in stack),
-        how=how(stack, components),
-        layers=layers,
+        key=key,
+        executors=executors,
         sheet=sheet,
-        patterns=tuple(patterns(entry.multiplier) for entry in stack),
         evaluation=evaluation,
         strengths=strengths,
         choices=Choices(weakref.WeakKeyDictionary(chooser.choices)),
         why_live=dict(chooser.live),
-        indexes=tuple(indexes),
-        may_park=not read,
+        may_come_back=not read and not key.merging,
     )
 
 
@@ -283,13 +294,12 @@ def _keepings(keeping: Keeping, components: Mapping[str, nn.Module]) -> dict[str
     return {name: keeping if is_compiled(module) else other for name, module in components.items()}
 
 
-def _bindings(
-    stack: Stack, networks: Sequence[Network], indexes: Sequence[LayerIndex], cells: Cells
-) -> Iterable[tuple[str, nn.Module, list[Binding]]]:
-    by_component = {index.component: index for index in indexes}
+def _bindings(stack: Stack, key: PlanKey, cells: Cells) -> list[tuple[str, nn.Module, list[Binding]]]:
+    """List the adapters of each layer, with its component, in the order of the model: compiled models go by that."""
+    by_component = {index.component: index for index in key.indexes}
     found: dict[nn.Module, tuple[str, list[Binding]]] = {}  # by module: one that has two names still is one layer
     wholes: dict[tuple[str, Place], Whole] = {}
-    numbered = list(zip(range(len(stack)), stack, networks, strict=True))
+    numbered = list(zip(range(len(stack)), stack, key.networks, strict=True))
     if not stack.in_order:  # sums have the same bits only if they are made in the same order
         numbered.sort(key=lambda one: (str(one[1].path), one[1].rank or 0))
     for i, entry, network in numbered:
@@ -297,22 +307,21 @@ def _bindings(
             layer = by_component[one.component].module(one.target.path)
             whole = None
             if one.adapter.reads_whole:
-                key = one.component, one.place
-                whole = wholes[key] = wholes.get(key) or Whole(one.place, by_component[one.component])
+                place = one.component, one.place
+                whole = wholes[place] = wholes.get(place) or Whole(one.place, by_component[one.component])
             cell = cells.number(i, one.component, one.target)
             binding = Binding(one.adapter, one.target, network.file, cell, entry.rank, whole)
             found.setdefault(layer, (one.component, []))[1].append(binding)
-    # in the order of the model, whatever that of the files, as the addresses of compiled models go by it
     every = [(component, layer, bound) for layer, (component, bound) in found.items()]
     return sorted(every, key=lambda one: (one[0].startswith("text_encoder"), one[0], one[2][0].target.path))
 
 
 class _Chooser:
-    """Chooses a way for one layer after the other, and remembers what became of the wish to merge."""
+    """Chooses the executor of one layer after the other, and remembers why layers are not merged."""
 
     def __init__(
         self,
-        stack: Stack,
+        key: PlanKey,
         strengths: Strengths,
         components: Mapping[str, nn.Module],
         checkpoints: Mapping[str, Checkpoint],
@@ -325,35 +334,35 @@ class _Chooser:
         self._read = read
         self._strengths = strengths
         self._checkpoints = checkpoints
-        self._how = how(stack, components)
-        merging = self._how.merging
+        self._key = key
+        merging = key.merging
         self._shared = _shared_parameters(components.values()) if merging else frozenset()
         self._swapped = {name for name in merging if _is_swapped(components[name])}
-        self._compiled = {name for name in merging if self._how.auto and is_compiled(components[name])}
+        self._compiled = {name for name in merging if key.auto and is_compiled(components[name])}
         self.choices: dict[nn.Module, Choice] = {}
         self.live: Counter[str] = Counter()
 
-    def way(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> Way:
-        """The way for one layer."""
-        in_order, reason, merged = self._how.in_order, None, None
-        if component in self._how.merging:
+    def executor(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> Executor:
+        """Choose the executor of a layer."""
+        in_order, reason, merged = self._key.in_order, None, None
+        if component in self._key.merging:
             reason = self._why_live(component, layer, bindings)
             if reason is None:
                 checkpoint = self._checkpoints.get(component)
-                merged = Merged(bindings, self._strengths, in_order=in_order, checkpoint=checkpoint)
-                if not self._how.auto:
+                merged = MergedExecutor(bindings, self._strengths, in_order=in_order, checkpoint=checkpoint)
+                if not self._key.auto:
                     return _told(component, bindings, merged)
             else:
                 self.live[reason] += 1
-        live = live_way(layer, bindings, self._strengths, keeping=self._keepings[component], in_order=in_order)
+        live = live_executor(layer, bindings, self._strengths, keeping=self._keepings[component], in_order=in_order)
         if merged is not None:
             self.choices[layer] = Choice(component, tuple(bindings), live, merged)
         return _told(component, bindings, live, reason)
 
     def _why_live(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> str | None:
         """The reason why a layer of a component that is to be merged is not; None where it is."""
-        if self._how.apart:
-            return self._how.apart
+        if self._key.apart:
+            return self._key.apart
         if component in self._swapped:
             return "its weights are swapped in and out"
         if component in self._compiled:
@@ -367,34 +376,36 @@ class _Chooser:
         return why_not_merged(layer, bindings, self._shared)
 
 
-def _told(component: str, bindings: Sequence[Binding], way: Way, why_live: str | None = None) -> Way:
+def _told(component: str, bindings: Sequence[Binding], executor: Executor, why_live: str | None = None) -> Executor:
     if trace.decisions:
         adapters = (f"{one.file.path.name} ({type(one.adapter).__name__})" for one in bindings)
-        trace.way(f"{component}.{bindings[0].target.path}", adapters, way, why_live)
-    return way
+        trace.executor(f"{component}.{bindings[0].target.path}", adapters, executor.name, why_live)
+    return executor
 
 
-def live_way(
+def live_executor(
     layer: nn.Module,
     bindings: Sequence[Binding],
     strengths: Strengths,
     *,
     keeping: Keeping | None = None,
     in_order: bool = False,
-) -> Way:
-    """The way for one layer whose weight is not written to."""
+) -> Executor:
+    """Choose the executor of a layer whose weight is not written to."""
     in_order = in_order and len(bindings) > 1 and any(binding.adapter.reads_base for binding in bindings)
     if in_order or not all(_can_be_beside(layer, binding) for binding in bindings):
-        return Transient(bindings, strengths, keeping, in_order=in_order)
+        return DenseExecutor(bindings, strengths, keeping, in_order=in_order)
     if not all(has_plain_weight(layer, binding.target.param) for binding in bindings):
-        return Factored(bindings, strengths, keeping)
+        return LowRankExecutor(bindings, strengths, keeping)
     adapters = [binding.adapter for binding in bindings]
     by_blocks = all(one.by_rows for one in adapters) or all(one.by_columns for one in adapters)
     if any(one.prefers_dense for one in adapters) and (by_blocks or len(bindings) == 1):
-        return Transient(bindings, strengths, keeping)
-    beside = Factored(bindings, strengths, keeping)
+        return DenseExecutor(bindings, strengths, keeping)
+    beside = LowRankExecutor(bindings, strengths, keeping)
     if by_blocks and bindings[0].target.kind == "linear" and any(one.dense_for_many for one in adapters):
-        return ByTokens(beside, Transient(bindings, strengths, keeping), bindings[0].target.shape[1], strengths)
+        return LowRankOrDense(
+            beside, DenseExecutor(bindings, strengths, keeping), bindings[0].target.shape[1], strengths
+        )
     return beside
 
 
@@ -424,11 +435,11 @@ def _shared_parameters(components: Iterable[nn.Module]) -> frozenset[int]:
 
 
 _PLANS = 16
-"""Even one without tensors has some objects for each layer."""
+"""Even a plan without tensors has some objects for each layer."""
 
 
-class Parking:
-    """Room for plans.
+class PlanCache:
+    """The least recently used plans that were in force before.
 
     Args:
         limit: bytes of the computer's memory that they may take together.
@@ -436,49 +447,40 @@ class Parking:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._plans: list[tuple[Plan, int]] = []  # with their bytes; the latest last
+        self._plans: dict[PlanKey, tuple[Plan, int]] = {}  # with their bytes; the latest last
 
-    def room_for(self, plan: Plan | None) -> int | None:
-        """How many bytes a plan would keep here; None where it may not come."""
-        if plan is None or not plan.parks:
-            return None
-        nbytes = plan.parked_bytes
-        return nbytes if nbytes <= self._limit else None
+    def may_keep(self, plan: Plan | None) -> bool:
+        """Tell whether a plan may be kept, and is not too large."""
+        return plan is not None and plan.may_come_back and plan.host_bytes <= self._limit
 
-    def put(self, plan: Plan, nbytes: int) -> None:
-        """Keep a plan that is in force no more; others go as far as it needs their room.
+    def put(self, plan: Plan) -> None:
+        """Keep a plan that is in force no more; drop the oldest as far as it needs their room."""
+        if plan.key in self._plans:
+            self._drop(plan.key)
+        self._plans[plan.key] = plan, plan.host_bytes
+        while len(self._plans) > _PLANS or sum(nbytes for _, nbytes in self._plans.values()) > self._limit:
+            self._drop(next(iter(self._plans)))
 
-        Args:
-            plan: its ways are parked.
-            nbytes: what they keep.
-        """
-        self._plans.append((plan, nbytes))
-        while len(self._plans) > _PLANS or sum(nbytes for _, nbytes in self._plans) > self._limit:
-            self._forget(0)
+    def take(self, key: PlanKey) -> Plan | None:
+        """Return the plan of a key, which is not kept any more; None where none is."""
+        found = self._plans.pop(key, None)
+        return None if found is None else found[0]
 
-    def take(self, stack: Stack, networks: Sequence[Network], components: Iterable[str]) -> Plan | None:
-        """The plan that a stack needs, but for its strengths; it is not kept any more."""
-        names = tuple(components)
-        for i in reversed(range(len(self._plans))):
-            if self._plans[i][0].serves(stack, networks, names):
-                return self._plans.pop(i)[0]
-        return None
-
-    def keep(self, known: Callable[[Network], bool]) -> None:
-        """Forget the plans of files that are not known any more."""
-        for i in reversed(range(len(self._plans))):
-            if not all(map(known, self._plans[i][0].networks)):
-                self._forget(i)
+    def keep_only(self, is_known: Callable[[Network], bool]) -> None:
+        """Drop the plans of files that are not known any more."""
+        for key in list(self._plans):
+            if not all(map(is_known, key.networks)):
+                self._drop(key)
 
     def clear(self) -> None:
-        """Forget all."""
-        while self._plans:
-            self._forget(-1)
+        """Drop all plans."""
+        for key in list(self._plans):
+            self._drop(key)
 
     @property
     def nbytes(self) -> int:
-        """What they take."""
-        return sum(plan.parked_bytes for plan, _ in self._plans)
+        """Bytes of all plans."""
+        return sum(plan.host_bytes for plan, _ in self._plans.values())
 
-    def _forget(self, i: int) -> None:
-        self._plans.pop(i)[0].release()
+    def _drop(self, key: PlanKey) -> None:
+        self._plans.pop(key)[0].release()

@@ -43,27 +43,27 @@ def files(reports: Iterable[NetworkReport]) -> None:
             logger.warning("%s: %s: unused %s: %s%s", DECISIONS, report.name, one.key, one.reason, detail)
 
 
-def way(layer: str, adapters: Iterable[str], chosen: object, why: str | None) -> None:
-    """Say how a layer is served.
+def executor(layer: str, adapters: Iterable[str], chosen: str, why: str | None) -> None:
+    """Log how a layer is computed.
 
     Args:
         layer: component and path.
         adapters: file and kind of each.
-        chosen: the way.
+        chosen: the name of its executor.
         why: why its weight is not merged into, where that was asked for.
     """
     reason = f"; live: {why}" if why else ""
-    logger.warning("%s: %s: %s: %s%s", DECISIONS, layer, type(chosen).__name__.lower(), ", ".join(adapters), reason)
+    logger.warning("%s: %s: %s: %s%s", DECISIONS, layer, chosen, ", ".join(adapters), reason)
 
 
 def anew(kept: bool, parked: bool = False) -> None:
-    """Say whether an activation had to choose ways, or only wrote strengths.
+    """Say whether an activation had to choose executors, or only wrote strengths.
 
     Args:
         kept: whether those that were in force serve it.
         parked: whether those that were in force at another time do.
     """
-    what = "the same files and layers: strengths written" if kept else "ways chosen anew"
+    what = "the same files and layers: strengths written" if kept else "executors chosen again"
     logger.warning("%s: %s", DECISIONS, "as at an earlier time: what was kept is used again" if parked else what)
 
 

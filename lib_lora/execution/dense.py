@@ -160,7 +160,7 @@ class _Pass:
     """Of the bindings, those that act in it, by their places; None is all."""
 
 
-class Transient(Resident[Placement[Adapters]]):
+class DenseExecutor(Resident[Placement[Adapters]]):
     """Bindings of one layer that need an effective weight.
 
     Args:
@@ -169,6 +169,8 @@ class Transient(Resident[Placement[Adapters]]):
         keeping: how what is placed is kept.
         in_order: let each adapter act on the weight that the ones before it left.
     """
+
+    name = "dense"
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -34,11 +34,11 @@ def patched(token: object, base_forward: BaseForward) -> BaseForward:
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
-        if slot is None or slot.patch is not token or slot.way is None:
+        if slot is None or slot.patch is not token or slot.executor is None:
             return base_forward(self, *args, **kwargs)
         if not is_compiling() and not slot.called:  # in this order: a graph is not to know that it was called
             slot.called = True
-        return slot.way.run(self, base_forward, args, kwargs)
+        return slot.executor.run(self, base_forward, args, kwargs)
 
     made = _at_home_of(base_forward, forward)
     # such as the marks of torch.jit.ignore, and the name by which a function is pickled
@@ -134,63 +134,58 @@ def _exchange(layer: nn.Module, old: object, new: BaseForward) -> None:
             setattr(holder, attribute, MethodType(new, layer))
 
 
-class Way(Protocol):
-    """How the bindings of one layer are computed: `low_rank.py`, `dense.py` or `merged.py`."""
+class Executor(Protocol):
+    """Computes one layer with its adapters: `low_rank.py`, `dense.py` or `merged.py`."""
+
+    name: str
+    """As the log has it."""
+    merges: bool
+    """Whether it writes into the base weight."""
 
     @property
-    def at_rest(self) -> bool:
-        """Whether `prefetch` is due even for a layer that is not where it computes."""
-        ...
+    def reads_base(self) -> bool:
+        """Whether what is placed was worked out of the base weight."""
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that are placed in the computer's memory."""
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Forward of the layer with its adapters."""
-        ...
+        """Compute the forward of the layer with its adapters."""
 
-    def follow(self, layer: nn.Module, device: torch.device) -> None:
-        """The layer moved: go there now, or drop what was placed where it no longer is."""
-        ...
-
-    def prefetch(self, layer: nn.Module) -> None:
-        """Place beside the layer before the first call, where layer and dtype are known already."""
-        ...
+    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
+        """Follow the layer to `device`; with `now`, place or merge what the first call needs, as far as it is known."""
 
     def release(self, layer: nn.Module) -> None:
-        """Leave nothing of ours in or beside the layer; the home copy stays."""
-        ...
+        """Leave nothing in or beside the layer; the file's own tensors stay."""
 
-    def park(self, layer: nn.Module) -> None:
-        """The same, but keep what makes coming back quicker and takes no room on a device."""
-        ...
 
-    def resume(self, layer: nn.Module) -> bool:
-        """Have beside the layer what was kept, if it is of use there; whether it is, so that no `prefetch` is due."""
-        ...
+class _Adopted(NamedTuple):
+    """A forward that a hook, or the layer, had captured before the class was patched; a method would keep the layer."""
 
-    def forget_stale(self, layer: nn.Module) -> None:
-        """Drop what was worked out of a base weight that has changed since."""
-        ...
-
-    @property
-    def parked_bytes(self) -> int:
-        """What `park` keeps, or has kept, until `release`."""
-        ...
+    holder: weakref.ref[Any]
+    attribute: str
+    found: Callable[..., Any]
+    ours: Callable[..., Any]
 
 
 class Slot:
-    """What a layer carries: which way its adapters are computed, and which patch may call it.
+    """The hook on one layer: its executor, and the patch that may call it.
 
     A plain attribute of the layer, never a Module, Parameter or buffer, so that no host finds it in a state dict, an
     fp8 cast or an offload map. Copies of the layer start without one.
     """
 
-    __slots__ = ("__weakref__", "called", "key", "layer", "owner", "patch", "way")
+    __slots__ = ("__weakref__", "adopted", "called", "executor", "key", "layer", "owner", "patch")
 
     def __init__(self, owner: object, layer: nn.Module) -> None:
         self.owner = owner
         self.layer = weakref.ref(layer)
         self.key = key_for(self)
         self.patch: ClassPatch | InstancePatch | None = None
-        self.way: Way | None = None
+        self.executor: Executor | None = None
+        self.adopted: list[_Adopted] = []
+        """The forwards of hooks and of the layer itself that were replaced to reach the class's patch."""
         self.called = False
         """Whether the layer was called since `watch.py` began to look, but for calls of compiled code."""
 
@@ -265,12 +260,8 @@ class ClassPatch:
 
 
 _patches: dict[type[nn.Module], ClassPatch] = {}
-_carriers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-Function = Callable[..., Any]
-_adopted: weakref.WeakKeyDictionary[nn.Module, list[tuple[weakref.ref[Any], str, Function, Function]]] = (
-    weakref.WeakKeyDictionary()
-)
-"""Layer -> (holder, attribute, function found there, ours). Functions, not methods, which would keep the layer."""
+_hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""The layers that have a slot."""
 
 
 def install(classes: Iterable[type[nn.Module]] = ()) -> None:
@@ -285,10 +276,8 @@ def install(classes: Iterable[type[nn.Module]] = ()) -> None:
 
 def uninstall() -> None:
     """Take every slot away and put every class back as it was found."""
-    for layer in list(_carriers):
+    for layer in list(_hooked):
         detach(layer)
-    for layer in list(_adopted):
-        _disown(layer)
     for cls in list(_patches):
         _patches.pop(cls).undo()
 
@@ -305,7 +294,7 @@ def ensure_in_force() -> bool:
             logger.warning("%s.forward was put back by another extension; patched again", cls.__name__)
             _patches[cls] = _renewed(patch)
             again = True
-    return again or any(_is_hidden(layer) for layer in _carriers)
+    return again or any(_is_hidden(layer) for layer in _hooked)
 
 
 def _is_hidden(layer: nn.Module) -> bool:
@@ -335,12 +324,12 @@ def attach(layer: nn.Module, slot: Slot) -> None:
     method = own_method(layer, patch.knows)
     if method is None:
         slot.patch = patch
-        _adopt(layer, patch)
+        _adopt(layer, slot, patch)
     else:
         slot.patch = own = InstancePatch(method)
         own.put(layer)
     setattr(layer, SLOT, slot)
-    _carriers.add(layer)
+    _hooked.add(layer)
 
 
 def is_attached(layer: nn.Module, slot: Slot) -> bool:
@@ -356,14 +345,14 @@ def is_attached(layer: nn.Module, slot: Slot) -> bool:
 def detach(layer: nn.Module) -> None:
     """Take the slot away; the layer is as it was."""
     slot = layer.__dict__.pop(SLOT, None)
-    _carriers.discard(layer)
+    _hooked.discard(layer)
     if slot is None:
         return
-    way, slot.way = slot.way, None
+    executor, slot.executor = slot.executor, None
     _withdraw(layer, slot)
-    _disown(layer)
-    if way is not None:
-        way.release(layer)
+    _disown(layer, slot)
+    if executor is not None:
+        executor.release(layer)
 
 
 def slot_of(layer: nn.Module) -> Slot | None:
@@ -398,76 +387,63 @@ def _withdraw(layer: nn.Module, slot: Slot) -> None:
     slot.patch = None
 
 
-def _adopt(layer: nn.Module, patch: ClassPatch) -> None:
+def _adopt(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
     """Reach a layer whose hooks, or those that are gone, captured the class's forward before the patch was there."""
     for holder, attribute in places(layer):
         captured = getattr(holder, attribute)
         if not isinstance(captured, MethodType) or captured.__func__ is patch.forward:
             continue
         if patch.replaces(captured.__func__):
-            found = (weakref.ref(holder), attribute, captured.__func__, patch.forward)
-            _adopted.setdefault(layer, []).append(found)
+            slot.adopted.append(_Adopted(weakref.ref(holder), attribute, captured.__func__, patch.forward))
             setattr(holder, attribute, MethodType(patch.forward, layer))
 
 
-def _disown(layer: nn.Module) -> None:
+def _disown(layer: nn.Module, slot: Slot) -> None:
     """Put back what `_adopt` replaced, as far as it is still there."""
-    for holder, attribute, original, ours in _adopted.pop(layer, ()):
+    for one in slot.adopted:
         # a hook that was removed meanwhile has put what it kept on the layer itself
-        for place, name in ((holder(), attribute), (layer, "forward")):
-            if place is not None and getattr(vars(place).get(name), "__func__", None) is ours:
-                setattr(place, name, MethodType(original, layer))
+        for place, name in ((one.holder(), one.attribute), (layer, "forward")):
+            if place is not None and getattr(vars(place).get(name), "__func__", None) is one.ours:
+                setattr(place, name, MethodType(one.found, layer))
+    slot.adopted.clear()
 
 
 def _patched_apply(base_apply: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
     def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         moved = base_apply(self, *args, **kwargs)
         slot: Slot | None = getattr(self, "_remora_slot", None)
-        if slot is not None and slot.way is not None:  # whichever patch it names: following twice is following once
+        if slot is not None and slot.executor is not None:  # whichever patch it names: moving twice is moving once
             device = device_of(self)
             if device is not None:
-                slot.way.follow(self, device)
+                slot.executor.move(self, device)
         return moved
 
     return _apply
 
 
 class _Probe:
-    """A way that only notes that it was reached."""
+    """An executor that only notes that it was reached."""
 
-    reached = False
-    at_rest = False
-    parked_bytes = 0
+    name = "probe"
+    merges = reads_base = reached = False
+    host_bytes = 0
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.reached = True
         return args[0]
 
-    def follow(self, layer: nn.Module, device: torch.device) -> None:
-        """Nothing is placed."""
-
-    def prefetch(self, layer: nn.Module) -> None:
+    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
         """Nothing is placed."""
 
     def release(self, layer: nn.Module) -> None:
         """Nothing is placed."""
-
-    def park(self, layer: nn.Module) -> None:
-        """Nothing is placed."""
-
-    def resume(self, layer: nn.Module) -> bool:
-        """Nothing is kept."""
-        return False
-
-    def forget_stale(self, layer: nn.Module) -> None:
-        """Nothing is kept."""
 
 
 def _reaches(patch: ClassPatch) -> bool:
     """Call the class's present forward on a tiny layer and see whether it comes down to the patch."""
     layer = _tiny_layer(patch.cls)
     probe, slot = _Probe(), Slot(patch, layer)
-    slot.patch, slot.way = patch, probe
+    slot.patch, slot.executor = patch, probe
     setattr(layer, SLOT, slot)
     try:
         patch.cls.forward(layer, torch.empty(0, device="cpu"))
@@ -488,130 +464,130 @@ def _tiny_layer(cls: type[nn.Module]) -> nn.Module:
     return layer
 
 
-class Carriers:
-    """Layers with slots. Held weakly."""
+class HookedLayers:
+    """The layers that one engine has hooked."""
 
     def __init__(self) -> None:
         self._token = object()
-        self._layers: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-    def publish(
+    def swap(
         self,
-        ways: Mapping[nn.Module, Way],
+        executors: Mapping[nn.Module, Executor],
         settle: Callable[[], None],
         resting: Callable[[], Collection[nn.Module]],
         *,
         keep: bool,
-        sound: bool = False,
+        checked: bool = False,
     ) -> None:
-        """Have these ways serve their layers, and no others. Or leave all as it was.
+        """Replace the executors of all layers; on any error the old ones are back.
 
         Args:
-            ways: by layer; those that serve already go on as they are.
-            settle: called when nothing is placed, unless something stays.
-            resting: gives the layers that are not where they compute, so that placing beside them would be in vain.
-            keep: whether what served before is parked, and not released.
-            sound: whether the layers with slots have just been found to call them.
+            executors: by layer; one that its layer has already stays as it is.
+            settle: called when nothing is placed, unless an executor stays.
+            resting: returns the layers that are not where they compute, so that placing beside them would be in vain.
+            keep: leave what the old executors have in the computer's memory, as they may come back.
+            checked: whether the slots were just found to be reached by calls of their layers.
 
         Raises:
             ComponentError: another engine serves one of the layers.
         """
-        held = {layer: slot for layer in self._layers if (slot := self._own(layer)) is not None}
-        before = {layer: slot.way for layer, slot in held.items()}
-        after = dict(ways.items())  # a dictionary of weak keys would look up each again
-        known = held if sound else {}
+        slots = self._slots()
+        before = {layer: slot.executor for layer, slot in slots.items()}
+        after = dict(executors.items())  # a dictionary of weak keys would look up each again
         try:
-            slots = {layer: known.get(layer) or self._slot(layer) for layer in after}
-            leaving = [(layer, old) for layer, old in before.items() if old is not after.get(layer)]
-            self._end(leaving, keep=keep)  # before the new ones are placed: never both on a device
+            for layer in after:
+                if not checked or layer not in slots:
+                    slots[layer] = self._slot(layer)
+            leaving = {layer: old for layer, old in before.items() if old is not after.get(layer)}
+            for layer, old in leaving.items():  # before the new ones are placed: never both on a device
+                _take_off(layer, old, keep=keep)
             for layer in before.keys() - after.keys():
-                self._leave(layer, before[layer])
+                _unhook(layer)
             if len(leaving) == len(before):
                 settle()
-            for layer, way in after.items():
-                slots[layer].way = way
-            coming = [(layer, way) for layer, way in after.items() if way is not before.get(layer)]
-            new = [(layer, way) for layer, way in coming if not way.resume(layer)]
+            for layer, executor in after.items():
+                slots[layer].executor = executor
+            new = {layer: executor for layer, executor in after.items() if executor is not before.get(layer)}
             idle = resting() if new else ()
-            for layer, way in new:
-                if way.at_rest or layer not in idle:
-                    way.prefetch(layer)
+            for layer, executor in new.items():
+                device = device_of(layer)
+                if device is not None:
+                    executor.move(layer, device, now=executor.merges or layer not in idle)
         except BaseException:
             self._restore(before)
             raise
 
-    def park(self, ways: Mapping[nn.Module, Way]) -> None:
-        """Have these ways serve no more."""
-        own = list(ways.items())
-        self._end(own, keep=True)
-        for layer, way in own:
-            self._leave(layer, way)
+    def hold(self, executors: Mapping[nn.Module, Executor]) -> bool:
+        """Tell whether all layers have these executors."""
+        slots = ((slot_of(layer), executor) for layer, executor in list(executors.items()))
+        return all(slot is not None and slot.executor is executor for slot, executor in slots)
 
-    @staticmethod
-    def _end(ways: Iterable[tuple[nn.Module, Way | None]], *, keep: bool) -> None:
-        """Park ways, or release them."""
-        for layer, way in ways:
-            if way is not None and keep:
-                way.park(layer)
-            elif way is not None:
-                way.release(layer)
+    def keep(self, executors: Mapping[nn.Module, Executor]) -> None:
+        """Unhook the layers of a plan that may come back, and leave what it has in the computer's memory."""
+        for layer, executor in list(executors.items()):
+            _take_off(layer, executor, keep=True)
+            slot = slot_of(layer)
+            if slot is not None and slot.executor is executor:
+                _unhook(layer)
 
-    def reattach(self, ways: Mapping[nn.Module, Way]) -> None:
-        """Have these ways serve their layers again, whose forward was replaced meanwhile."""
-        for layer, way in list(ways.items()):
-            self._slot(layer).way = way
+    def hook_again(self, executors: Mapping[nn.Module, Executor]) -> None:
+        """Hook layers again whose forward was replaced meanwhile."""
+        for layer, executor in list(executors.items()):
+            self._slot(layer).executor = executor
 
     def detach(self) -> None:
-        """Take the slots of all layers away, also where putting back the weights of one fails."""
+        """Unhook all layers, also where putting back the weights of one fails."""
         failed: LoraError | None = None
-        for layer in list(self._layers):
+        for layer in self._slots():
             try:
                 detach(layer)
             except LoraError as error:
                 failed = failed or error
-        self._layers.clear()
         if failed is not None:
             raise failed
 
-    def _restore(self, ways: Mapping[nn.Module, Way | None]) -> None:
-        for layer in list(self._layers):
-            slot = slot_of(layer)
-            if slot is not None and slot.way is not None and slot.way is not ways.get(layer):
-                slot.way.release(layer)
-            if layer not in ways:
+    def _restore(self, executors: Mapping[nn.Module, Executor | None]) -> None:
+        for layer, slot in self._slots().items():
+            if slot.executor is not None and slot.executor is not executors.get(layer):
+                slot.executor.release(layer)
+            if layer not in executors:
                 detach(layer)
-                self._layers.discard(layer)
-        for layer, way in ways.items():
-            self._slot(layer).way = way
-            if way is not None and not way.resume(layer) and way.at_rest:
-                way.prefetch(layer)
+        for layer, executor in executors.items():
+            self._slot(layer).executor = executor
+            device = device_of(layer)
+            if executor is not None and device is not None:
+                executor.move(layer, device, now=executor.merges)
 
-    def _leave(self, layer: nn.Module, way: Way | None) -> None:
-        """Take the slot of a layer away, and leave its way what it keeps."""
-        slot = slot_of(layer)
-        if slot is not None and slot.way is way:
-            slot.way = None
-        detach(layer)
-        self._layers.discard(layer)
-
-    def _own(self, layer: nn.Module) -> Slot | None:
-        slot = slot_of(layer)
-        return None if slot is None or slot.owner is not self._token else slot
+    def _slots(self) -> dict[nn.Module, Slot]:
+        found = ((layer, slot_of(layer)) for layer in list(_hooked))
+        return {layer: slot for layer, slot in found if slot is not None and slot.owner is self._token}
 
     def _slot(self, layer: nn.Module) -> Slot:
         slot = slot_of(layer)
         if slot is None or slot.owner is not self._token:
-            if slot is not None and slot.way is not None:
+            if slot is not None and slot.executor is not None:
                 raise ComponentError(f"a {type(layer).__name__} is served by another Engine; deactivate that one first")
             slot = Slot(self._token, layer)
         elif is_attached(layer, slot):
-            return slot  # and known
+            return slot
         attach(layer, slot)
-        self._layers.add(layer)
         return slot
 
 
-def carries(layer: nn.Module, way: Way) -> bool:
-    """Whether a way serves a layer."""
+_HOST = torch.device("cpu")
+
+
+def _take_off(layer: nn.Module, executor: Executor | None, *, keep: bool) -> None:
+    """Have an executor leave the layer; what it has in the computer's memory may be kept for later."""
+    if executor is not None and keep and not executor.reads_base:  # others may write to base weights meanwhile
+        executor.move(layer, _HOST)
+    elif executor is not None:
+        executor.release(layer)
+
+
+def _unhook(layer: nn.Module) -> None:
+    """Take the slot of a layer away; its executor has left already."""
     slot = slot_of(layer)
-    return slot is not None and slot.way is way
+    if slot is not None:
+        slot.executor = None
+    detach(layer)

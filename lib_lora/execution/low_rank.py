@@ -31,10 +31,10 @@ from ..strengths.live import Live, Spot, Windows
 from ..strengths.model_call import parts_per_row
 from ..strengths.table import FactorShare, Layout, Strengths
 from ..strengths.token_grid import is_of_text
-from ..tensors import TensorFields
+from ..tensors import TensorFields, device_of
 from ..weights.operation import Operation, named_arguments, output_in, place_of_input, width_of, with_output
 from . import opaque
-from .dense import Transient
+from .dense import DenseExecutor
 from .low_rank_products import (
     EXACT,
     FusedPair,
@@ -77,8 +77,10 @@ class Placed(Placement[Parts]):
     """Which outputs each change of the output is for; None for all."""
 
 
-class Factored(Resident[Placed]):
+class LowRankExecutor(Resident[Placed]):
     """Bindings of one linear, convolution or embedding layer that act beside it."""
+
+    name = "low-rank"
 
     def __init__(self, bindings: Sequence[Binding], strengths: Strengths, keeping: Keeping | None = None) -> None:
         keeping = keeping or Keeping()
@@ -100,11 +102,11 @@ class Factored(Resident[Placed]):
             for binding in self._bindings:
                 strengths.register(binding.layout)
 
-    def follow(self, layer: nn.Module, device: torch.device) -> None:
-        """Go where the layer went."""
-        if self._steady is not None:
+    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
+        """Follow the layer to a device, see `Resident.move`."""
+        if self._steady is not None and device_of(layer) == device:
             self._steady.forget(layer, device)
-        super().follow(layer, device)
+        super().move(layer, device, now=now)
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Forward of the layer plus its deltas."""
@@ -358,16 +360,17 @@ def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Opera
     return y
 
 
-class ByTokens:
+class LowRankOrDense:
     """Two ways of one linear layer, and the number of tokens from which the second is the cheaper one.
 
     Where rows of the batch or places of the picture have strengths of their own it is the first: the second takes a
     pass for each.
     """
 
-    at_rest = False
+    name = "low-rank or dense"
+    merges = False
 
-    def __init__(self, beside: Factored, dense: Transient, tokens: int, strengths: Strengths) -> None:
+    def __init__(self, beside: LowRankExecutor, dense: DenseExecutor, tokens: int, strengths: Strengths) -> None:
         self._beside = beside
         self._dense = dense
         self._tokens = tokens
@@ -380,36 +383,23 @@ class ByTokens:
         many = alike and x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
         return (self._dense if many else self._beside).run(layer, base_forward, args, kwargs)
 
-    def follow(self, layer: nn.Module, device: torch.device) -> None:
-        """Whichever lies beside the layer goes along."""
-        self._beside.follow(layer, device)
-        self._dense.follow(layer, device)
-
-    def prefetch(self, layer: nn.Module) -> None:
-        """Nothing: the first call tells which of the two is needed."""
+    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
+        """Move what is placed; the first call tells which of the two is needed."""
+        for one in (self._beside, self._dense):
+            if one.device is not None:
+                one.move(layer, device, now=now)
 
     def release(self, layer: nn.Module) -> None:
-        """Drop what was placed; the home copy stays."""
+        """Drop what was placed; the file's own tensors stay."""
         self._beside.release(layer)
         self._dense.release(layer)
 
-    def park(self, layer: nn.Module) -> None:
-        """Both keep what they have."""
-        self._beside.park(layer)
-        self._dense.park(layer)
-
-    def resume(self, layer: nn.Module) -> bool:
-        """Both have it again; of what neither has, the first call tells which is needed."""
-        self._beside.resume(layer)
-        self._dense.resume(layer)
-        return True
-
-    def forget_stale(self, layer: nn.Module) -> None:
-        """Have both look at the base weight again, if it has changed."""
-        self._beside.forget_stale(layer)
-        self._dense.forget_stale(layer)
+    @property
+    def reads_base(self) -> bool:
+        """Whether what is placed was worked out of the base weight."""
+        return self._beside.reads_base or self._dense.reads_base
 
     @property
-    def parked_bytes(self) -> int:
-        """What both keep."""
-        return self._beside.parked_bytes + self._dense.parked_bytes
+    def host_bytes(self) -> int:
+        """Bytes that are placed in the computer's memory."""
+        return self._beside.host_bytes + self._dense.host_bytes

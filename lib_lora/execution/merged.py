@@ -27,7 +27,7 @@ from ..tensors import plain_mode, wide
 from ..weights.base_weight import WeightMark, holds_values
 from ..weights.originals import Backup, Checkpoint, Held, Pristine
 from ..weights.rounding import digest, generator_for, round_stochastically
-from .dense import Transient, bias_of
+from .dense import DenseExecutor, bias_of
 from .dense_products import Round, build
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class _Original:
     """Whether it is what casts would have made of the pristine one, and not that one."""
 
 
-class Merged(Transient):
+class MergedExecutor(DenseExecutor):
     """Bindings of one layer whose weight holds them.
 
     Args:
@@ -82,7 +82,8 @@ class Merged(Transient):
         checkpoint: where pristine parameters can be read again; what is not there is copied to the CPU.
     """
 
-    at_rest = True
+    name = "merged"
+    merges = True
 
     def __init__(
         self,
@@ -107,21 +108,28 @@ class Merged(Transient):
         """Forward of the layer, whose weight has its adapters."""
         return base_forward(layer, *args, **kwargs)
 
-    def follow(self, layer: nn.Module, device: torch.device) -> None:
-        """Nothing is kept beside the layer."""
+    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
+        """Write the weight for the present strengths where the plan comes into force; a merged layer moves by itself.
 
-    def prefetch(self, layer: nn.Module) -> None:
-        """Write the weight for the strengths of now, if it is not so yet."""
+        Raises:
+            ComponentError: another program wrote a part of the weight; the model must be loaded again.
+            FileError: a checkpoint that holds the original was overwritten; the same.
+        """
+        if not now:
+            return
         (values,) = self._strengths.values  # images that differ are not merged
         wanted = tuple(values[binding.cell] for binding in self._bindings)
-        if self._written and wanted == self._values:
-            return
-        try:
-            with plain_mode(next(layer.parameters()).device):
+        with plain_mode(next(layer.parameters()).device):
+            marked = [(written.mark, param) for param, written in self._written.items()]
+            if not all(mark is not None and mark == WeightMark.of(layer, param) for mark, param in marked):
+                self._forget_replaced(layer)
+            if self._written and wanted == self._values:
+                return
+            try:
                 self._merge(layer)
-        except BaseException:
-            self.release(layer)
-            raise
+            except BaseException:
+                self.release(layer)
+                raise
         self._values = wanted
 
     def release(self, layer: nn.Module) -> None:
@@ -142,22 +150,6 @@ class Merged(Transient):
         super().release(layer)
         if failed is not None:
             raise failed
-
-    def park(self, layer: nn.Module) -> None:
-        """Put every parameter back."""
-        self.release(layer)
-
-    def forget_stale(self, layer: nn.Module) -> None:
-        """Take a weight that something else wrote for the pristine one, so that it is merged into anew.
-
-        Raises:
-            ComponentError: it is neither what was written nor another one; the model must be loaded again.
-            FileError: a checkpoint that holds the original was overwritten; the same.
-        """
-        marked = [(written.mark, param) for param, written in self._written.items()]
-        if not all(mark is not None and mark == WeightMark.of(layer, param) for mark, param in marked):
-            with plain_mode(next(layer.parameters()).device):
-                self._forget_replaced(layer)
 
     def _forget_replaced(self, layer: nn.Module) -> dict[str, _Original]:
         """Forget what was written if something else wrote one of the parameters since, and put back the others.

@@ -22,7 +22,7 @@ from ..naming.places import Target
 from ..naming.whole import Whole
 from ..plugins import Tuner
 from ..strengths.table import FactorShare, Layout, Strengths
-from ..tensors import device_of, plain_mode
+from ..tensors import plain_mode
 from ..weights.base_weight import WeightMark, read_base_weight
 from .budget import OUT_OF_MEMORY, Budget
 from .schemes import stays
@@ -75,7 +75,7 @@ P = TypeVar("P", bound=Placement[Any])
 class Resident(ABC, Generic[P]):
     """A way that keeps something beside its layer."""
 
-    at_rest = False
+    merges = False
 
     def __init__(self, bindings: Sequence[Binding], strengths: Strengths, keeping: Keeping) -> None:
         self._storage = keeping.storage
@@ -89,7 +89,8 @@ class Resident(ABC, Generic[P]):
         self._other: P | None = None  # of another dtype, for layers that are called in two by turns
         self._stays = True
         self._known: tuple[Adapter, ...] | None = None
-        self._reads = False  # whether some of these depend on the base weight
+        self.reads_base = False
+        """Whether what is placed was worked out of the base weight."""
         self._marks: tuple[WeightMark | None, ...] = ()  # of the weights that were read for these
 
     @property
@@ -110,49 +111,41 @@ class Resident(ABC, Generic[P]):
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> P:
         """Copy what the layer needs to `device`; `dtype` is that of its output."""
 
-    def follow(self, layer: nn.Module, device: torch.device) -> None:
-        """Go where the layer went; on its way out, to the CPU or meta, only the home copy remains."""
-        placed = self._placed
-        if placed is None or placed.device == device:
-            return
-        self.evict("the layer left")
-        if device.type not in ("cpu", "meta"):
-            self._place_early(layer, device, placed.dtype, "the layer went there")
+    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
+        """Follow the layer to a device; on its way out, to the CPU or meta, only the host copy remains.
 
-    def prefetch(self, layer: nn.Module) -> None:
-        """Place now if the layer is somewhere real and its dtype tells the one it computes in."""
-        weight = getattr(layer, "weight", None)
-        if isinstance(weight, Tensor) and weight.device.type != "meta" and weight.dtype in _COMPUTING:
-            self._place_early(layer, weight.device, weight.dtype, "the layer is there")
+        Args:
+            layer: the layer.
+            device: where it is.
+            now: the plan comes into force: drop what a base weight that has changed since was read for, and place
+                before the first call, if the layer is somewhere real and its dtype tells in which one it computes.
+        """
+        if now and self.reads_base and not all(map(_agree, self._marks, self._marks_of(layer))):
+            self.release(layer)
+        placed, dtype = self._placed, None
+        if placed is not None:
+            if placed.device == device:
+                return
+            self.evict("the layer left")
+            dtype = placed.dtype if device.type not in ("cpu", "meta") else None
+        if dtype is None and now:
+            weight = getattr(layer, "weight", None)
+            if isinstance(weight, Tensor) and weight.device == device and weight.dtype in _COMPUTING:
+                dtype = weight.dtype
+        if dtype is not None and device.type != "meta":
+            self._place_early(layer, device, dtype, "the layer is there")
 
     def release(self, layer: nn.Module) -> None:
         """Drop what was placed; the file's own tensors stay."""
+        self._known, self._marks, self.reads_base = None, (), False
         self.evict("it is taken off")
         self._leave_home()
 
-    def park(self, layer: nn.Module) -> None:
-        """Leave where it is what lies in the computer's memory, if nothing of it was worked out of the base weight."""
-        self._drop_other()
-        placed = self._placed
-        if placed is None or placed.device.type != "cpu" or self._reads:
-            self.release(layer)
-            self._known = None
-        else:
-            self._stays = True  # there, whatever becomes of the weights: a call elsewhere places it anew
-
-    def resume(self, layer: nn.Module) -> bool:
-        """Go on with what was left, if the layer is still in the computer's memory; else drop it."""
-        placed = self._placed
-        if placed is not None and device_of(layer) == placed.device:
-            return True
-        self.evict("the layer left")
-        return False
-
     @property
-    def parked_bytes(self) -> int:
-        """Bytes that `park` leaves."""
+    def host_bytes(self) -> int:
+        """Bytes that are placed in the computer's memory."""
         placed = self._placed
-        return 0 if placed is None or placed.device.type != "cpu" or self._reads else placed.stored.nbytes
+        return 0 if placed is None or placed.device.type != "cpu" else self._share.nbytes
 
     def evict(self, why: str = "the call is over") -> None:
         """Drop what was placed; the next call places it again.
@@ -181,13 +174,6 @@ class Resident(ABC, Generic[P]):
             self._placed, self._other = other, placed
             return other
         return placed
-
-    def _drop_other(self) -> None:
-        """Keep no more than what is placed in one dtype."""
-        if self._other is not None and self._placed is not None:
-            self._other = None
-            self._budget.free(self._share)
-            self._budget.charge(self._share, self._placed.device, self._placed.stored.nbytes)
 
     def _kept_beside(self, device: torch.device, dtype: torch.dtype) -> P | None:
         """Return what is placed for another dtype, if it may stay where it is; else drop it."""
@@ -295,17 +281,9 @@ class Resident(ABC, Generic[P]):
         self._known = tuple(
             one.adapter if known is copy else known for known, copy, one in zip(found, own, self._bindings, strict=True)
         )
-        self._reads = any(known is not one.adapter for known, one in zip(self._known, self._bindings, strict=True))
-        self._marks = self._marks_of(layer) if self._reads else ()
+        self.reads_base = any(known is not one.adapter for known, one in zip(self._known, self._bindings, strict=True))
+        self._marks = self._marks_of(layer) if self.reads_base else ()
         return found
-
-    def forget_stale(self, layer: nn.Module) -> None:
-        """Drop what was worked out of a base weight that was written to since, such as by `load_state_dict`."""
-        if not self._reads or all(map(_agree, self._marks, self._marks_of(layer))):
-            return
-        self._known = None
-        self.evict("the base weight changed")
-        self._leave_home()
 
     def _marks_of(self, layer: nn.Module) -> tuple[WeightMark | None, ...]:
         found: list[WeightMark | None] = []

@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import LoraError
-from ..execution.dense import Transient
-from ..execution.hooks import Way
+from ..execution.dense import DenseExecutor
+from ..execution.hooks import Executor
 from ..execution.low_rank_products import EXACT
 from ..plan import Choice
 from ..strengths.model_call import Call, hook_of, listen
@@ -26,7 +26,7 @@ from .rates import RateBook, Work
 
 logger = logging.getLogger(__name__)
 
-Exchange = Callable[[Mapping[nn.Module, Way]], None]
+Exchange = Callable[[Mapping[nn.Module, Executor]], None]
 """Has these ways serve their layers from now on."""
 
 
@@ -76,9 +76,9 @@ class Auto:
 
     def pays(
         self, choices: Mapping[nn.Module, Choice], places: Mapping[nn.Module, int], calls: int
-    ) -> dict[nn.Module, Way]:
+    ) -> dict[nn.Module, Executor]:
         """The layers for which merging costs less than it saves, and says so."""
-        chosen: dict[nn.Module, Way] = {}
+        chosen: dict[nn.Module, Executor] = {}
         saved = taken = 0.0
         for layer, choice in choices.items():
             device, weight = device_of(layer), next(layer.parameters(), None)
@@ -106,7 +106,7 @@ def _work_of(layer: nn.Module, choice: Choice) -> Work:
     entries = layer.get_parameter(choice.bindings[0].target.param).numel()
     numbers = sum(tensor.numel() for one in choice.bindings for _, tensor in one.adapter.tensors())
     outputs = _outputs_of(choice)
-    return Work(numbers, entries, outputs + entries // outputs, isinstance(choice.live, Transient))
+    return Work(numbers, entries, outputs + entries // outputs, isinstance(choice.live, DenseExecutor))
 
 
 class _Watch:

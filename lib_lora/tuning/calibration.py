@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..execution.hooks import Way
+from ..execution.hooks import Executor
 from ..naming.cache import NetworkCache
 from ..naming.families import alias_table
 from ..naming.index import LayerIndex
 from ..placement.resident import Keeping
-from ..plan import make_plan
+from ..plan import PlanKey, make_plan
 from ..stack import Entry, Mode, Stack
 from ..tensors import plain_mode
 from .rates import Rates
@@ -69,43 +69,44 @@ class _Sample:
 
     def live(self, places: int) -> float:
         """Seconds of the pair alone, beside a layer that computes nothing."""
-        return self._of_call(self._way(self._path, "live"), places)
+        return self._of_call(self._executor(self._path, "live"), places)
 
     def built(self) -> float:
         """Seconds of building a weight."""
-        return self._of_call(self._way(self._full, "live"), 1)
+        return self._of_call(self._executor(self._full, "live"), 1)
 
     def merged(self) -> float:
         """Seconds of merging and putting back."""
-        way = self._way(self._path, "merged")
+        executor = self._executor(self._path, "merged")
 
         def run() -> Tensor:
-            way.prefetch(self._layer)
-            way.release(self._layer)
+            executor.move(self._layer, self._layer.weight.device, now=True)
+            executor.release(self._layer)
             return self._layer.weight
 
         others = torch.zeros(_CACHES, dtype=torch.uint8, device=self._layer.weight.device)
         return _seconds(run, lambda: others.add_(1))
 
-    def _of_call(self, way: Way, places: int) -> float:
+    def _of_call(self, executor: Executor, places: int) -> float:
         weight = self._layer.weight
         x = torch.zeros(places, self._size, device=weight.device, dtype=weight.dtype)
         y = torch.zeros_like(x)
         others = weight.new_zeros(_CACHES // weight.element_size() // _WIDTH, _WIDTH)
         states = weight.new_zeros(_FEW, _WIDTH)
-        way.prefetch(self._layer)
+        executor.move(self._layer, self._layer.weight.device, now=True)
 
         def before() -> Tensor:
             nn.functional.linear(states, others)  # another layer; then what this one is given, and has made of it
             return x.zero_() + y.zero_()
 
-        return _seconds(lambda: way.run(self._layer, lambda *_, **__: y, (x,), {}), before)
+        return _seconds(lambda: executor.run(self._layer, lambda *_, **__: y, (x,), {}), before)
 
-    def _way(self, path: Path, mode: Mode) -> Way:
+    def _executor(self, path: Path, mode: Mode) -> Executor:
         network = NetworkCache(1).resolved(path, [self._index])
         stack = Stack([Entry(path)], mode=mode)
-        plan = make_plan(stack, (network,), [self._index], {"unet": self._model}, {}, Keeping())
-        return plan.layers[self._layer]
+        key = PlanKey.of(stack, [network], [self._index])
+        plan = make_plan(stack, key, {"unet": self._model}, {}, Keeping())
+        return plan.executors[self._layer]
 
 
 def _seconds(run: Callable[[], Tensor], before: Callable[[], Tensor]) -> float:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import Factored
+from lib_lora.execution.low_rank import LowRankExecutor
 from tests.fakes.schemes import (
     CPU,
 )
@@ -64,10 +64,14 @@ def assert_same(got: Tensor, want: Tensor) -> None:
         pytest.fail(f"differs by {(got - want).abs().max():.3g}, of {want.abs().max():.3g}")
 
 
-def ways(module: nn.Module) -> dict[str, Factored]:
+def ways(module: nn.Module) -> dict[str, LowRankExecutor]:
     """Find what serves each layer."""
     slots = {path: slot_of(layer) for path, layer in module.named_modules()}
-    return {path: slot.way for path, slot in slots.items() if slot is not None and isinstance(slot.way, Factored)}
+    return {
+        path: slot.executor
+        for path, slot in slots.items()
+        if slot is not None and isinstance(slot.executor, LowRankExecutor)
+    }
 
 
 def placed_on(module: nn.Module) -> set[torch.device | None]:
@@ -115,11 +119,11 @@ def picture(pipe: StableDiffusionPipeline, where: torch.device, engine: Engine |
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     """Count placements from now on."""
     placements: list[torch.device] = []
-    place = Factored._place
+    place = LowRankExecutor._place
 
-    def noting(self: Factored, layer: nn.Module, where: torch.device, *dtypes: torch.dtype) -> object:
+    def noting(self: LowRankExecutor, layer: nn.Module, where: torch.device, *dtypes: torch.dtype) -> object:
         placements.append(where)
         return place(self, layer, where, *dtypes)
 
-    monkeypatch.setattr(Factored, "_place", noting)
+    monkeypatch.setattr(LowRankExecutor, "_place", noting)
     return placements

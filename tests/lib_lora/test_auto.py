@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from lib_lora import Curve, Engine, Entry, Moment, PerImage, Stack, StackError, Strength, tuning
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import Factored
-from lib_lora.execution.merged import Merged
+from lib_lora.execution.low_rank import LowRankExecutor
+from lib_lora.execution.merged import MergedExecutor
 from lib_lora.tuning import Tuner
 from lib_lora.tuning.calibration import _seconds, measure
 from lib_lora.tuning.rates import RateBook, Rates, Work
@@ -61,7 +61,7 @@ def auto(file: Path, multiplier: float = 0.8, calls: int | None = CALLS) -> Stac
 
 
 def ways(model: nn.Module) -> set[type]:
-    return {type(slot.way) for layer in model.modules() if (slot := slot_of(layer)) is not None}
+    return {type(slot.executor) for layer in model.modules() if (slot := slot_of(layer)) is not None}
 
 
 def bits(model: nn.Module) -> list[bytes]:
@@ -80,10 +80,10 @@ def test_the_first_call_is_live_and_those_after_it_are_merged(model, file, measu
     report = own.activate(auto(file))
     assert dict(report.live) == {"the first call tells where merging pays": 2}
     outputs = [model(x)]
-    assert ways(model) == {Factored}
+    assert ways(model) == {LowRankExecutor}
     assert bits(model) == before
     outputs += [model(x), model(x)]
-    assert ways(model) == {Merged}
+    assert ways(model) == {MergedExecutor}
     assert bits(model) != before
     assert (own.report.merged, dict(own.report.live)) == (2, {})
     for other in outputs[1:]:
@@ -144,7 +144,7 @@ def test_a_strength_that_no_weight_can_hold_takes_it_out_again(model, file, meas
     own.set_multiplier(0, other)
     got = [model(x), model(x)]
     assert bits(model) == before
-    assert ways(model) == {Factored}
+    assert ways(model) == {LowRankExecutor}
     own.activate(Stack([Entry(file, other)]))
     assert all(torch.equal(one, model(x)) for one in got)
 
@@ -156,7 +156,7 @@ def test_nothing_is_merged_where_it_costs_more_than_it_saves(model, file, measur
     own.activate(auto(file))
     for _ in range(3):
         model(torch.randn(5, 8))
-    assert ways(model) == {Factored}
+    assert ways(model) == {LowRankExecutor}
     assert bits(model) == before
     assert dict(own.report.live) == {"merging would not pay": 2}
     assert hooks(model) == 0
@@ -169,7 +169,7 @@ def test_few_calls_or_an_unknown_number_are_live(model, file, measured, calls):
     report = own.activate(auto(file, calls=calls))
     for _ in range(3):
         model(torch.randn(5, 8))
-    assert ways(model) == {Factored}
+    assert ways(model) == {LowRankExecutor}
     assert not report.merging
     assert hooks(model) == 0
 
@@ -193,7 +193,7 @@ def test_each_layer_is_decided_by_its_own_places_and_by_the_calls_that_are_left(
             for _ in range(2):
                 model(torch.randn(7, 8))
             assert own.report.merged == some
-    assert isinstance(slot_of(model[0]).way, Factored)
+    assert isinstance(slot_of(model[0]).executor, LowRankExecutor)
     assert [one.message.partition(":")[0] for one in caplog.records] == ["auto"] * 2, "one line for each"
     assert "1 of 2 layers are merged" in caplog.records[0].message
 
@@ -218,18 +218,18 @@ def test_a_merge_that_fails_leaves_the_stack_live(model, file, measured, monkeyp
     own, before, x = Engine({"unet": model}, tuner=Tuner()), bits(model), torch.randn(5, 8)
     own.activate(auto(file))
     want = model(x)
-    merge, done = Merged._merge, []
+    merge, done = MergedExecutor._merge, []
 
-    def fail(way: Merged, layer: nn.Module) -> None:
+    def fail(way: MergedExecutor, layer: nn.Module) -> None:
         if done:
             raise torch.OutOfMemoryError("nothing left")
         done.append(merge(way, layer))
 
-    monkeypatch.setattr(Merged, "_merge", fail)
+    monkeypatch.setattr(MergedExecutor, "_merge", fail)
     assert torch.equal(model(x), want)
     assert "stays live: nothing left" in caplog.text
     assert bits(model) == before
-    assert ways(model) == {Factored}
+    assert ways(model) == {LowRankExecutor}
 
 
 @torch.no_grad()
@@ -243,7 +243,7 @@ def test_a_device_that_cannot_be_measured_leaves_the_stack_live(model, file, mon
     outputs = [model(x) for _ in range(3)]
     assert torch.equal(outputs[0], outputs[2])
     assert "could not be measured: not even a layer" in caplog.text
-    assert ways(model) == {Factored}
+    assert ways(model) == {LowRankExecutor}
     assert dict(own.report.live) == {"merging would not pay": 2}
 
 
@@ -282,8 +282,8 @@ def test_text_encoders_are_live_and_components_are_decided_each_by_itself(tmp_pa
     for _ in range(2):
         encoder(torch.ones(1, 4, dtype=torch.int64))
         unet(**unet_inputs(0))
-    assert Merged in ways(unet)
-    assert Merged not in ways(encoder), "a text encoder is called once"
+    assert MergedExecutor in ways(unet)
+    assert MergedExecutor not in ways(encoder), "a text encoder is called once"
 
 
 @torch.no_grad()
@@ -320,7 +320,7 @@ def test_on_a_device(file, measured):
         own, x = Engine({"unet": model}, tuner=Tuner()), torch.randn(5, 8).to(device())
         own.activate(auto(file))
         first, second = (model(x).to("cpu") for _ in range(2))
-        assert ways(model) == {Merged}
+        assert ways(model) == {MergedExecutor}
         own.deactivate()
         model.to("cpu")
     assert asked == [(device(), F32)]

@@ -266,7 +266,7 @@ def test_a_forward_the_layer_carries_is_reached_once_and_given_back(path: Path) 
     want, plain = change(Model(dense_layer()), x, path), model(x)
     engine = engine_for(model, path)
     assert worst(model(x).double() - plain, want) < 1e-5, "once, and not doubled by what the layer does"
-    assert hooks.slot_of(model.layer).way is not None
+    assert hooks.slot_of(model.layer).executor is not None
     engine.deactivate()
     assert model.layer.forward == MethodType(own_forward, model.layer)
     assert torch.equal(model(x), plain)
@@ -340,7 +340,7 @@ def test_adapters_follow_a_layer_with_a_forward_of_its_own(path: Path) -> None:
         model = Model(with_own_forward(dense_layer()))
         engine = engine_for(model, path)
         model.to(device())
-        assert hooks.slot_of(model.layer).way.device == device(), "before the first call"
+        assert hooks.slot_of(model.layer).executor.device == device(), "before the first call"
         engine.deactivate()
 
 

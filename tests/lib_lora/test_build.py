@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
 from lib_lora.execution import dense_products
-from lib_lora.execution.dense import Transient
+from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import ByTokens, Factored
+from lib_lora.execution.low_rank import LowRankExecutor, LowRankOrDense
 from tests.fakes.kinds import SAMPLES
 
 BY_NAME = {sample.name: sample for sample in SAMPLES}
@@ -54,24 +54,24 @@ def test_many_tokens_are_served_by_a_weight_and_few_beside_the_layer(tmp_path, m
     model = nn.ModuleDict({"layer": nn.Linear(24, 48).requires_grad_(False)})
     path, tensors = KINDS["boft"].write(tmp_path, (48, 24))
     served: list[type] = []
-    for way in (Factored, Transient):
+    for way in (LowRankExecutor, DenseExecutor):
         run = way.run
         monkeypatch.setattr(way, "run", lambda self, *args, run=run: (served.append(type(self)), run(self, *args))[1])
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path, 0.7)]))
     slot = slot_of(model["layer"])
     assert slot is not None
-    assert isinstance(slot.way, ByTokens)
+    assert isinstance(slot.executor, LowRankOrDense)
     weight = KINDS["boft"].weight(tensors, model["layer"].weight, 0.7)
     for tokens in (1, 23, 24, 500):
         x = torch.randn(tokens, 24)
         want = nn.functional.linear(x.double(), weight, model["layer"].bias.double())
         assert (model["layer"](x) - want).abs().max() < 1e-5 * want.abs().max()
-    assert served == [Factored, Factored, Transient, Transient]
+    assert served == [LowRankExecutor, LowRankExecutor, DenseExecutor, DenseExecutor]
     served.clear()
     model.to(torch.bfloat16)
     model["layer"](torch.randn(500, 24, dtype=torch.bfloat16))
-    assert served == [Factored], "a small change would be lost in the rounding of the sum"
+    assert served == [LowRankExecutor], "a small change would be lost in the rounding of the sum"
     model.to("meta")
     assert engine.memory().placed == {}
     engine.deactivate()
@@ -97,7 +97,7 @@ def test_kinds_that_share_a_direction_are_built_together(tmp_path, others, mode,
     engine.activate(Stack([Entry(path, 0.5) for path, _ in files], mode=mode))
     slot = slot_of(model["layer"])
     assert slot is not None
-    assert isinstance(slot.way, Transient)
+    assert isinstance(slot.executor, DenseExecutor)
     assert (model["layer"](x) - want).abs().max() < 2e-5 * want.abs().max()
 
 
@@ -109,4 +109,4 @@ def test_what_shares_no_direction_stays_beside_the_layer(tmp_path):
     engine.activate(Stack(entries))
     slot = slot_of(model["layer"])
     assert slot is not None
-    assert isinstance(slot.way, Factored)
+    assert isinstance(slot.executor, LowRankExecutor)

@@ -12,7 +12,7 @@ from torch import nn
 
 from lib_lora import Engine, Entry, Stack, install
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import Factored
+from lib_lora.execution.low_rank import LowRankExecutor
 from tests.conftest import TORCH
 from tests.fakes.kinds import SAMPLES
 
@@ -33,7 +33,7 @@ def test_a_kind_is_one_graph_and_strengths_are_inputs(tmp_path, kind):
     x = torch.randn(3, 24)
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path, 0.5)]))
-    beside = isinstance(slot_of(model["layer"]).way, Factored)
+    beside = isinstance(slot_of(model["layer"]).executor, LowRankExecutor)
     engine.deactivate()
     one_graph = beside or TORCH >= (2, 4)
     compiled = torch.compile(lambda x: model["layer"](x), backend=counter, fullgraph=one_graph)

@@ -31,7 +31,7 @@ from lib_lora import (
     model_blocks,
     model_family,
 )
-from lib_lora.execution.low_rank import Factored
+from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.files.file import AdapterFile
 from tests.fakes.files import pair, save
 
@@ -113,11 +113,11 @@ def test_a_strength_change_equals_a_fresh_activation_and_touches_no_layer(net, x
     engine = Engine({"unet": net})
     engine.activate(Stack([Entry(both, 1.0), Entry(only_a, -0.5)]))
     net(x)
-    ways = [net.a._remora_slot.way, net.b._remora_slot.way]
+    ways = [net.a._remora_slot.executor, net.b._remora_slot.executor]
     placed = [way._placed for way in ways]
     engine.set_multiplier(0, 1.1)
     changed = net(x)
-    assert [net.a._remora_slot.way, net.b._remora_slot.way] == ways
+    assert [net.a._remora_slot.executor, net.b._remora_slot.executor] == ways
     assert all(way._placed is before for way, before in zip(ways, placed, strict=True))
     assert engine.stack.entries[0].multiplier == 1.1
     fresh = Engine({"unet": net})
@@ -129,9 +129,9 @@ def test_a_strength_change_equals_a_fresh_activation_and_touches_no_layer(net, x
 def test_the_same_files_again_only_write_numbers(net, x, both):
     engine = Engine({"unet": net})
     engine.activate(Stack([Entry(both, 1.0)]))
-    way = net.a._remora_slot.way
+    way = net.a._remora_slot.executor
     engine.activate(Stack([Entry(both, 0.3)]))
-    assert net.a._remora_slot.way is way
+    assert net.a._remora_slot.executor is way
     changed = net(x)
     engine.deactivate()
     engine.activate(Stack([Entry(both, 0.3)]))
@@ -214,7 +214,7 @@ def test_a_failed_activation_leaves_what_was_and_names_the_entry(net, x, both, o
 
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError, KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("at", ["prefetch", "attach"])
+@pytest.mark.parametrize("at", ["place", "attach"])
 def test_a_failure_in_the_middle_of_publishing_is_rolled_back(net, x, both, only_a, monkeypatch, error, at):
     engine = Engine({"unet": net})
     plain = net(x)
@@ -222,13 +222,13 @@ def test_a_failure_in_the_middle_of_publishing_is_rolled_back(net, x, both, only
     before = net(x)
     calls = []
 
-    def failing(*args):
+    def failing(*args, **kwargs):
         calls.append(args)
-        if len(calls) == (2 if at == "prefetch" else 1):  # only one of the two layers has no slot yet
+        if len(calls) == (2 if at == "place" else 1):  # only one of the two layers has no slot yet
             raise error("in the middle")
-        return original(*args)
+        return original(*args, **kwargs)
 
-    target = (Factored, "prefetch") if at == "prefetch" else (lib_lora.execution.hooks, "attach")
+    target = (LowRankExecutor, "_place_early") if at == "place" else (lib_lora.execution.hooks, "attach")
     original = getattr(*target)
     with monkeypatch.context() as context:
         context.setattr(*target, failing)

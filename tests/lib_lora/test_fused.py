@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from lib_lora import ComponentError, Engine, Entry, PerImage, Stack, install, load_network, plan
 from lib_lora.adapters._part import PartOf, RowsOf, part_of
 from lib_lora.adapters.base import Adapter, At, within
-from lib_lora.execution.dense import Transient
+from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import Factored
+from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.weights.base_weight import read_base_weight
 from tests.conftest import TORCH
 from tests.fakes.contract import BOUNDS, FILE, LIVE, worst
@@ -115,7 +115,9 @@ WAYS = {"live": SCENARIOS, "effective": (UNEVEN, UNEVEN_PARTS), "merged": (UNEVE
 @pytest.mark.parametrize("sample", LINEAR, ids=ids)
 def test_every_row_is_that_of_the_weight_as_the_file_has_it(tmp_path, sample, scenario, mode, monkeypatch):
     if mode == "effective":
-        monkeypatch.setattr(plan, "live_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
+        monkeypatch.setattr(
+            plan, "live_executor", lambda layer, bindings, strengths, **_: DenseExecutor(bindings, strengths)
+        )
     check(tmp_path, sample, scenario, linear, "merged" if mode == "merged" else "live")
 
 
@@ -174,7 +176,7 @@ def test_layers_without_a_bias_get_the_change_of_one(tmp_path, sample, scenario,
 
 
 def ways(model: Blocks) -> set[type]:
-    return {type(slot_of(model.get_submodule(name)).way) for name in model.names}
+    return {type(slot_of(model.get_submodule(name)).executor) for name in model.names}
 
 
 class TestApart:
@@ -227,7 +229,7 @@ class TestApart:
         for multiplier in (1.0, 0.5):
             engine.set_multiplier(0, multiplier)
             model(x_for(linear))
-        assert ways(model) == {Transient if sample.name == "dora around a full difference" else Factored}
+        assert ways(model) == {DenseExecutor if sample.name == "dora around a full difference" else LowRankExecutor}
         assert len(read) == len(set(read)) == 3
 
 
@@ -504,7 +506,7 @@ def test_compiled_it_is_one_graph_and_strengths_are_inputs(tmp_path, name, scena
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     plain = compiled(x)
     engine.activate(Stack([Entry(written.path, 0.5)]))
-    assert ways(model) == {Factored}
+    assert ways(model) == {LowRankExecutor}
     model(x)
     for multiplier in (0.5, -1.0, 0.0, 2.0):
         engine.set_multiplier(0, multiplier)
@@ -601,8 +603,8 @@ def test_a_change_that_looks_at_the_input_alone_needs_no_second_base_call(tmp_pa
     layer = model.get_submodule("double_blocks.0.img_attn.qkv")
     engine = engine_for(model)
     engine.activate(Stack([Entry(written.path) for written in files]))
-    way = slot_of(layer).way
-    assert isinstance(way, Factored)
+    way = slot_of(layer).executor
+    assert isinstance(way, LowRankExecutor)
     calls = []
 
     def base_forward(layer: nn.Module, x: Tensor) -> Tensor:

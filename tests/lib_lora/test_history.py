@@ -22,7 +22,7 @@ from accelerate.hooks import remove_hook_from_module
 from torch import nn
 
 from lib_lora import ActivationError, Engine, Entry, Stack
-from lib_lora.execution.low_rank import Factored
+from lib_lora.execution.low_rank import LowRankExecutor
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet, unet_inputs
 
 ROUNDS = 1000
@@ -90,17 +90,17 @@ def random_stack(rng: random.Random, files: list[Path]) -> Stack:
 
 def failing_activation(world: World, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail at a random layer while adapters are placed."""
-    calls, at, original = 0, rng.randint(1, 40), Factored.prefetch
+    calls, at, original = 0, rng.randint(1, 40), LowRankExecutor._place_early
 
-    def prefetch(self, layer):
+    def place_early(*args):
         nonlocal calls
         calls += 1
         if calls == at:
             raise torch.cuda.OutOfMemoryError("injected")
-        original(self, layer)
+        original(*args)
 
     with monkeypatch.context() as context:
-        context.setattr(Factored, "prefetch", prefetch)
+        context.setattr(LowRankExecutor, "_place_early", place_early)
         with pytest.raises(torch.cuda.OutOfMemoryError):
             # no plan in force serves a file at a rank cut nobody else asks for, so everything is placed anew
             world.engine.activate(Stack([Entry(world.files[0], 1.0, 2), Entry(world.files[1], 1.0, 2)]))

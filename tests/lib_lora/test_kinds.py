@@ -9,9 +9,9 @@ import torch
 
 from lib_lora import AdapterFile, Engine, Entry, Stack, load_network, plan
 from lib_lora.adapters.base import At
-from lib_lora.execution.dense import Transient
+from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import Factored
+from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.naming.parsed import ParsedFile
 from tests.fakes.contract import BOUNDS, CASES, FILE, change_bias, reference, run, worst, write
 from tests.fakes.kinds import SAMPLES
@@ -31,7 +31,7 @@ def test_a_pair_larger_than_what_it_is_made_of_is_not_kept(tmp_path, sample, lay
     served.activate(Stack([Entry(path)]))
     slot = slot_of(base.layer)
     assert slot is not None
-    assert isinstance(slot.way, Transient if sample.name in DENSE else Factored)
+    assert isinstance(slot.executor, DenseExecutor if sample.name in DENSE else LowRankExecutor)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_without_a_plain_weight_it_is_beside_the_layer(tmp_path, sample, layer, 
     served.activate(Stack([Entry(path, 1.5)]))
     slot = slot_of(base.layer)
     assert slot is not None
-    assert isinstance(slot.way, Factored)
+    assert isinstance(slot.executor, LowRankExecutor)
     want = run(reference(pristine, layer, sample, tensors, 1.5), x.double())
     assert worst(run(base, x), want) < max(BOUNDS[dtype], FILE)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, plan
 from lib_lora.execution import dense
-from lib_lora.execution.dense import Transient
+from lib_lora.execution.dense import DenseExecutor
 from lib_lora.weights import base_weight
 from lib_lora.weights.base_weight import read_base_weight, weight_reader
 from lib_lora.weights.readers.base import WeightReader
@@ -52,7 +52,9 @@ def test_the_change_is_that_of_the_weight_it_stands_for(tmp_path, name, kind):
 @pytest.mark.parametrize("name", FORMATS)
 def test_at_zero_a_layer_computes_by_itself_whatever_the_way(tmp_path, name, monkeypatch):
     """A product with the decoded weight has other bits than that of a packed one."""
-    monkeypatch.setattr(plan, "live_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
+    monkeypatch.setattr(
+        plan, "live_executor", lambda layer, bindings, strengths, **_: DenseExecutor(bindings, strengths)
+    )
     model = made(name)
     x = torch.randn(2, 7, INSIDE, generator=torch.Generator().manual_seed(2)).to(FORMATS[name].dtype)
     path, _ = KINDS["lora"].write(tmp_path, (OUT, INSIDE))

@@ -49,7 +49,7 @@ def files(tmp_path):
 
 
 def placed_bytes(model):
-    ways = [slot.way for layer in model if (slot := slot_of(layer)) is not None]
+    ways = [slot.executor for layer in model if (slot := slot_of(layer)) is not None]
     placements = [way._placed for way in ways if way._placed is not None]
     return sum(tensor.nbytes for one in placements for _, tensor in one.stored.content.tensors())
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lib_lora import ComponentError, Engine, Entry, FileError, Stack, StackError, load_network
 from lib_lora.execution import hooks
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.merged import Merged
+from lib_lora.execution.merged import MergedExecutor
 from lib_lora.weights.originals import Held, InFile
 from lib_lora.weights.rounding import digest, generator_for, round_stochastically
 from tests.fakes.accelerator import device, simulated
@@ -141,16 +141,16 @@ def test_a_failure_leaves_what_was_in_force(file, tmp_path, monkeypatch):
     engine.activate(merged([Entry(file, 0.5)]))
     held = bits(model)
     other = save(tmp_path / "b.safetensors", pair("lora_unet_two", (16, 16), 4) | pair("lora_unet_one", (16, 16), 4))
-    merge = Merged._merge
+    merge = MergedExecutor._merge
 
-    def fails(self: Merged, layer: nn.Module) -> None:
+    def fails(self: MergedExecutor, layer: nn.Module) -> None:
         merge(self, layer)
         if layer is model.two and not failed:
             failed.append(layer)
             raise RuntimeError("out of memory")
 
     failed: list[nn.Module] = []
-    monkeypatch.setattr(Merged, "_merge", fails)
+    monkeypatch.setattr(MergedExecutor, "_merge", fails)
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.activate(merged([Entry(other)]))
     assert bits(model) == held
@@ -302,8 +302,8 @@ class TestCheckpoint:
 
     @staticmethod
     def sources(model: nn.Module) -> set[type]:
-        ways = [slot.way for layer in model.modules() if (slot := slot_of(layer)) is not None]
-        return {type(one.pristine) for way in ways if isinstance(way, Merged) for one in way._written.values()}
+        ways = [slot.executor for layer in model.modules() if (slot := slot_of(layer)) is not None]
+        return {type(one.pristine) for way in ways if isinstance(way, MergedExecutor) for one in way._written.values()}
 
     @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
     def test_weights_are_read_again_from_where_they_came(self, model, file, tmp_path, prefix):

@@ -781,7 +781,7 @@ def test_a_layer_that_is_called_in_two_dtypes_by_turns_is_placed_once_in_each(pa
     x = torch.randn(3, 8)
     want = {dtype: model(x.to(dtype)) for dtype in (torch.float32, torch.float64)}
     reads = 0
-    way = next(iter(engine._plan.layers.values()))  # type: ignore[union-attr]
+    way = next(iter(engine._plan.executors.values()))  # type: ignore[union-attr]
     make = type(way)._make  # type: ignore[attr-defined]
 
     def counted(*args: Any, **kwargs: Any) -> Any:

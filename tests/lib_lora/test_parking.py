@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lib_lora import BlockWeights, Curve, Engine, Entry, Moment, PerImage, Stack, StackError, Strength, engine
 from lib_lora.execution import hooks
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import Factored
+from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.placement.resident import Resident
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.contract import CASES, write
@@ -239,7 +239,7 @@ class TestMemory:
                 for i in range(3):
                     for j in range(3):
                         own.activate(Stack([Entry(files[i], rank=rank), Entry(files[j], rank=rank)]))
-            assert len(own._parking._plans) == 16
+            assert len(own._plans._plans) == 16
             assert own.memory().parked == 0
             own.close()
 
@@ -391,7 +391,7 @@ def test_a_failure_while_another_is_placed_brings_back_what_was_in_force(model, 
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(Factored, "_make", fail)
+    monkeypatch.setattr(LowRankExecutor, "_make", fail)
     with pytest.raises(MemoryError):
         own.activate(stack(files[2]))
     assert own.stack == stack(files[1])
@@ -400,9 +400,16 @@ def test_a_failure_while_another_is_placed_brings_back_what_was_in_force(model, 
 
 
 def test_what_there_is_no_room_for_is_dropped_before_the_next_is_placed(model, files, monkeypatch):
-    own, parked = Engine({"unet": model}, parked_bytes=BYTES - 1), []
+    own, left = Engine({"unet": model}, parked_bytes=BYTES - 1), []
     own.activate(stack(files[0]))
-    monkeypatch.setattr(Factored, "park", lambda *args: parked.append(args))
+    take_off = hooks._take_off
+
+    def watched(layer, executor, *, keep):
+        left.append(keep)
+        take_off(layer, executor, keep=keep)
+
+    monkeypatch.setattr(hooks, "_take_off", watched)
     own.activate(stack(files[1]))
     own.activate(Stack())
-    assert not parked
+    assert left
+    assert not any(left)

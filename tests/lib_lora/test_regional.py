@@ -27,7 +27,7 @@ from lib_lora import (
     plan,
 )
 from lib_lora.execution import low_rank, low_rank_products
-from lib_lora.execution.dense import Transient
+from lib_lora.execution.dense import DenseExecutor
 from lib_lora.strengths.model_call import Call
 from lib_lora.strengths.token_grid import Grid, Picture, is_of_text
 from lib_lora.tuning import Tuner
@@ -117,7 +117,9 @@ def check(base: nn.Module, paths: Sequence[Path], x: Tensor, bound: float, reach
 @pytest.fixture(params=["chosen", "transient"])
 def way(request, monkeypatch):
     if request.param == "transient":
-        monkeypatch.setattr(plan, "live_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
+        monkeypatch.setattr(
+            plan, "live_executor", lambda layer, bindings, strengths, **_: DenseExecutor(bindings, strengths)
+        )
     return request.param
 
 
@@ -222,14 +224,14 @@ def test_a_region_may_come_and_go_without_touching_a_layer(tmp_path):
     x = torch.randn(2, 8, HEIGHT, WIDTH, dtype=torch.float64)
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path, 0.8)]))
-    everywhere, slot = model(x), model.layer._remora_slot.way
+    everywhere, slot = model(x), model.layer._remora_slot.executor
     engine.set_multiplier(0, strength(0.8, LEFT))
     left = model(x)
     engine.set_multiplier(0, strength(0.8, RIGHT))
     right = model(x)
     engine.set_multiplier(0, 0.8)
     assert torch.equal(model(x), everywhere)
-    assert model.layer._remora_slot.way is slot
+    assert model.layer._remora_slot.executor is slot
     assert worst(left[..., :5], everywhere[..., :5]) < 1e-12
     assert worst(right[..., 5:], everywhere[..., 5:]) < 1e-12
     engine.deactivate()
@@ -434,7 +436,7 @@ def test_a_whole_unet_has_places_at_every_resolution(tmp_path):
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-            way = module._remora_slot.way if module._remora_slot is not None else None
+            way = module._remora_slot.executor if module._remora_slot is not None else None
             if way is not None:
                 seen[name] = way._spot(output).grid is not None
 

@@ -267,7 +267,7 @@ def test_every_layer_of_the_picture_has_its_places(tmp_path, make):
     def note(name: str) -> Callable[..., None]:
         def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
             if module._remora_slot is not None:
-                seen[name] = module._remora_slot.way._spot(output).grid
+                seen[name] = module._remora_slot.executor._spot(output).grid
 
         return hook
 

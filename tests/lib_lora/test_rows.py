@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackError, plan
 from lib_lora.execution import low_rank, low_rank_products
-from lib_lora.execution.dense import Transient
+from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import ByTokens
+from lib_lora.execution.low_rank import LowRankOrDense
 from lib_lora.strengths.model_call import Call, Row, RowMap
 from lib_lora.tuning import Tuner
 from tests.fakes.contract import CASES, FILE, worst, write
@@ -131,8 +131,8 @@ def test_a_row_is_its_image_alone(tmp_path, sample, layer, dtype):
 def test_effective_weights_are_a_pass_for_each_image(tmp_path, sample, layer, in_order, monkeypatch):
     monkeypatch.setattr(
         plan,
-        "live_way",
-        lambda _, bindings, strengths, in_order, **__: Transient(bindings, strengths, in_order=in_order),
+        "live_executor",
+        lambda _, bindings, strengths, in_order, **__: DenseExecutor(bindings, strengths, in_order=in_order),
     )
     base, _ = make(layer)
     shape = tuple(weight_of(base, layer).shape)
@@ -287,7 +287,7 @@ def test_a_strength_in_a_mixed_batch_is_numbers_only(entries):
     engine.activate(Stack(entries))
     first = model(x)
     layers = (model.conv, model.norm, model.linear)
-    ways = [slot_of(layer).way for layer in layers]
+    ways = [slot_of(layer).executor for layer in layers]
     placed = [way._placed for way in ways]
     matrices = [mirror.rows.data_ptr() for mirror in engine._plan.strengths._mirrors.values()]
     engine.set_multiplier(1, PerImage((0.0, -0.6, 0.4)))
@@ -295,7 +295,7 @@ def test_a_strength_in_a_mixed_batch_is_numbers_only(entries):
     assert matrices == [mirror.rows.data_ptr() for mirror in engine._plan.strengths._mirrors.values()]
     assert torch.equal(second[:2], first[:2])
     assert not torch.equal(second[2], first[2])
-    assert [slot_of(layer).way for layer in layers] == ways
+    assert [slot_of(layer).executor for layer in layers] == ways
     assert all(way._placed is before for way, before in zip(ways, placed, strict=True))
     engine.set_multiplier(0, 1.1)
     engine.set_multiplier(1, 0.3)
@@ -357,8 +357,8 @@ def test_many_tokens_are_beside_the_layer_while_rows_differ(tmp_path):
     model = Batched(base.layer)
     engine = Engine({"unet": model})
     engine.activate(Stack([entry]))
-    way = slot_of(base.layer).way
-    assert isinstance(way, ByTokens)
+    way = slot_of(base.layer).executor
+    assert isinstance(way, LowRankOrDense)
     model(x)
     assert way._dense._placed is None
     engine.set_multiplier(0, 0.5)
@@ -582,9 +582,9 @@ def test_rows_of_equal_strengths_share_an_effective_weight(entries, monkeypatch)
     model, x = Denoiser(groups=2), input_for(8)
     file = save(entries[0].path.with_name("grouped.safetensors"), pair("lora_unet_conv", (8, 4, 3, 3), 4))
     built: list[int] = []
-    effective = Transient._effective
+    effective = DenseExecutor._effective
     monkeypatch.setattr(
-        Transient, "_effective", lambda self, *args, **how: built.append(1) or effective(self, *args, **how)
+        DenseExecutor, "_effective", lambda self, *args, **how: built.append(1) or effective(self, *args, **how)
     )
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(file, PerImage((0.5, 0.0, 0.5, -1.0)))]))

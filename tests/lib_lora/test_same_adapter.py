@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack, load_network
-from lib_lora.execution.dense import Transient
+from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import Factored
+from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.naming.families import alias_table
 from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.skeleton import skeleton
@@ -139,20 +139,20 @@ def fused(name: str, tree: str, path: Path) -> Fused:
         report = engine.activate(Stack([Entry(path, 0.7)])).entries[0]
         assert report.unused == ()
         return {
-            (component, layer): _pair(slot.way, module)
+            (component, layer): _pair(slot.executor, module)
             for component, root in components(name, tree).items()
             for layer, module in root.named_modules()
-            if (slot := slot_of(module)) is not None and slot.way is not None
+            if (slot := slot_of(module)) is not None and slot.executor is not None
         }
     finally:
         engine.deactivate()
 
 
 def _pair(way: object, layer: nn.Module) -> list[Tensor]:
-    if isinstance(way, Transient):  # torch's attention takes an effective weight, made of each part of a fused one
+    if isinstance(way, DenseExecutor):  # torch's attention takes an effective weight, made of each part of a fused one
         parts = sorted(way._bindings, key=lambda one: one.target.name)
         return [factor for one in parts for factor in (one.adapter.factors().down, one.adapter.factors().up)]
-    assert isinstance(way, Factored)
+    assert isinstance(way, LowRankExecutor)
     placed = way._make(layer, torch.device("cpu"), torch.float32, torch.float32)
     pair = placed.stored.get().pair
     assert pair is not None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lib_lora import RANK_BUCKETS, Engine, Entry, PerImage, Stack
 from lib_lora.execution import opaque
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import Factored, Placed
+from lib_lora.execution.low_rank import LowRankExecutor, Placed
 from tests.conftest import TORCH
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.contract import worst
@@ -69,9 +69,9 @@ def placed(model: nn.Module) -> list[Placed]:
     for layer in model.modules():
         slot = slot_of(layer)
         if slot is not None:
-            assert isinstance(slot.way, Factored)
-            assert slot.way._placed is not None
-            found.append(slot.way._placed)
+            assert isinstance(slot.executor, LowRankExecutor)
+            assert slot.executor._placed is not None
+            found.append(slot.executor._placed)
     return found
 
 
@@ -143,9 +143,9 @@ def test_where_a_stack_fails_the_one_before_is_what_it_was(
     engine = Engine({"unet": model}, rank_buckets=RANK_BUCKETS)
     x = torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH).to(device())
     engine.activate(Stack([Entry(files[0], 0.8)]))
-    before, calls, make = model.forward(x).cpu(), 0, Factored._make
+    before, calls, make = model.forward(x).cpu(), 0, LowRankExecutor._make
 
-    def failing(self: Factored, *args: object) -> Placed:
+    def failing(self: LowRankExecutor, *args: object) -> Placed:
         nonlocal calls
         calls += 1
         if calls == LAYERS:
@@ -153,7 +153,7 @@ def test_where_a_stack_fails_the_one_before_is_what_it_was(
         return make(self, *args)  # type: ignore[arg-type]
 
     with monkeypatch.context() as context:
-        context.setattr(Factored, "_make", failing)
+        context.setattr(LowRankExecutor, "_make", failing)
         with pytest.raises(MemoryError):
             engine.activate(Stack([Entry(files[1], -2.0)]))
     assert torch.equal(model.forward(x).cpu(), before)

@@ -63,7 +63,7 @@ def test_error_of_the_delta(tmp_path, kind, storage):
     for multiplier in (1.0, -0.5):  # strengths are written through, however factors are stored
         engine.set_multiplier(0, multiplier)
         assert rms(model(x) - base - multiplier * want) < BOUNDS[storage] * rms(multiplier * want)
-    assert slot_of(model[0]).way._placed.dtype == torch.float32
+    assert slot_of(model[0]).executor._placed.dtype == torch.float32
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from lib_lora import (
     Window,
     plan,
 )
-from lib_lora.execution.dense import Transient
+from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.strengths.model_call import Call
 from tests.fakes.contract import reference, worst
@@ -85,7 +85,9 @@ def test_a_blocks_weight_multiplies_its_layers_whatever_the_kind(
     tmp_path, monkeypatch, sample: Sample, layer: str, way
 ):
     if way == "transient":
-        monkeypatch.setattr(plan, "live_way", lambda layer, bindings, strengths, **_: Transient(bindings, strengths))
+        monkeypatch.setattr(
+            plan, "live_executor", lambda layer, bindings, strengths, **_: DenseExecutor(bindings, strengths)
+        )
     made = iter([make(layer, torch.float32) for _ in range(3)])
     inputs: list[Tensor] = []
 
@@ -233,7 +235,7 @@ def strengths_of(served: Engine, module: nn.Module) -> list[float]:
     assert slot is not None
     assert served._plan is not None
     (values,) = served._plan.strengths.values
-    return [values[binding.cell] for binding in slot.way._bindings]  # type: ignore[union-attr]
+    return [values[binding.cell] for binding in slot.executor._bindings]  # type: ignore[union-attr]
 
 
 def test_changing_block_weights_or_a_schedule_touches_no_layer(path, unet):

@@ -83,26 +83,26 @@ Engine({{"unet": model}}).activate(Stack([Entry(Path({str(path)!r}), 1.0)]))
         for asked in ({}, {"SD_LORA_DEBUG": "1", "SD_MOVE_DEBUG": "1"})
     ]
     assert shown[0] == ""
-    assert "SD_LORA_DEBUG: unet.first: factored: mine.safetensors (LoRA)" in shown[1]
+    assert "SD_LORA_DEBUG: unet.first: low-rank: mine.safetensors (LoRA)" in shown[1]
     assert "SD_MOVE_DEBUG: mine.safetensors first: file -> cpu" in shown[1]
 
 
-def test_decisions_name_every_layer_its_way_and_every_unused_key(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_decisions_name_layers_executors_and_unused_keys(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trace.ask({"SD_LORA_DEBUG": "1"})
     model = Model()
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path, 1.0)]))
     told = lines(caplog, "SD_LORA_DEBUG")
-    assert any("unet.first: factored: mine.safetensors (LoRA)" in line for line in told)
-    assert any("unet.second: factored" in line for line in told)
+    assert any("unet.first: low-rank: mine.safetensors (LoRA)" in line for line in told)
+    assert any("unet.second: low-rank" in line for line in told)
     unused = [line for line in told if "unused lora_unet_no.lora_" in line]
     assert len(unused) == 2
     assert all(line.split(": ", 3)[3] for line in unused)  # the reason
-    assert any("ways chosen anew" in line for line in told)
+    assert any("executors chosen again" in line for line in told)
     caplog.clear()
     engine.activate(Stack([Entry(path, 0.5)]))
     assert any("strengths written" in line for line in lines(caplog, "SD_LORA_DEBUG"))
-    assert not any("factored" in line for line in lines(caplog, "SD_LORA_DEBUG"))
+    assert not any("low-rank" in line for line in lines(caplog, "SD_LORA_DEBUG"))
     engine.activate(Stack())
     caplog.clear()
     engine.activate(Stack([Entry(path, 0.5)]))
@@ -116,7 +116,7 @@ def test_decisions_say_why_a_layer_is_not_merged(path: Path, caplog: pytest.LogC
     model.second.weight = model.first.weight
     Engine({"unet": model}).activate(Stack([Entry(path, 1.0)], mode="merged"))
     told = lines(caplog, "SD_LORA_DEBUG")
-    assert any("unet.first: factored" in line and "live: the weight belongs to several layers" in line for line in told)
+    assert any("unet.first: low-rank" in line and "live: the weight belongs to several layers" in line for line in told)
 
 
 def test_every_move_is_told_with_from_to_bytes_and_why(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -176,7 +176,7 @@ def test_nobody_else_pays(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("made a line that nobody asked for")
 
-    for name in ("files", "way", "anew", "move"):
+    for name in ("files", "executor", "anew", "move"):
         monkeypatch.setattr(trace, name, never)
     caplog.set_level(logging.DEBUG)
     model = Model()
