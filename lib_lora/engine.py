@@ -410,7 +410,6 @@ class Engine:
             placed = Counter(self._budget.placed) - Counter({_CPU: parked})  # what is parked was left where it is
             return MemoryReport(
                 placed={str(device): nbytes for device, nbytes in placed.items()},
-                staging=self._budget.staging,
                 streaming=self._budget.streaming,
                 home=self._budget.home_bytes,
                 files=self._cache.nbytes,

@@ -293,8 +293,6 @@ class MemoryReport:
 
     placed: Mapping[str, int]
     """Device -> adapters that are there now."""
-    staging: int
-    """Buffers on devices through which layers are streamed. Those that are there for a call count as placed, too."""
     streaming: int
     """How many layers are streamed."""
     home: int

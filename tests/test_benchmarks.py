@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from tests.fakes.accelerator import simulated
-
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 PROGRAMS = {
     "step_overhead": {"loras", "base_s", "ours", "peft", "above", "flops_ours", "flops_peft", "differ_by", "seconds"},
@@ -50,7 +48,6 @@ PROGRAMS = {
     "startup": {"what", "median_s", "minimum_s", "goal_met", "seconds"},
     "load": {"way", "bytes", "keys", "median_s", "of_reading", "of_minima", "goal_met", "seconds"},
 }
-ON_A_GPU = {"overlap": {"loras", "bytes", "base_s", "resident_s", "streamed_s", "copies_s", "hidden", "seconds"}}
 TINY = ("--tiny", "--rounds", "1", "--latent", "8", "--rank", "4")
 EXTRA = {
     "step_overhead": ("--counts", "1", "3"),
@@ -77,7 +74,7 @@ def common(load) -> ModuleType:
 
 
 def test_all_programs_are_known() -> None:
-    assert {file.stem for file in FOLDER.glob("[!_]*.py")} == set(PROGRAMS) | set(ON_A_GPU)
+    assert {file.stem for file in FOLDER.glob("[!_]*.py")} == set(PROGRAMS)
 
 
 def more_work_for_more_loras(rows: list[dict[str, Any]]) -> None:
@@ -130,22 +127,6 @@ def test_a_picture_whose_steps_take_turns_with_those_of_the_base(load, tmp_path)
     assert len(rows[0]["seconds"]) == len(rows[0]["base_seconds"]) == 2
     ratios = [way / base for way, base in zip(rows[0]["seconds"], rows[0]["base_seconds"], strict=True)]
     assert rows[0]["of_base"] == pytest.approx(sum(ratios) / 2)
-
-
-def test_what_streams_is_measured_on_devices_alone(load, tmp_path, capsys) -> None:
-    file = tmp_path / "out.json"
-    overlap = load("overlap")
-    with simulated():
-        assert overlap.main([*TINY, "--counts", "1", "--device", "lazy:0", "--json", str(file)]) == 0
-    (row,) = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    assert ON_A_GPU["overlap"] <= set(row)
-    assert row["streaming"] == 22, "each layer"
-    assert row["bytes"] > 0
-    assert row["differ_by"] == 0
-    if not torch.cuda.is_available():
-        capsys.readouterr()
-        assert overlap.main([*TINY]) == 0
-        assert capsys.readouterr().out.strip() == overlap.NO_DEVICE
 
 
 @pytest.mark.parametrize(("model", "layers"), [("sdxl-blocks", 22), ("flux-blocks", 48)])

@@ -25,8 +25,7 @@ from ..errors import ComponentError
 from ..naming.places import Target
 from ..placement import scratch
 from ..placement.resident import Binding, Keeping, Resident
-from ..placement.storage import store
-from ..placement.streaming import Placement
+from ..placement.storage import Placement, store
 from ..strengths.live import Spot, by_places
 from ..strengths.model_call import parts_per_row
 from ..strengths.regions import EVERYWHERE, by_part

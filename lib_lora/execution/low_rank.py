@@ -25,8 +25,7 @@ from ..adapters.base import Adapter, InputEffect, OutputEffect, Pair
 from ..compiler import compiling
 from ..placement.resident import Binding, Keeping, Resident
 from ..placement.static import padded_rank
-from ..placement.storage import store
-from ..placement.streaming import Placement
+from ..placement.storage import Placement, store
 from ..strengths.live import Live, Spot, Windows
 from ..strengths.model_call import parts_per_row
 from ..strengths.table import FactorShare, Layout, Strengths

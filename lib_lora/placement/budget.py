@@ -6,9 +6,8 @@ encoder's while the UNet runs. If that is not enough, it streams: it is placed f
 layers of a model are called in the same order again and again, and the least recently used one is then the one that is
 needed next; so nobody who is still called makes room, and as many as fit stay where they are.
 
-The peak is the budget plus the largest layer that streams, twice that on CUDA, see `streaming.py`. The CPU has no
-budget. The bytes counted are those of the tensors placed: not scratch memory, and not the strengths, of which a plan
-has one small vector per device.
+The peak is the budget plus the largest layer that streams. The CPU has no budget. The bytes counted are those of the
+tensors placed: not scratch memory, and not the strengths, of which a plan has one small vector per device.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from ..compiler import compiling
-from .streaming import Home, Lane, Placement, home_bytes, lane_to
+from .storage import HostCopy, Placement, bytes_of_copy
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +53,7 @@ class Share:
         self.known = 0
         """Placed the last time."""
         self.home = 0
-        """Bytes of the home copy."""
+        """Bytes of the host copy."""
         self.used = self.before = 0.0
         """When it was called last, and the time before."""
         self.streams = False
@@ -68,7 +67,7 @@ class Budget:
 
     Args:
         limit: bytes for each device but the CPU; None for any number.
-        homes: bytes for home copies of layers that stream. One that has none is made from its file at every call.
+        homes: bytes for host copies of layers that stream. One that has none is made from its file at every call.
     """
 
     def __init__(self, limit: int | None = None, homes: int = _HOMES) -> None:
@@ -86,7 +85,6 @@ class Budget:
         self._placed: Counter[torch.device] = Counter()
         self._home_bytes = 0
         self._full: set[torch.device] = set()
-        self._lanes: dict[torch.device, Lane] = {}
         self._clock = 0
         self._latest: Share | None = None
         self._scan_at: dict[torch.device, float] = {}
@@ -117,31 +115,26 @@ class Budget:
         """Tell whether any number of bytes may be placed on a device."""
         return self._limit_of(device) is None
 
-    def make_room(self, share: Share, device: torch.device) -> bool:
-        """Drop stale layers as far as this one needs it.
-
-        Returns:
-            Whether it fits, as far as its size is known.
-        """
+    def make_room(self, share: Share, device: torch.device) -> None:
+        """Drop stale layers as far as this one needs their room."""
         with self._lock:
             self._count_gone()
-            return self._fits(share, device, share.known)
+            self._fits(share, device, share.known)
 
-    def charge(self, share: Share, device: torch.device, nbytes: int, *, lent: bool = False) -> bool:
+    def charge(self, share: Share, device: torch.device, nbytes: int) -> bool:
         """Count what was placed.
 
         Args:
             share: of the layer.
             device: where.
             nbytes: how much.
-            lent: whether it lies in memory that it cannot keep.
 
         Returns:
             Whether it may stay after the call.
         """
         with self._lock:
             self._count_gone()
-            stays = not lent and self._fits(share, device, nbytes)
+            stays = self._fits(share, device, nbytes)
             share.device, share.nbytes, share.known, share.streams = device, nbytes, nbytes, not stays
             share.used = max(share.used, self._clock)
             self._placed[device] += nbytes
@@ -179,40 +172,31 @@ class Budget:
             self._fitted[device] = self._placed[device]
             self._full.add(device)
             self.contended = True
-        self.lane(device).forget()
         empty_cache = getattr(getattr(torch, device.type, None), "empty_cache", None)
         if empty_cache is not None:
             empty_cache()
 
-    def home(self, share: Share, placed: P) -> Home[P] | None:
-        """A home copy of what was placed, if there is room for one."""
-        nbytes = home_bytes(placed)
+    def host_copy(self, share: Share, placed: P) -> HostCopy[P] | None:
+        """Make a host copy of what was placed, if there is room for one."""
+        nbytes = bytes_of_copy(placed)
         with self._lock:
             self._count_gone()
             if placed.device.type == "cpu" or self._home_bytes + nbytes > self._homes:
                 return None
             self._home_bytes += nbytes - share.home
             share.home = nbytes
-        return Home(placed, pinned=placed.device.type == "cuda")
+        return HostCopy(placed, pinned=placed.device.type == "cuda")
 
     def free_home(self, share: Share) -> None:
-        """The home copy is there no more."""
+        """The host copy is there no more."""
         with self._lock:
             self._home_bytes -= share.home
             share.home = 0
-
-    def lane(self, device: torch.device) -> Lane:
-        """The way from home copies to a device."""
-        lane = self._lanes.get(device)
-        if lane is None:
-            lane = self._lanes[device] = lane_to(device)
-        return lane
 
     def settle(self) -> None:
         """Other adapters are to be placed, or none: buffers go, and who fits is found out anew."""
         with self._lock:
             self._count_gone()
-            self._lanes.clear()
             self._full.clear()
             self._scan_at.clear()
             self.contended = False
@@ -231,15 +215,10 @@ class Budget:
 
     @property
     def home_bytes(self) -> int:
-        """Bytes of all home copies."""
+        """Bytes of all host copies."""
         with self._lock:
             self._count_gone()
             return self._home_bytes
-
-    @property
-    def staging(self) -> int:
-        """Bytes of buffers on devices through which layers are streamed."""
-        return sum(lane.nbytes for lane in self._lanes.values())
 
     @property
     def streaming(self) -> int:

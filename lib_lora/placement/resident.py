@@ -27,8 +27,7 @@ from ..weights.base_weight import WeightMark, read_base_weight
 from .budget import OUT_OF_MEMORY, Budget
 from .schemes import stays
 from .static import Steady
-from .storage import Storage
-from .streaming import Home, Placement
+from .storage import HostCopy, Placement, Storage
 
 if TYPE_CHECKING:
     from ..weights.operation import BaseForward
@@ -81,7 +80,7 @@ class Resident(ABC, Generic[P]):
         self._storage = keeping.storage
         self._budget = keeping.budget
         self._share = keeping.budget.join(self)
-        self._home: Home[P] | None = None
+        self._home: HostCopy[P] | None = None
         self._bindings = tuple(bindings)
         self._cells = frozenset(binding.cell for binding in self._bindings)
         self._strengths = strengths
@@ -95,13 +94,13 @@ class Resident(ABC, Generic[P]):
 
     @property
     def device(self) -> torch.device | None:
-        """Where it lies now; None while only the home copy exists."""
+        """Where it lies now; None while only the host copy exists."""
         return None if self._placed is None else self._placed.device
 
     @property
     def _source(self) -> str:
         """Where it is placed from, for the trace."""
-        return "file" if self._home is None else "home copy"
+        return "file" if self._home is None else "host copy"
 
     @abstractmethod
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,8 +159,6 @@ class Resident(ABC, Generic[P]):
             self._trace_move(placed.device, self._source, placed, why)
         self._placed = self._other = None
         self._budget.free(self._share)
-        if self._home is not None:
-            self._budget.lane(self._home.placed.device).done(self._home)
 
     def _placed_at(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype | None = None
@@ -209,17 +206,15 @@ class Resident(ABC, Generic[P]):
         """
         other = self._kept_beside(device, dtype)
         where = device, dtype, input_dtype or dtype
-        if self._home is not None and not self._home.placed.is_for(*where):
+        if self._home is not None and not self._home.placed.fits(*where):
             self._leave_home()
-        fits = self._budget.make_room(self._share, device)
-        placed = self._if_there_is_memory(layer, where, fits)
+        self._budget.make_room(self._share, device)
+        placed = self._if_there_is_memory(layer, where)
         if placed is None:  # asked for again only here, where the failure and all that it held are gone
             self._budget.shrink(device)
-            fits = False
-            placed = self._brought(layer, where, fits=fits)
-        lent = self._home is not None and not fits
+            placed = self._brought(layer, where)
         nbytes = placed.stored.nbytes + (0 if other is None else other.stored.nbytes)
-        may_stay = self._budget.charge(self._share, device, nbytes, lent=lent)
+        may_stay = self._budget.charge(self._share, device, nbytes)
         self._other = other if may_stay else None
         if trace.moves:
             until = "" if may_stay else ", for this call only: no room"
@@ -227,7 +222,7 @@ class Resident(ABC, Generic[P]):
         if may_stay:
             self._leave_home()
         elif self._home is None:
-            self._home = self._budget.home(self._share, placed)
+            self._home = self._budget.host_copy(self._share, placed)
         self._stays = may_stay and stays(layer)
         self._placed = placed = self._settled(layer, placed) if self._stays else placed
         return placed
@@ -236,18 +231,17 @@ class Resident(ABC, Generic[P]):
         """What was placed and stays, where the layer had such things before."""
         return placed
 
-    def _if_there_is_memory(self, layer: nn.Module, where: _Where, fits: bool) -> P | None:
+    def _if_there_is_memory(self, layer: nn.Module, where: _Where) -> P | None:
         try:
-            return self._brought(layer, where, fits=fits)
+            return self._brought(layer, where)
         except OUT_OF_MEMORY:
             return None
 
-    def _brought(self, layer: nn.Module, where: _Where, *, fits: bool) -> P:
-        """The placement, from the home copy or made of the files, in memory of its own if it fits."""
+    def _brought(self, layer: nn.Module, where: _Where) -> P:
+        """Place the host copy, or make the placement of the files."""
         with plain_mode(where[0]):
             if self._home is not None:
-                lane = self._budget.lane(where[0])
-                return lane.settle(self._home) if fits else lane.fetch(self._home)
+                return self._home.to_device()
             for binding in self._bindings:
                 binding.file.verify()
             return self._make(layer, *where)

@@ -9,6 +9,9 @@ what has 16 bits already: nothing would be won.
 down to 2^-14 of the largest entry of its line. A line is what belongs to one index of the shorter one of the first two
 dimensions, in a low-rank pair one rank component, so that entries of a stack never share a scale. Scales are powers of
 two: a floating format gains nothing from finer ones, and widening is exact in every dtype.
+
+Adapters that are on a device for one call at a time have a copy in the computer's memory, taken from what was placed
+the first time, so that what arrives later has the same bits, and one layer is one copy of bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Generic, Literal, TypeVar, cast, get_args
+from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
@@ -119,3 +122,71 @@ def _unpacked(value: object) -> object:
         assert is_dataclass(value)
         return replace(value, **{field.name: _unpacked(getattr(value, field.name)) for field in fields(value)})
     return tuple(_unpacked(one) for one in value) if isinstance(value, tuple) else value
+
+
+_ALIGNMENT = 512  # bytes, as CUDA's own allocator has it: kernels are chosen by it, and their bits with them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement(Generic[T]):
+    """A layer's adapters on one device."""
+
+    device: torch.device
+    dtype: torch.dtype
+    """Of the layer's output."""
+    input_dtype: torch.dtype
+    stored: Stored[T]
+
+    def fits(self, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> bool:
+        """Tell whether a call with this device and these dtypes can use it."""
+        return (self.device, self.dtype, self.input_dtype) == (device, dtype, input_dtype)
+
+
+P = TypeVar("P", bound=Placement[Any])
+
+
+class HostCopy(Generic[P]):
+    """A copy in the computer's memory of what was placed on a device.
+
+    Args:
+        placed: on the device.
+        pinned: whether the copy lies in page-locked memory.
+    """
+
+    def __init__(self, placed: P, *, pinned: bool) -> None:
+        self.nbytes = bytes_of_copy(placed)
+        self.flat = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
+        self._pinned = pinned
+        start = 0
+
+        def copied(tensor: Tensor) -> Tensor:
+            nonlocal start
+            copy = _window(self.flat, start // tensor.element_size(), tensor).copy_(tensor)
+            start += _extent(tensor)
+            return copy
+
+        self.placed: P = replace(placed, stored=placed.stored.mapped(copied))
+
+    def to_device(self) -> P:
+        """Return what was placed, on its device again and in memory of its own."""
+        buffer = self.flat.to(self.placed.device, copy=True, non_blocking=self._pinned)
+        there = self.placed.stored.mapped(lambda here: _window(buffer, int(here.storage_offset()), here))
+        return replace(self.placed, stored=there)
+
+
+def bytes_of_copy(placed: Placement[Any]) -> int:
+    """Return how many bytes a host copy takes."""
+    return sum(_extent(tensor) for _, tensor in placed.stored.content.tensors())
+
+
+def _extent(tensor: Tensor) -> int:
+    """Return the bytes from the first to the last entry, aligned."""
+    if not tensor.numel():
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return -(-(last + 1) * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
+
+
+def _window(buffer: Tensor, offset: int, like: Tensor) -> Tensor:
+    """Return a view of a buffer from an entry on, with the dtype, shape and strides of `like`."""
+    return buffer.view(like.dtype).as_strided(like.shape, like.stride(), offset)

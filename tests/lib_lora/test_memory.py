@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from lib_lora.placement.storage import HostCopy, Placement
 from torch import nn
 
 from lib_lora import Engine, Entry, Stack
 from lib_lora.execution.hooks import slot_of
 from lib_lora.placement.budget import Budget
-from lib_lora.placement.streaming import Home, Placement
 from lib_lora.tensors import TensorFields
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
@@ -57,7 +57,7 @@ def placed_bytes(model):
 def ours():
     """How many objects that hold tensors of ours are alive."""
     gc.collect()
-    return sum(issubclass(type(one), (TensorFields, Placement, Home)) for one in gc.get_objects())
+    return sum(issubclass(type(one), (TensorFields, Placement, HostCopy)) for one in gc.get_objects())
 
 
 @torch.no_grad()
@@ -82,7 +82,7 @@ def churn(folder, storage):
     assert ours() <= alive
     grown = process.memory_info().rss - memory
     report = engine.memory()
-    assert (report.placed, report.staging, report.home, report.scratch, report.backups) == ({}, 0, 0, 0, 0)
+    assert (report.placed, report.home, report.scratch, report.backups) == ({}, 0, 0, 0)
     assert not engine._budget._shares
     engine.close()
     assert engine.memory().files == 0
@@ -107,7 +107,7 @@ def test_the_report_counts_every_byte(files, model):
     assert report.placed == {"cpu": 4 * 2 * WIDTH * (32 + 8) * 4} == {"cpu": placed_bytes(model)}
     assert report.files == 2 * 4 * 2 * WIDTH * 32 * 4
     assert report.scratch == WIDTH * WIDTH * 4
-    assert (report.staging, report.streaming, report.home, report.backups) == (0, 0, 0, 0)
+    assert (report.streaming, report.home, report.backups) == (0, 0, 0)
     engine.activate(Stack([Entry(files[0])], mode="merged"))
     assert engine.memory().backups == 4 * WIDTH * WIDTH * 4
     assert engine.memory().placed == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import logging
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from lib_lora import Engine, Entry, FileError, Stack
 from lib_lora.execution.hooks import slot_of
 from lib_lora.placement.budget import Budget, Share
 from lib_lora.placement.resident import Resident
-from lib_lora.placement.streaming import CudaLane, Home
 from tests.fakes.accelerator import OutOfMemoryError, device, short_of_memory
 from tests.fakes.files import pair, save
 from tests.fakes.models import tiny_text_encoder, tiny_unet
@@ -50,8 +48,8 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     noted: list[tuple[int, int]] = []
     charge = Budget.charge
 
-    def noting(self: Budget, share: Share, where: torch.device, nbytes: int, *, lent: bool = False) -> bool:
-        fits = charge(self, share, where, nbytes, lent=lent)
+    def noting(self: Budget, share: Share, where: torch.device, nbytes: int) -> bool:
+        fits = charge(self, share, where, nbytes)
         if where.type != "cpu":
             noted.append((self.placed[where], nbytes))
         return fits
@@ -382,130 +380,3 @@ class TestOutOfMemory:
         with short_of_memory(9):
             Engine({"unet": unet}).activate(expected.stack)
         assert emptied == [True]
-
-
-class Event:
-    """A point in a stream's order."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.stream, self.position = stream, len(stream.log)
-
-
-class Stream:
-    """A queue that is recorded: what waits for what, and who writes where."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.log: list[Event] = []
-
-    def wait_event(self, event: Event) -> None:
-        self.log.append(event)
-
-    def record_event(self) -> Event:
-        return Event(self)
-
-
-class Cuda:
-    """The part of `torch.cuda` that a lane uses."""
-
-    def __init__(self) -> None:
-        self.main, self.side = Stream("main"), Stream("side")
-        self.now = self.main
-
-    def Stream(self, where: torch.device) -> Stream:  # noqa: N802
-        return self.side
-
-    def current_stream(self, where: torch.device) -> Stream:
-        return self.now
-
-    @contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
-        before, self.now = self.now, stream
-        yield
-        self.now = before
-
-
-class TestAhead:
-    """The way to CUDA devices, with recorded streams: see `test_gpu.py` for real ones."""
-
-    @pytest.fixture
-    def lane(self, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch) -> CudaLane:
-        monkeypatch.setattr(Tensor, "record_stream", lambda self, stream: None)
-        return CudaLane(accelerator, Cuda())
-
-    def test_the_numbers_are_the_same(self, expected: Expected, accelerator: torch.device, lane: CudaLane) -> None:
-        unet = tiny_unet(0).to(accelerator)
-        engine = Engine({"unet": unet}, device_budget=whole(expected, accelerator) // 2)
-        engine.activate(expected.stack)
-        engine._budget._lanes[accelerator] = lane
-        for _ in range(4):
-            assert_same(call(unet, expected.inputs, accelerator), expected.full)
-        largest = max(way._home.nbytes for way in residents(unet).values() if way._home)
-        assert 0 < engine.memory().staging == lane.nbytes <= 2 * largest
-        engine.deactivate()
-        assert engine.memory().staging == 0
-
-    def homes(self, tmp_path: Path, accelerator: torch.device, count: int) -> tuple[nn.Module, list[Home]]:
-        model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(count))).requires_grad_(False).to(accelerator)
-        tensors = {k: v for i in range(count) for k, v in pair(f"lora_unet_{i}", (8, 8), 4, seed=i).items()}
-        self.engine = Engine({"unet": model}, device_budget=0)
-        self.engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
-        model(torch.randn(2, 8).to(accelerator))
-        return model, [way._home for way in residents(model).values()]
-
-    def test_the_next_one_is_on_its_way_while_one_is_used(
-        self, tmp_path: Path, accelerator: torch.device, lane: CudaLane, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        _, homes = self.homes(tmp_path, accelerator, 4)
-        for home in homes:
-            lane.fetch(home)
-            lane.done(home)
-        begun: list[int] = []
-        begin = CudaLane._begin
-        monkeypatch.setattr(
-            CudaLane, "_begin", lambda self, home: (begun.append(homes.index(home)), begin(self, home))[1]
-        )
-        for i, home in enumerate(homes):
-            begun.clear()
-            lane.fetch(home)
-            assert begun == [(i + 1) % 4] if i else [0, 1]
-            lane.done(home)
-
-    def test_nothing_is_written_over_that_is_still_read(
-        self, tmp_path: Path, accelerator: torch.device, lane: CudaLane
-    ) -> None:
-        _, homes = self.homes(tmp_path, accelerator, 3)
-        main, side = lane._cuda.main, lane._cuda.side
-        for home in homes * 3:
-            placed = lane.fetch(home)
-            buffer = lane._buffer_of(home)
-            assert buffer is not None
-            assert main.log[-1] is buffer.ready, "the call waits for the copy"
-            assert buffer.ready.stream is side
-            want = home.placed.stored.content.pair.down
-            assert torch.equal(placed.stored.content.pair.down.cpu(), want)
-            lane.done(home)
-            released = buffer.free
-            assert released.stream is main
-            assert released.position == len(main.log), "the buffer is free when what was queued until now is over"
-        assert all(event.stream is main for event in side.log), "every copy waits for the last use of its buffer"
-
-    def test_calls_around_calls_do_not_share_a_buffer(
-        self, tmp_path: Path, accelerator: torch.device, lane: CudaLane
-    ) -> None:
-        _, homes = self.homes(tmp_path, accelerator, 3)
-        placed = [lane.fetch(home) for home in homes]
-        for one, home in zip(placed, homes, strict=True):
-            assert torch.equal(one.stored.content.pair.down.cpu(), home.placed.stored.content.pair.down)
-            lane.done(home)
-
-    def test_buffers_grow_with_the_layers(self, tmp_path: Path, accelerator: torch.device, lane: CudaLane) -> None:
-        _, homes = self.homes(tmp_path, accelerator, 2)
-        lane.fetch(homes[0])
-        lane.done(homes[0])
-        large = copy.copy(homes[1])
-        large.flat, large.nbytes = torch.zeros(1 << 14, dtype=torch.uint8), 1 << 14
-        large.flat[: homes[1].nbytes] = homes[1].flat
-        got = lane.fetch(large)
-        assert torch.equal(got.stored.content.pair.up.cpu(), homes[1].placed.stored.content.pair.up)
-        assert lane.nbytes >= 1 << 14
