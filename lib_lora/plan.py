@@ -392,21 +392,30 @@ def live_executor(
     in_order: bool = False,
 ) -> Executor:
     """Choose the executor of a layer whose weight is not written to."""
-    in_order = in_order and len(bindings) > 1 and any(binding.adapter.reads_base for binding in bindings)
-    if in_order or not all(_can_be_beside(layer, binding) for binding in bindings):
+    reads = prefers_dense = dense_for_many = False
+    beside = by_rows = by_columns = True
+    for binding in bindings:
+        adapter = binding.adapter
+        reads |= adapter.reads_base
+        beside = beside and _can_be_beside(layer, binding)
+        prefers_dense |= adapter.prefers_dense
+        dense_for_many |= adapter.dense_for_many
+        by_rows, by_columns = by_rows and adapter.by_rows, by_columns and adapter.by_columns
+    in_order = in_order and len(bindings) > 1 and reads
+    if in_order or not beside:
         return DenseExecutor(bindings, strengths, keeping, in_order=in_order)
+    low_rank = LowRankExecutor(bindings, strengths, keeping)
+    if not (prefers_dense or dense_for_many):
+        return low_rank
     if not all(has_plain_weight(layer, binding.target.param) for binding in bindings):
-        return LowRankExecutor(bindings, strengths, keeping)
-    adapters = [binding.adapter for binding in bindings]
-    by_blocks = all(one.by_rows for one in adapters) or all(one.by_columns for one in adapters)
-    if any(one.prefers_dense for one in adapters) and (by_blocks or len(bindings) == 1):
+        return low_rank
+    by_blocks = by_rows or by_columns
+    if prefers_dense and (by_blocks or len(bindings) == 1):
         return DenseExecutor(bindings, strengths, keeping)
-    beside = LowRankExecutor(bindings, strengths, keeping)
-    if by_blocks and bindings[0].target.kind == "linear" and any(one.dense_for_many for one in adapters):
-        return LowRankOrDense(
-            beside, DenseExecutor(bindings, strengths, keeping), bindings[0].target.shape[1], strengths
-        )
-    return beside
+    if dense_for_many and by_blocks and bindings[0].target.kind == "linear":
+        dense = DenseExecutor(bindings, strengths, keeping)
+        return LowRankOrDense(low_rank, dense, bindings[0].target.shape[1], strengths)
+    return low_rank
 
 
 def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:

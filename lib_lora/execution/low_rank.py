@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
-from ..adapters.base import Adapter, InputEffect, OutputEffect, Pair
+from ..adapters.base import Adapter, Form, InputEffect, OutputEffect
 from ..compiler import compiling
 from ..placement.resident import Binding, Keeping, Resident
 from ..placement.static import padded_rank
@@ -88,16 +88,17 @@ class LowRankExecutor(Resident[Placed]):
         self._kind = target.kind
         self._spatial = len(target.shape) - 2
         self._of_text = is_of_text(target.path)
-        self._layout, self._bias_layout = map(strengths.owned, _layouts(self._bindings, keeping.buckets))
-        self._rank = sum(share.count for share in self._layout)
-        forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
+        self._forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
+        self._layout, self._bias_layout = map(strengths.owned, _layouts(self._bindings, self._forms, keeping.buckets))
+        self._rank = sum([share.count for share in self._layout])
         self._tuner, self._steady = keeping.tuner, keeping.steady
-        self._on_input = any(form.on_input for form in forms if form)
-        others = any(form.on_input or form.on_output for form in forms if form)
-        self._only_pairs = bool(self._layout) and not others
-        for layout in (self._layout, self._bias_layout):
-            strengths.register(layout)
-        if others:
+        inputs = [i for i, form in enumerate(self._forms) if form and form.on_input]
+        outputs = [i for i, form in enumerate(self._forms) if form and form.on_output]
+        self._inputs, self._outputs = inputs, outputs
+        self._only_pairs = bool(self._layout) and not inputs and not outputs
+        strengths.register(self._layout)
+        strengths.register(self._bias_layout)
+        if inputs or outputs:
             for binding in self._bindings:
                 strengths.register(binding.layout)
 
@@ -169,7 +170,7 @@ class LowRankExecutor(Resident[Placed]):
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
     ) -> tuple[Tensor, Live, Parts]:
         op = Operation(layer, self._spatial, base)
-        changed = self._changed_input(layer, x, op) if self._on_input else x
+        changed = self._changed_input(layer, x, op) if self._inputs else x
         y = base(changed)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
         live = self._live(layer, placed, x, y)
@@ -244,7 +245,7 @@ class LowRankExecutor(Resident[Placed]):
         reads = any(effect.reads_output for effect in parts.outputs)
         pristine = y
         if reads:
-            pristine = op.base(x) if self._on_input else op.without_bias(y)
+            pristine = op.base(x) if self._inputs else op.without_bias(y)
         x = x.to(device=y.device, dtype=y.dtype)
         deltas = []
         for effect, strength, window in zip(parts.outputs, live.outputs, rows, strict=True):
@@ -254,69 +255,70 @@ class LowRankExecutor(Resident[Placed]):
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
         window, adapters = self._strengths.window, self._adapters(layer)
-        own = [binding.layout for binding in self._bindings]
-        forms = [adapter.form(binding.rank) for adapter, binding in zip(adapters, self._bindings, strict=True)]
-        on_input = [i for i, form in enumerate(forms) if form and form.on_input]
-        on_output = [i for i, form in enumerate(forms) if form and form.on_output]
         biases = [
             self._in_all(binding, adapter.delta_bias()).unsqueeze(0)
             for adapter, binding in zip(adapters, self._bindings, strict=True)
             if adapter.has_bias
         ]
+        inputs, outputs = self._inputs, self._outputs
         parts = Parts(
             pair=self._pair(adapters, device, dtype) if self._layout else None,
-            inputs=tuple(adapters[i].input_effect(device, input_dtype) for i in on_input),
-            outputs=tuple(adapters[i].output_effect(device, dtype) for i in on_output),
+            inputs=tuple([adapters[i].input_effect(device, input_dtype) for i in inputs]),
+            outputs=tuple([adapters[i].output_effect(device, dtype) for i in outputs]),
             bias=stacked(biases, 0, device, dtype) if biases else None,
         )
         windows = Windows(
             pair=window(self._layout, device, dtype),
-            inputs=tuple(window(own[i], device, input_dtype) for i in on_input),
-            outputs=tuple(window(own[i], device, dtype) for i in on_output),
+            inputs=tuple([window(self._bindings[i].layout, device, input_dtype) for i in inputs]),
+            outputs=tuple([window(self._bindings[i].layout, device, dtype) for i in outputs]),
             bias=window(self._bias_layout, device, dtype),
         )
-        live = windows.live(self._spatial)
-        rows = tuple(self._bindings[i].target.rows for i in on_output)
-        return Placed(device, dtype, input_dtype, store(parts, self._storage), live, windows, rows)
+        rows = tuple([self._bindings[i].target.rows for i in outputs])
+        return Placed(
+            device, dtype, input_dtype, store(parts, self._storage), windows.live(self._spatial), windows, rows
+        )
 
     def _settled(self, layer: nn.Module, placed: Placed) -> Placed:
         return placed if self._steady is None else replace(placed, stored=self._steady.settled(layer, placed.stored))
 
     def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
-        pairs = []
-        for adapter, binding in zip(adapters, self._bindings, strict=True):
-            form = adapter.form(binding.rank)
+        pairs, windows = [], []
+        for adapter, binding, form in zip(adapters, self._bindings, self._forms, strict=True):
             if form is not None and form.pair is not None:
-                pairs.append((adapter.factors(binding.rank), binding.target.rows))
-        windows = [rows for _, rows in pairs]
-        down = stacked([one.down for one, _ in pairs], 0, device, dtype, length=self._rank)
-        up = stacked([one.up for one, _ in pairs], 1, device, dtype, windows, self._outputs, length=self._rank)
+                pairs.append(adapter.factors(binding.rank))
+                windows.append(binding.target.rows)
+        down = stacked([one.down for one in pairs], 0, device, dtype, length=self._rank)
+        up = stacked([one.up for one in pairs], 1, device, dtype, windows, self._width, length=self._rank)
         return FusedPair(down, up)
 
     @property
-    def _outputs(self) -> int:
-        """Of the layer, windows of it or not."""
+    def _width(self) -> int:
+        """How many outputs the layer has, whatever part of them an adapter is for."""
         target = self._bindings[0].target
         return target.outputs or target.shape[0]
 
     def _in_all(self, binding: Binding, vector: Tensor) -> Tensor:
         """A vector over the outputs that a binding is for, as one over all."""
         rows = binding.target.rows
-        return vector if rows is None else F.pad(vector, (rows[0], self._outputs - rows[1]))
+        return vector if rows is None else F.pad(vector, (rows[0], self._width - rows[1]))
 
 
-def _layouts(bindings: Sequence[Binding], buckets: Sequence[int]) -> tuple[Layout, Layout]:
-    """The strengths of the fused pair, filled up to a bucket, and of the biases."""
-    pairs: list[tuple[int, Pair]] = []
-    for binding in bindings:
-        form = binding.adapter.form(binding.rank)
-        if form is not None and form.pair is not None:
-            pairs.append((binding.cell, form.pair))
-    ranks = tuple(FactorShare(cell, one.rank, one.scale, one.schedule, one.per_rank) for cell, one in pairs)
-    rank = sum(share.count for share in ranks)
-    if ranks and padded_rank(rank, buckets) > rank:
-        ranks += (FactorShare(ranks[0].cell, padded_rank(rank, buckets) - rank, 0.0),)
-    return ranks, tuple(FactorShare(binding.cell) for binding in bindings if binding.adapter.has_bias)
+def _layouts(
+    bindings: Sequence[Binding], forms: Sequence[Form | None], buckets: Sequence[int]
+) -> tuple[Layout, Layout]:
+    """Return the strengths of the fused pair, filled up to a bucket, and of the biases."""
+    ranks, biases, rank = list[FactorShare](), list[FactorShare](), 0
+    for binding, form in zip(bindings, forms, strict=True):
+        pair = None if form is None else form.pair
+        if pair is not None:
+            share = FactorShare(binding.cell, pair.rank, pair.scale, pair.schedule, pair.per_rank)
+            ranks.append(share)
+            rank += share.count
+        if binding.adapter.has_bias:
+            biases.append(FactorShare(binding.cell))
+    if ranks and buckets and padded_rank(rank, buckets) > rank:
+        ranks.append(FactorShare(ranks[0].cell, padded_rank(rank, buckets) - rank, 0.0))
+    return tuple(ranks), tuple(biases)
 
 
 class _Calling:

@@ -322,9 +322,12 @@ def stacked(
         outputs: as long as columns are then.
         length: along `dim`, if it is more than they have together; zero behind them.
     """
-    windows = any(window is not None for window in rows)
+    windows, filled = False, 0
+    for window in rows:
+        windows |= window is not None
+    for part in parts:
+        filled += part.shape[dim]
     shape = list(parts[0].shape)
-    filled = sum(part.shape[dim] for part in parts)
     shape[dim] = max(filled, length)
     if windows:
         shape[0] = outputs

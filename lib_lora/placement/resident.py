@@ -204,7 +204,7 @@ class Resident(ABC, Generic[P]):
             FileError: a file changed on disk.
             torch.OutOfMemoryError: there is not even room for this layer alone; nothing is placed.
         """
-        other = self._kept_beside(device, dtype)
+        other = None if self._placed is None else self._kept_beside(device, dtype)
         where = device, dtype, input_dtype or dtype
         if self._home is not None and not self._home.placed.fits(*where):
             self._leave_home()
@@ -264,20 +264,21 @@ class Resident(ABC, Generic[P]):
         if self._known is not None:
             return tuple(one.file.private(known) for known, one in zip(self._known, self._bindings, strict=True))
         weights: dict[str, Tensor] = {}
-        own = [one.file.private(one.adapter) for one in self._bindings]
-        found = tuple(
-            copy.on(_reading(layer, one, weights), one.rank)
-            if one.whole is None
-            else one.whole.known(one.adapter, one.rank, one.file.private)
-            for copy, one in zip(own, self._bindings, strict=True)
-        )
-        # what needs nothing of the weight is read again for the next placement, and takes no memory until then
-        self._known = tuple(
-            one.adapter if known is copy else known for known, copy, one in zip(found, own, self._bindings, strict=True)
-        )
-        self.reads_base = any(known is not one.adapter for known, one in zip(self._known, self._bindings, strict=True))
+        found, known = [], []
+        for one in self._bindings:
+            if one.whole is None:
+                copy = one.file.private(one.adapter)
+                adapter = copy.on(_reading(layer, one, weights), one.rank)
+                reads = adapter is not copy
+            else:
+                adapter, reads = one.whole.known(one.adapter, one.rank, one.file.private), True
+            found.append(adapter)
+            # what needs nothing of the weight is read again for the next placement, and takes no memory until then
+            known.append(adapter if reads else one.adapter)
+            self.reads_base |= reads
+        self._known = tuple(known)
         self._marks = self._marks_of(layer) if self.reads_base else ()
-        return found
+        return tuple(found)
 
     def _marks_of(self, layer: nn.Module) -> tuple[WeightMark | None, ...]:
         found: list[WeightMark | None] = []

@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from lib_lora.placement.storage import HostCopy, Placement
 from torch import nn
 
 from lib_lora import Engine, Entry, Stack
 from lib_lora.execution.hooks import slot_of
 from lib_lora.placement.budget import Budget
+from lib_lora.placement.storage import HostCopy, Placement
 from lib_lora.tensors import TensorFields
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
@@ -185,7 +185,7 @@ def test_one_device_does_not_take_from_another():
 def test_compiled_layers_are_never_stale_and_stream_as_well(files, model, monkeypatch):
     testing = pytest.importorskip("torch._dynamo.testing")
     torch._dynamo.reset()
-    monkeypatch.setattr(Budget, "_limit_of", lambda self, device: self._limit)  # the CPU's, too
+    monkeypatch.setattr("lib_lora.placement.budget._UNLIMITED", "no device")  # the CPU has a limit, too
     engine = Engine({"unet": model}, device_budget=2 * 2 * WIDTH * 32 * 4)
     engine.activate(Stack([Entry(files[0])]))
     x = torch.randn(3, WIDTH)

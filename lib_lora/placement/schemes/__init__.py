@@ -23,15 +23,17 @@ def captured(layer: nn.Module) -> Iterator[tuple[object, str]]:
 
 
 def rests(component: nn.Module) -> bool:
-    """Whether the component only rests where it is: a hook brings it to its device for a call."""
+    """Tell whether the component only waits where it is: a hook brings it to its device for a call."""
     return any(scheme.rests(component) for scheme in _schemes())
 
 
 def stays(layer: nn.Module) -> bool:
-    """Whether what was placed for `layer` may stay on the device after a call."""
-    return all(scheme.stays(layer) for scheme in _schemes())
+    """Tell whether what was placed for `layer` may stay on the device after a call."""
+    marks = layer.__dict__
+    concerned = [scheme for scheme in _schemes() if not scheme.mark or scheme.mark in marks]
+    return not concerned or all(scheme.stays(layer) for scheme in concerned)
 
 
 @lru_cache(maxsize=1)
 def _schemes() -> Sequence[type[Scheme]]:
-    return discover_classes(sys.modules[__name__], Scheme)  # type: ignore[type-abstract]
+    return discover_classes(sys.modules[__name__], Scheme)

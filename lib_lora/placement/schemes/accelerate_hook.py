@@ -18,6 +18,7 @@ class AccelerateHook(Scheme):
     """A layer with `_hf_hook`."""
 
     name = "accelerate_hook"
+    mark = "_hf_hook"
 
     @classmethod
     def captured(cls, layer: nn.Module) -> Iterator[tuple[object, str]]:
@@ -26,7 +27,7 @@ class AccelerateHook(Scheme):
 
     @classmethod
     def rests(cls, component: nn.Module) -> bool:
-        return "_hf_hook" in component.__dict__
+        return cls.mark in component.__dict__
 
     @classmethod
     def stays(cls, layer: nn.Module) -> bool:

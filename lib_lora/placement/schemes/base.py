@@ -1,8 +1,8 @@
-"""What an offload scheme is."""
+"""An offload scheme: one way in which hosts move layers between devices."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -10,10 +10,12 @@ from torch import nn
 
 
 class Scheme(ABC):
-    """One way in which hosts move layers about. Schemes have no state and import no host: they look at attributes."""
+    """One way in which hosts move layers between devices. A scheme has no state and imports no host."""
 
     name: ClassVar[str]
     before: ClassVar[tuple[str, ...]] = ()
+    mark: ClassVar[str] = ""
+    """The attribute in which a layer has a hook of the scheme; where it is empty, `stays` is asked of every layer."""
 
     @classmethod
     def captured(cls, layer: nn.Module) -> Iterator[tuple[object, str]]:
@@ -22,10 +24,10 @@ class Scheme(ABC):
 
     @classmethod
     def rests(cls, component: nn.Module) -> bool:
-        """True where this scheme keeps a whole component elsewhere than where it computes."""
+        """Tell whether this scheme keeps a whole component elsewhere than where it computes."""
         return False
 
     @classmethod
-    @abstractmethod
     def stays(cls, layer: nn.Module) -> bool:
-        """False where the scheme takes the layer's weights off the device after every call."""
+        """Tell whether the weights of a layer with the mark stay on the device after a call."""
+        return True

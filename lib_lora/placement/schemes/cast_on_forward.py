@@ -19,20 +19,18 @@ class CastOnForward(Scheme):
     """A layer with one of the marks, whatever it says: the host may set it until the layer is called."""
 
     name = "cast_on_forward"
+    mark = _MARKS[0]
 
     @classmethod
     def rests(cls, component: nn.Module) -> bool:
-        return any(_is_marked(layer) and _on_cpu(layer) for layer in every(component))
-
-    @classmethod
-    def stays(cls, layer: nn.Module) -> bool:
-        return True
-
-
-def _is_marked(layer: nn.Module) -> bool:
-    """Asked of every module of a model: not by `hasattr`, for which a module that lacks something searches long."""
-    own, cls = layer.__dict__, type(layer)
-    return any(mark in own or hasattr(cls, mark) for mark in _MARKS)
+        marked: dict[type[nn.Module], bool] = {}  # by class, as `hasattr` of a module that lacks something takes long
+        for layer in every(component):
+            kind = type(layer)
+            if kind not in marked:
+                marked[kind] = any(hasattr(kind, mark) for mark in _MARKS)
+            if (marked[kind] or not layer.__dict__.keys().isdisjoint(_MARKS)) and _on_cpu(layer):
+                return True
+        return False
 
 
 def _on_cpu(layer: nn.Module) -> bool:

@@ -19,6 +19,7 @@ class DiffusersHook(Scheme):
     """A layer with `_diffusers_hook`."""
 
     name = "diffusers_hook"
+    mark = "_diffusers_hook"
 
     @classmethod
     def captured(cls, layer: nn.Module) -> Iterator[tuple[object, str]]:
@@ -30,7 +31,7 @@ class DiffusersHook(Scheme):
 
     @classmethod
     def rests(cls, component: nn.Module) -> bool:
-        return any("_diffusers_hook" in module.__dict__ and not cls.stays(module) for module in every(component))
+        return any(not cls.stays(module) for module in every(component) if cls.mark in module.__dict__)
 
     @classmethod
     def stays(cls, layer: nn.Module) -> bool:
