@@ -1,4 +1,4 @@
-"""Remora inside a web UI: picks the host and connects everything; may be called again on a UI reload."""
+"""Connect Remora to the web UI of this process; may be called again when the UI reloads."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _session: Session | None = None
 
 
 def register() -> Session | None:
-    """Connect to the web UI of this process; None where there is none that Remora knows, or it failed.
+    """Connect Remora to the web UI of this process; return None if it is unsupported or connecting failed.
 
-    Nothing is raised: whatever goes wrong is logged with its traceback, and the host goes on without Remora.
+    Never raises: every error is logged with its traceback, and the web UI starts without Remora.
     """
     try:
         return _register()
@@ -28,7 +28,7 @@ def register() -> Session | None:
 
 
 def unregister() -> None:
-    """Take everything off the model and undo the patches; `register` may follow."""
+    """Remove Remora from the model and undo its patches; `register` may be called again."""
     global _session
     from lib_lora import uninstall
 

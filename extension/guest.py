@@ -1,4 +1,4 @@
-"""What a web UI tells Remora, and what Remora answers: the part between a host's file and the session."""
+"""Remora as a web UI calls it: the layer between a host file and the session."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class Guest:
-    """Remora as its host sees it, `hosts.Remora`."""
+    """Implements `hosts.Remora` over one session."""
 
     def __init__(self, host: Host, session: Session, unloaded: Callable[[], None]) -> None:
         self._host = host
@@ -40,17 +40,17 @@ class Guest:
 
     @property
     def enabled(self) -> bool:
-        """Whether Remora serves LoRA tags; if not, the host does so itself."""
+        """Return whether Remora applies LoRA tags; if not, the host applies them itself."""
         if not enabled(self._host):
             self._session.useless = ""  # to be tried again once it is on
             return False
         return not self._session.useless
 
     def batch(self, batch: Batch) -> Outcome:
-        """Put a batch's LoRAs in force in place of all others.
+        """Activate the LoRA of a batch in place of all others.
 
         Raises:
-            LoraError: a tag, name or file failed, and the user wants no picture then; nothing is in force.
+            LoraError: a tag, name or file failed and the settings stop the generation; no LoRA is active.
         """
         values = Overridden(self._host, batch.settings)
         wanted = settings(values)
@@ -79,32 +79,32 @@ class Guest:
         )
 
     def text_key(self) -> Hashable:
-        """What a text encoder's output depends on of what is in force; equal keys, equal outputs."""
+        """Return a key of everything that changes the text encoders' output; equal keys mean equal outputs."""
         return self._session.last.text_key
 
     def text_keys(self) -> Sequence[Hashable]:
-        """The same for each image by itself."""
+        """Return the same key for each image of the batch."""
         return self._session.last.text_keys
 
     def image(self, index: int) -> None:
-        """From now on the text encoders work for this image of the batch."""
+        """Make the text encoders use the LoRA of this image of the batch."""
         self._session.use_image(index)
 
     def rows(self, rows: Rows | None) -> None:
-        """Say which image each row of a call of the UNet or transformer belongs to; None for whole batches in a row."""
+        """Set which image each row of a denoiser call belongs to; None means whole batches one after the other."""
         self._session.set_rows(rows)
 
     def clock(self, clock: Clock | None) -> None:
-        """Say what tells when a call of the UNet or transformer is."""
+        """Set the clock that tells the step of each denoiser call."""
         self._session.set_clock(clock)
 
     def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
-        """Return the prompt of a parameters text that was read, with the names its LoRA have here, and its settings."""
+        """Return the prompt of a pasted parameters text, with LoRA names as they are here, and its settings."""
         prompt = with_own_names(parameters, self._session.catalog)
         return self._with_own_regions(prompt, parameters), from_parameters(parameters)
 
     def _with_own_regions(self, prompt: str, parameters: Mapping[str, str]) -> str:
-        """The prompt, once the regions that it names are here."""
+        """Store the regions that the prompt names; return the prompt with their names as they are here."""
         given = regions.read_parameter(parameters.get(regions.PARAMETER, ""))
         prompt, new = with_own_regions(prompt, given, self._session.regions.all)
         for name, region in new.items():
@@ -115,35 +115,35 @@ class Guest:
         return prompt
 
     def follow_model(self, at: Pass | None = None) -> bool:
-        """Be in force on the model the host has now, also where it said nothing of a change."""
+        """Move to the host's present model, even if the host did not report a change."""
         return self._session.follow_model(at)
 
     def model_changed(self) -> None:
-        """The host has loaded a model: what was in force is in force on it, as soon as a batch runs."""
+        """Handle that the host loaded a model: the next batch activates its LoRA on it."""
         self._session.model_changed()
 
     def generation_ended(self) -> None:
-        """Take all LoRAs off."""
+        """Deactivate all LoRA."""
         self._session.end()
 
     def app_started(self, app: Any) -> None:
-        """The host's FastAPI application takes routes now."""
+        """Add Remora's routes to the host's FastAPI application."""
         from .api import add_routes  # fastapi is imported where a host serves with it
 
         add_routes(app, self._session)
 
     def axes(self) -> Sequence[Axis]:
-        """What X/Y/Z plots can vary."""
+        """Return what X/Y/Z plots can vary."""
         return axes(self._session)
 
     def tab(self) -> Any:
-        """Return the tab as gradio Blocks, for hosts whose pages are made with gradio."""
+        """Return the tab as gradio Blocks."""
         from .tab import build_tab  # gradio, too
 
         return build_tab()
 
     def unloaded(self) -> None:
-        """The host takes its scripts down."""
+        """Handle that the host unloads its scripts."""
         self._unloaded()
 
     def _used(self, activation: Activation, image: int) -> tuple[Used, ...]:
@@ -155,7 +155,7 @@ class Guest:
         )
 
     def _read(self, arguments: Sequence[str], batch: Batch, unread: list[Skipped], *, skip_bad: bool) -> list[Tag]:
-        """One image's tags; each that cannot be read is left out by itself."""
+        """Parse one image's tags; each tag that cannot be parsed is left out."""
         tags, names = [], self._session.names
         for written in arguments:
             try:

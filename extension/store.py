@@ -1,8 +1,7 @@
 """Files that several threads and programs read and change, and that people edit: locked, bounded, replaced at once.
 
-A change reads the file anew, so it never undoes what another one did. Nothing is written over a file that could not be
-read: a damaged one gets another name first, with a number of its own, and stays. A reader finds the old file or the new
-one, and reads no more than its bound.
+A change reads the file again, so it never undoes another change. A file that cannot be read is never overwritten: a
+damaged file is renamed first and stays. A reader sees the old file or the new one, and reads no more than its bound.
 """
 
 from __future__ import annotations
@@ -50,14 +49,14 @@ class _State(Generic[_T]):
 
 
 class FileValue(Generic[_T]):
-    """A value that is read from a file, and again when the file has changed.
+    """A value read from a file, and read again when the file changes.
 
     Args:
-        path: of the file; asked when it is needed. None is no file at all.
-        what: the file holds, for messages.
-        empty: the value where there is no file, or one that is damaged or was never read.
-        read: makes the value of the file's content; raises ValueError or RecursionError where it is damaged.
-        at_most: bytes that the file may have.
+        path: returns the path; called on every access. None is no file.
+        what: the content, for messages.
+        empty: the value if there is no file, or if it is damaged or was never read.
+        read: makes the value from the file's content; raises ValueError or RecursionError if it is damaged.
+        at_most: bytes of the file.
     """
 
     def __init__(
@@ -73,9 +72,9 @@ class FileValue(Generic[_T]):
 
     @property
     def value(self) -> _T:
-        """The value as the file has it now; other threads have the same object, so it must not be changed.
+        """Return the present value of the file; threads share the object, so it must not be changed.
 
-        A file that cannot be read is said in the log.
+        A file that cannot be read is logged.
         """
         state = self._look()
         text = "" if state.error is None else self._sentence(state.error)
@@ -86,7 +85,7 @@ class FileValue(Generic[_T]):
 
     @property
     def problem(self) -> str:
-        """Why the file cannot be read and what to do, as one sentence; nothing where it can."""
+        """Return one sentence if the file cannot be read: why, and what to do."""
         error = self._look().error
         return "" if error is None else self._sentence(error)
 
@@ -97,8 +96,8 @@ class FileValue(Generic[_T]):
     def _advice(self, error: Exception) -> str:
         return "mend it or move it away"
 
-    def _look(self, *, anew: bool = False) -> _State[_T]:
-        """Return the file's state; it is read where it has changed, or in any case."""
+    def _look(self, *, again: bool = False) -> _State[_T]:
+        """Return the state of the file; read it if it has changed, or if `again`."""
         path = self._path()
         if path is None:
             return self._state
@@ -110,7 +109,7 @@ class FileValue(Generic[_T]):
         except OSError as error:
             return self._failed(None, error)
         state = self._state
-        if anew or stamp != state.stamp:
+        if again or stamp != state.stamp:
             try:
                 self._state = state = _State(stamp, self._read(read_bytes(path, self._at_most)))
             except FileNotFoundError:  # it went since
@@ -129,17 +128,17 @@ class FileValue(Generic[_T]):
 
 
 class Store(FileValue[_T]):
-    """A value that is kept in a file, and changed by several threads and programs.
+    """A value kept in a file and changed by several threads and programs.
 
     Args:
-        path: of the file; asked when it is needed. None keeps the value only as long as the program runs.
-        what: is kept, for messages.
-        empty: the value where there is no file, or one that is damaged or was never read.
-        read: makes the value of the file's content; raises ValueError or RecursionError where it is damaged.
-        write: makes the content of the value.
-        at_most: bytes that the file may have.
-        shared: other programs keep things of their own in the file. Where it is damaged, it is left to the user.
-        refusal: is raised where a new value could not be read back.
+        path: returns the path; called on every access. None keeps the value in memory only.
+        what: the content, for messages.
+        empty: the value if there is no file, or if it is damaged or was never read.
+        read: makes the value from the file's content; raises ValueError or RecursionError if it is damaged.
+        write: makes the content from the value.
+        at_most: bytes of the file.
+        shared: other programs store data of their own in the file, so a damaged file is left to the user.
+        refusal: raised if a new value could not be read back.
     """
 
     def __init__(
@@ -159,30 +158,30 @@ class Store(FileValue[_T]):
         self._shared = shared
         self._refusal = refusal
         self._alone = threading.RLock()
-        """Excludes other threads where there is no file."""
+        """Excludes other threads if there is no file."""
 
     def lock(self) -> AbstractContextManager[object]:
-        """Keep other threads and programs from changing the file in a `with` statement.
+        """Exclude changes by other threads and programs in a `with` statement.
 
         Raises:
-            OSError: another one has it for long, or the folder cannot be made.
+            OSError: another holds the lock for long, or the folder cannot be made.
         """
         path = self._path()
         return self._alone if path is None else locked(Path(os.path.realpath(path)).parent)
 
     def change(self, make: Callable[[_T], _T]) -> _T:
-        """Keep another value, made of the one that the file has now.
+        """Replace the value by one made from the present content of the file.
 
         Args:
-            make: returns the new value. Where it raises, nothing is changed.
+            make: returns the new value. If it raises, nothing has changed.
 
         Raises:
-            OSError: the file cannot be read or written; it is as before.
-            ValueError: the file is shared and damaged; it is as before.
-            ValueError: the new value could not be read back, so all is as before; it is of the type `refusal`.
+            OSError: the file cannot be read or written; it has not changed.
+            ValueError: the file is shared and damaged; it has not changed.
+            ValueError: of type `refusal`: the new value could not be read back; nothing has changed.
         """
         with self.lock():
-            state = self._look(anew=True)
+            state = self._look(again=True)
             if isinstance(state.error, OSError) or (state.error is not None and self._shared):
                 raise state.error  # nothing is written over what could not be read
             value = make(state.value)
@@ -199,7 +198,7 @@ class Store(FileValue[_T]):
             return value
 
     def _content(self, path: Path, value: _T) -> bytes:
-        """Return what the file gets; a content that the next look would call damaged is never written."""
+        """Return the new content; content that could not be read back is never written."""
         try:
             content = self._write(value)
             if len(content) > self._at_most:
@@ -221,10 +220,10 @@ class Store(FileValue[_T]):
 
 
 def set_aside(path: Path) -> Path:
-    """Give a damaged file the first free name of `NAME.damaged-1`, `NAME.damaged-2`, ..., and return that.
+    """Rename a damaged file to the first free name of `NAME.damaged-1`, `NAME.damaged-2`, ...; return it.
 
     Raises:
-        OSError: it cannot be renamed.
+        OSError: the file cannot be renamed.
     """
     real = Path(os.path.realpath(path))  # a link stays, and gets a new file
     with locked(real.parent):
@@ -232,14 +231,14 @@ def set_aside(path: Path) -> Path:
 
 
 def one_problem(problems: Iterable[str]) -> str:
-    """Return the problems of several files as one sentence: the first, and how many more files have one."""
+    """Return the problems of several files as one sentence: the first, and the number of others."""
     first, *more = [*filter(None, problems)] or [""]
     files = "1 more file has a problem" if len(more) == 1 else f"{len(more)} more files have problems"
     return f"{first}; {files}" if more else first
 
 
 def json_bytes(data: Any, indent: int) -> bytes:
-    """Write JSON as UTF-8; a text with half a character (a lone surrogate), which has no UTF-8, as JSON's escapes."""
+    """Write JSON as UTF-8; a text with a lone surrogate is written with escapes."""
     try:
         return json.dumps(data, ensure_ascii=False, indent=indent).encode("utf-8")
     except UnicodeEncodeError:
@@ -247,10 +246,10 @@ def json_bytes(data: Any, indent: int) -> bytes:
 
 
 def locked(folder: Path) -> AbstractContextManager[object]:
-    """Exclude other threads, and programs that do the same, from changes in a folder; a thread may do so repeatedly.
+    """Exclude changes in a folder by other threads, and by programs that lock it too; reentrant.
 
     Raises:
-        OSError: another one has it for long, or the folder cannot be made.
+        OSError: another holds the lock for long, or the folder cannot be made.
     """
     return _LOCKS.setdefault(folder, _FolderLock(folder))
 
@@ -287,7 +286,7 @@ _LOCKS: dict[Path, _FolderLock] = {}
 
 
 def _lock_programs_out(folder: Path) -> int | None:
-    """Return the handle that holds the lock; None on a file system that knows no locks."""
+    """Return the handle that holds the lock; None if the file system has no locks."""
     folder.mkdir(parents=True, exist_ok=True)
     handle = _opened(folder)
     until = time.monotonic() + _PATIENCE
@@ -310,7 +309,7 @@ def _busy(folder: Path) -> OSError:
 
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EISDIR})
-"""Errors of file systems without locks, as those of some network drives."""
+"""Errors of file systems without locks, such as some network drives."""
 
 if sys.platform == "win32":  # folders cannot be opened there
 
@@ -339,7 +338,7 @@ else:  # the folder itself, so that nothing is left lying in it
 
 
 def _stamp_of(path: Path) -> _Stamp:
-    """What differs between two states of a file. Each replacement is another file, whatever its time and size."""
+    """Return a stamp that differs between two states of a file; each replacement is another file."""
     stat = path.stat()
     return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino
 
@@ -353,24 +352,24 @@ _CHUNK = 1 << 20  # bytes
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file, and make its folder where there is none; half a character (a lone surrogate) becomes `?`.
+    """Replace a file, and make its folder if needed; a lone surrogate becomes `?`.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: the file cannot be written; the previous one stays.
     """
     write_bytes(path, text.encode("utf-8", "replace"))
 
 
 def write_bytes(path: Path, content: bytes, *, lasting: bool = True) -> None:
-    """Replace a file, and make its folder where there is none. A link stays, and the file that it names is replaced.
+    """Replace a file, and make its folder if needed. If the path is a link, the file it points to is replaced.
 
     Args:
         path: of the file.
         content: all of it.
-        lasting: wait until it would outlive a power cut, too.
+        lasting: wait until the content would survive a power cut.
 
     Raises:
-        OSError: it cannot be written; what was there stays.
+        OSError: the file cannot be written; the previous one stays.
     """
     path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -399,12 +398,12 @@ def read_bytes(path: Path, at_most: int) -> bytes:
     """Read a regular file. A pipe would block for ever, and a device may have no end.
 
     Args:
-        path: of the file; may be a link to one.
-        at_most: bytes. Hardly more are read, whatever size the file claims to have.
+        path: of the file, or of a link to it.
+        at_most: bytes; hardly more are read, whatever size the file claims.
 
     Raises:
-        OSError: it cannot be read, or it is no regular file.
-        ValueError: it has more bytes.
+        OSError: the file cannot be read, or is no regular file.
+        ValueError: the file has more bytes.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise _irregular(path)
@@ -422,7 +421,7 @@ def _too_large(path: Path, at_most: int) -> ValueError:
 
 
 def _mode_of(path: Path) -> int | None:
-    """Who may read and write it; None where there is no file."""
+    """Return the permissions of a file, or None if there is no file."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The tab in a page that is made with gradio: one empty element, which `javascript/remora.js` fills."""
+"""The tab in a gradio page: one empty element, which `javascript/remora.js` fills."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MOUNT = '<div id="remora-tab"></div>'
 
 
 def build_tab() -> Any:
-    """Return the tab as gradio Blocks; only what gradio has had since 3.41 is used."""
+    """Return the tab as gradio Blocks, built only from features that gradio 3.41 has."""
     import gradio as gr
 
     with gr.Blocks(analytics_enabled=False) as tab:

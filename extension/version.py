@@ -1,3 +1,3 @@
-"""What this is a version of; `pyproject.toml` says the same."""
+"""Remora's version, equal to the one in `pyproject.toml`."""
 
 VERSION = "0.1.0"

@@ -1,7 +1,7 @@
-"""HTTP routes: those about LoRA files that clients of A1111-like web UIs know, and Remora's own, `/remora/v1/*`.
+"""HTTP routes: the ones about LoRA files that clients of A1111-like web UIs know, and Remora's own, `/remora/v1/*`.
 
-Of fastapi, only what it has had since 0.94. Bodies and queries are checked here and not by models, so that every error
-is one sentence under `detail`, whatever the host's fastapi and pydantic are.
+Only features that fastapi has since 0.94 are used. Bodies and queries are checked here and not by models, so that every
+error is one sentence under `detail`, for every version of fastapi and pydantic.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _APP = "/remora/app/{name:path}"
 
 
 def add_routes(app: FastAPI, session: Session) -> None:
-    """Add the routes the host has not got; a host's own `/sdapi/v1/loras` stays. Ours demand what the host's do."""
+    """Add the routes that the host does not have; they demand the host's own credentials."""
     taken = {getattr(route, "path", "") for route in app.routes}
     access = session.host.access(app)
     session.catalog.start()
@@ -69,7 +69,7 @@ def add_routes(app: FastAPI, session: Session) -> None:
         add_route(app, _OWN + route.path, route.endpoint, access, **_said(route))
     hidden: dict[str, Any] = {"methods": ["GET"], "include_in_schema": False}
     add_route(app, f"{_OWN}/openapi.json", _schema(app), access, **hidden)
-    # for everybody: a page asks for its scripts without the password of an API, and there is nothing secret in them
+    # public: a page loads its scripts without the password of the API, and they contain no secret
     add_route(app, _APP, front_end, Access(), **hidden)
 
 
@@ -81,10 +81,10 @@ class LorasApi:
 
     def list(self, request: Request) -> Response:
         """List the LoRA files."""
-        return answer(request, list_loras(self._session))  # whose texts are from files, and may be no characters
+        return answer(request, list_loras(self._session))  # texts of files may be no characters
 
     def refresh(self) -> None:
-        """Look at the folders of LoRA files again."""
+        """Scan the LoRA folders again."""
         self._session.catalog.refresh()
 
 
@@ -116,7 +116,7 @@ def _schema(app: FastAPI) -> Callable[[Request], Response]:
 
 
 def _said(route: Route) -> dict[str, Any]:
-    """How fastapi is told of a route."""
+    """Return the arguments that describe a route to fastapi."""
     lines = (route.endpoint.__doc__ or "").strip().splitlines()
     return {
         "methods": [route.method],
@@ -124,5 +124,5 @@ def _said(route: Route) -> dict[str, Any]:
         "tags": ["Remora"],
         "operation_id": f"remora_{route.method.lower()}{route.path.replace('/', '_')}",
         "openapi_extra": route.described(),
-        "response_class": Response,  # what it is says `described`
+        "response_class": Response,  # `described` tells its type
     }

@@ -1,4 +1,4 @@
-"""How the routes answer and what they take: every error is one sentence under `detail`."""
+"""Answers and bodies of the routes: every error is one sentence under `detail`."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ UNPROCESSABLE, BROKEN = 422, 500
 CHANGED = 412
 
 LONGEST_BODY = 32 << 20  # bytes, of any route
-_LONGEST_SENTENCE = 2000  # characters: one may quote what was sent
+_LONGEST_SENTENCE = 2000  # characters: it may quote the request
 _DEEPEST = 32  # lists and objects within each other
-_MOST_DIGITS = 20  # of a whole number: those of 64 bits have no more
+_MOST_DIGITS = 20  # of a whole number: 64 bits have no more
 
 
 def answer(request: Request, data: object, kept: object = None) -> Response:
-    """JSON with a tag of its content: a client that asks again and again gets it again only where it has changed.
+    """Return JSON with an ETag; a client that polls gets the body only when it has changed.
 
     Args:
         request: the request.
         data: the answer.
-        kept: what of it clients change, where the rest changes without them; `refuse_stale` is told its tag alone.
+        kept: the part that clients change, if the rest changes without them; `refuse_stale` compares its ETag alone.
     """
     content = _encoded(data)
     tag = _tag(content) if kept is None else f"{tag_of(kept)}.{_tag(content)}"
@@ -38,20 +38,20 @@ def answer(request: Request, data: object, kept: object = None) -> Response:
 
 
 def tag_of(data: object) -> str:
-    """Return the tag that `answer` gives to this answer, or to what clients change of one, without its quotes."""
+    """Return the ETag of an answer, or of the part that clients change, without its quotes."""
     return _tag(_encoded(data))
 
 
 def refuse_stale(request: Request, now: Callable[[], object], what: str) -> None:
-    """Refuse a change of something that is not any more as the client knows it, where its If-Match says how it was.
+    """Refuse a change if the data have changed since the client read them, according to If-Match.
 
     Args:
         request: the request.
-        now: returns the answer that tells how it is, or what clients change of it where that has a tag of its own.
-        what: is to be changed, for the error.
+        now: returns the present answer, or the part that clients change if that part has its own ETag.
+        what: is changed, for the error.
     """
     known = request.headers.get("if-match", "*").strip()
-    # found anywhere in it: proxies write more around a tag, and the tag of a whole answer may stand behind it
+    # search the whole header: proxies add text around an ETag, and another ETag may follow
     if known != "*" and tag_of(now()) not in known:
         raise HTTPException(CHANGED, f"{what} was changed on another page or by another program; look at it again")
 
@@ -65,37 +65,37 @@ def _tag(content: bytes) -> str:
 
 
 def refused(status: int, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error as clients of ours read it."""
+    """Return an error response."""
     detail = " ".join(detail.split())
     content = json.dumps({"detail": detail if len(detail) <= _LONGEST_SENTENCE else f"{detail[:_LONGEST_SENTENCE]}..."})
     return Response(content, status, dict(headers or {}), "application/json")
 
 
 def content_type(request: Request) -> str:
-    """Return the type of a request's body, without parameters; empty where it says none."""
+    """Return the type of a request's body, without parameters; empty if missing."""
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 async def picture_of(request: Request) -> bytes:
-    """Return the request's body, which must be sent as a picture."""
+    """Return the request's body, which must have the type of a picture."""
     if not content_type(request).startswith("image/"):
         raise HTTPException(UNSUPPORTED, "a picture must be sent with its type, as image/png")
     return await _body_of(request, LONGEST_BODY, "a picture")
 
 
 async def json_of(request: Request, at_most: int, what: str) -> Any:
-    """Return the request's body as JSON whose numbers and texts can be computed with and written down.
+    """Return the request's body as JSON whose numbers and texts are safe to use and to write.
 
     Args:
         request: the request.
         at_most: bytes.
-        what: it is, for the error.
+        what: the body is, for the error.
     """
     body = await _body_of(request, at_most, what)
     if body and content_type(request) != "application/json":
         raise HTTPException(UNSUPPORTED, f"{what} must be sent as application/json")
     try:
-        # decoded here: `json` takes UTF-16 as well, and halves of characters
+        # decoded here: `json` accepts UTF-16 and lone surrogates
         data = json.loads(body.decode("utf-8"), parse_constant=_no_constant, parse_float=_float, parse_int=_int)
         _check(data)
     except (ValueError, RecursionError) as error:
@@ -105,7 +105,7 @@ async def json_of(request: Request, at_most: int, what: str) -> Any:
 
 
 async def object_of(request: Request, at_most: int, what: str, *fields: str) -> dict[str, Any]:
-    """Return the same where it is an object; with fields given, one that has no others."""
+    """Return the body as a JSON object, without fields other than `fields` if given."""
     data = await json_of(request, at_most, what)
     if not isinstance(data, dict):
         wanted = f" with the fields {', '.join(fields)}" if fields else ""
@@ -116,14 +116,14 @@ async def object_of(request: Request, at_most: int, what: str, *fields: str) -> 
 
 
 def whole(text: str, name: str) -> int:
-    """A whole number of the query."""
+    """Parse a whole number of the query."""
     if not (text.isascii() and text.isdigit() and len(text) <= 15):
         raise HTTPException(UNPROCESSABLE, f"{name} must be a whole number from 0, not {text!r:.60}")
     return int(text)
 
 
 async def _body_of(request: Request, at_most: int, what: str) -> bytes:
-    """Return the request's body, but read no more of it than there can be."""
+    """Return the request's body, but read at most `at_most` bytes."""
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
@@ -152,10 +152,10 @@ def _int(text: str) -> int:
 
 
 def _check(data: object) -> None:
-    """Check what `json` lets through.
+    """Check data that `json` accepts.
 
     Raises:
-        ValueError: nesting that those who read it may not follow, or half a character, which cannot be written down.
+        ValueError: nesting is too deep, or a text has a lone surrogate, which cannot be written.
     """
     level = [data]
     for _ in range(_DEEPEST):

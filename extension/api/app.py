@@ -1,4 +1,4 @@
-"""`/remora/app/*`: the tab's own files. Served here, hosts need not know them, and their types are right everywhere."""
+"""`/remora/app/*`: the tab's own files, served here so that every host serves them with the right types."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=ut
 
 def front_end(request: Request, name: str) -> Response:
     """Return one file of the tab."""
-    path = _files().get(name)  # what is there, so that nothing outside can be meant
+    path = _files().get(name)  # existing files only, so that no path leads outside
     if path is None:
         raise HTTPException(NOT_FOUND, f"the tab has no file {name:.80}")
     content = path.read_bytes()
@@ -29,5 +29,5 @@ def front_end(request: Request, name: str) -> Response:
 
 @lru_cache(maxsize=1)
 def _files() -> Mapping[str, Path]:
-    """Return the files of the tab by their names; looked for once, as a page asks for dozens."""
+    """Return the files of the tab by name; scanned once, as a page requests dozens."""
     return {path.relative_to(_FOLDER).as_posix(): path for path in _FOLDER.rglob("*") if path.suffix in _TYPES}

@@ -1,4 +1,4 @@
-"""`/remora/v1/blocks`: the blocks of the loaded model, and presets of weights for them."""
+"""`/remora/v1/blocks`: the blocks of the loaded model, and presets of block weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BlocksApi:
         self._session = session
 
     def list(self, request: Request) -> Response:
-        """Tell the blocks of the loaded model, the lists of weights it takes, and presets of them."""
+        """List the blocks of the loaded model, the sizes of lists it accepts, and presets."""
         return answer(request, self._listed())
 
     def _listed(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class BlocksApi:
         }
 
     async def put(self, request: Request) -> Response:
-        """Keep a list of block weights under a name, in place of the one of that name."""
+        """Save a list of block weights under a name, replacing the preset of that name."""
         data = await object_of(request, _MAX_BODY, "a preset of block weights", "name", "values")
         name, values = data.get("name"), data.get("values")
         if not isinstance(name, str) or not isinstance(values, str):
@@ -60,11 +60,11 @@ class BlocksApi:
         return await run_in_threadpool(self._changed, request, lambda: self._session.block_presets.put(name, values))
 
     def remove(self, request: Request, name: str) -> Response:
-        """Forget one of the user's own presets of block weights."""
+        """Delete one of the user's own presets of block weights."""
         return self._changed(request, lambda: self._session.block_presets.delete(name))
 
     def _changed(self, request: Request, work: Callable[[], None]) -> Response:
-        """Do it where the presets are as the client knows them, and list them."""
+        """Apply a change unless the presets have changed since the client read them; list the presets."""
         try:
             with self._session.block_presets.lock():
                 refuse_stale(request, self._listed, "the list of presets of block weights")
@@ -78,7 +78,7 @@ class BlocksApi:
 
 
 def title(block: str) -> str:
-    """Return a block's name for people."""
+    """Return a block's display name."""
     letters = block.rstrip("0123456789")
     if block in _TITLES:
         return _TITLES[block]

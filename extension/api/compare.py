@@ -35,7 +35,7 @@ class CompareApi:
         self._latest: Comparison | None = None
 
     async def start(self, request: Request) -> Response:
-        """Begin a comparison; answers as `state` does."""
+        """Start a comparison; answers as `state` does."""
         data = await object_of(request, _MAX_BODY, "a comparison", *_FIELDS)
         painter = self._session.host.painter()
         if painter is None:
@@ -44,7 +44,7 @@ class CompareApi:
             asked = _request(data)
             painter.check(asked)
             made = plan(data.get("mode", "strengths"), asked.prompt, _names(data), _values(data))
-        except (RequestError, LoraError) as error:  # of the request, or of a tag in its prompt
+        except (RequestError, LoraError) as error:  # an invalid request, or an invalid tag in its prompt
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         with self._lock:
             if self._latest is not None and self._latest.running:
@@ -54,27 +54,27 @@ class CompareApi:
         return self.state(request)
 
     def state(self, request: Request) -> Response:
-        """Tell how far the latest comparison is; `comparison` is null where there was none."""
+        """Return the progress of the latest comparison; `comparison` is null without one."""
         painter = self._session.host.painter()
         latest = None if self._latest is None else self._latest.to_json()
         samplers = [] if painter is None else list(painter.samplers)
         return answer(request, {"comparison": latest, "samplers": samplers, "possible": painter is not None})
 
     def cancel(self, request: Request) -> Response:
-        """Stop it at its next step; what was made stays."""
+        """Stop at the next step; finished pictures stay."""
         if self._latest is not None:
             self._latest.cancel()
         return self.state(request)
 
     def picture(self, cell: str = "") -> Response:
-        """Return one picture of it as PNG, or without a cell the whole grid with its labels."""
+        """Return one picture as PNG, or without a cell the whole grid with its labels."""
         latest = self._latest
         if latest is None:
             content = None
         elif cell:
             content = latest.picture(whole(cell, "cell"))
         else:
-            content = one_picture(latest.grid)  # of a hundred cells
+            content = one_picture(latest.grid)  # may have a hundred cells
         if content is None:
             raise HTTPException(NOT_FOUND, "there is no such picture (yet)")
         return Response(content, media_type="image/png", headers={"Cache-Control": "no-store"})

@@ -1,12 +1,12 @@
-"""What every route of ours demands of a request, and how it answers one that fails.
+"""The checks before every route of Remora, and its answers to failures.
 
-A page of another site can have a browser send requests here, with the user's cookies and password, and many hosts let
-it read the answers. So a request must come from the web UI's own page or from a program, unless it is a link that is
-followed. A body must have a type that no page can send to another site without asking first, and users are those whom
-the host lets in. Whatever a route raises becomes one sentence under `detail`.
+A page of another site can make a browser send requests here, with the user's cookies and password, and many hosts let
+it read the answers. So a request must come from the web UI's own page or from a program, unless the user follows a
+link. A body must have a type that no page can send to another site without asking first, and the user needs the host's
+credentials. Every exception of a route becomes one sentence under `detail`.
 
-The Host header is not looked at here: in a real host nothing tells a page that bound its own name to this machine's
-address from a proxy on this machine that hands on the name users know. The embedded web UI looks at it.
+The Host header is not checked here: a real host cannot tell a page that bound its own name to this machine's address
+from a local proxy that passes on the public name. The embedded web UI checks it.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ _HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::\d{1,5})?")
 
 
 def add_route(app: FastAPI, path: str, endpoint: Callable[..., Any], access: Access, **more: Any) -> None:
-    """Add a route of ours to a host's application."""
-    # as the application's own `add_api_route`, which takes no class; without a router between: recent versions keep
-    # the routes of one to themselves, and then nobody sees what is taken
+    """Add a route of Remora to a host's application."""
+    # as the application's own `add_api_route`, which takes no class; not through a router: recent versions hide its
+    # routes, so that others do not see which paths are taken
     app.router.add_api_route(path, endpoint, route_class_override=guarded(access), **more)
 
 
 def guarded(access: Access) -> type[APIRoute]:
-    """Return the class of the routes that demand this access."""
+    """Return the class of routes that demand this access."""
     admit = guard(access)
 
     class GuardedRoute(APIRoute):
-        """A route that looks at a request before anything of it is read, and answers every error with a sentence."""
+        """A route that checks a request before reading it, and answers every error with a sentence."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             return _answering(admit, super().get_route_handler())
@@ -74,7 +74,7 @@ def guarded(access: Access) -> type[APIRoute]:
 
 
 def guard(access: Access) -> Callable[[Request], Awaitable[None]]:
-    """Return what raises an HTTPException where a request is not let in."""
+    """Return a function that raises HTTPException if a request is refused."""
     basic = HTTPBasic(auto_error=False)
 
     async def admit(request: Request) -> None:
@@ -97,7 +97,7 @@ def guard(access: Access) -> Callable[[Request], Awaitable[None]]:
 
 
 def of_other_site(request: Request) -> bool:
-    """Tell whether the browser says that a page of another site asks."""
+    """Tell whether, according to the browser, a page of another site sends the request."""
     headers = request.headers
     site = headers.get("sec-fetch-site")  # browsers send it over HTTPS and to loopback; behind a proxy it stays right
     if site is not None:
@@ -112,7 +112,7 @@ def of_other_site(request: Request) -> bool:
 
 
 def is_link(request: Request) -> bool:
-    """Tell whether the browser says that this opens a page of its own, and neither a part of another nor a frame."""
+    """Tell whether, according to the browser, the request opens a page, not a part of one or a frame."""
     headers = request.headers
     whole = headers.get("sec-fetch-dest", "document").lower() == "document"
     return whole and request.method in _LINKS and headers.get("sec-fetch-mode", "").lower() == "navigate"
@@ -127,13 +127,13 @@ def is_loopback(address: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """Return what a Host header has without its port, in lower case; empty where it is none."""
+    """Return a Host header without its port, in lower case; empty if invalid."""
     match = _HOST.fullmatch(host)
     return "" if match is None else (match[1] or match[2]).lower()
 
 
 def refuse_other_sites(request: Request) -> None:
-    """Refuse what a page of another site asks for.
+    """Refuse requests of pages of other sites.
 
     Raises:
         HTTPException: 403.
@@ -143,28 +143,28 @@ def refuse_other_sites(request: Request) -> None:
 
 
 def _here(request: Request) -> set[str]:
-    """Return the names that this web UI has for the page that asks."""
+    """Return the names of this web UI for the page that sends the request."""
     host = request.headers.get("host", "").lower()
     here = {host}
     if is_loopback(host_name(host)):
-        # then it may be a proxy on this machine that asks; by any other name a page can write this header itself, where
-        # the host lets other sites ask with any header
+        # the client may be a proxy on this machine; under any other name a page can write this header itself, if the
+        # host lets other sites send any header
         here.add(request.headers.get("x-forwarded-host", "").lower())
     return here - {""}
 
 
 def refuse_other_bodies(request: Request) -> None:
-    """Refuse a body that any page could have sent here, or that is larger than all that routes take.
+    """Refuse a body that any page could have sent here, or that is larger than any route accepts.
 
     Raises:
-        HTTPException: 400 for a length that is none, 413 for too large a body, 415 for one of another type.
+        HTTPException: 400 for an invalid length, 413 for too large a body, 415 for another type.
     """
     if request.method in SAFE:
         return
     written = request.headers.get("content-length", "0")
     if not (written.isascii() and written.isdigit()):
         raise HTTPException(BAD_REQUEST, "the length of the body must be a whole number")
-    length = int(written[:20])  # what is longer is too long
+    length = int(written[:20])  # a longer number is too large
     if length > LONGEST_BODY:
         raise HTTPException(TOO_LARGE, f"no body has more than {LONGEST_BODY >> 20} MB")
     kind = content_type(request)
@@ -177,7 +177,7 @@ def refuse_other_bodies(request: Request) -> None:
 def _answering(
     admit: Callable[[Request], Awaitable[None]], handle: Callable[[Request], Coroutine[Any, Any, Response]]
 ) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-    """Return a handler that answers with a sentence what the other one raises."""
+    """Return a handler that answers exceptions of `handle` with a sentence."""
 
     async def answered(request: Request) -> Response:
         try:
@@ -187,9 +187,9 @@ def _answering(
             return refused(error.status_code, str(error.detail), error.headers)
         except RequestValidationError as error:
             return refused(UNPROCESSABLE, _said(error))
-        except ClientDisconnect:  # nobody reads the answer
+        except ClientDisconnect:  # no client reads the answer
             return refused(BAD_REQUEST, "the request ended before its body did")
-        except Exception:  # a fault of ours, whatever it is: hosts would answer with a page, or with a traceback
+        except Exception:  # any fault of Remora: hosts would answer with a page, or with a traceback
             number = secrets.randbelow(900_000) + 100_000
             logger.exception("remora: %s %r failed (number %d)", request.method, request.url.path, number)
             return refused(BROKEN, f"the web UI failed at this, which is a fault of its own {_logged(number)}")
@@ -202,7 +202,7 @@ def _logged(number: int) -> str:
 
 
 def _said(error: RequestValidationError) -> str:
-    """Return the first of what is wrong with a query, as a sentence."""
+    """Return the first error of a query, as a sentence."""
     first = error.errors()[0]
     where = " ".join(str(part) for part in first.get("loc", ())[1:])
     return f"{where:.60} of the query is wrong: {first.get('msg', 'it cannot be read')}"

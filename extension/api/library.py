@@ -1,4 +1,4 @@
-"""`/remora/v1/loras` and what belongs to it: the files, what is known of each, and what people note about them."""
+"""`/remora/v1/loras` and related routes: the files, their data, and notes on them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_NOTES = 1 << 20  # bytes of a change
 _MAX_NAMES = 50
-_PATIENCE = 0.3  # seconds that a list waits for what is not read yet: of few files it is whole at once
+_PATIENCE = 0.3  # seconds that a list waits for unread files: a list of few files is complete at once
 _WEEK = "private, max-age=604800"
 
 
@@ -52,16 +52,16 @@ class Library:
         self._few = asyncio.Semaphore(2)
 
     def list(self, request: Request, since: str = "0") -> Response:
-        """List the files, those that cannot be used with the reason.
+        """List the files; unusable ones have the reason.
 
-        Of a list that is there already, `since` is its `revision`: then only what changed since comes, and what went.
+        `since` is the `revision` of an earlier list: then only changed rows and the ids of missing files are returned.
         """
         known = whole(since, "since")
         catalog = self._session.catalog
         catalog.somebody_looks()
         catalog.read_for(_PATIENCE)
         revision = catalog.index.revision
-        known = known if known <= revision else 0  # of a former run
+        known = known if known <= revision else 0  # from an earlier process
         rows, gone = catalog.index.since(known)
         progress = catalog.progress
         return answer(
@@ -78,23 +78,23 @@ class Library:
         )
 
     def refresh(self, request: Request) -> Response:
-        """Look at the folders again, and list the files."""
+        """Scan the folders again, and list the files."""
         self._session.catalog.refresh()
         return self.list(request)
 
     def one(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002  # of the query
-        """Tell all that is known of one file."""
+        """Return all data of one file."""
         return self._answered(request, self._file(id, name))
 
     async def change(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
-        """Change what is noted about one file, in the file beside it that web UIs read."""
+        """Change the notes on one file, in the file beside it that web UIs read."""
         file = await run_in_threadpool(self._file, id, name)
         changes = await object_of(request, _MAX_NOTES, "notes", *_NOTED)
         return await run_in_threadpool(self._change, request, file, changes)
 
     async def thumbnail(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
-        """Return the picture of one file, small, as WebP; nothing where the picture itself is damaged."""
-        async with self._few:  # a page asks for dozens at once, and the host needs its threads
+        """Return a thumbnail of one file as WebP; no content if the picture is damaged."""
+        async with self._few:  # a page requests dozens at once, and the host needs its threads
             return await run_in_threadpool(self._thumbnail, id, name)
 
     def _thumbnail(self, id: str, name: str) -> Response:  # noqa: A002
@@ -104,25 +104,25 @@ class Library:
             raise HTTPException(NOT_FOUND, f"{file.path.name} has no picture")
         headers = {"Cache-Control": _WEEK}
         made = self._made().of(Found(file, picture=row.picture, stamp=row.beside), row.picture is None)
-        if made is None:  # the list promised one, and only decoding it tells that it is damaged
+        if made is None:  # listed, but decoding shows that it is damaged
             return Response(status_code=NO_CONTENT, headers=headers)
         return Response(made, media_type="image/webp", headers=headers)
 
     async def set_picture(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
-        """Keep another picture of one file, beside it; the body is any picture file."""
+        """Replace the picture beside one file; the body is any picture file."""
         file = await run_in_threadpool(self._file, id, name)
         content = await picture_of(request)
         return await run_in_threadpool(self._set_picture, request, file, content)
 
     async def resolve(self, request: Request) -> Response:
-        """Tell which file each name means, or why none does; ambiguous names have candidates."""
+        """Return the file that each name means, or why it means none; ambiguous names have candidates."""
         asked = (await object_of(request, _MAX_NOTES, "the question", "names")).get("names")
         if not isinstance(asked, list) or len(asked) > _MAX_NAMES or not all(isinstance(one, str) for one in asked):
             raise HTTPException(UNPROCESSABLE, f"names must be a list of no more than {_MAX_NAMES} texts")
         return answer(request, {"names": await run_in_threadpool(self._meanings, asked)})
 
     def inspect(self, request: Request, name: str = "", model: str = "") -> Response:
-        """Tell what a file holds, without regard to the model, or what of it would act on the one that is loaded."""
+        """Return the content of a file; with `model`, what of it would change the loaded model."""
         file = self._file("", name)
         if model not in ("", "loaded"):
             raise HTTPException(UNPROCESSABLE, f"model must be 'loaded' or not be there, not {model!r}")
@@ -135,12 +135,12 @@ class Library:
 
     def _file(self, id: str, name: str) -> CatalogFile:  # noqa: A002
         try:
-            return self._session.catalog.with_id(id) if id else self._session.catalog.find_anew(name)
+            return self._session.catalog.with_id(id) if id else self._session.catalog.find_again(name)
         except CatalogError as error:
             raise HTTPException(NOT_FOUND, str(error)) from error
 
     def _meanings(self, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """Look names up; only the first that is unknown is compared with all names there are, which takes a while."""
+        """Look up names; similar names, which take a while, are found for the first unknown one only."""
         catalog, compare = self._session.catalog, True
         meant: dict[str, dict[str, Any]] = {}
         for name in names:
@@ -181,7 +181,7 @@ class Library:
         return self._changed(request, file, "picture", lambda: set_picture(file, beside(file), content))
 
     def _changed(self, request: Request, file: CatalogFile, what: str, work: Callable[[], object]) -> Response:
-        """Change something beside a file where it is as the client knows it, and tell all that is known of it then."""
+        """Change a file beside a LoRA unless it has changed since the client read it; return its data."""
 
         def write() -> None:
             with notes_lock(file):
@@ -202,7 +202,7 @@ class Library:
         return self._thumbnails
 
     def _families(self) -> dict[str, dict[str, Any]]:
-        """The families that files are for, and whether that is the loaded model's."""
+        """Return the families of all files, and whether each is the loaded model's."""
         model = self._session.model_family()
         families = {
             family_key(family): family
@@ -216,12 +216,12 @@ _NOTED = ("description", "words", "negative", "notes", "tags", "strength", "rati
 
 
 def _editable(told: dict[str, Any]) -> dict[str, Any]:
-    """Return what clients change of what is told of a file; its hash and its uses change while pictures are made."""
+    """Return the data that clients change; hash and uses change while pictures are made."""
     return {field: told[field] for field in (*_NOTED, "picture")}
 
 
 def _kept(file: CatalogFile, what: str, write: Callable[[], object]) -> None:
-    """Write something beside a file; what is refused or fails has changed nothing."""
+    """Write a file beside a LoRA; a refusal or a failure changes nothing."""
     try:
         write()
     except (NotesError, PictureError) as error:
@@ -232,23 +232,23 @@ def _kept(file: CatalogFile, what: str, write: Callable[[], object]) -> None:
 
 
 def _training(file: CatalogFile) -> tuple[Training, list[str]]:
-    """Return what a header tells of the training, and what nobody foresaw of it."""
+    """Return a header's data on the training, and problems in reading it."""
     try:
         return read_training(file.path), []
-    except LoraError:  # why is in `reason`
+    except LoraError:  # `reason` says why
         return Training(), []
-    except Exception as error:  # one header must not keep its notes from being read
+    except Exception as error:  # a bad header must not hide the file's notes
         logger.exception("remora: what %s tells of its training cannot be read", file.path)
         return Training(), [f"what it tells of its training cannot be read: {error!r:.300}"]
 
 
 def family_key(family: Family) -> str:
-    """A text that tells apart what `Family.differs` tells apart."""
+    """Return a text that is equal unless `Family.differs`."""
     return f"{family.titles}{'' if family.sure or family.also else '?'}"
 
 
 def listed(row: Row) -> dict[str, Any]:
-    """Return what a list shows of a file."""
+    """Return the data of a file in a list."""
     file = row.file
     facts, notes = row.facts or Facts(), row.notes or Notes()
     structure = facts.structure
@@ -286,7 +286,7 @@ def listed(row: Row) -> dict[str, Any]:
 
 
 def _picture(row: Row) -> str:
-    """Return a text that changes with a file's picture; empty where it has none that can be read."""
+    """Return a text that changes with a file's picture; empty without a readable one."""
     if row.picture is not None:
         return row.beside
     facts = row.facts or Facts()
@@ -294,7 +294,7 @@ def _picture(row: Row) -> str:
 
 
 def _without_tags(text: str) -> str:
-    """Return words of a file without what makes tags and lines of them: one click puts them into a prompt."""
+    """Return a file's words without tags and line breaks, as one click inserts them into a prompt."""
     return re.sub(r"[<>\s]+", " ", text).strip()
 
 

@@ -1,4 +1,4 @@
-"""`/remora/v1/presets`: stacks that were kept under a name."""
+"""`/remora/v1/presets`: saved stacks."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class PresetsApi:
         return answer(request, self._listed())
 
     def text(self, name: str) -> Response:
-        """Return one preset as text that can be given to others and imported."""
+        """Return one preset as text that can be shared and imported."""
         text = self._tried(lambda: self._presets.get(name)).to_text()
         return Response(text.encode("utf-8", "replace"), media_type="text/plain")
 
     async def put(self, request: Request, name: str) -> Response:
-        """Keep a stack under a name, in place of the one of that name; a `former` name is given up."""
+        """Save a stack under a name, replacing the preset of that name; `former` renames one."""
         data = await object_of(request, _MAX_TEXT, "a preset", "text", "former")
         text, former = data.get("text"), data.get("former", "")
         if not isinstance(text, str) or not isinstance(former, str):
@@ -43,7 +43,7 @@ class PresetsApi:
         return await run_in_threadpool(self._changed, request, lambda: self._presets.put(name, text, former))
 
     async def set_thumbnail(self, request: Request, name: str) -> Response:
-        """Give a preset another thumbnail; the body is any picture file."""
+        """Replace the thumbnail of a preset; the body is any picture file."""
         content = await picture_of(request)
         return await run_in_threadpool(self._changed, request, lambda: self._presets.set_thumbnail(name, content))
 
@@ -55,11 +55,11 @@ class PresetsApi:
         return Response(thumbnail, media_type="image/webp")
 
     def remove(self, request: Request, name: str) -> Response:
-        """Forget a preset."""
+        """Delete a preset."""
         return self._changed(request, lambda: self._presets.remove(name))
 
     async def add(self, request: Request) -> Response:
-        """Keep the presets of a text; all of them or none."""
+        """Save the presets of a text; all of them or none."""
         text = (await object_of(request, _MAX_TEXT, "the import", "text")).get("text")
         if not isinstance(text, str):
             raise HTTPException(UNPROCESSABLE, "text must be the text of one or more presets")
@@ -69,7 +69,7 @@ class PresetsApi:
         return {"presets": [_told(preset) for preset in self._presets.all], "problem": self._presets.problem}
 
     def _changed(self, request: Request, work: Callable[[], Any]) -> Response:
-        """Do it where the presets are as the client knows them, and list them."""
+        """Apply a change unless the presets have changed since the client read them; list the presets."""
 
         def change() -> Response:
             with self._presets.lock():

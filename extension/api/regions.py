@@ -1,4 +1,4 @@
-"""`/remora/v1/regions`: parts of the picture that tags call by name."""
+"""`/remora/v1/regions`: the regions that tags may name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RegionsApi:
         self._session = session
 
     def list(self, request: Request) -> Response:
-        """Tell the regions there are, those that come along first."""
+        """List the regions, Remora's first."""
         return answer(request, self._listed())
 
     def _listed(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class RegionsApi:
         }
 
     async def put(self, request: Request) -> Response:
-        """Keep a picture as a region under a name, in place of the one of that name."""
+        """Save a picture as a region under a name, replacing the region of that name."""
         data = await object_of(request, _MAX_BODY, "a region", "name", "picture")
         name, picture = data.get("name"), data.get("picture")
         if not isinstance(name, str) or not isinstance(picture, str):
@@ -51,11 +51,11 @@ class RegionsApi:
         )
 
     def remove(self, request: Request, name: str) -> Response:
-        """Forget one of the user's own regions."""
+        """Delete one of the user's own regions."""
         return self._changed(request, lambda: self._session.regions.delete(name))
 
     def _changed(self, request: Request, work: Callable[[], object]) -> Response:
-        """Do it where the regions are as the client knows them, and list them."""
+        """Apply a change unless the regions have changed since the client read them; list the regions."""
         try:
             with self._session.regions.lock():
                 refuse_stale(request, self._listed, "the list of regions")

@@ -1,4 +1,4 @@
-"""The table of Remora's own routes, and what they take and answer, as JSON Schema."""
+"""The table of Remora's own routes, with their bodies and answers as JSON Schema."""
 
 from __future__ import annotations
 
@@ -296,12 +296,12 @@ class Route:
     answers: str
     """A name of `COMPONENTS`, or a media type."""
     takes: str = ""
-    """The same, of the body."""
+    """The same for the body."""
     nothing: str = ""
-    """When it answers with nothing, if it ever does."""
+    """When the answer is empty, if ever."""
 
     def described(self) -> dict[str, Any]:
-        """Return what fastapi cannot see: bodies and answers."""
+        """Return the bodies and answers, which fastapi cannot derive."""
         error = _content("Error")
         told: dict[str, Any] = {
             "responses": {
@@ -325,7 +325,7 @@ def routes(
     blocks: BlocksApi,
     regions: RegionsApi,
 ) -> tuple[Route, ...]:
-    """Return all of Remora's own, below `/remora/v1`."""
+    """Return all of Remora's own routes, below `/remora/v1`."""
     return (
         Route("GET", "/loras", library.list, "Loras"),
         Route("POST", "/refresh", library.refresh, "Loras"),

@@ -1,4 +1,4 @@
-"""`/remora/v1/state` and `/remora/v1/stack`: what became of the latest pictures, and what every picture gets."""
+"""`/remora/v1/state` and `/remora/v1/stack`: the LoRA of the latest pictures, and the always-on stack."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ class StackApi:
         self._session = session
 
     def state(self, request: Request) -> Response:
-        """Tell what became of the LoRA of the latest pictures."""
+        """Return the outcome of the LoRA of the latest pictures."""
         self._session.catalog.somebody_looks()
         return answer(request, {**state_of(self._session), "stack": tag_of(self._told())})
 
     def stack(self, request: Request) -> Response:
-        """Return the stack, and what is wrong with the file it is kept in."""
+        """Return the always-on stack, and any problem of its file."""
         return answer(request, self._told())
 
     async def set_stack(self, request: Request) -> Response:
-        """Have another stack from the next picture on; all of it or nothing.
+        """Replace the always-on stack from the next picture on; all of it or nothing.
 
-        With `If-Match`, only where the stack still is the one that had this ETag.
+        With `If-Match`, only if the present stack has this ETag.
         """
         data = await json_of(request, _MAX_BODY, "the stack")
         return await run_in_threadpool(self._set, request, data)
@@ -67,11 +67,11 @@ class StackApi:
         return {**self._session.always_on.stack.to_json(), "problem": self._session.always_on.problem}
 
     def _known(self, stack: AlwaysOn) -> AlwaysOn:
-        """The stack with names as tags spell them; a name that was there before may be that of a file that has gone.
+        """Return the stack with names as tags spell them; a name in the previous stack may have no file any more.
 
         Raises:
-            LoraError: a name that finds no file, or one that cannot be used; fields of a tag that cannot be read.
-            StackRefusedError: a file that is there twice.
+            LoraError: a name has no file or an unusable one, or the fields of a tag are invalid.
+            StackRefusedError: a file occurs twice.
         """
         before = {entry.name for entry in self._session.always_on.stack.entries}
         known = self._session.names

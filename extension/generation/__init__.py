@@ -1,5 +1,5 @@
-"""What happens during a generation: a batch asks for LoRA, the engine applies them, the state tells what became of it.
+"""A generation: a batch requests LoRA, the engine applies them, and the state reports the outcome.
 
-`session.Session` connects one host's model with an engine. `request` and `batch` are what a generation wants, `options`
-the settings, `state` what the tab and the API are told, `compare` and `xyz` series of pictures, `paste` the way back.
+`session.Session` connects one host's model with an engine. `request` and `batch` hold what a batch asks for,
+`options` the settings, `state` what the tab and the API show, `compare` and `xyz` series of pictures.
 """

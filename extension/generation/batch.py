@@ -1,4 +1,4 @@
-"""The LoRAs of several images that are made together, as one stack: each entry with a multiplier per image; pure."""
+"""The LoRA of the images of a batch as one stack, each entry with a multiplier per image; pure."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ class Wanted:
     """One LoRA of a batch."""
 
     name: str
-    """As first asked for."""
+    """The name in its first tag."""
     file: CatalogFile
     rank: int | None
     multipliers: dict[int, Multiplier | Halves] = field(default_factory=dict)
-    """By image; the others do not have it."""
+    """Image -> multiplier; an image that is missing does not use this LoRA."""
 
     def entry(self, images: int) -> Entry:
-        """The stack's entry for a batch of so many images."""
+        """Return the stack entry for a batch of this many images."""
         every = PerImage(tuple(self.multipliers.get(image, 0.0) for image in range(images)))
         return Entry(self.file.path, every, self.rank)
 
 
 def wanted(images: Sequence[Sequence[tuple[Wished, CatalogFile]]], *, in_order: bool) -> list[Wanted]:
-    """Gather what the images of a batch ask for; a LoRA that several ask for alike is there once.
+    """Gather the LoRA of all images; a LoRA that several images share becomes one item.
 
     Args:
         images: the LoRAs of each image, in order.
-        in_order: their order matters, so images share one only where they agree in all of them.
+        in_order: their order matters, so images share LoRA only if they agree in all of them.
     """
     alike = all(len(image) == len(images[0]) and _keys(image) == _keys(images[0]) for image in images)
     found: dict[object, Wanted] = {}
@@ -58,13 +58,13 @@ def text_keys(
     components: Sequence[str],
     hit: Sequence[Collection[str]] | None = None,
 ) -> tuple[tuple[object, ...], ...]:
-    """For each image, what the output of these text encoders depends on: files, and their strengths there.
+    """Return for each image a key of what changes these text encoders' output: files and strengths.
 
     Args:
-        stack: what is in force.
+        stack: the active stack.
         files: of its entries.
         components: the text encoders.
-        hit: the components that each file changes; None where all may change all.
+        hit: the components that each file changes; None means all.
     """
     keys = []
     for image in range(stack.images):
@@ -81,7 +81,7 @@ def text_keys(
 
 
 def _keys(image: Sequence[tuple[Wished, CatalogFile]]) -> list[tuple[Path, int | None, int]]:
-    """What makes a LoRA the same one in two images; where one has it twice, the first is not the second."""
+    """Return a key per LoRA, equal for the same LoRA in two images; a repeated LoRA gets a different key."""
     seen: Counter[tuple[Path, int | None]] = Counter()
     keys = []
     for wish, file in image:

@@ -1,4 +1,4 @@
-"""Comparisons: a grid of pictures that differ in their LoRA alone, made by the host one after the other."""
+"""Comparisons: a grid of pictures that differ only in their LoRA, which the host makes one after the other."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Mode: TypeAlias = Literal["strengths", "against", "without", "combinations"]
-"""One LoRA's strengths in each row; two LoRAs' strengths against each other; all, all but one, and none; every subset.
-"""
+"""One LoRA's strength per row; two LoRA's strengths against each other; all, all but one, none; every subset."""
 _MAX_CELLS = 150
 _MAX_NAMES = 8
 _STRENGTH = 100.0
@@ -35,25 +34,25 @@ _THUMB = 512  # pixels of the longer side, in the grid
 
 @dataclass(frozen=True)
 class Plan:
-    """What is made: a prompt for each cell of a grid."""
+    """The prompts of a comparison, one per cell of its grid."""
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
     prompts: tuple[str, ...]
-    """Row by row."""
+    """In row order."""
 
 
 def plan(mode: str, prompt: str, names: Sequence[str], values: Sequence[float]) -> Plan:
-    """Work out the cells.
+    """Return the prompts of all cells.
 
     Args:
         mode: one of `Mode`.
-        prompt: with a tag for each of the names, which decides the strengths that are not compared.
-        names: of the LoRA that are compared.
-        values: the strengths, where it is those.
+        prompt: has a tag for each of the names; it sets the strengths that are not compared.
+        names: of the compared LoRA.
+        values: the strengths, if `mode` compares strengths.
 
     Raises:
-        RequestError: that cannot be compared; the text says why.
+        RequestError: these cannot be compared; the text says why.
     """
     if mode not in get_args(Mode):
         raise RequestError(f"mode must be one of {', '.join(get_args(Mode))}, not {mode!r:.40}")
@@ -134,12 +133,12 @@ _PLANS: dict[str, Callable[[str, Sequence[str], Sequence[float]], Plan]] = {
 
 
 class Comparison:
-    """One that runs, or ran; its pictures are kept until the next."""
+    """A comparison that is running or done; its pictures are kept until the next one."""
 
     def __init__(self, painter: Painter, request: Txt2Img, made: Plan) -> None:
         self.plan = made
         self.id = secrets.token_hex(4)
-        """Of this one, as pictures of another have the same numbers."""
+        """Distinguishes its pictures from pictures of other comparisons."""
         self._painter = painter
         self._request = request
         self.pictures: list[Image.Image | None] = [None] * len(made.prompts)
@@ -151,11 +150,11 @@ class Comparison:
         self._thread = threading.Thread(target=self._run, name="remora-compare", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the comparison."""
         self._thread.start()
 
     def cancel(self) -> None:
-        """Stop at the next step; what was made stays."""
+        """Stop at the next step; finished pictures stay."""
         self.cancelled = True
         if self.running:
             self._painter.interrupt()
@@ -165,7 +164,7 @@ class Comparison:
         self._thread.join(timeout)
 
     def to_json(self) -> dict[str, Any]:
-        """Tell how far it is."""
+        """Return the progress as plain data."""
         return {
             "id": self.id,
             "columns": list(self.plan.columns),
@@ -181,12 +180,12 @@ class Comparison:
         }
 
     def picture(self, cell: int) -> bytes | None:
-        """Return one picture as PNG; None where it is not made."""
+        """Return one picture as PNG, or None if it is not finished."""
         picture = self.pictures[cell] if 0 <= cell < len(self.pictures) else None
         return None if picture is None else _png(picture)
 
     def grid(self) -> bytes:
-        """Return all of them with their labels, as one PNG; white where one was not made."""
+        """Return all pictures with their labels as one PNG; unfinished pictures are white."""
         return _png(_drawn(self.plan, self.pictures))
 
     def _run(self) -> None:
@@ -196,10 +195,10 @@ class Comparison:
                 if self.cancelled:
                     break
                 made = self._painter.paint(replace(self._request, prompt=prompt), lambda: self.cancelled)
-                if made is None:  # also where the user pressed the host's own button
+                if made is None:  # also if the user pressed the host's own button
                     self.cancelled = True
                 self.pictures[at] = made
-        except Exception as error:  # whatever a host raises is shown where the pictures are awaited
+        except Exception as error:  # the tab shows every error of a host
             logger.exception("remora: the comparison failed")
             self.problem = str(error) or type(error).__name__
         finally:

@@ -1,4 +1,4 @@
-"""The settings of Remora, one table for every host."""
+"""Remora's settings: one table for every host."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ TABLE: tuple[Option, ...] = (
 _BY_KEY = {option.key: option for option in TABLE}
 _STORAGES: Mapping[object, Storage] = {name: name for name in get_args(Storage)}
 _MODES: Mapping[object, Mode] = {NEVER: "live", ALWAYS: "merged", PAYS: "auto"}
-# Setting -> its name in a parameters text and the words for values that are not the default: what changes a picture.
+# For settings that change a picture: key -> (name in a parameters text, words for values other than the default).
 _PARAMETERS: Mapping[str, tuple[str, Mapping[object, str]]] = {
     MERGE: ("Remora mode", {ALWAYS: "merged", PAYS: "auto"}),
     IN_ORDER: ("Remora stacking", {True: "in order"}),
@@ -153,15 +153,15 @@ _PARAMETERS: Mapping[str, tuple[str, Mapping[object, str]]] = {
 
 
 class Values(Protocol):
-    """Whatever has the settings' present values; a host is one."""
+    """An object that has the current values of the settings, such as a host."""
 
     def option(self, key: str) -> object:
-        """Return one of them."""
+        """Return the value of one setting."""
 
 
 @dataclass(frozen=True)
 class Overridden:
-    """Settings of which some are others for one generation."""
+    """Settings with other values for one generation."""
 
     present: Values
     own: Mapping[str, object]
@@ -171,11 +171,11 @@ class Overridden:
 
 
 def checked(key: str, value: object) -> object:
-    """Return a value as its setting takes it.
+    """Return the value converted to the type of its setting.
 
     Raises:
-        KeyError: no such setting.
-        ValueError: the value is not one it takes; the text says which are.
+        KeyError: there is no such setting.
+        ValueError: the value is invalid; the text lists the valid ones.
     """
     option = _BY_KEY[key]
     match option.default:
@@ -192,12 +192,12 @@ def checked(key: str, value: object) -> object:
 
 
 def enabled(values: Values) -> bool:
-    """Tell whether Remora applies LoRA, and not the host itself."""
+    """Tell whether Remora applies LoRA instead of the host."""
     return bool(values.option(ENABLED))
 
 
 def skip_bad(values: Values) -> bool:
-    """Tell whether a LoRA that fails is left out, so that the generation goes on without it."""
+    """Tell whether a LoRA that fails is left out, so that the generation continues without it."""
     return values.option(ON_BAD_LORA) == SKIP
 
 
@@ -212,17 +212,17 @@ def hashes_wanted(values: Values) -> bool:
 
 
 def merge_mode(values: Values) -> Mode:
-    """Return whether LoRA are merged, in the library's word."""
+    """Return the library's name of the merge mode."""
     return _MODES[checked(MERGE, values.option(MERGE))]
 
 
 def in_order(values: Values) -> bool:
-    """Tell whether each LoRA acts on what the ones before it left."""
+    """Tell whether each LoRA changes the result of the LoRA before it."""
     return bool(values.option(IN_ORDER))
 
 
 def reading(values: Values) -> Reading:
-    """Return what is made of files that other programs read otherwise than they were trained."""
+    """Return how to read files that other programs read differently than their trainer."""
     return Reading(
         split_qkv_as_trained=bool(values.option(SPLIT_QKV)),
         dylora_as_trained=bool(values.option(DYLORA)),
@@ -231,7 +231,7 @@ def reading(values: Values) -> Reading:
 
 
 def memory(values: Values) -> Memory:
-    """Return how the engine keeps LoRA, in bytes."""
+    """Return how the engine stores LoRA, sizes in bytes."""
     budget = int(_number(values, DEVICE_BUDGET)) * _MB
     storage = _STORAGES[checked(STORAGE, values.option(STORAGE))]
     cache, ready = (int(_number(values, key)) * _MB for key in (CACHE, READY))
@@ -240,19 +240,19 @@ def memory(values: Values) -> Memory:
 
 
 def settings(values: Values) -> Settings:
-    """Return all that a generation's beginning needs."""
+    """Return all settings that the start of a generation needs."""
     limited = bool(values.option(LIMITED))
     return Settings(skip_bad(values), merge_mode(values), in_order(values), memory(values), reading(values), limited)
 
 
 def to_parameters(values: Values) -> dict[str, str]:
-    """Return what the parameters text says of the settings that change a picture, where they are not the default."""
+    """Return the parameters for settings that change a picture and are not at their default."""
     found = {name: words.get(values.option(key)) for key, (name, words) in _PARAMETERS.items()}
     return {name: word for name, word in found.items() if word is not None}
 
 
 def from_parameters(parameters: Mapping[str, str]) -> dict[str, object]:
-    """Return the settings a parameters text tells of; what is not there, or not understood, is left out."""
+    """Return the settings that a parameters text names; unknown values are left out."""
     return {
         key: value
         for key, (name, words) in _PARAMETERS.items()

@@ -1,4 +1,4 @@
-"""A parameters text from somewhere else: the LoRAs it names are found by their hashes where they go by other names."""
+"""Pasted parameters texts: a LoRA that has another name here is found by its hash."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 _WHOLE_TAG = re.compile(r"<lora:[^<>:]+[^<>]*>", re.IGNORECASE)
 _TAG = re.compile(r"(<(?:lora|lyco|loractl):)([^<>:]+)(?=[:>])", re.IGNORECASE)
-_AROUND_NAME = "! \t\n\r"  # what may stand around that of a region
+_AROUND_NAME = "! \t\n\r"  # characters around the name of a region
 _MASK = re.compile(r"(<(?:lora|lyco|loractl):[^<>]*?:\s*mask\s*=)([^<>:]*)", re.IGNORECASE)
 
 
 def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
-    """Return the prompt with each LoRA under the name it has here, and in front those that were always on.
+    """Return the prompt with each LoRA under the name it has here, after the LoRA that were always on.
 
-    A name is kept where the file of that name is the one that was used, or where the file that was used is not here.
+    A name stays if it names the file that was used, or if that file is not here.
 
     Args:
-        parameters: of the text; "Prompt", "Remora stack" and "Lora hashes" are read, or SD.Next's "LoRA networks" and
-            "LoRA hashes".
+        parameters: of the text. "Prompt", "Remora stack" and "Lora hashes" are read, or SD.Next's "LoRA networks"
+            and "LoRA hashes".
         catalog: the files that are here.
     """
     hashes = dict(parse_hashes(parameters.get("Lora hashes", "")))
@@ -48,7 +48,7 @@ def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
     prompt = _TAG.sub(renamed, parameters.get("Prompt", ""))
     named = {_file(match[2], catalog) for match in _TAG.finditer(prompt)}
     stack = [_TAG.sub(renamed, match[0]) for match in _WHOLE_TAG.finditer(parameters.get(PARAMETER, ""))]
-    # where a prompt names one of them, they were not what counted
+    # the prompt overrides a LoRA of the stack that it names
     stack = [tag for tag in stack if _file(_TAG.findall(tag)[0][1], catalog) not in named]
     return " ".join([*stack, prompt]) if stack else prompt
 
@@ -56,12 +56,12 @@ def with_own_names(parameters: Mapping[str, str], catalog: Catalog) -> str:
 def with_own_regions(
     prompt: str, given: Mapping[str, Region], own: Mapping[str, Region]
 ) -> tuple[str, dict[str, Region]]:
-    """Return the prompt with each region under the name it has here, and the regions that are to be kept for that.
+    """Return the prompt with each region under the name it has here, and the regions to store for it.
 
     Args:
         prompt: a text with tags.
-        given: the regions that the picture was made with, by the names they had there.
-        own: those that are here.
+        given: the regions of the picture, by their names in the text.
+        own: the regions that are here.
     """
     names: dict[str, str] = {}
     kept: dict[str, Region] = {}
@@ -83,7 +83,7 @@ def with_own_regions(
 
 
 def _file(name: str, catalog: Catalog) -> object:
-    """What makes two names those of one file."""
+    """Return a key that is equal for two names of one file."""
     try:
         return catalog.find(name).path
     except CatalogError:
@@ -91,7 +91,7 @@ def _file(name: str, catalog: Catalog) -> object:
 
 
 def _side_by_side(names: str, hashes: str) -> dict[str, str]:
-    """Which hash is whose; nothing where some are missing."""
+    """Pair names and hashes; return nothing if their numbers differ."""
     keys, values = names.split(", "), hashes.split(", ")
     return dict(zip(keys, values, strict=True)) if len(keys) == len(values) else {}
 
@@ -104,14 +104,14 @@ def _own_name(name: str, digest: str, catalog: Catalog) -> str:
 
 
 def _own_name_by_all(name: str, digest: str, catalog: Catalog) -> str:
-    """The same by the hash of the whole file."""
+    """Return the name here of the file whose SHA-256 starts with `digest`."""
     named = _named(name, catalog)
     used = catalog.with_sha256(digest, named)
     return name if used is None or used == named else catalog.name_of(used)
 
 
 def _named(name: str, catalog: Catalog) -> CatalogFile | None:
-    """The file of that name here; None where there is none, or several."""
+    """Return the file of that name, or None if there is none or more than one."""
     try:
         return catalog.find(name)
     except CatalogError:

@@ -1,4 +1,4 @@
-"""What is asked for, for the pictures of one batch: their tags, and how LoRA are to act; values only."""
+"""What the pictures of one batch ask for: their tags and the settings; plain values."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ from lib_lora import Reading
 from ..text.tag import LIMIT, PASSES, Tag, Wished
 
 Mode: TypeAlias = Literal["live", "merged", "auto"]
-"""As in `lib_lora.Stack`."""
+"""See `lib_lora.Stack`."""
 Storage: TypeAlias = Literal["file", "bfloat16", "float8"]
-"""As in `lib_lora.Engine`."""
+"""See `lib_lora.Engine`."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """How the engine keeps LoRA."""
+    """How the engine stores LoRA."""
 
     storage: Storage = "file"
-    """How they are stored on a device: in the dtype they are computed in, or in fewer bytes."""
+    """Dtype on a device: the compute dtype, or a smaller one."""
     device_budget: int | None = None
-    """Bytes they may take of a device; None is no limit."""
+    """Bytes of a device that LoRA may use; None is no limit."""
     cache_bytes: int | None = None
-    """Bytes that files kept open after use may have together; None is no limit."""
+    """Total bytes of the files that stay open after use; None is no limit."""
     round_up: bool = False
-    """Whether ranks are rounded up, for compiled models."""
+    """Round ranks up, for compiled models."""
     own_kernels: bool = False
-    """Whether kernels of our own are used where they are measured to be faster."""
+    """Use Remora's own kernels where they measured faster."""
     ready_bytes: int = 1 << 30
-    """Bytes of the computer's memory for LoRA that were used before, so that they are there at once."""
+    """Bytes of main memory for LoRA used before, so that switching back is instant."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user's settings mean for a generation."""
+    """The user's settings for one generation."""
 
     skip_bad: bool = False
-    """A name or file that fails is left out, logged and reported."""
+    """Leave out, log and report a name or file that fails."""
     mode: Mode = "live"
     in_order: bool = False
     memory: Memory = Memory()
     reading: Reading = field(default_factory=Reading)
     limited: bool = True
-    """Strengths beyond `tag.LIMIT` are taken as that."""
+    """Limit strengths to `tag.LIMIT`."""
 
 
 USUAL = Settings()
@@ -65,18 +65,18 @@ class Request:
     at: str = "base"
 
     def of_image(self, image: int) -> list[Wished]:
-        """What one image wishes for in this pass."""
+        """Return one image's LoRA in this pass."""
         tags = self.images[image if len(self.images) > 1 else 0] if self.images else ()
         return [tag.wished(self.at, self._seed(image), image) for tag in tags]
 
     @property
     def count(self) -> int:
-        """How many images may have LoRA of their own, where a tag names images."""
+        """Return how many images may have LoRA of their own."""
         named = self.at != "detailer" and any(tag.rows for tags in (*self.images, self.always) for tag in tags)
         return len(self.seeds) if named and len(self.images) == 1 and self.seeds else len(self.images)
 
     def limited(self) -> tuple[Request, tuple[str, ...]]:
-        """Return the same with strengths that are limited, and a sentence for each tag of which one was."""
+        """Return the same request with limited strengths, and a sentence per tag that was limited."""
         notes: dict[str, None] = {}
 
         def limited(tag: Tag) -> Tag:
@@ -89,8 +89,8 @@ class Request:
         return replace(self, images=images, always=tuple(map(limited, self.always))), tuple(notes)
 
     def strays(self) -> dict[str, Tag]:
-        """Return why a tag has no effect -> the tag, for each that is for images which the batch does not have."""
-        if self.at == "detailer":  # its calls are not those of the batch
+        """Return {why it has no effect: tag} for each tag that names only images outside the batch."""
+        if self.at == "detailer":  # it makes calls of its own
             return {}
         has = "1 image" if self.count == 1 else f"{self.count} images"
         return {
@@ -100,7 +100,7 @@ class Request:
         }
 
     def waiting(self, made: Collection[str]) -> tuple[str, ...]:
-        """Return a sentence for each tag that is for passes alone of which none was made for the picture yet."""
+        """Return a sentence for each tag that is limited to passes of which none was made yet."""
         found: dict[str, None] = {}
         for tag in (*self.always, *chain.from_iterable(self.images)):
             if tag.passes and tag.passes.isdisjoint(made) and not tag.is_off:
@@ -109,7 +109,7 @@ class Request:
         return tuple(found)
 
     def of_all(self) -> list[Wished]:
-        """What every image has besides."""
+        """Return the LoRA that every image has in addition."""
         return [tag.wished(self.at, self._seed(0)) for tag in self.always]
 
     def _seed(self, image: int) -> int | None:

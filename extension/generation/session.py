@@ -1,4 +1,4 @@
-"""The one engine of this process, between a host and the library."""
+"""The engine of this process, between a host and the library."""
 
 from __future__ import annotations
 
@@ -34,62 +34,62 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Active:
-    """One LoRA in force."""
+    """One active LoRA."""
 
     name: str
-    """As asked for."""
+    """The name in its tag."""
     file: CatalogFile
     report: NetworkReport
     images: tuple[int, ...] = (0,)
-    """Those of the batch that it acts on."""
+    """The images of the batch that it changes."""
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """One LoRA that was asked for and left out."""
+    """One LoRA that was left out."""
 
     name: str
-    """As asked for; empty where no LoRA is to blame."""
+    """The name in its tag; empty if no LoRA is the cause."""
     reason: str
     """One sentence."""
     missing: bool = False
-    """It is not in the folders; otherwise there is something wrong with it, or with its tag."""
+    """No file has this name; otherwise the file or the tag is invalid."""
     always_on: bool = False
-    """It is of the stack that every picture gets, and not of a prompt."""
+    """It belongs to the always-on stack, not to a prompt."""
     written: str = ""
-    """Of a tag that cannot be read, what stands between `<lora:` and `>`."""
+    """The text between `<lora:` and `>`, if the tag cannot be parsed."""
 
     @classmethod
     def unread(cls, written: str, error: LoraError) -> Skipped:
-        """Return what is known of a tag that cannot be read."""
+        """Make one for a tag that cannot be parsed."""
         return cls(written.partition(":")[0].strip(), str(error), written=written)
 
 
 @dataclass(frozen=True)
 class Activation:
-    """What a generation runs with."""
+    """The LoRA of a generation."""
 
     active: tuple[Active, ...] = ()
     left_out: tuple[Skipped, ...] = ()
     report: ActivationReport = field(default_factory=lambda: ActivationReport(()))
-    """What the engine says of `active`, and of what was merged."""
+    """The engine's report on `active` and on merging."""
     notes: tuple[str, ...] = ()
-    """One sentence for each embedding that came with a LoRA and cannot be used, and each strength that is limited."""
+    """One sentence for each bundled embedding that cannot be used and each strength that was limited."""
     text_keys: tuple[Hashable, ...] = ((),)
-    """For each image, what the output of the text encoders depends on."""
+    """For each image, a key of what changes the text encoders' output."""
     always: Mapping[int, CatalogFile] = field(default_factory=dict)
-    """Those of the always-on LoRA that are in force for some image, by their position."""
+    """Position -> file of the always-on LoRA that are active for some image."""
     waiting: tuple[str, ...] = ()
-    """One sentence for each LoRA that is for other passes than were made for the picture until now; more may come."""
+    """One sentence for each LoRA that is limited to passes that were not made yet."""
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        """One sentence for each LoRA that was asked for and left out."""
+        """Return one sentence for each LoRA that was left out."""
         return tuple(one.reason for one in self.left_out)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each LoRA in force whose effect is doubtful, and one on layers that are never called."""
+        """Return one sentence per LoRA of doubtful effect, and one on layers that were never called."""
         found = [f"{one.name}: {one.report.warning}" for one in self.active if one.report.warning]
         effects = [(one.name, self.report.without_effect(i)) for i, one in enumerate(self.active)]
         found += [f"{name} has {effect}" for name, effect in effects if effect]
@@ -99,21 +99,21 @@ class Activation:
 
     @property
     def text_key(self) -> Hashable:
-        """What the output of the text encoders depends on; equal keys, equal outputs."""
+        """Return a key of what changes the text encoders' output; equal keys mean equal outputs."""
         return self.text_keys[0] if len(set(self.text_keys)) == 1 else self.text_keys
 
     @property
     def images(self) -> int:
-        """How many images have LoRAs of their own."""
+        """Return how many images have LoRA of their own."""
         return len(self.text_keys)
 
     def lines(self) -> tuple[str, ...]:
-        """One line per LoRA, and one on merging where that was asked for."""
+        """Return one line per LoRA, and one on merging if it was requested."""
         return tuple(self.report.summary().splitlines())
 
 
 class Session:
-    """Turns LoRA names into a stack in force on the host's model; used by one generation at a time."""
+    """Resolves LoRA names and activates them on the host's model; one generation uses it at a time."""
 
     def __init__(self, host: Host) -> None:
         self.host = host
@@ -123,11 +123,11 @@ class Session:
         self.block_presets = BlockPresetsFile(host.data_dir, host.block_preset_files)
         self.regions = RegionFiles(host.data_dir)
         self.last = Activation()
-        """What the latest generation ran with."""
+        """The LoRA of the latest generation."""
         self.failed: Skipped | None = None
-        """Why there was none after that: what it failed for."""
-        self._passes: set[str] = set()  # that were begun for the present picture
-        self._batch: Request | None = None  # in force, or to be on a model that comes in the middle of a generation
+        """Why the generation after that failed."""
+        self._passes: set[str] = set()  # made so far for the present picture
+        self._batch: Request | None = None  # active, or for a model that is loaded during a generation
         self._engine: Engine | None = None
         self._memory = Memory()  # of the engine
         self._rows: Rows | None = None
@@ -141,9 +141,9 @@ class Session:
 
     @property
     def useless(self) -> str:
-        """Say why LoRA have no effect on the host's present model, in a sentence; empty where they have, or may have.
+        """Return why LoRA have no effect on the host's present model; empty if they have, or may have.
 
-        It is found out with the first picture. The host's own LoRA has the tags then.
+        The first picture finds this out. From then on the host's own LoRA applies the tags.
         """
         return self._useless if self._useless and self._parts() == self._useless_for else ""
 
@@ -152,14 +152,14 @@ class Session:
         self._useless, self._useless_for = sentence, self._parts() if sentence else {}
 
     def warnings(self) -> Sequence[str]:
-        """Return what makes the effect of the latest LoRA doubtful, by now: some is known when the model was called."""
+        """Return why the effect of the latest LoRA is doubtful; complete only after the model was called."""
         if self._engine is not None and self._engine.stack.entries:
             self.last = replace(self.last, report=self._engine.report)
         return (*self.last.warnings, *self.last.waiting)
 
     @property
     def names(self) -> Known:
-        """What a tag may call by name now."""
+        """Return what a tag may refer to by name."""
         return Known(self.block_presets.all, self.regions.all)
 
     def begin(
@@ -170,7 +170,7 @@ class Session:
         always: Sequence[Tag] = (),
         seeds: Sequence[int] = (),
     ) -> Activation:
-        """Put these LoRAs in force in place of all others, for all images alike; see `begin_batch`."""
+        """Activate these LoRA for all images, in place of all others; see `begin_batch`."""
         return self.begin_batch([tags], settings, calls, always, seeds)
 
     def begin_batch(
@@ -182,22 +182,22 @@ class Session:
         seeds: Sequence[int] = (),
         at: str = "base",
     ) -> Activation:
-        """Put these LoRAs in force in place of all others; none switches all off.
+        """Activate these LoRA in place of all others; without any, deactivate all.
 
         Args:
-            images: for each image of a batch its LoRAs, in order. One alone stands for all. One at multiplier 0 does
-                nothing but keep off what `always` has of it.
-            settings: how they act, and what becomes of one that fails.
-            calls: how often the generation will call the model; None where nobody knows.
-            always: the LoRAs that each image has besides, in front of its own, but for those that are among its own.
+            images: the LoRA of each image, in order. A single item holds for all images. A LoRA at multiplier 0 only
+                removes the same LoRA of `always` from its image.
+            settings: how the LoRA are applied, and what happens if one fails.
+            calls: number of model calls of the generation; None if unknown.
+            always: LoRA that each image has before its own, unless it names them itself.
             seeds: of the images, as far as known.
             at: the pass, see `tag.Pass`.
 
         Raises:
-            LoraError: a name or a file failed, and is not to be skipped; what was in force before stays so.
+            LoraError: a name or a file failed and `settings` do not skip it; the previous LoRA stay active.
         """
         batch = Request(tuple(map(tuple, images)), settings, calls, tuple(always), tuple(seeds), at)
-        self._passes = {at} if at == "base" else {*self._passes, at}  # with the base another picture begins
+        self._passes = {at} if at == "base" else {*self._passes, at}  # a base pass starts another picture
         self.failed = None
         try:
             self.last = self._put_in_force(batch)
@@ -209,10 +209,10 @@ class Session:
         return self.last
 
     def always_tags(self, skip_bad: bool) -> tuple[list[Tag], list[Skipped]]:
-        """Read the always-on stack; what cannot be read, as a preset that it names is gone, is left out or fails.
+        """Parse the always-on stack; an entry that cannot be parsed is left out, or raises.
 
         Raises:
-            LoraError: an entry cannot be read, and is not to be skipped.
+            LoraError: an entry cannot be parsed, and `skip_bad` is off.
         """
         tags: list[Tag] = []
         left_out: list[Skipped] = []
@@ -225,12 +225,12 @@ class Session:
         return [tag for tag in tags if not tag.is_off], left_out
 
     def model_family(self) -> Family | None:
-        """Return the family of the model the host has now; None where nothing tells."""
+        """Return the family of the host's present model, or None if it is unknown."""
         self._look_at_model()
         return self._family
 
     def _look_at_model(self) -> None:
-        """Know the family of the host's model; its blocks are found out when they are asked for."""
+        """Update the family of the host's model; `model_blocks` finds its blocks on demand."""
         parts, known = self.host.components(), self._parts()
         if known != self._family_of:
             self._family, self._family_of = model_family(parts) if parts else None, known
@@ -240,37 +240,37 @@ class Session:
         return {name: weakref.ref(part) for name, part in self.host.components().items()}
 
     def use_image(self, index: int) -> None:
-        """Let the text encoders work for one image of the batch."""
+        """Make the text encoders use the LoRA of one image of the batch."""
         if self._engine is not None:
             self._engine.use_image(index if self.last.images > 1 else 0)
 
     def set_rows(self, rows: Rows | None) -> None:
-        """Say which image the rows of a model call belong to, as `lib_lora.Engine.set_rows`; also for later batches."""
+        """Set `lib_lora.Engine.set_rows`, for later batches too."""
         self._rows = rows
         if self._engine is not None:
             self._engine.set_rows(rows)
 
     def set_clock(self, clock: Clock | None) -> None:
-        """Say what tells when a model call is, as `lib_lora.Engine.set_clock`; also for later batches."""
+        """Set `lib_lora.Engine.set_clock`, for later batches too."""
         self._clock = clock
         if self._engine is not None:
             self._engine.set_clock(clock)
 
     def model_blocks(self) -> BlockNames:
-        """Return the blocks of the model the host has now; none without one."""
+        """Return the blocks of the host's present model; empty without a model."""
         self._look_at_model()
         if self._blocks is None:
             self._blocks = model_blocks(self.host.components())
         return self._blocks
 
     def follow_model(self, at: str | None = None) -> bool:
-        """Have in force on the host's present model what the latest batch asked for; tell whether it was another.
+        """Activate the latest batch on the host's present model; tell whether the model is another one.
 
         Args:
-            at: the pass that runs now; None where it is the same.
+            at: the pass that runs now; None if it is unchanged.
 
         Raises:
-            LoraError: that failed on this model, and is not to be skipped.
+            LoraError: the activation failed on this model, and the settings do not skip the LoRA.
         """
         former = self._batch
         if former is not None and at is not None:
@@ -287,7 +287,7 @@ class Session:
         return True
 
     def end(self) -> None:
-        """Switch all LoRAs off; the model is as it was without any."""
+        """Deactivate all LoRA; the model is as it was without any."""
         self._batch = None
         for sentence in self.last.waiting:
             self._say(sentence, logging.WARNING)
@@ -299,10 +299,10 @@ class Session:
             self.host.use_embeddings({})
         finally:
             if self._engine is not None:
-                self._engine.activate(Stack())  # what can be kept is ready for the next batch
+                self._engine.activate(Stack())  # keeps tensors for the next batch
 
     def _look_for_layers(self, engine: Engine) -> None:
-        """Find out whether LoRA can have an effect on this model."""
+        """Find out whether LoRA can change this model."""
         silent = engine.silent
         if silent and not self.useless and not {name for name in engine.components if is_denoiser(name)} - silent:
             names = " and ".join(sorted(silent))
@@ -314,14 +314,14 @@ class Session:
             logger.warning("remora: %s", self.useless)
 
     def model_changed(self) -> None:
-        """Leave the model; `follow_model` or the next batch goes to the one the host has then."""
+        """Leave the model; `follow_model` or the next batch uses the new one."""
         batch = self._batch
         self.close()
         self._batch = batch
         logger.debug("remora: serving %s", ", ".join(self.host.components()) or "no model")
 
     def close(self) -> None:
-        """Take everything off the model; a later `begin` starts anew."""
+        """Remove everything from the model; a later `begin` starts again."""
         try:
             self.end()
         finally:
@@ -333,7 +333,7 @@ class Session:
             engine.close()
 
     def _serves(self) -> bool:
-        """Whether the engine serves the model the host has now."""
+        """Tell whether the engine is on the host's present model."""
         assert self._engine is not None
         served, present = self._engine.components, self.host.components()
         return served.keys() == present.keys() and all(served[name] is part for name, part in present.items())
@@ -383,7 +383,7 @@ class Session:
         of_stack: Collection[CatalogFile],
         left_out: list[Skipped],
     ) -> tuple[ActivationReport, Stack]:
-        """Activate; entries that cannot be are taken out and told, or fail the job, as the setting says."""
+        """Activate; an entry that fails is removed and reported, or stops the job, as the settings say."""
         while True:
             try:
                 return self._activate(entries, images, batch)
@@ -399,7 +399,7 @@ class Session:
     def _found(
         self, lookup: Lookup, wishes: Sequence[Wished], skip_bad: bool, left_out: list[Skipped], *, off_too: bool
     ) -> list[tuple[Wished, CatalogFile]]:
-        """The files of one image's LoRAs. Those that are off are looked up only where it matters, and never fail."""
+        """Find the files of one image's LoRA; a LoRA at 0 is looked up only with `off_too`, and never fails."""
         named = []
         for wish in wishes:
             if is_off(wish) and not off_too:
@@ -414,7 +414,7 @@ class Session:
     def _always(
         self, lookup: Lookup, wishes: Sequence[Wished], skip_bad: bool, left_out: list[Skipped]
     ) -> dict[int, tuple[Wished, CatalogFile]]:
-        """The files of the always-on LoRAs, by position."""
+        """Find the files of the always-on LoRA, by position."""
         found = {}
         for position, wish in enumerate(wishes):
             try:
@@ -426,7 +426,7 @@ class Session:
     def _skip_or_raise(
         self, name: str, error: LoraError, skip_bad: bool, left_out: list[Skipped], *, always_on: bool = False
     ) -> None:
-        # whoever reads it looks for the name in the prompt first
+        # say so: the user looks for the name in the prompt first
         reason = f"of the always-on stack: {error}" if always_on else str(error)
         missing = isinstance(error, CatalogError) and not error.fits_several
         skipped = Skipped(name, reason, missing, always_on)
@@ -457,13 +457,13 @@ class Session:
         return report, stack
 
     def _say(self, text: str, level: int, file: CatalogFile | None = None) -> None:
-        """Log what is said of a file as it is on disk, or of all: once, however many pictures it is true for."""
+        """Log a text about a file, or about all, only once."""
         if (file, text) not in self._said:
             self._said.add((file, text))
             logger.log(level, "remora: %s", text)
 
     def _engine_with(self, memory: Memory) -> Engine:
-        """The engine of the host's present model, made anew where LoRA are to be kept in another way."""
+        """Return the engine on the host's present model; it is made again when `memory` changes."""
         if self._engine is not None and (self._memory != memory or not self._serves()):
             self._drop_engine()
         if self._engine is None:
@@ -474,7 +474,7 @@ class Session:
         return self._engine
 
     def _lend_embeddings(self, active: Sequence[Active]) -> tuple[str, ...]:
-        """Hand the host what came with the LoRAs; returns a sentence for each embedding that cannot be used."""
+        """Give the host the bundled embeddings; return one sentence for each that cannot be used."""
         try:
             embeddings, notes = self._bundled(active)
             notes += self.host.use_embeddings(embeddings)
@@ -500,7 +500,7 @@ class Session:
 
 
 def make_engine(host: Host, memory: Memory) -> Engine:
-    """Make the engine for the host's model."""
+    """Create the engine for the host's model."""
     folder = host.data_dir()
     return Engine(
         host.components(),
@@ -515,6 +515,6 @@ def make_engine(host: Host, memory: Memory) -> Engine:
 
 
 def _besides(always: Mapping[int, tuple[Wished, CatalogFile]], image: Sequence[tuple[Wished, CatalogFile]]) -> set[int]:
-    """Which always-on LoRAs one image has: where its prompt names one, what the prompt says is what counts."""
+    """Return the positions of the always-on LoRA that an image has: all that its prompt does not name."""
     own = {file for _, file in image}
     return {position for position, (_, file) in always.items() if file not in own}

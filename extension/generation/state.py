@@ -1,4 +1,4 @@
-"""What became of the LoRA of the latest pictures, as plain data for the tab and other clients."""
+"""The outcome of the LoRA of the latest pictures, as plain data for the tab and other clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 State: TypeAlias = Literal["applied", "partly", "failed", "missing"]
 
-# Of `lib_lora.NetworkReport.to_json`, with what is told of a LoRA that is not in force.
+# The fields of `lib_lora.NetworkReport.to_json`, with the values for a LoRA that is not active.
 _OF_FILE: Mapping[str, object] = {
     "warning": "",
     "format": None,
@@ -35,7 +35,7 @@ _OF_FILE: Mapping[str, object] = {
 
 
 def state_of(session: Session) -> dict[str, Any]:
-    """Tell what the latest batch ran with; where it failed, only what it failed for."""
+    """Return the LoRA of the latest batch; after a failure, only the one that failed."""
     last, failed = session.last, session.failed
     names = names_of(session)
     always = set(last.always.values())
@@ -83,7 +83,7 @@ def names_of(session: Session) -> Mapping[CatalogFile, str]:
 def _active(
     active: Active, names: Mapping[CatalogFile, str], always_on: bool, idle: str, too_strong: str
 ) -> dict[str, Any]:
-    """Tell of one LoRA in force; `idle` says that it has no effect, `too_strong` that it leaves no picture."""
+    """Describe one active LoRA; `idle` says why it has no effect, `too_strong` why there is no picture."""
     report = active.report
     whole = not report.unused and report.hit == report.layers and not idle and not too_strong
     state: State = "failed" if too_strong else "applied" if whole else "partly"
@@ -101,7 +101,7 @@ def _active(
 
 
 def _notes(last: Activation) -> list[str]:
-    """What there is to say of all LoRA in force together."""
+    """Return the notes on all active LoRA together."""
     return [*last.notes, *last.waiting, *([last.report.silence] if last.report.silence else [])]
 
 

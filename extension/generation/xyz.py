@@ -1,4 +1,4 @@
-"""Axes of the hosts' X/Y/Z plots: what is varied in a prompt. Pure, but for the names of files and presets."""
+"""Axes of the hosts' X/Y/Z plots: what varies in a prompt. Pure, except for names of files and presets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 NONE = "None"
-"""Stands for no LoRA."""
+"""The value for no LoRA."""
 
 
 def axes(session: Session) -> Sequence[Axis]:
@@ -40,7 +40,7 @@ def axes(session: Session) -> Sequence[Axis]:
 
 
 def _with_lora(session: Session, prompt: str, name: str) -> str:
-    """The prompt with this LoRA in place of its first one, at that one's strength; at its end where it has none."""
+    """Replace the prompt's first LoRA at the same strength, or append one if the prompt has none."""
     present = names_in(prompt)
     if name == NONE:
         return without(prompt, present[0]) if present else prompt
@@ -67,7 +67,7 @@ def _region(prompt: str, value: object) -> str:
 
 
 def _schedule(prompt: str, value: object) -> str:
-    """The prompt with other points, or with other steps, in its first LoRA: `0@0;1@0.5` or `stop=10`."""
+    """Change the points or the steps of the first LoRA: `0@0;1@0.5` or `stop=10`."""
     name, text = _first(prompt), str(value)
     if text == NONE:
         for key in ("start", "stop", "step"):
@@ -120,7 +120,7 @@ def _all(prompt: str, value: float) -> str:
 
 
 def _preset(session: Session, prompt: str, name: str) -> str:
-    """The prompt with the LoRA of a preset, and their words, in place of its own."""
+    """Replace the prompt's LoRA and their words by the ones of a preset."""
     for present in names_in(prompt):
         prompt = without(prompt, present)
     if name == NONE:
@@ -139,7 +139,7 @@ def _presets(session: Session) -> Callable[[], list[str]]:
 def _file(session: Session) -> Callable[[str], None]:
     def check(name: str) -> None:
         if name != NONE:
-            session.catalog.find_anew(parse_arguments(name).name)
+            session.catalog.find_again(parse_arguments(name).name)
 
     return check
 

@@ -1,4 +1,4 @@
-"""The web UIs Remora knows, one file each; the only place that imports a host's own modules."""
+"""The supported web UIs, one file each; the only place that imports a host's own modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def known_hosts() -> Iterator[Host]:
-    """Yield the hosts of all files here; a file that is added is found by itself."""
+    """Yield the hosts of all files here."""
     for info in pkgutil.iter_modules(__path__):
         if info.name != "base" and not info.name.startswith("_"):
             # by our own name, so it holds under whatever name we were imported
@@ -34,9 +34,9 @@ def known_hosts() -> Iterator[Host]:
 
 
 def current_host() -> Host | None:
-    """Return the host this process is, None where no file here knows it.
+    """Return the host of this process, or None if no file here recognises it.
 
-    A fork can look like what it is a fork of; then it is the one that wants to be asked `before` the other.
+    A fork may look like its origin; then the host that comes `before` the other wins.
     """
     current = [host for host in known_hosts() if host.is_current()]
     return next((host for host in current if not any(host.name in other.before for other in current)), None)

@@ -1,4 +1,4 @@
-"""What A1111 and the Forge family have in common beside what all hosts have: processing objects and their texts."""
+"""The common part of A1111 and the Forge family, beyond all web UIs: processing objects and their texts."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class A1111FamilyHost(WebUIHost):
     def __init__(self) -> None:
         super().__init__()
         self.wraps = Wraps()
-        """Put on while the host is ours."""
+        """Applied while the host is connected."""
         self.batch: Batch | None = None
-        """In force, of the generation that runs now."""
+        """The active batch of the generation that runs now."""
         self._conditionings = Conditionings(self._serving, self.prompts_depend, self.pass_of)
         self._clock = DenoiserClock()
 
     def prompts_depend(self) -> Hashable:
-        """Say what an encoded prompt depends on beside the strengths of text encoders."""
+        """Return what an encoded prompt depends on beside the strengths of text encoders."""
         return ()
 
     def put_in_force(self, batch: Batch) -> Outcome:
-        """Put a batch's LoRAs in force."""
+        """Activate the LoRA of a batch."""
         return self.remora.batch(batch)
 
     def nothing_in_force(self) -> None:
-        """Take all off, as no generation runs any more."""
+        """Deactivate all LoRA, as no generation runs any more."""
         self.remora.generation_ended()
 
     def add_callbacks(self, callbacks: ModuleType) -> None:
@@ -57,11 +57,11 @@ class A1111FamilyHost(WebUIHost):
         self.wraps.put(processing, "process_images_inner", self._generation)
 
     def pass_of(self, p: Any) -> Pass:
-        model = importlib.import_module("modules.sd_models").model_data.sd_model  # asking for it otherwise loads one
+        model = importlib.import_module("modules.sd_models").model_data.sd_model  # other accessors would load one
         return pass_of(p, getattr(model, "sd_checkpoint_info", None))
 
     def denoising(self, params: Any) -> None:
-        """The host is about to call the UNet, maybe another one than before."""
+        """Handle that the host is about to call the UNet, maybe another one than before."""
         if not self.is_ours():
             return
         self._clock.look(params)
@@ -69,7 +69,7 @@ class A1111FamilyHost(WebUIHost):
         self.remora.follow_model(None if p is None else self.pass_of(p))
 
     def is_ours(self) -> bool:
-        """Whether what is in force now was put there by us."""
+        """Tell whether Remora activated the present LoRA."""
         return self._remora is not None and self.batch is not None and self._remora.enabled
 
     def unload(self) -> None:
@@ -78,7 +78,7 @@ class A1111FamilyHost(WebUIHost):
 
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         if getattr(p, "prompts", None) is None and not any(images):
-            return  # a model that is being loaded has its empty prompt encoded, maybe in the middle of a generation
+            return  # a model that is loading encodes an empty prompt, maybe during a generation
         batch = self.batch_of(p, self._with_the_one_for_all(p, images), include, exclude)
         self.batch = None
         self.tell(p, self.put_in_force(batch), images)
@@ -90,7 +90,7 @@ class A1111FamilyHost(WebUIHost):
             p.comment(problem)
 
     def _generation(self, original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
-        """Nothing stays in force after one, however it ends; after one within another, what the other has is again."""
+        """Deactivate all LoRA after a generation, however it ends; after a nested one, restore the outer one's."""
         outer, self.batch = self.batch, None
         try:
             return original(p, *args, **kwargs)
@@ -102,7 +102,7 @@ class A1111FamilyHost(WebUIHost):
                 self.put_in_force(outer)
 
     def _with_the_one_for_all(self, p: Any, images: Images) -> Images:
-        """The tags, with that of the setting `sd_lora` in every prompt that has not got it; the prompts get it too."""
+        """Add the tag of the setting `sd_lora` to every prompt without it; return all tags."""
         values = self._shared().opts.data
         name = values.get("sd_lora")
         if not name or name == "None":

@@ -1,7 +1,7 @@
-"""Who may use the HTTP routes of a web UI of A1111's family, found out from the routes that it has itself.
+"""Who may use the HTTP routes of a web UI of A1111's family, taken from its own routes.
 
-Its API asks for a name and password where the user wants that (`--api-auth`, in SD.Next `--auth`); its page is
-gradio's, which may have a login of its own, kept in a cookie. Both checks are the host's own functions, called here.
+Its API asks for a name and password if the user wants that (`--api-auth`, in SD.Next `--auth`). Its gradio page may
+have its own login, stored in a cookie. Both checks are functions of the host, called here.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LOGINS = ("gradio_auth", "gradio_auth_path", "auth", "auth_file", "authfile")  
 
 
 def access_of(app: Any, options: object = None) -> Access:
-    """Return what a FastAPI application demands on its own API and page.
+    """Return the credentials that a FastAPI application demands on its own API and page.
 
     Args:
         app: the application.
-        options: of the host's command line. Where they set a password or a login and the application shows neither,
-            nobody is let in.
+        options: the host's command line. If they set a password or a login and the application shows neither, access is
+            denied to all.
     """
     checks = _checks(app, _API)
     password = _password(checks) if checks else None
@@ -41,9 +41,9 @@ def access_of(app: Any, options: object = None) -> Access:
 
 
 def _set(options: object) -> str:
-    """Return the options that demand a password or a login, as users write them; empty where none does."""
+    """Return the options that demand a password or a login, as users write them; empty if none does."""
     found = [name for name in _LOGINS if getattr(options, name, None)]
-    # without an API there is nothing its password is for, and the page is open
+    # without an API its password protects nothing, and the page is open
     if getattr(options, "api", True) or getattr(options, "nowebui", False):
         found += [name for name in _PASSWORDS if getattr(options, name, None)]
     return ", ".join(f"--{name.replace('_', '-')}" for name in found)
@@ -54,7 +54,7 @@ def _password(checks: Sequence[Callable[[Any], object]]) -> Callable[[str, str],
         try:
             for check in checks:
                 check(SimpleNamespace(username=name, password=password))
-        except Exception as error:  # an HTTP error of whichever framework it is made with
+        except Exception as error:  # an HTTP error of the framework in use
             if getattr(error, "status_code", None) not in _REFUSED:
                 raise
             return False
@@ -68,7 +68,7 @@ def _has_login(app: Any) -> bool:
 
 
 def _login(app: Any) -> Callable[[Any], Any]:
-    """What gradio's own check of the login asks; it knows the name of the cookie and the tokens."""
+    """Return gradio's own check of the login; it knows the name of the cookie and the tokens."""
     parameters = [value for check in _checks(app, _PAGE) for value in inspect.signature(check).parameters.values()]
     for parameter in parameters:
         user: Callable[[Any], Any] | None = getattr(parameter.default, "dependency", None)
@@ -79,17 +79,17 @@ def _login(app: Any) -> Callable[[Any], Any]:
 
 
 def _nobody(request: object) -> None:
-    """Say that nobody is logged in."""
+    """Return None: nobody is logged in."""
 
 
 def _checks(app: Any, path: str) -> list[Callable[..., Any]]:
-    """What a route of the host depends on."""
+    """Return the dependencies of a route of the host."""
     route = next((route for route in _routes(app.routes) if getattr(route, "path", None) == path), None)
     return [dependency.dependency for dependency in getattr(route, "dependencies", ())]
 
 
 def _routes(routes: Sequence[Any]) -> Iterator[Any]:
-    """Yield routes, also those of included routers, which recent versions of fastapi keep apart."""
+    """Yield routes, including those of included routers, which recent versions of fastapi keep apart."""
     for route in routes:
         candidates = getattr(route, "effective_candidates", None)
         if candidates is None:

@@ -15,10 +15,10 @@ _PACKAGE = "scripts.xyz.xyz_grid_classes"  # of SD.Next
 
 
 def add_axes(axes: Sequence[Axis]) -> None:
-    """Have these in place of those of before, in every plot there is; must be done before the page is made."""
+    """Replace the axes in every plot by these; must be called before the page is made."""
     for plot in _plots():
         others = [option for option in plot.axis_options if not str(option.label).startswith(_MARK)]
-        # the list itself is changed: other modules hold it
+        # change the list in place: other modules hold it
         plot.axis_options[:] = [*others, *(_option(plot, axis) for axis in axes)]
 
 
@@ -52,6 +52,6 @@ def _apply(axis: Axis) -> Callable[[Any, Any, Any], None]:
 def _confirm(axis: Axis) -> Callable[[Any, Any], None]:
     def confirm(p: Any, values: Sequence[Any]) -> None:
         for value in values:
-            axis.check(value)  # what it raises is shown in the page
+            axis.check(value)  # the page shows its error
 
     return confirm

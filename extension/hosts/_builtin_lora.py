@@ -1,7 +1,7 @@
-"""A1111's built-in Lora extension, kept still while Remora serves, and let go on as if nothing had been.
+"""A1111's built-in Lora extension: suspended while Remora applies LoRA, and resumed unchanged.
 
 It replaces the forward of torch's layer classes, and at a layer's first call with a LoRA copies the weight of every
-layer and merges into it. Its page, its list of files and its API are none of our business.
+layer and merges into it. Its page, its list of files and its API are not changed.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _NEEDED = ("originals", "loaded_networks", "networks_in_memory", "load_networks"
 
 
 class BuiltinLora:
-    """The extension's module `networks`, where there is one."""
+    """The extension's module `networks`, if it is installed."""
 
     def __init__(self) -> None:
         self._quiet: ModuleType | None = None  # the module that was made quiet
-        self._pasted: list[tuple[int, Any]] = []  # its callbacks, and where they stood
+        self._pasted: list[tuple[int, Any]] = []  # its callbacks, and their positions
 
     def quiet(self) -> None:
-        """Take its LoRAs off the model, undo its patches, and let it read no parameters; harmless when done already.
+        """Remove its LoRA from the model, undo its patches, and stop it from reading parameters; idempotent.
 
-        It is put off where a model is just being loaded: the loader puts back what it finds patched.
+        Postponed while a model is loading: the loader restores the patches that it finds.
         """
         networks = _networks()
         if networks is None or networks is self._quiet:
@@ -50,21 +50,21 @@ class BuiltinLora:
             self._quiet = networks
 
     def wake(self) -> None:
-        """Let it work as it would without Remora; harmless when it does."""
+        """Let it work as without Remora; idempotent."""
         networks: Any
         networks, self._quiet = self._quiet, None
         if networks is None:
             return
         self._give_callbacks()
         if not any(vars(networks.originals).values()):
-            uninstall()  # so that ours come to lie on top of its patches again
+            uninstall()  # so that Remora's patches are on top of its own again
             try:
                 networks.originals = type(networks.originals)()
             finally:
                 install()
 
     def _take_callbacks(self, networks: ModuleType) -> None:
-        """Its reading of pasted parameters replaces names by hashes, also by the hash of nothing."""
+        """Remove its reader of pasted parameters, which replaces names by hashes, even by the hash of no content."""
         callbacks = _pasted_callbacks()
         for place, callback in reversed(list(enumerate(callbacks))):
             function = callback.callback
@@ -86,7 +86,7 @@ def _networks() -> ModuleType | None:
 
 
 def _models() -> Iterator[nn.Module]:
-    """The model in use, and those that are kept in memory beside it."""
+    """Return the model in use, and the models kept in memory."""
     data: Any = sys.modules["modules.sd_models"].model_data
     every = [data.sd_model, *getattr(data, "loaded_sd_models", ())]
     yield from {id(model): model for model in every if model is not None}.values()
@@ -94,7 +94,7 @@ def _models() -> Iterator[nn.Module]:
 
 @contextmanager
 def _not_loading() -> Iterator[bool]:
-    """Hold the host's lock on loading; False where somebody has it."""
+    """Hold the host's lock on loading; yield False if another thread has it."""
     lock = getattr(sys.modules["modules.sd_models"].model_data, "lock", None)
     free = lock is None or lock.acquire(blocking=False)
     try:
@@ -106,7 +106,7 @@ def _not_loading() -> Iterator[bool]:
 
 @torch.no_grad()
 def _restore(networks: ModuleType, layers: Iterable[nn.Module]) -> None:
-    """Put back what it merged into, from the copies it made, and free these."""
+    """Restore the weights it merged into from its copies, and free these."""
     for layer in layers:
         state = vars(layer)
         if state.get("network_weights_backup") is None and state.get("network_bias_backup") is None:
@@ -118,7 +118,7 @@ def _restore(networks: ModuleType, layers: Iterable[nn.Module]) -> None:
 
 
 def _undo_patches(networks: ModuleType) -> None:
-    """Undo its patches of torch's classes, unless that would undo those that others have put on top."""
+    """Undo its patches of torch classes, unless that would undo patches on top of them."""
     patches = sys.modules["modules.patches"].originals[type(networks.originals).__module__]
     uninstall()
     try:

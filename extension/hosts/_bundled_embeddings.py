@@ -1,4 +1,4 @@
-"""Textual inversions that came with LoRA files, in A1111's database of them for as long as the LoRA is in force."""
+"""Textual inversions of LoRA files, in A1111's embedding database while the LoRA is active."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BOTH = ("clip_g", "clip_l")
 
 
 class BundledEmbeddings:
-    """Those in the database that are ours."""
+    """Remora's embeddings in the database."""
 
     def __init__(self) -> None:
         self._ours: dict[str, Any] = {}
@@ -24,7 +24,7 @@ class BundledEmbeddings:
         """Equal for equal names and vectors."""
 
     def use(self, embeddings: Embeddings, database: Any, model: Any, textual_inversion: ModuleType) -> Sequence[str]:
-        """Let prompts use these, in place of those given before.
+        """Let prompts use these, in place of the previous ones.
 
         Returns:
             One sentence for each that cannot be used.
@@ -41,7 +41,7 @@ class BundledEmbeddings:
         return problems
 
     def take_off(self, database: Any, model: Any) -> None:
-        """Leave the database as it was."""
+        """Restore the database."""
         ours, self._ours, self.key = self._ours, {}, ()
         for name, embedding in ours.items():
             if model is not None and database.word_embeddings.get(name) is embedding:

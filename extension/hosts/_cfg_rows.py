@@ -2,7 +2,7 @@
 
 A step has rows in this order: each image's positive prompt, as often as it has parts joined by AND, image by image;
 then each image's negative prompt once. The host calls the UNet with all of them, with all but the negative ones, or
-with some after the other; always in that order, and beginning anew with each step.
+with some after the other; always in that order, and each step starts again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class CfgRows:
         self._done = 0
 
     def begin(self, parts: Sequence[int], rows: int) -> None:
-        """A step begins.
+        """Start a step.
 
         Args:
-            parts: of each image's positive prompt.
-            rows: of the step, all in all.
+            parts: number of parts of each image's positive prompt.
+            rows: total number of rows of the step.
         """
         positive = [
             Row(image, part=part if count > 1 else None) for image, count in enumerate(parts) for part in range(count)
@@ -33,7 +33,7 @@ class CfgRows:
         self._rows, self._done = (*positive, *negative), 0
 
     def __call__(self, rows: int) -> Sequence[Row]:
-        """What each row of the next call is of; where others call more often than the host, it begins again."""
+        """Return the image of each row of the next call; extra calls by others start again."""
         count = len(self._rows)
         first, self._done = self._done, (self._done + rows) % count
         return [self._rows[(first + row) % count] for row in range(rows)]

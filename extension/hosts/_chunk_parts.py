@@ -1,7 +1,7 @@
-"""Which part of a prompt divided by AND each row of a model call is of, in Forge and its like.
+"""Which part of a prompt divided by AND each row of a model call belongs to, in the Forge family.
 
-Their sampling has a condition for each part, with a row for every image, and runs as many of them in one call as it
-can join and fit in memory, in an order of its own. So a mark goes with each condition until some are joined for a call.
+Its sampling has a condition for each part, with a row for every image, and runs as many of them in one call as it
+can join and fit in memory, in its own order. So each condition is marked until some are joined for a call.
 
 Source: lllyasviel's Forge backend/sampling/sampling_function.py and condition.py; the other two modules_forge/
 forge_sampler.py, ldm_patched/modules/samplers.py and conds.py.
@@ -17,7 +17,7 @@ from lib_lora import Row
 
 _MARK = "remora_part"
 _PROMPT = "c_crossattn"
-"""The condition that every prompt has, by the name under which it is joined with others."""
+"""The condition of every prompt, by the name under which it is joined with others."""
 
 
 class ChunkParts:
@@ -28,15 +28,15 @@ class ChunkParts:
         self._chunks: tuple[int | None, ...] = ()
 
     def begin(self, images: int) -> None:
-        """A batch begins.
+        """Start a batch.
 
         Args:
-            images: with LoRA of their own; one where they are alike, however many there are.
+            images: with LoRA of their own; 1 if all are equal, whatever their number.
         """
         self._images, self._chunks = images, ()
 
     def mark(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Around the function that makes the conditions of the positive prompt's parts, in their order."""
+        """Wrap the function that makes the conditions of the positive prompt's parts, in their order."""
         found = original(*args, **kwargs)
         if len(found) > 1:
             for number, one in enumerate(found):
@@ -48,12 +48,12 @@ class ChunkParts:
     def joined(
         self, original: Callable[..., Any], chunks: Sequence[Mapping[str, Any]], *args: Any, **kwargs: Any
     ) -> Any:
-        """Around the function that joins conditions for one call."""
+        """Wrap the function that joins conditions for one call."""
         self._chunks = tuple(getattr(chunk.get(_PROMPT), _MARK, None) for chunk in chunks)
         return original(chunks, *args, **kwargs)
 
     def __call__(self, rows: int) -> Sequence[Row] | None:
-        """What each row of the next call is of; None where it has no part, or others join or cut the rows."""
+        """Return the part of each row of the next call; None without parts, or if others join or cut the rows."""
         count = len(self._chunks)
         if all(part is None for part in self._chunks) or rows % count or self._images not in (1, rows // count):
             return None
@@ -61,7 +61,7 @@ class ChunkParts:
 
 
 def _marked(condition: Any, number: int) -> Any:
-    """The same condition, whose copies say of which part they are, as they are made of its class."""
+    """Return the same condition, whose copies tell their part, as they are made of its class."""
     return _class_of_part(condition.__class__, number)(condition.cond)
 
 

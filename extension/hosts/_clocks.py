@@ -1,4 +1,4 @@
-"""Which step a call of the model is of: by A1111's denoiser, or by the scheduler of a diffusers pipeline."""
+"""Which step a model call belongs to: from A1111's denoiser, or from the scheduler of a diffusers pipeline."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from lib_lora import Moment
 
 
 class DenoiserClock:
-    """By what A1111's family tells before each call of the model.
+    """The clock from the callback of A1111's family before each model call.
 
-    Its counter of steps lags behind and is ahead in the second call of a second-order sampler, so calls are counted.
+    The host's step counter lags behind, and leads in the second call of a second-order sampler, so calls are counted.
     Source: AUTOMATIC1111/stable-diffusion-webui modules/sd_samplers_cfg_denoiser.py and sd_samplers_kdiffusion.py.
     """
 
@@ -19,7 +19,7 @@ class DenoiserClock:
         self._now = Moment()
 
     def look(self, params: Any) -> None:
-        """Take the host's `CFGDenoiserParams`."""
+        """Read the host's `CFGDenoiserParams`."""
         steps = params.total_sampling_steps
         calls = getattr(getattr(params, "denoiser", None), "step", None)
         step = params.sampling_step if calls is None else calls // _order(params.denoiser)
@@ -30,21 +30,21 @@ class DenoiserClock:
 
 
 def _order(denoiser: Any) -> int:
-    """How often its sampler calls the model for one step."""
+    """Return how often its sampler calls the model in one step."""
     options = getattr(getattr(getattr(denoiser, "sampler", None), "config", None), "options", None) or {}
     return 2 if options.get("second_order", False) else 1
 
 
 class SchedulerClock:
-    """By the scheduler that a diffusers pipeline samples with.
+    """The clock from the scheduler of a diffusers pipeline.
 
     Args:
-        scheduler: the present one; None where there is none.
+        scheduler: returns the present one, or None.
     """
 
     def __init__(self, scheduler: Callable[[], Any]) -> None:
         self._scheduler = scheduler
-        self._timesteps: Any = None  # as it last was, an object of its own for each pass
+        self._timesteps: Any = None  # the latest one; each pass has its own object
         self._values: Sequence[float] = ()
         self._first = 0
 
@@ -64,14 +64,14 @@ class SchedulerClock:
         return Moment((index - self._first) // order, steps, _sigma(scheduler, index))
 
     def _beginning(self, scheduler: Any, index: int | None, timestep: Callable[[], float | None]) -> int:
-        """Where the pass begins: img2img leaves out the first timesteps."""
+        """Return the first index of the pass: img2img leaves out the first timesteps."""
         begin = getattr(scheduler, "begin_index", None)
         if isinstance(begin, int):
             return begin
         return self._place(timestep) if index is None else index
 
     def _place(self, timestep: Callable[[], float | None]) -> int:
-        """Of the call's timestep; of the first one where it is told by none."""
+        """Return the index of the call's timestep; of the first one if the call tells none."""
         now = timestep()
         if now is None:
             return self._first
@@ -79,7 +79,7 @@ class SchedulerClock:
 
 
 def _sigma(scheduler: Any, index: int) -> float | None:
-    """The noise, where the scheduler counts by it and it lies where reading it waits for nothing."""
+    """Return the noise level, if the scheduler has one and reading it does not synchronise a device."""
     sigmas = getattr(scheduler, "sigmas", None)
     if sigmas is None or not 0 <= index < len(sigmas) or getattr(sigmas, "is_cuda", False):
         return None

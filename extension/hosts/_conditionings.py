@@ -1,7 +1,7 @@
-"""A1111's conditionings of prompts: each image's under its own LoRAs, and cached for as long as these stay the same.
+"""A1111's conditionings of prompts: each image's under its own LoRA, and cached while these stay the same.
 
-The host encodes the prompts of a batch at once, each text once, and keeps the result as long as a key is equal, in
-which the tags of the batch's first prompt stand. The text encoders' share of the tags is what matters, of all images.
+The host encodes the prompts of a batch at once, each text once, and caches the result under a key with the tags of
+the first prompt only. Here the key has the tags of all images, as far as they change text encoders.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from .base import Remora
 
 
 class Conditionings:
-    """The host's way to them, wrapped.
+    """Wraps the host's function that encodes prompts.
 
     Args:
-        remora: who serves now; None while the host serves the tags itself.
-        depends: what a conditioning depends on besides.
-        pass_of: what the host does now, by its processing object.
+        remora: returns Remora, or None while the host applies the tags itself.
+        depends: returns what else a conditioning depends on.
+        pass_of: returns the present pass of a processing object.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Conditionings:
         self._pass_of = pass_of
 
     def wrap(self, wraps: Wraps, processing: ModuleType) -> None:
-        """Be asked from now on."""
+        """Install the wrapper."""
         wraps.put(processing.StableDiffusionProcessing, "cached_params", self._key)
         wraps.put(processing.StableDiffusionProcessing, "get_conds_with_caching", self._conditionings)
 
@@ -57,7 +57,7 @@ class Conditionings:
     ) -> Any:
         remora = self._remora()
         if remora is not None:
-            remora.follow_model(self._pass_of(p))  # a refiner has its prompts encoded before it is called
+            remora.follow_model(self._pass_of(p))  # the prompts of a refiner are encoded before it is called
             keys = remora.text_keys()
             if len(set(keys)) > 1 and len(keys) == len(prompts):
                 function = _by_stack(function, keys, remora)
@@ -65,7 +65,7 @@ class Conditionings:
 
 
 def _by_stack(function: Callable[..., Any], keys: Sequence[Hashable], remora: Remora) -> Callable[..., Any]:
-    """The same function, which encodes prompts by prompts of images with the same LoRAs."""
+    """Return a function that encodes the prompts of images with equal LoRA together."""
 
     def encode(model: Any, prompts: Any, *args: Any, **kwargs: Any) -> Any:
         groups: dict[Hashable, list[int]] = {}
@@ -84,7 +84,7 @@ def _by_stack(function: Callable[..., Any], keys: Sequence[Hashable], remora: Re
 
 
 def _chosen(prompts: Any, images: Sequence[int]) -> Any:
-    """Some of the prompts, in a list of the same kind, which knows more than its items."""
+    """Return some of the prompts, in a list of the same class, which has attributes."""
     chosen = [prompts[image] for image in images]
     if type(prompts) is list:
         return chosen
@@ -94,7 +94,7 @@ def _chosen(prompts: Any, images: Sequence[int]) -> Any:
 
 
 def _together(found: Sequence[tuple[list[int], Any]], count: int) -> Any:
-    """The results of all groups as one: schedules in a list, or in the object that has them as its `batch`."""
+    """Return the results of all groups as one: schedules in a list, or an object with a `batch` of them."""
     every: list[Any] = [None] * count
     for images, result in found:
         for image, one in zip(images, getattr(result, "batch", result), strict=True):

@@ -1,7 +1,7 @@
-"""Other extensions that cannot do their part while Remora serves LoRA, found by what they have, and said to the user.
+"""Other extensions that do not work while Remora applies LoRA, recognised by their attributes, for the user.
 
-Nothing is named that works: ControlNet, ADetailer, Dynamic Prompts, tiled VAE and tiled diffusion, HiDiffusion and
-Regional Prompter's attention mode all do, and are tested with stand-ins.
+ControlNet, ADetailer, Dynamic Prompts, tiled VAE and tiled diffusion, HiDiffusion and Regional Prompter's attention
+mode work, and are tested with stand-ins.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ class Conflict:
     """One extension."""
 
     marks: tuple[str, ...]
-    """What its script defines, together nobody else's."""
+    """Names that only its script defines together."""
     sentence: str
 
 
 SCRIPTS = (
-    # Source: hako-mikan/sd-webui-lora-block-weight; it edits the built-in's networks, or its patches, when it has
-    # loaded them
+    # Source: hako-mikan/sd-webui-lora-block-weight; it edits the built-in's loaded networks or its patches
     Conflict(
         ("loradealer", "load_loras_blocks"),
         "LoRA Block Weight changes the web UI's own LoRA only: its weights of blocks, and its start and stop, have no"
@@ -48,7 +47,7 @@ SCRIPTS = (
 )
 
 MODULES = {
-    # Source: cheald/sd-webui-loractl; it stands in for the built-in, in whose place Remora stands
+    # Source: cheald/sd-webui-loractl; it replaces the built-in, as Remora does
     ("lora_ctl_network", "lora_weights"): (
         "loractl schedules the web UI's own LoRA only: its strengths by step have no effect while Remora applies LoRA"
     )
@@ -56,7 +55,7 @@ MODULES = {
 
 
 def found() -> tuple[str, ...]:
-    """Return one sentence for each extension that is there and conflicts."""
+    """Return one sentence for each installed extension that conflicts."""
     return tuple(dict.fromkeys((*_of_scripts(_scripts()), *_of_modules(), *_of_unet())))
 
 
@@ -81,7 +80,7 @@ def _of_modules() -> Iterator[str]:
 
 
 def _of_unet() -> Iterator[str]:
-    """A compiled engine in place of the UNet, such as TensorRT's, calls none of its layers."""
+    """Return a sentence if a compiled engine such as TensorRT replaces the UNet, as it calls none of its layers."""
     replacing = getattr(module("modules.sd_unet"), "current_unet", None)
     if replacing is not None:
         name = type(replacing).__name__

@@ -1,10 +1,9 @@
 """`<lora:...>` in the web UIs that descend from AUTOMATIC1111's: their extra networks, taken over and given back.
 
-They all keep a registry of objects with `activate` and `deactivate`, one per kind of tag, and ask each of them once per
-batch, with the tags of one prompt only. What the other prompts of the batch say is lost there, and an exception is
-printed and forgotten. So besides the object two functions are wrapped: `parse_prompts`, to keep the tags of every
-prompt, and `activate`, to pass those on and to let a failure through. Both call what they found, return what it returns
-but for one attribute, and can be taken off again whatever others did meanwhile.
+They keep a registry of objects with `activate` and `deactivate`, one per kind of tag, and call each once per batch,
+with the tags of one prompt only. The tags of the other prompts are lost, and an exception is printed and ignored. So
+two functions are wrapped too: `parse_prompts`, to keep the tags of every prompt, and `activate`, to pass them on and to
+raise failures. Both call the original, change one attribute of its result, and can be removed whatever others wrapped.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 KINDS = ("lora", "lyco", "loractl")
-"""Tags that name adapter files; LyCORIS files had one of their own once, and so had schedules."""
+"""Kinds of tag for LoRA files; LyCORIS files and schedules once had their own."""
 
 _AND = re.compile(r"\bAND\b")
-"""What the hosts divide a prompt by, each part of which has rows of its own in a call of the model."""
+"""The word between the parts of a prompt, each of which has its own rows in a model call."""
 _MASK = re.compile(r":\s*mask\s*=")
 
 _OWN_TAGS = ("extra_network_data", "hr_extra_network_data", "network_data")
-"""Where a processing object keeps the tags of its prompts: of the first pass, of the second, and SD.Next's."""
+"""Where a processing object stores the tags of its prompts: of the first pass, the second, and SD.Next's."""
 
 Images = tuple[tuple[str, ...], ...]
-"""For each image what stands between `<lora:` and `>` in its prompt."""
+"""For each image, the texts between `<lora:` and `>` in its prompt."""
 
 
 def _in_part(arguments: str, number: int) -> str:
@@ -35,15 +34,15 @@ def _in_part(arguments: str, number: int) -> str:
 
 
 class ImageTags(defaultdict[str, list[Any]]):
-    """What `parse_prompts` returns: the tags of one prompt by kind, and besides those of every prompt."""
+    """The result of `parse_prompts`: the tags of one prompt by kind, and those of every prompt as well."""
 
     images: Images
     ours: tuple[str, ...]
-    """The kinds that Remora serves."""
+    """The kinds that Remora applies."""
 
     @classmethod
     def of(cls, tags: Mapping[str, list[Any]], images: Images, ours: tuple[str, ...] = KINDS) -> ImageTags:
-        """Make one of what the host found and the tags of every prompt."""
+        """Make one from the host's result and the tags of every prompt."""
         made = cls(list, tags)
         made.images, made.ours = images, ours
         return made
@@ -58,22 +57,22 @@ class ImageTags(defaultdict[str, list[Any]]):
 
 
 def of_others(tags: Mapping[str, list[Any]] | None) -> dict[str, list[Any]]:
-    """The tags of one prompt that are not Remora's."""
+    """Return the tags of one prompt that Remora does not apply."""
     ours = getattr(tags, "ours", KINDS)
     return {kind: params for kind, params in (tags or {}).items() if kind not in ours}
 
 
 class ExtraNetworks:
-    """The host's `modules.extra_networks`, as long as Remora serves it.
+    """The host's `modules.extra_networks` while Remora applies LoRA.
 
     Args:
         module: that module.
-        batch: called with the processing object, the tags of each image, and what the host says besides (`include`,
-            `exclude`, `step`); it puts them in force and may raise.
-        handed_back: asked before each batch; True lets the built-in serve it.
-        ended: called with the processing object when the host is done with a generation.
-        passed_over: called with the processing object, `include` and `exclude` before a pass that the host activates no
-            networks for.
+        batch: called with the processing object, the tags of each image, and the host's arguments (`include`,
+            `exclude`, `step`); activates the LoRA and may raise.
+        handed_back: called before each batch; True lets the built-in apply it.
+        ended: called with the processing object when a generation ends.
+        passed_over: called with the processing object, `include` and `exclude` before a pass for which the host
+            activates no networks.
     """
 
     _mine: ClassVar[str] = "remora_original"
@@ -92,18 +91,18 @@ class ExtraNetworks:
         self._handed_back = handed_back
         self._ended = ended
         self._passed_over = passed_over
-        self._images: Images | None = None  # of the `activate` that runs now
+        self._images: Images | None = None  # of the running `activate`
         self._inside = False
-        self._in_region = False  # while somebody ends the tags of a part of the picture
+        self._in_region = False  # while the tags of a region end
         self._failure: BaseException | None = None
         self._wrappers: dict[str, Callable[..., Any]] = {}
         self.network = self._network()
         self.replaced: Any = None
         """The built-in's object."""
-        self._aliased: dict[str, Any] = {}  # what other kinds meant before
+        self._aliased: dict[str, Any] = {}  # the host's own objects of other kinds
 
     def take_over(self) -> None:
-        """Stand in the registry in place of the built-in, under its aliases too; harmless when done already."""
+        """Replace the built-in in the registry, under its aliases too; idempotent."""
         registry, aliases = self._registries()
         present = registry.get("lora")
         if present is not None and not isinstance(getattr(present, "remora", None), ExtraNetworks):
@@ -119,7 +118,7 @@ class ExtraNetworks:
         self._wrap("deactivate", self._deactivate)
 
     def give_back(self) -> None:
-        """Put the built-in's object back, and the functions; what others wrapped around ours stays and passes on."""
+        """Restore the built-in's object and the functions; others' wrappers around Remora's stay and pass calls on."""
         registry, aliases = self._registries()
         if registry.get("lora") is self.network:
             if self.replaced is None:
@@ -137,7 +136,7 @@ class ExtraNetworks:
         self._wrappers.clear()
 
     def tags_of(self, prompt: str) -> tuple[str, ...]:
-        """What stands between `<lora:` and `>` in a prompt; of one in parts, tags for a region say which is theirs."""
+        """Return the texts between `<lora:` and `>` in a prompt; in a prompt of parts, a region tag gets its part."""
         parts = _AND.split(prompt)
         if len(parts) == 1:
             return self._arguments(self._module.parse_prompt(prompt)[1])
@@ -154,7 +153,7 @@ class ExtraNetworks:
 
         @wraps(original)
         def ours(*args: Any, **kwargs: Any) -> Any:
-            if self._wrappers.get(name) is not ours:  # given back, but somebody else still calls it
+            if self._wrappers.get(name) is not ours:  # removed, but a wrapper of others still calls it
                 return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 
@@ -166,7 +165,7 @@ class ExtraNetworks:
         texts, tags = original(prompts, *args, **kwargs)
         images = tuple(map(self.tags_of, prompts))
         if not any(images):
-            # a second look at prompts that have lost their tags at the first: the host passes what it found then
+            # prompts that lost their tags when they were parsed first: the host passes the first result
             earlier = next((one for one in (*args, *kwargs.values()) if isinstance(one, ImageTags)), None)
             images = images if earlier is None else earlier.images
         return texts, ImageTags.of(tags or {}, images, tuple(filter(self._is_ours, KINDS)))
@@ -187,7 +186,7 @@ class ExtraNetworks:
         return result
 
     def _deactivate(self, original: Callable[..., Any], p: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """End a generation; or only a region's tags, which tiled diffusion puts in force in the middle of a step."""
+        """End a generation; or only a region's tags, which tiled diffusion activates within a step."""
         own = [getattr(p, name, None) for name in _OWN_TAGS]
         if data is None or any(data is one for one in own):
             return original(p, data, *args, **kwargs)
@@ -202,11 +201,11 @@ class ExtraNetworks:
         return result
 
     def _network(self) -> Any:
-        """The object for the registry, of the host's own class."""
+        """Return the object for the registry, of the host's own class."""
         outer = self
 
         class RemoraNetwork(self._module.ExtraNetwork):  # type: ignore[name-defined, misc]  # known only at run time
-            """Lets Remora apply the LoRAs of a batch."""
+            """Applies the LoRA of a batch with Remora."""
 
             remora = outer
 
@@ -236,7 +235,7 @@ class ExtraNetworks:
         if self._handed_back(p):
             if self.replaced is None:
                 return
-            # a built-in is passed what it has asked for: SD.Next looks at the names in its signature
+            # pass a built-in the arguments of its signature, as SD.Next does
             both = {"include": include, "exclude": exclude} if include or exclude else {}
             self.replaced.activate(p, params, *args, **kwargs, **both)
             return
@@ -246,12 +245,12 @@ class ExtraNetworks:
         except BaseException as error:
             if not self._inside:
                 raise
-            self._failure = error  # the host would print it and make a picture without the LoRA
+            self._failure = error  # the host would print it and go on without the LoRA
 
     def _arguments(self, tags: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
         kinds = [kind for kind in KINDS if self._is_ours(kind)]
         return tuple(":".join(map(str, params.items)) for kind in kinds for params in tags.get(kind, ()))
 
     def _is_ours(self, kind: str) -> bool:
-        """Whether tags of this kind come to us; an older extension has one of its own for `lyco`."""
+        """Tell whether Remora applies tags of this kind; an older extension has its own for `lyco`."""
         return kind == self.network.name or self._registries()[0].get(kind) in (None, self.network)

@@ -1,13 +1,13 @@
-"""What Forge, Forge Classic and reForge have in common, as hosts.
+"""The common part of the hosts Forge, Forge Classic and reForge.
 
-All three wrap a model in `forge_objects`, a set of patchers that are cloned for each change, around modules that are
-always the same: `unet.model.diffusion_model` and the parts of `clip.cond_stage_model`. Their layers cast or move their
-weights in their own forward, and their LoRA are patches that are merged when a model goes to its device. Remora adds no
-patch, so there is nothing to merge or to take out again; it only sees to it that the built-in's are gone.
+All three wrap a model in `forge_objects`, a set of patchers that are cloned for each change, around modules that stay
+the same: `unet.model.diffusion_model` and the parts of `clip.cond_stage_model`. Their layers cast or move their weights
+in their own forward, and their LoRA are patches that are merged when a model moves to its device. Remora adds no patch,
+so there is nothing to merge or to restore; it only removes the built-in's.
 
 Rows: `calc_cond_uncond_batch`, or `calc_cond_batch`, runs conditions in chunks, each of which has one row for every
-image of the batch, whatever its area, its weight and the half it belongs to; as many chunks as fit in memory are one
-call. So row % images is the image, always, and no rule has to be told but where a prompt has parts; see `_chunk_parts`.
+image of the batch, whatever its area, its weight and its prompt; as many chunks as fit in memory are one call. So
+row % images is always the image, and only a prompt with parts needs a rule; see `_chunk_parts`.
 
 Source: backend/ and modules/ of lllyasviel's Forge; ldm_patched/ and modules_forge/ of the other two.
 """
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NUMBERED = {"clip_l": 1, "clip_h": 1, "clip_g": 2}
-"""Text encoders of the family by diffusers' numbers; that of SDXL's refiner is alone, and the second all the same."""
+"""Number of each text encoder in diffusers; the refiner of SDXL has only the second."""
 _NO_LORA = str([])
-"""What the built-in takes down when it has none in force."""
+"""The built-in's state without LoRA."""
 
 
 class ForgeFamilyHost(A1111FamilyHost):
@@ -44,9 +44,9 @@ class ForgeFamilyHost(A1111FamilyHost):
 
     before: ClassVar[tuple[str, ...]] = ("a1111",)
     conditions: ClassVar[tuple[str, str]]
-    """Module and function that make conditions of the parts of a prompt, where the host's sampling looks it up."""
+    """Module and function that make conditions of a prompt's parts, where the host's sampling looks it up."""
     joins: ClassVar[tuple[str, str]]
-    """Module and function that join conditions for one call, likewise."""
+    """The same for the function that joins conditions for one call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class ForgeFamilyHost(A1111FamilyHost):
     # --- the model ---
 
     def model(self) -> Any:
-        """The host's present model; None before there is one. Asking for it loads none."""
+        """Return the host's present model, or None; does not load one."""
         model = importlib.import_module("modules.sd_models").model_data.sd_model
         return model if getattr(model, "forge_objects", None) is not None else None
 
@@ -82,7 +82,7 @@ class ForgeFamilyHost(A1111FamilyHost):
         return dict.fromkeys(self.components(), files) if files else {}
 
     def additional_files(self) -> Sequence[str]:
-        """Files that the model's parts were loaded from beside its checkpoint."""
+        """Return the files of the model's parts beside its checkpoint."""
         return ()
 
     def layer_classes(self) -> Sequence[type[nn.Module]]:
@@ -126,15 +126,15 @@ class ForgeFamilyHost(A1111FamilyHost):
         self.unmerge(model)
 
     def wake_builtin(self) -> None:
-        """Nothing is to be done: it believes that it has no LoRA in force, and it has none."""
+        """Do nothing: the built-in has no active LoRA, and its state says so."""
 
     @abstractmethod
     def unmerge(self, model: Any) -> None:
-        """Have the host put back, now, the weights that its own LoRA are merged into and that it holds none for."""
+        """Make the host restore the weights that its own LoRA are merged into."""
 
 
 def text_encoders(joint: nn.Module) -> dict[str, nn.Module]:
-    """The parts of a `cond_stage_model` by diffusers' names, each with the names inside that adapters use."""
+    """Return the parts of a `cond_stage_model` by names in diffusers, each with the names that LoRA files use."""
     parts = {name: part for name, part in joint.named_children() if not name.startswith("vae")}
     numbers: dict[str, int] = {name: _NUMBERED[name] for name in parts if name in _NUMBERED}
     for name, part in parts.items():
@@ -147,7 +147,7 @@ def text_encoders(joint: nn.Module) -> dict[str, nn.Module]:
 
 
 def unload_from_device(management: ModuleType, parts: Sequence[object]) -> None:
-    """Have ComfyUI's memory management take these modules off their device, where patches are merged into them."""
+    """Make ComfyUI's memory management move these modules off their device, where patches are merged."""
     for loaded in list(management.current_loaded_models):
         if getattr(loaded.model, "patches", None) and any(loaded.model.model is part for part in parts):
             management.current_loaded_models.remove(loaded)
@@ -155,17 +155,17 @@ def unload_from_device(management: ModuleType, parts: Sequence[object]) -> None:
 
 
 def defines(name: str, *wanted: str) -> bool:
-    """Whether the host has a module of that name with all of these."""
+    """Tell whether the host has a module of that name with all of these."""
     return len(list(attributes(name, *wanted))) == len(wanted)
 
 
 def attributes(name: str, *wanted: str) -> Iterator[object]:
-    """Yield those of the attributes that the host's module of that name has."""
+    """Yield these attributes of the host's module, as far as it has them."""
     found = module(name)
     yield from (getattr(found, one) for one in wanted if hasattr(found, one))
 
 
 def _uncompiled(denoiser: nn.Module) -> nn.Module:
-    """The module itself, which the host may put into one compiled while it runs."""
+    """Return the module itself, which the host may wrap in a compiled one."""
     inner: nn.Module = getattr(denoiser, "_orig_mod", denoiser)
     return inner

@@ -1,4 +1,4 @@
-"""Pictures that a web UI of A1111's family makes for Remora: by its own processing, in its own queue."""
+"""Pictures that a web UI of A1111's family makes for Remora, by its own processing and in its own queue."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from .txt2img import Txt2Img
 
 
-_MAX_SIDE, _MAX_STEPS = 8192, 1000  # more is a slip of the finger
+_MAX_SIDE, _MAX_STEPS = 8192, 1000  # more is a typing error
 
 
 class WebUIPainter:
-    """Makes one picture at a time, `base.Painter`; they are neither saved nor shown in the page."""
+    """Makes one picture at a time, see `base.Painter`; it is neither saved nor shown in the page."""
 
     def __init__(self) -> None:
-        self._running = False  # and not only waiting for what the user makes
+        self._running = False  # not only waiting for the user's pictures
 
     def check(self, request: Txt2Img) -> None:
         for name, side in (("width", request.width), ("height", request.height)):
@@ -96,7 +96,7 @@ def _processing(kind: Any, model: Any, request: Txt2Img) -> Any:
 
 
 def _end(state: Any, job: object) -> None:
-    """SD.Next counts its jobs by what `begin` gave."""
+    """End a job; SD.Next counts its jobs by the result of `begin`."""
     if job is not None and inspect.signature(state.end).parameters:
         state.end(job)
     else:

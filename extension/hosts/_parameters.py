@@ -1,7 +1,7 @@
-"""What A1111's parameters text of each image says of its LoRAs.
+"""The LoRA of each image in A1111's parameters text.
 
-The host asks a value that is callable anew for each text, with everything it knows then. What is asked for is found on
-the processing object, as the host's own scripts copy these and share their tables of values.
+The host calls a callable value again for each text, with everything it knows then. The outcome is stored on the
+processing object, as the host's own scripts copy these and share their tables of values.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ logger = logging.getLogger(__name__)
 
 HASHES = "Lora hashes"
 _OUTCOMES = "remora_outcomes"
-_LEFT_OUT = str.maketrans("", "", ":,")  # they end a name, or a hash
+_LEFT_OUT = str.maketrans("", "", ":,")  # separators
 
 
 @dataclass
 class _OfBatch:
-    """What became of a batch's tags, in each of its passes."""
+    """The outcome of a batch's tags in each of its passes."""
 
     first: Outcome = field(default_factory=Outcome)
     hires: Outcome = field(default_factory=Outcome)
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What makes the effect of its LoRA doubtful, by now."""
+        """Return why the effect of its LoRA is doubtful."""
         return list(dict.fromkeys([*self.first.warnings(), *self.hires.warnings()]))
 
 
 def note(p: Any, outcome: Outcome) -> None:
-    """Let the parameters texts of the batch that runs now tell of this."""
+    """Write this outcome into the parameters texts of the present batch."""
     hires, number = getattr(p, "is_hr_pass", False), getattr(p, "iteration", 0)
     known: dict[int, _OfBatch] = vars(p).get(_OUTCOMES, {})
     if number == 0 and not hires:
-        known = {}  # a generation begins; a copy of its object may tell of another one
+        known = {}  # a generation starts; a copy of its object may belong to another one
     batch = _OfBatch(known[number].first, outcome) if hires and number in known else _OfBatch(outcome)
     setattr(p, _OUTCOMES, {**known, number: batch})
     for name in (HASHES, WARNINGS, *outcome.settings):
@@ -54,14 +54,14 @@ class Parameter:
     def __call__(
         self, /, p: Any, index: int = 0, all_prompts: Any = None, use_main_prompt: bool = False, **context: Any
     ) -> str | None:
-        """The value for one image; None leaves the name out.
+        """Return the value for one image; None leaves the name out.
 
         Args:
             p: the processing object.
-            index: of the image in its batch, where that one's prompts are the ones at hand, else in the generation.
+            index: of the image in its batch if `all_prompts` are of that batch, else in the generation.
             all_prompts: the prompts at hand.
-            use_main_prompt: the text is that of the first image of all.
-            context: whatever else the host knows.
+            use_main_prompt: the text is for the first image of all.
+            context: other arguments of the host.
         """
         number, image = divmod(index, max(1, p.batch_size))
         if all_prompts is p.prompts:

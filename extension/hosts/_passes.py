@@ -1,4 +1,4 @@
-"""What a web UI of A1111's family does now for a picture, by its processing object."""
+"""The present pass of a picture in a web UI of A1111's family."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from ..text.tag import Pass
 
 
 def pass_of(p: Any, checkpoint: object) -> Pass:
-    """Return the pass.
+    """Return the pass of a processing object.
 
-    A refiner takes the model's place in the middle of a pass, and the host notes that it did. Of the extensions that
-    make parts of a picture again, ADetailer marks its own objects. Sources: AUTOMATIC1111/stable-diffusion-webui
+    A refiner replaces the model within a pass, and the host records that. Of the extensions that repaint parts of a
+    picture, ADetailer marks its own objects. Sources: AUTOMATIC1111/stable-diffusion-webui
     modules/sd_samplers_common.py, `apply_refiner`; Bing-su/adetailer scripts/!adetailer.py, `_ad_inner`.
 
     Args:
         p: the processing object.
-        checkpoint: what the loaded model was loaded from, as the host knows it.
+        checkpoint: of the loaded model, as the host knows it.
     """
     if getattr(p, "_ad_inner", False):
         return "detailer"

@@ -1,4 +1,4 @@
-"""SD.Next's own LoRA, which write into the weights: taken off the model, so that Remora's act on what it is without."""
+"""SD.Next's own LoRA, which write into the weights: removed, so that Remora starts from the base model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_KEPT = (  # what the built-in leaves on layers: copies of weights as they were
+_KEPT = (  # the copies of original weights that the built-in stores on layers
     "network_weights_backup",
     "network_bias_backup",
     "sdnq_dequantizer_backup",
@@ -26,9 +26,9 @@ _KEPT = (  # what the built-in leaves on layers: copies of weights as they were
 
 
 def take_off(pipe: Any, components: Mapping[str, nn.Module]) -> None:
-    """Take the built-in's LoRA off the model in its own way, and free the memory it keeps; nothing without any."""
+    """Remove the built-in's LoRA from the model in its own way, and free the memory it keeps."""
     if module("modules.lora.lora_common") is None or importlib.import_module("modules.shared").state.interrupted:
-        return  # interrupted, the built-in skips layers; whatever comes next is asked for again
+        return  # interrupted, the built-in skips layers; the next generation calls this again
     if any(getattr(part, "peft_config", None) for part in components.values()):
         _take_off_peft(pipe)
     names = _applied()
@@ -37,7 +37,7 @@ def take_off(pipe: Any, components: Mapping[str, nn.Module]) -> None:
 
 
 def _applied() -> list[str]:
-    """The names of the LoRA that the built-in has applied, as it believes."""
+    """Return the names of the LoRA that the built-in has applied by its own record."""
     common = importlib.import_module("modules.lora.lora_common")
     networks = [*common.previously_loaded_networks, *common.loaded_networks]
     return list(dict.fromkeys(network.name for network in networks))
@@ -50,7 +50,7 @@ def _take_off_peft(pipe: Any) -> None:
     diffusers.diffuser_loaded.clear()
     diffusers.diffuser_scales.clear()
     importlib.import_module("modules.lora.lora_common").loaded_networks.clear()
-    importlib.import_module("modules.sd_models").set_diffuser_offload(pipe, op="model")  # unwrapping took the hooks off
+    importlib.import_module("modules.sd_models").set_diffuser_offload(pipe, op="model")  # unwrapping removed the hooks
     pipe.loaded_loras = {}
     logger.info("remora: the built-in's %s taken off the model", ", ".join(names) or "LoRA")
 
@@ -60,8 +60,8 @@ def _take_off_baked(pipe: Any, components: Mapping[str, nn.Module], names: list[
     networks = importlib.import_module("modules.lora.networks")
     without_copy = any(getattr(layer, "network_weights_backup", None) is True for layer in _layers(components))
     common.loaded_networks.clear()
-    networks.network_deactivate(include=list(components))  # by subtraction; by itself it forgets a second transformer
-    networks.network_activate()  # from copies
+    networks.network_deactivate(include=list(components))  # subtracts; without `include` it omits a second transformer
+    networks.network_activate()  # restores copies
     common.previously_loaded_networks = []
     pipe.loaded_loras = {}
     importlib.import_module("modules.lora.lora_load").lora_cache.clear()

@@ -1,4 +1,4 @@
-"""What SD.Next's parameters texts and messages say of the LoRA of each image."""
+"""The LoRA of each image in SD.Next's parameters texts and messages."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _TOLD = "remora_told"  # attribute of a processing object
 
 
 class Infotexts:
-    """The host's `modules.processing`, as long as Remora serves it."""
+    """Wraps the host's `modules.processing`."""
 
     def wrap(self, wraps: Wraps) -> None:
-        """Be asked from now on; harmless when done already."""
+        """Install the wrappers; idempotent."""
         processing = importlib.import_module("modules.processing")
         wraps.put(processing, "create_infotext", _create)
         wraps.put(processing, "get_processed", _processed)
 
     def note(self, p: Any, outcome: Outcome, batch: int, *, further_pass: bool) -> None:
-        """Keep what became of the tags of a batch, in its first pass or in a further one."""
+        """Store the outcome of the tags of a batch, in its first pass or in a later one."""
         told = vars(p).get(_TOLD)
         parameters = p.extra_generation_params
         for name in told.written if told is not None else ():
@@ -47,16 +47,16 @@ class Infotexts:
 
 @dataclass
 class _Told:
-    """What became of the tags of a processing object, which its copies for further passes share."""
+    """The outcomes of a processing object, which its copies for later passes share."""
 
     passes: dict[int, list[Outcome]] = field(default_factory=dict)
-    """For each batch, one for each of its passes."""
+    """For each batch, one outcome per pass."""
     written: frozenset[str] = frozenset()
-    """Which of the object's parameters tell of it."""
+    """The object's parameters written from them."""
 
 
 def _create(original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
-    """One parameters text, with the LoRA of that image only."""
+    """Return one parameters text, with the LoRA of that image only."""
     told = getattr(p, _TOLD, None)
     if told is None:
         return original(p, *args, **kwargs)
@@ -76,7 +76,7 @@ def _all(told: _Told) -> list[Outcome]:
 
 
 def _place(p: Any, asked: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Which batch and image in it a text is for; none for a grid of all."""
+    """Return the batch of a text and the image in it; None for a grid of all."""
     if asked.get("grid") is not None:
         return None, None
     index = asked.get("index")
@@ -89,7 +89,7 @@ def _place(p: Any, asked: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def _entries(passes: Iterable[Outcome], image: int | None) -> dict[str, str]:
-    """What a parameters text has of one image, or of all."""
+    """Return the parameters of one image, or of all."""
     used: dict[str, Used] = {}
     found: dict[str, str] = {}
     hashes_wanted = False
@@ -107,7 +107,7 @@ def _entries(passes: Iterable[Outcome], image: int | None) -> dict[str, str]:
 
 
 def _hashes(used: Iterable[Used]) -> str:
-    """One for each name, or none at all: they belong together by their order."""
+    """Return a hash for each name, or an empty text: names and hashes are paired by position."""
     try:
         return ", ".join(one.sha256()[:_HASH_LENGTH] for one in used)
     except OSError as error:
@@ -116,7 +116,7 @@ def _hashes(used: Iterable[Used]) -> str:
 
 
 def _processed(original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
-    """The result that is shown, with what was left out."""
+    """Return the displayed result, with the LoRA that were left out."""
     told = getattr(p, _TOLD, None)
     problems = dict.fromkeys(
         one for outcome in (_all(told) if told else ()) for one in (*outcome.problems, *outcome.warnings())

@@ -1,8 +1,7 @@
-"""SD.Next's text encoders: each image of a batch is encoded with its own LoRA, and nothing stale comes from a cache.
+"""SD.Next's text encoders: each image of a batch is encoded with its own LoRA, and no stale result is used.
 
-Two things keep what text encoders made. `PromptEmbedder` encodes the prompts of a batch one by one, copies what it has
-of an equal one, and has a cache whose key has the tags of one prompt, whatever they do to text encoders. And
-`sd_hijack_te.prompt_cache` goes by the prompt's text alone.
+Two caches hold encoded text. `PromptEmbedder` encodes the prompts of a batch one by one, copies the result of an equal
+one, and has a cache whose key is all tags of one prompt. The key of `sd_hijack_te.prompt_cache` is the text alone.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ _NOTHING: Hashable = ()  # the key of text encoders without LoRA
 
 
 class Prompts:
-    """The host's `modules.prompt_parser_diffusers` and `modules.sd_hijack_te`, as long as Remora serves it.
+    """Wraps the host's `modules.prompt_parser_diffusers` and `modules.sd_hijack_te`.
 
     Args:
-        remora: None while the built-in serves the tags.
+        remora: returns Remora, or None while the built-in applies the tags.
     """
 
     def __init__(self, remora: Callable[[], Remora | None]) -> None:
@@ -35,7 +34,7 @@ class Prompts:
         self._key = _NOTHING
 
     def wrap(self, wraps: Wraps) -> None:
-        """Be asked from now on; harmless when done already."""
+        """Install the wrappers; idempotent."""
         embedder = importlib.import_module("modules.prompt_parser_diffusers").PromptEmbedder
         ours: dict[str, Callable[..., Any]] = {
             "checkcache": self._check_cache,
@@ -50,11 +49,11 @@ class Prompts:
                 logger.warning(text, name)
         hijack = module("modules.sd_hijack_te")
         if hijack is not None and hasattr(hijack, "hijack_encode_prompt"):
-            # given to the pipelines that are loaded from now on
+            # the host gives it to pipelines that it loads later
             wraps.put(hijack, "hijack_encode_prompt", self._encode_all)
 
     def in_force(self, key: Hashable = _NOTHING) -> None:
-        """Say what the text encoders depend on from now on."""
+        """Set the key of what changes the text encoders from now on."""
         if key == self._key:
             return
         self._key = key
@@ -79,7 +78,7 @@ class Prompts:
             remora.image(0)
 
     def _encode_all(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A pipeline encodes all prompts of a batch in one call, which has the LoRA of one image."""
+        """Warn where a pipeline encodes all prompts of a batch in one call, with the LoRA of one image."""
         remora, prompts = self._remora(), kwargs.get("prompt", args[0] if args else None)
         if remora is not None and isinstance(prompts, list) and len(prompts) > 1 and len(set(remora.text_keys())) > 1:
             logger.warning(
@@ -99,13 +98,13 @@ class Prompts:
 
 
 class _Keyed:
-    """A processing object that a cache sees with a key in place of what its LoRA tags say."""
+    """A processing object that shows a cache a key in place of its LoRA tags."""
 
     def __init__(self, p: Any, key: Hashable) -> None:
         self._p = p
         others = of_others(p.network_data)
         self.network_data = {**others, "remora": [SimpleNamespace(items=[key])]}
-        self.lora_apply_te = True  # the key knows what they are left alone
+        self.lora_apply_te = True  # the key tells it
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._p, name)

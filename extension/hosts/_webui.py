@@ -1,8 +1,7 @@
-"""What the web UIs that descend from AUTOMATIC1111's have in common, as a host: callbacks, settings, folders, tags.
+"""The common part of web UIs that descend from AUTOMATIC1111's, as a host: callbacks, settings, folders, tags.
 
-Their files beside this one say what is different: where the model's parts are, which rows of a call belong to which
-image, how text encoders are asked, what the parameters text looks like. All is found by what is there, never by a
-version.
+The files beside this one hold the differences: where the model's parts are, which rows of a call belong to which image,
+how text encoders are called, what the parameters text looks like. Features are detected by attributes, not by version.
 """
 
 from __future__ import annotations
@@ -39,28 +38,28 @@ class WebUIHost(Host):
     """A web UI with `modules.script_callbacks`, `modules.shared` and `modules.extra_networks`."""
 
     lora_dir_flags: ClassVar[tuple[str, ...]] = ("lora_dir", "lyco_dir", "lyco_dir_backcompat")
-    """Where the host keeps the names of its folders: in the command line's values or in the settings."""
+    """Names of the options with the LoRA folders, in the command line or in the settings."""
 
     def __init__(self) -> None:
         self._options: dict[str, Option] = {}
         self._remora: Remora | None = None
         self._networks: ExtraNetworks | None = None
         self._painter = WebUIPainter()
-        self._connected = False  # the host's callbacks are never taken off, so they are put on once per load of scripts
+        self._connected = False  # the host never removes callbacks, so register them once per load of scripts
 
-    # --- what each web UI says of itself ---
+    # --- what a subclass defines ---
 
     @abstractmethod
     def quiet_builtin(self) -> None:
-        """Take the built-in's LoRAs off the model, and keep it from touching layers; harmless when done already."""
+        """Remove the built-in's LoRA from the model, and stop it from changing layers; idempotent."""
 
     @abstractmethod
     def wake_builtin(self) -> None:
-        """Let the built-in work as it would without Remora; harmless when it does."""
+        """Let the built-in work as without Remora; idempotent."""
 
     @abstractmethod
     def tell(self, p: Any, outcome: Outcome, images: Images) -> None:
-        """Show what became of a batch: in its parameters texts, and its problems to the user."""
+        """Report the outcome of a batch: in its parameters texts, and its problems to the user."""
 
     def batch_of(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Batch:
         """Make the batch that a processing object runs next."""
@@ -69,7 +68,7 @@ class WebUIHost(Host):
         return Batch(images, calls=calls, without=frozenset(exclude), seeds=_seeds(p), at=self.pass_of(p))
 
     def pass_of(self, p: Any) -> Pass:
-        """Tell what the host does now for a picture."""
+        """Return the present pass of a picture."""
         return "base"
 
     # --- Host ---
@@ -99,7 +98,7 @@ class WebUIHost(Host):
         data = getattr(self._shared().cmd_opts, "data_dir", None) or getattr(module("modules.paths"), "data_path", None)
         if not data:
             return ()
-        names = ("lbwpresets.txt", "elempresets.txt")  # sorted, as a folder's order is nobody's choice
+        names = ("lbwpresets.txt", "elempresets.txt")  # sorted, as a folder has no order
         return tuple(file for name in names for file in sorted(Path(data).glob(f"extensions/*/scripts/{name}")))
 
     def data_dir(self) -> Path | None:
@@ -122,7 +121,7 @@ class WebUIHost(Host):
         self.add_callbacks(importlib.import_module("modules.script_callbacks"))
 
     def add_callbacks(self, callbacks: ModuleType) -> None:
-        """Ask the host to call back."""
+        """Register the host's callbacks."""
         callbacks.on_ui_settings(self._show_options)
         callbacks.on_ui_tabs(self._tabs)
         callbacks.on_before_ui(self.take_over)
@@ -131,7 +130,7 @@ class WebUIHost(Host):
         callbacks.on_script_unloaded(self.unload)
 
     def take_over(self) -> None:
-        """Serve the tags from now on, as the setting says."""
+        """Apply the tags from now on, if the setting says so."""
         if self._networks is None:
             self._networks = ExtraNetworks(
                 importlib.import_module("modules.extra_networks"),
@@ -146,7 +145,7 @@ class WebUIHost(Host):
             self.quiet_builtin()
 
     def unload(self) -> None:
-        """Leave the host as it was."""
+        """Restore the host."""
         self._connected = False
         if self._networks is not None:
             self._networks.give_back()
@@ -159,24 +158,24 @@ class WebUIHost(Host):
 
     @property
     def remora(self) -> Remora:
-        """Who is told what happens."""
+        """Return the object to report events to."""
         assert self._remora is not None, "the host calls nobody before `connect`"
         return self._remora
 
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
-        """Put a batch's LoRAs in force and tell what became of them."""
+        """Activate the LoRA of a batch and report the outcome."""
         outcome = self.remora.batch(self.batch_of(p, images, include, exclude))
         self.tell(p, outcome, images)
 
     def ended(self, p: Any, *args: Any, **kwargs: Any) -> None:
-        """The host is done with a generation."""
+        """Handle the end of a generation."""
         self.remora.generation_ended()
 
     def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
-        """The host begins a pass without activating any networks."""
+        """Handle a pass for which the host activates no networks."""
 
     def _handed_back(self, p: Any) -> bool:
-        """Whether the built-in serves the next batch; what the change of the setting asks for is done here."""
+        """Tell whether the built-in applies the next batch; switches over if the setting changed."""
         if self.remora.enabled:
             self.quiet_builtin()
             return False
@@ -185,7 +184,7 @@ class WebUIHost(Host):
         return True
 
     def _app_started(self, demo: Any, app: Any) -> None:
-        self.take_over()  # here too, for hosts in which the built-in is registered after `before_ui` of others
+        self.take_over()  # here too: some hosts register the built-in after `before_ui` of others
         self.remora.app_started(app)
         if self.remora.enabled:
             for sentence in self.conflicts():
@@ -203,9 +202,9 @@ class WebUIHost(Host):
             opts.add_option(option.key, self._info(option))
 
     def _info(self, option: Option) -> Any:
-        """The host's description of a setting."""
+        """Return the host's description of a setting."""
         component, arguments = _component(option)
-        # said by the component: SD.Next shows no explanation that is given by `OptionInfo.info`
+        # in the component, as SD.Next does not show `OptionInfo.info`
         arguments = {**arguments, "info": option.info} if option.info else arguments
         info = self._shared().OptionInfo(option.default, option.label, component, arguments, section=_SECTION)
         if hasattr(info, "category_id"):
@@ -218,13 +217,13 @@ class WebUIHost(Host):
 
 
 def _seeds(p: Any) -> tuple[int, ...]:
-    """Of the images of the present batch, as far as the host has drawn them."""
+    """Return the seeds of the present batch, as far as the host has drawn them."""
     seeds = getattr(p, "seeds", None) or getattr(p, "all_seeds", None) or ()
     return tuple(seed for seed in seeds if isinstance(seed, int))
 
 
 def _component(option: Option) -> tuple[Any, Mapping[str, Any]]:
-    """The gradio component of a setting and its arguments, as `OptionInfo` takes them."""
+    """Return the gradio component of a setting and its arguments, as `OptionInfo` takes them."""
     import gradio
 
     match option.default:

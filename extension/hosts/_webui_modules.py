@@ -1,4 +1,4 @@
-"""Modules of a host, which may or may not have them."""
+"""Modules that a host may have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def module(name: str) -> ModuleType | None:
-    """A module of the host, or None where it has none of that name."""
+    """Return the host's module of that name, or None."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

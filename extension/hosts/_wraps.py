@@ -1,4 +1,4 @@
-"""A host's functions with something of ours around them, for as long as the host is ours."""
+"""Wrappers around a host's functions, installed while the host is connected."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from types import ModuleType
 from typing import Any
 
 Around = Callable[..., Any]
-"""Called with the function it is around, and then with that one's arguments."""
+"""Called with the wrapped function, and then with its arguments."""
 
 
 class Wraps:
-    """What was put around functions of modules and classes; nothing is put around one twice."""
+    """Installed wrappers of functions of modules and classes; each is installed once."""
 
     def __init__(self) -> None:
         self._ours: dict[tuple[int, str], tuple[ModuleType | type, str, Any, Any]] = {}
 
     def put(self, owner: ModuleType | type, name: str, around: Around) -> None:
-        """Let `around` be called in place of a function, which it is given; harmless when done already."""
+        """Call `around` in place of a function, which it receives; idempotent."""
         key = (id(owner), name)
         if key in self._ours:
             return
@@ -26,7 +26,7 @@ class Wraps:
 
         @wraps(original)
         def ours(*args: Any, **kwargs: Any) -> Any:
-            if key not in self._ours or self._ours[key][3] is not ours:  # given back, but others still call it
+            if key not in self._ours or self._ours[key][3] is not ours:  # removed, but others still call it
                 return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 
@@ -34,7 +34,7 @@ class Wraps:
         setattr(owner, name, ours)
 
     def give_back(self) -> None:
-        """Put the functions back; what others put around ours stays, and is passed on through."""
+        """Restore the functions; others' wrappers around Remora's stay and pass calls on."""
         taken, self._ours = self._ours, {}
         for owner, name, own, ours in taken.values():
             if vars(owner).get(name) is not ours:

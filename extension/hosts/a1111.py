@@ -29,7 +29,7 @@ class A1111Host(A1111FamilyHost):
         self._embeddings = BundledEmbeddings()
         self._rows = CfgRows()
 
-    # --- what there is ---
+    # --- model and folders ---
 
     def is_current(self) -> bool:
         if module("modules_forge") is not None:
@@ -60,13 +60,13 @@ class A1111Host(A1111FamilyHost):
 
     @staticmethod
     def _model() -> Any:
-        """The loaded model, None without one; `shared.sd_model` would load it."""
+        """Return the loaded model, or None; `shared.sd_model` would load one."""
         return importlib.import_module("modules.sd_models").model_data.sd_model
 
     def prompts_depend(self) -> Hashable:
         return self._embeddings.key
 
-    # --- coming and going ---
+    # --- connecting ---
 
     def take_over(self) -> None:
         super().take_over()
@@ -74,7 +74,7 @@ class A1111Host(A1111FamilyHost):
 
     def unload(self) -> None:
         self.remora.generation_ended()
-        self.wake_builtin()  # before our patches go: they lie on top of its own
+        self.wake_builtin()  # before Remora's patches, which are on top of its own, are removed
         super().unload()
 
     def quiet_builtin(self) -> None:
@@ -84,7 +84,7 @@ class A1111Host(A1111FamilyHost):
         self._builtin.wake()
 
     def _loading(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The host writes other weights into the model it has; nobody may think afterwards that they are the old."""
+        """Handle that the host writes other weights into its model: cached state of the old ones is invalid."""
         self.remora.model_changed()
         return original(*args, **kwargs)
 
@@ -112,7 +112,7 @@ A1111 = A1111Host()
 
 
 def _denoiser(model: Any) -> dict[str, nn.Module]:
-    """The part that is called at each step, by its name in diffusers."""
+    """Return the part that is called at each step, by its name in diffusers."""
     part = getattr(getattr(model, "model", None), "diffusion_model", None)
     if part is None:
         return {}
@@ -120,7 +120,7 @@ def _denoiser(model: Any) -> dict[str, nn.Module]:
 
 
 def _text_encoders(model: Any) -> dict[str, nn.Module]:
-    """The text encoders by their names in diffusers; the host has wrapped them, but not while it loads weights."""
+    """Return the text encoders by their names in diffusers; the host wraps them, but not while it loads weights."""
     several = getattr(model, "text_encoders", None)  # Stable Diffusion 3
     if several is not None:
         names = {"text_encoder": "clip_l", "text_encoder_2": "clip_g", "text_encoder_3": "t5xxl"}

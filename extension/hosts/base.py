@@ -1,4 +1,4 @@
-"""What a web UI must offer so that Remora can live in it."""
+"""The interface that a web UI must implement for Remora."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 WARNINGS = "Remora warnings"
 """Name in a parameters text."""
 Embeddings: TypeAlias = "Mapping[str, Mapping[str, Tensor]]"
-"""{name to prompt with: {part: vectors (tokens, width)}}; parts as in `lib_lora.Network.embeddings`."""
+"""{name in a prompt: {part: vectors (tokens, width)}}; parts as in `lib_lora.Network.embeddings`."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One setting, shown by the host in its settings page; what it takes is told by the type of its default."""
+    """One setting on the host's settings page; the type of its default is its type."""
 
     key: str
     default: str | int | float | bool
-    """A text is one of `choices`; of the numbers, an `int` is a whole one."""
+    """A str is one of `choices`; an int allows whole numbers only."""
     label: str
     info: str = ""
     choices: tuple[str, ...] = ()
@@ -40,189 +40,189 @@ class Option:
 
 @dataclass(frozen=True)
 class Batch:
-    """The LoRA tags of the images that are made together, as their prompts have them."""
+    """The LoRA tags in the prompts of images that are made together."""
 
     images: tuple[tuple[str, ...], ...]
-    """For each image what stands between `<lora:` and `>` in its prompt, in order."""
+    """For each image, the texts between `<lora:` and `>` in its prompt, in order."""
     calls: int | None = None
-    """How often the model will be called, over all batches; None where nobody knows."""
+    """Number of model calls over all batches; None if unknown."""
     default: float = 1.0
-    """The multiplier of a tag without one."""
+    """The multiplier of a tag without a number."""
     without: frozenset[str] = frozenset()
-    """Components that LoRA leave alone this time."""
+    """Components that LoRA do not change this time."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """Settings of Remora that are others this time, by their keys."""
+    """Remora's settings that have another value this time, by key."""
     seeds: tuple[int, ...] = ()
     """Of the images, as far as known."""
     at: Pass = "base"
-    """What the host does now."""
+    """The host's present pass."""
 
 
 @dataclass(frozen=True)
 class Used:
-    """One LoRA in force. Its hashes may take reading the whole file, once; they raise OSError if that fails."""
+    """One active LoRA. A hash may read the whole file once, and raises OSError if that fails."""
 
     name: str
-    """As the prompt has it."""
+    """As in the prompt."""
     path: Path
     shorthash: Callable[[], str]
-    """12 hex digits of the SHA-256 of everything after the header, as "Lora hashes" has it, or what its trainer wrote
-    down as such."""
+    """12 hex digits of the SHA-256 of everything after the header, as in "Lora hashes", or the hash that its trainer
+    stored."""
     sha256: Callable[[], str]
     """Of the whole file."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a batch's tags."""
+    """The outcome of a batch's tags."""
 
     images: tuple[tuple[Used, ...], ...] = ((),)
-    """For each image what is in force; one for all where they are alike."""
+    """The active LoRA of each image; one item for all if they are equal."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """What a parameters text must say of the settings."""
+    """Settings for the parameters text."""
     hashes_wanted: bool = False
-    """In the parameters text."""
+    """Write hashes into the parameters text."""
     problems: tuple[str, ...] = ()
-    """One sentence for each LoRA or embedding that was left out, or is for other models; for the user."""
+    """For the user, one sentence per LoRA or embedding that was left out or is for other models."""
     warnings: Callable[[], Sequence[str]] = tuple
-    """Tells what makes the effect of what is in force doubtful, a sentence each: some is known only when the model was
+    """Returns why the effect of the active LoRA is doubtful, one sentence each; complete only after the model was
     called."""
 
     @property
     def parameters(self) -> dict[str, str]:
-        """What a parameters text says of that."""
+        """Return the warnings for the parameters text."""
         found = self.warnings()
         return {WARNINGS: "; ".join(found)} if found else {}
 
     def image(self, index: int) -> tuple[Used, ...]:
-        """What is in force for one image of the batch."""
+        """Return the active LoRA of one image of the batch."""
         return self.images[index] if len(self.images) > 1 else self.images[0]
 
 
 class Remora(Protocol):
-    """What a host may ask of Remora; all of it from the thread that makes pictures, but `app_started`."""
+    """What a host may call on Remora; all except `app_started` from the thread that makes pictures."""
 
     @property
     def enabled(self) -> bool:
-        """Whether Remora serves LoRA tags; if not, the host does so itself."""
+        """Return whether Remora applies LoRA tags; if not, the host applies them itself."""
 
     def batch(self, batch: Batch) -> Outcome:
-        """Put a batch's LoRAs in force in place of all others; images without tags have none.
+        """Activate the LoRA of a batch in place of all others; an image without tags has none.
 
         Raises:
-            LoraError: a tag, name or file failed, and the user wants no picture then; nothing is in force.
+            LoraError: a tag, name or file failed and the settings stop the generation; no LoRA is active.
         """
 
     def text_key(self) -> Hashable:
-        """What a text encoder's output depends on of what is in force; equal keys, equal outputs."""
+        """Return a key of everything that changes the text encoders' output; equal keys mean equal outputs."""
 
     def text_keys(self) -> Sequence[Hashable]:
-        """The same for each image by itself."""
+        """Return the same key for each image of the batch."""
 
     def image(self, index: int) -> None:
-        """From now on the text encoders work for this image of the batch."""
+        """Make the text encoders use the LoRA of this image of the batch."""
 
     def rows(self, rows: Rows | None) -> None:
-        """Say which image each row of a call of the UNet or transformer belongs to; None for whole batches in a row."""
+        """Set which image each row of a denoiser call belongs to; None means whole batches one after the other."""
 
     def clock(self, clock: Clock | None) -> None:
-        """Say what tells when a call of the UNet or transformer is, as `lib_lora.Engine.set_clock`."""
+        """Set the clock that tells the step of each denoiser call, as `lib_lora.Engine.set_clock`."""
 
     def pasted(self, parameters: Mapping[str, str]) -> tuple[str, Mapping[str, object]]:
-        """Return the prompt of a parameters text that was read, with the names its LoRA have here, and its settings."""
+        """Return the prompt of a pasted parameters text, with LoRA names as they are here, and its settings."""
 
     def follow_model(self, at: Pass | None = None) -> bool:
-        """Be in force on the model the host has now, also where it said nothing of a change.
+        """Move to the host's present model, even if the host did not report a change.
 
         Args:
-            at: what the host does now; None where it is the same as before.
+            at: the host's present pass; None if it is unchanged.
 
         Returns:
-            Whether it was another one.
+            Whether the model is another one.
         """
 
     def model_changed(self) -> None:
-        """The host has loaded a model: what was in force is in force on it, as soon as a batch runs."""
+        """Handle that the host loaded a model: the next batch activates its LoRA on it."""
 
     def generation_ended(self) -> None:
-        """Take all LoRAs off."""
+        """Deactivate all LoRA."""
 
     def app_started(self, app: Any) -> None:
-        """The host's FastAPI application takes routes now."""
+        """Add Remora's routes to the host's FastAPI application."""
 
     def axes(self) -> Sequence[Axis]:
         """Return what X/Y/Z plots can vary."""
 
     def tab(self) -> Any:
-        """Return the tab as gradio Blocks, for hosts whose pages are made with gradio."""
+        """Return the tab as gradio Blocks, for hosts with gradio pages."""
 
     def unloaded(self) -> None:
-        """The host takes its scripts down."""
+        """Handle that the host unloads its scripts."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Something that an X/Y/Z plot can vary."""
+    """One parameter that an X/Y/Z plot can vary."""
 
     label: str
     kind: type[str] | type[float]
-    """Of its values; of numbers, hosts take ranges as well."""
+    """Type of its values; hosts accept ranges of numbers."""
     apply: Callable[[str, str | float], str]
-    """From a prompt and a value to the prompt of that picture."""
+    """Returns the prompt with this value."""
     choices: Callable[[], list[str]] | None = None
-    """The values there are, where those are known."""
+    """Returns all values, if they are known."""
     check: Callable[[str], object] = str
-    """Raises the reason why a value is none."""
+    """Raises if a value is invalid, with the reason."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """What a host demands of those who use its HTTP routes: any one of these; nothing where there are none."""
+    """Credentials that the host demands on its HTTP routes: one of these suffices; open if both are None."""
 
     password: Callable[[str, str], bool] | None = None
-    """Tells whether these are the name and password of a user of the host's API."""
+    """Tells whether a user of the host's API has this name and password."""
     login: Callable[[Any], Any] | None = None
-    """Tells who is logged in on the host's page, from a request; None is nobody. The answer may be awaitable."""
+    """Returns who is logged in on the host's page for a request, or None; may be awaitable."""
 
 
 class Painter(Protocol):
-    """Makes pictures for Remora the host's own way, in turn with those the user asks for."""
+    """Makes pictures for Remora in the host's own way, queued with the user's."""
 
     def check(self, request: Txt2Img) -> None:
-        """Check what can be told of a request before its turn.
+        """Check a request before its turn.
 
         Raises:
-            RequestError: the host cannot make this one.
+            RequestError: the host cannot make this picture.
         """
 
     def paint(self, request: Txt2Img, cancelled: Callable[[], bool]) -> Image | None:
-        """Make one picture, and wait for it; None where it was cancelled or interrupted.
+        """Make one picture and wait for it; return None if it was cancelled or interrupted.
 
         Raises:
-            RequestError: the host cannot make this one; also whatever its model raises.
+            RequestError: the host cannot make this picture. Errors of the model pass through.
         """
 
     def interrupt(self) -> None:
-        """Stop the present one at its next step; never one of the user's."""
+        """Stop Remora's present picture at its next step; never one of the user's."""
 
     @property
     def fraction(self) -> float:
-        """How far the present one is, from 0 to 1."""
+        """Return the progress of the present picture, from 0 to 1."""
 
     @property
     def samplers(self) -> Sequence[str]:
-        """Names of the samplers a request may have."""
+        """Return the names of the samplers a request may use."""
 
 
 class Host(ABC):
     """One web UI. A subclass imports the host's modules inside its methods: every host file is imported everywhere."""
 
     name: ClassVar[str]
-    before: ClassVar[tuple[str, ...]] = ()  # hosts that must be asked later, such as what this one is a fork of
+    before: ClassVar[tuple[str, ...]] = ()  # hosts to check after this one, such as the one it is a fork of
 
     @abstractmethod
     def is_current(self) -> bool:
-        """Tell whether this process is that web UI, by what it can do, never by a version."""
+        """Tell whether this process is that web UI, by its features, never by a version."""
 
     @abstractmethod
     def components(self) -> Mapping[str, nn.Module]:
@@ -231,12 +231,12 @@ class Host(ABC):
     def checkpoints(self) -> Mapping[str, Sequence[Path]]:
         """Return the safetensors files each component was loaded from, as far as known.
 
-        A weight that LoRA were merged into is then put back from there, instead of from a copy in memory.
+        A merged weight is then restored from its file instead of from a copy in memory.
         """
         return {}
 
     def use_embeddings(self, embeddings: Embeddings) -> Sequence[str]:
-        """Let prompts use these textual inversions, which came with LoRA files, in place of those given before.
+        """Let prompts use these textual inversions from LoRA files, in place of the previous ones.
 
         Returns:
             One sentence for each that cannot be used.
@@ -245,44 +245,44 @@ class Host(ABC):
 
     @abstractmethod
     def layer_classes(self) -> Sequence[type[nn.Module]]:
-        """Return layer classes of the host's own that define their forward."""
+        """Return the host's own layer classes that define their forward."""
 
     @abstractmethod
     def adapter_dirs(self) -> Sequence[Path]:
-        """Return the folders LoRA files are looked for in, the first wins."""
+        """Return the folders of LoRA files; of equal names, the file in the first folder wins."""
 
     def painter(self) -> Painter | None:
-        """Return what makes pictures for Remora; None where the host makes none but its user's."""
+        """Return what makes pictures for Remora, or None if the host makes its user's pictures only."""
         return None
 
     def block_preset_files(self) -> Sequence[Path]:
-        """Return the files in which an extension of block weights keeps its presets: of lists, and of rules."""
+        """Return the preset files of a block-weight extension: of lists, and of rules."""
         return ()
 
     def data_dir(self) -> Path | None:
-        """Return the folder for what Remora keeps, which need not be there; None where nothing outlives the process."""
+        """Return the folder for data that Remora keeps, which need not exist; None keeps nothing."""
         return None
 
     def access(self, app: Any) -> Access:
-        """Return what the routes that are added to the host's FastAPI application must demand."""
+        """Return the credentials that routes added to the host's FastAPI application must demand."""
         return Access()
 
     @abstractmethod
     def add_options(self, options: Sequence[Option]) -> None:
-        """Show these settings; called again on a UI reload."""
+        """Show these settings; called again when the UI reloads."""
 
     @abstractmethod
     def option(self, key: str) -> object:
-        """Return the present value of a setting added before.
+        """Return the present value of a setting that was added.
 
         Raises:
-            KeyError: no such setting.
+            KeyError: there is no such setting.
         """
 
     def conflicts(self) -> Sequence[str]:
-        """Return one sentence for each other extension of this web UI that cannot do its part beside Remora."""
+        """Return one sentence for each other extension that does not work beside Remora."""
         return ()
 
     @abstractmethod
     def connect(self, remora: Remora) -> None:
-        """Tell this one from now on what happens, in place of the one given before."""
+        """Report events to this object from now on, in place of the previous one."""

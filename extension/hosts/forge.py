@@ -1,4 +1,4 @@
-"""Forge: `backend.patcher`, whose layers are of its own classes, and models that are built anew for every checkpoint.
+"""Forge: `backend.patcher`, its own layer classes, and models that are built again for every checkpoint.
 
 Source: lllyasviel/stable-diffusion-webui-forge backend/, modules/sd_models.py and extensions-builtin/sd_forge_lora.
 """
@@ -13,7 +13,7 @@ from ._forge import ForgeFamilyHost, attributes, defines
 
 
 class ForgeHost(ForgeFamilyHost):
-    """Forge, and what keeps its backend."""
+    """Forge, and forks that keep its backend."""
 
     name: ClassVar[str] = "forge"
     conditions = "backend.sampling.sampling_function", "compile_weighted_conditions"
@@ -35,7 +35,7 @@ class ForgeHost(ForgeFamilyHost):
         return tuple(parameters.get("additional_modules") or ())
 
     def unmerge(self, model: Any) -> None:
-        """Each model has one loader of LoRA, which restores what it holds when a patcher without any comes to it."""
+        """Refresh each model's LoRA loader, which restores its weights when a patcher without LoRA comes."""
         objects = model.forge_objects_original
         for patcher in (objects.unet, getattr(objects.clip, "patcher", None)):
             if patcher is not None:

@@ -26,14 +26,14 @@ class ForgeClassicHost(ForgeFamilyHost):
 
     @staticmethod
     def has_ldm_patched() -> bool:
-        """Whether the host's models come from the first Forge's loader."""
+        """Tell whether the host's models come from the first Forge's loader."""
         return defines("modules_forge.forge_loader", "load_model_for_a1111") and defines(_OPS, "disable_weight_init")
 
     def layer_classes_of(self) -> Iterator[object]:
         yield from attributes(_OPS, "disable_weight_init", "manual_cast", "fp8_ops", "cublas_ops")
 
     def unmerge(self, model: Any) -> None:
-        """A patcher restores what it has merged when its model leaves the device."""
+        """Unload the model: a patcher restores its merged weights when the model leaves the device."""
         objects = model.forge_objects_original
         parts = [objects.unet.model, *([] if objects.clip is None else [objects.clip.cond_stage_model])]
         unload_from_device(importlib.import_module("ldm_patched.modules.model_management"), parts)

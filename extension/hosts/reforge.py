@@ -1,7 +1,7 @@
 """reForge: the first Forge on ComfyUI's later model management, which merges low-VRAM layers at each of their calls.
 
-Several checkpoints may be loaded, each with its own state of the built-in's LoRA, and switching to one that is loaded
-calls nobody back.
+Several checkpoints may be loaded, each with its own state of the built-in's LoRA. Switching between loaded ones calls
+no callback.
 
 Source: Panchovix/stable-diffusion-webui-reForge ldm_patched/, modules_forge/ and extensions-builtin/Lora.
 """

@@ -1,4 +1,4 @@
-"""SD.Next as a host: a diffusers pipeline with parts that come and go, one stack for all passes of a picture."""
+"""SD.Next as a host: a diffusers pipeline whose parts are replaced, and one stack for all passes of a picture."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _ADAPTABLE = (
 )
 _LOGGERS = (__name__.partition(".")[0], "lib_lora")
 # attributes of a processing object
-_BATCH = "remora_batch"  # what the first pass of its present batch had
-_PLACE = "remora_place"  # which batch, and which image of it, the detailer works on
+_BATCH = "remora_batch"  # the arguments of the first pass of its present batch
+_PLACE = "remora_place"  # the batch, and the image in it, that the detailer changes
 _DIGITS = 8  # of a hash in a parameters text
 
 
 class SDNextHost(WebUIHost):
-    """SD.Next. Nothing is asked of Script classes, which its control tab drops."""
+    """SD.Next. Uses no Script classes, which its control tab drops."""
 
     name: ClassVar[str] = "sdnext"
 
@@ -57,9 +57,9 @@ class SDNextHost(WebUIHost):
         self._prompts = Prompts(self._serves)
         self._infotexts = Infotexts()
         self._log: _HostLog | None = None
-        self._serving = False  # whether what is in force is ours
-        self._at: Pass = "base"  # for which pass it is
-        self._count = 1  # pictures that are made at once
+        self._serving = False  # whether Remora activated the present LoRA
+        self._at: Pass = "base"  # the present pass
+        self._count = 1  # batch size
 
     def is_current(self) -> bool:
         data = module("modules.modeldata")
@@ -137,11 +137,11 @@ class SDNextHost(WebUIHost):
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         outcome = self._apply(p, images, include, exclude)
         self.tell(p, outcome, images)
-        if not p.is_hr_pass:  # the detailer's prompt is that of the first pass, and so are its LoRA
+        if not p.is_hr_pass:  # the detailer uses the prompt and the LoRA of the first pass
             setattr(p, _BATCH, (images, include, exclude))
 
     def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
-        """The detailer works on one image of the batch, with the LoRA of that image or those its own prompt names."""
+        """Handle a detailer pass: it changes one image, with that image's LoRA or those of its own prompt."""
         if not hasattr(p, "recursion") or self._networks is None or self._handed_back(p):
             return
         images: Images
@@ -149,7 +149,7 @@ class SDNextHost(WebUIHost):
         if hasattr(p, _BATCH):
             images, include, exclude = getattr(p, _BATCH)
             own = own if p.detailer_prompt else ()
-        else:  # of a picture that was not made just now
+        else:  # a picture made earlier
             images = ((),)
         batch, image = getattr(p, _PLACE, (p.iteration, p.batch_index))
         image = image if image < len(images) else 0
@@ -159,14 +159,14 @@ class SDNextHost(WebUIHost):
             self._infotexts.note(p, replace(outcome, images=alone), batch, further_pass=True)
 
     def _next_pass(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The prompts of a pass are encoded now; a second one with those of the first was not announced."""
+        """Handle the encoding of a pass's prompts; a second pass with the prompts of the first has no callback."""
         p = kwargs.get("p", args[0] if args else None)
         if self._serving and getattr(p, "is_hr_pass", False) and self._at != "hires" and hasattr(p, _BATCH):
             self.run_batch(p, *getattr(p, _BATCH))
         return original(*args, **kwargs)
 
     def _detail(self, original: Callable[..., Any], detailer: Any, image: Any, p: Any = None) -> Any:
-        if p is not None:  # makes it another class and numbers anew, but what it does not know stays on the object
+        if p is not None:  # the detailer changes its class and numbers, and keeps unknown attributes
             setattr(p, _PLACE, (p.iteration, p.batch_index))
         return original(detailer, image, p)
 
@@ -191,12 +191,12 @@ class SDNextHost(WebUIHost):
         self._infotexts.note(p, outcome, p.iteration, further_pass=bool(p.is_hr_pass))
 
     def ended(self, p: Any, *args: Any, force: bool = False, **kwargs: Any) -> None:
-        """The host is done with a generation but for its detailer, which shall have the same LoRA."""
+        """Handle the end of a generation; its detailer, which comes later, gets the same LoRA."""
         if force:
             super().ended(p)
 
     def _pipe(self) -> Any:
-        """The pipeline with the model's parts, None without a model; asking the host for it would load one."""
+        """Return the pipeline with the model's parts, or None; the host's own accessor would load one."""
         data = module("modules.modeldata")
         pipe = None if data is None else data.model_data.sd_model
         return getattr(pipe, "pipe", pipe)
@@ -205,14 +205,14 @@ class SDNextHost(WebUIHost):
         return self._remora if self._serving else None
 
     def _name_settings(self) -> None:
-        """Let a pasted text carry our settings: the host looks up what belongs to each of its names."""
+        """Register Remora's settings for pasted texts: the host looks up the setting of each name."""
         known = importlib.import_module("modules.infotext").mapping
         known.extend((key, key) for key in self._options if (key, key) not in known)
 
     def _pasted(self, infotext: str, parameters: dict[str, Any]) -> None:
-        """The host has read a parameters text, and goes on with what this leaves of it."""
+        """Handle a parameters text; the host continues with the changed parameters."""
         texts = {name: str(value) for name, value in parameters.items() if value is not None}
-        if isinstance(parameters.get(HASHES), int):  # one of digits only has become a number
+        if isinstance(parameters.get(HASHES), int):  # the host reads digits as a number
             texts[HASHES] = texts[HASHES].zfill(_DIGITS)
         prompt, settings = self.remora.pasted(texts)
         if prompt:
@@ -221,7 +221,7 @@ class SDNextHost(WebUIHost):
 
 
 class _HostLog(logging.Handler):
-    """What Remora and its library say, in the host's log, which its page shows."""
+    """Sends the log of Remora and its library to the host's log, which its page shows."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__()
@@ -229,7 +229,7 @@ class _HostLog(logging.Handler):
         self._levels: dict[str, int] = {}
 
     def take(self) -> None:
-        """Begin."""
+        """Install the handler."""
         for name in _LOGGERS:
             logger = logging.getLogger(name)
             self._levels[name] = logger.level
@@ -238,7 +238,7 @@ class _HostLog(logging.Handler):
                 logger.setLevel(logging.INFO)
 
     def give_back(self) -> None:
-        """End."""
+        """Remove the handler."""
         for name, level in self._levels.items():
             logging.getLogger(name).removeHandler(self)
             logging.getLogger(name).setLevel(level)
@@ -249,7 +249,7 @@ class _HostLog(logging.Handler):
 
 
 def _module(part: object) -> nn.Module | None:
-    """What a component is, below what compiling it has put around."""
+    """Return a component without the wrapper of a compiler."""
     from torch import nn
 
     while isinstance(inner := getattr(part, "_orig_mod", None), nn.Module):

@@ -1,4 +1,4 @@
-"""The embedded web UI as a host: current as soon as it has opened itself in this process."""
+"""The embedded web UI as a host; current once it has opened itself in this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ADAPTABLE = ("unet", "transformer", "text_encoder", "text_encoder_2", "text_enc
 
 
 class StandaloneHost(Host):
-    """Holds what the embedded web UI set up, and answers for it."""
+    """The state that the embedded web UI set up, as a host."""
 
     name: ClassVar[str] = "standalone"
 
@@ -34,14 +34,14 @@ class StandaloneHost(Host):
         self._painter: Painter | None = None
 
     def open(self, dirs: Sequence[Path], settings: Mapping[str, object], data_dir: Path | None = None) -> None:
-        """Become the current host, with these adapter folders and settings that differ from their defaults."""
+        """Become the current host, with these LoRA folders and settings other than the defaults."""
         self._open = True
         self._data_dir = data_dir
         self._dirs = tuple(dirs)
         self._values = dict(settings)
 
     def close(self) -> None:
-        """Stop being the current host and forget the model; connected events are told first."""
+        """Stop being the current host and forget the model; reports the unload first."""
         if self._remora is not None:
             self._remora.unloaded()
         self._reset()
@@ -52,12 +52,12 @@ class StandaloneHost(Host):
         checkpoints: Mapping[str, Sequence[Path]] | None = None,
         use_embeddings: Callable[[Embeddings], Sequence[str]] | None = None,
     ) -> None:
-        """Serve the parts of a newly loaded pipeline that LoRA can change, and say so.
+        """Use the parts of a newly loaded pipeline that LoRA can change, and report that.
 
         Args:
             parts: the pipeline's.
             checkpoints: as `Host.checkpoints`.
-            use_embeddings: what takes textual inversions for the pipeline, as `Host.use_embeddings`.
+            use_embeddings: as `Host.use_embeddings`, for the pipeline.
         """
         if self._use_embeddings is not None:
             self._use_embeddings({})  # the former pipeline's
@@ -67,7 +67,7 @@ class StandaloneHost(Host):
             self._remora.model_changed()
 
     def app_started(self, app: object) -> None:
-        """Tell that the FastAPI application takes routes now."""
+        """Report that the FastAPI application accepts routes now."""
         if self._remora is not None:
             self._remora.app_started(app)
 
@@ -94,7 +94,7 @@ class StandaloneHost(Host):
         return self._painter
 
     def paint_with(self, painter: Painter) -> None:
-        """Have pictures for Remora made by this one."""
+        """Set the painter."""
         self._painter = painter
 
     def data_dir(self) -> Path | None:
@@ -108,10 +108,10 @@ class StandaloneHost(Host):
         return self._values[key]
 
     def set_option(self, key: str, value: object) -> None:
-        """Change a setting added before.
+        """Change a setting.
 
         Raises:
-            KeyError: no such setting.
+            KeyError: there is no such setting.
         """
         if key not in self._values:
             raise KeyError(key)

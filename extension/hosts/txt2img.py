@@ -1,4 +1,4 @@
-"""What a picture job is asked for and answers with; pure values, shared by the page, the API and the jobs."""
+"""Picture jobs and their results; plain values, shared by the page, the API and the jobs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_SEED = 2**63 - 1 - MAX_BATCH * MAX_COUNT  # torch seeds are signed 64 bit, a
 
 
 class RequestError(ValueError):
-    """A job that cannot be done as asked; the text is one sentence for the user."""
+    """A job cannot be done; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Txt2Img:
     width: int = 512
     height: int = 512
     seed: int = -1
-    """The first picture's; picture i uses seed + i; -1 draws one."""
+    """Of the first picture; picture i uses seed + i; -1 draws one."""
     batch_size: int = 1
     n_iter: int = 1
     clip_skip: int = 1
     """1 uses the text encoder's last layer, 2 the one before, as in A1111."""
     settings: Mapping[str, object] = field(default_factory=dict)
-    """Settings of Remora that are others for this job, by their keys."""
+    """Remora's settings that have another value for this job, by key."""
 
     @property
     def count(self) -> int:
@@ -51,14 +51,14 @@ class Txt2Img:
 
     @property
     def calls(self) -> int:
-        """How often the model is called, but for samplers that do so more than once per step."""
+        """Return the number of model calls, except for samplers with more than one per step."""
         return self.steps * self.n_iter
 
     def check(self) -> None:
         """Check every bound.
 
         Raises:
-            RequestError: the first one broken.
+            RequestError: a value is out of bounds.
         """
         for name, side in (("width", self.width), ("height", self.height)):
             if side % SIDE_STEP or not 64 <= side <= MAX_SIDE:
@@ -85,28 +85,28 @@ class Picture:
     infotext: str
     """The parameters text that is also in the PNG."""
     path: Path | None = None
-    """Where it was saved."""
+    """The file it was saved to."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a job ended with."""
+    """The result of a job."""
 
     pictures: tuple[Picture, ...]
     seed: int
-    """The first picture's, drawn if -1 was asked for."""
+    """Of the first picture; drawn if the request has -1."""
     cancelled: bool = False
     lora_reports: tuple[str, ...] = ()
-    """One line per LoRA: layers hit, kinds, keys unused; and one on merging where that was asked for."""
+    """One line per LoRA: hit layers, kinds, unused keys; and one on merging if it was requested."""
     notes: tuple[str, ...] = ()
-    """What the user should know: LoRAs skipped, embeddings without effect, a prompt cut short."""
+    """For the user: skipped LoRA, embeddings without effect, a truncated prompt."""
     warnings: tuple[str, ...] = ()
-    """One sentence for each LoRA that was made for another family of models."""
+    """One sentence for each LoRA made for another model family."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a job is."""
+    """The progress of a job."""
 
     step: int = 0
     steps: int = 0

@@ -1,4 +1,4 @@
-"""What the user keeps: presets, the stack that is always on, presets of block weights, regions.
+"""Data that the user keeps: presets, the always-on stack, block-weight presets, regions.
 
-Each is one file of the data folder, written through `store`, which locks it and reads it again when others changed it.
+Each is one file of the data folder, written through `store`: locked, and read again after others changed it.
 """

@@ -1,4 +1,4 @@
-"""The stack that is set in the tab: LoRA that every picture gets besides those of its prompt, kept in a file."""
+"""The always-on stack: LoRA that every picture gets beside the ones in its prompt, kept in a file."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _UNWRITABLE = frozenset("<>:")  # in a tag, and the parameters text tells of the
 
 
 class StackRefusedError(ValueError):
-    """What was given is no stack; the text is one sentence that says where and why."""
+    """Data is no stack; the message is one sentence that says where and why."""
 
 
 @dataclass(frozen=True)
@@ -39,42 +39,42 @@ class AlwaysOnEntry:
     unet: float = 1.0
     text_encoder: float = 1.0
     more: str = ""
-    """Further fields of a tag, as `lbw=OUTALL:stop=10`; what they say of a strength counts."""
+    """Further fields of a tag, such as `lbw=OUTALL:stop=10`; their strengths override."""
 
     @property
     def written(self) -> str:
-        """What stands between `<lora:` and `>` for the same in a prompt."""
+        """Return the text between `<lora:` and `>` of an equal tag."""
         own = f"{self.name}:{number(self.text_encoder)}:{number(self.unet)}"
         return f"{own}:{self.more}" if self.more else own
 
     @property
     def is_off(self) -> bool:
-        """Whether it does nothing."""
+        """Return whether it has no effect."""
         return not self.on or (not self.more and self.unet == self.text_encoder == 0)
 
 
 @dataclass(frozen=True)
 class AlwaysOn:
-    """The stack."""
+    """The always-on stack."""
 
     enabled: bool = False
-    """Every picture gets it; otherwise it only waits in the tab to be copied into a prompt."""
+    """Whether pictures get it; otherwise it stays in the tab only."""
     entries: tuple[AlwaysOnEntry, ...] = ()
 
     def wanted(self) -> tuple[AlwaysOnEntry, ...]:
-        """What every picture gets, in order."""
+        """Return the entries that every picture gets, in order."""
         return tuple(entry for entry in self.entries if self.enabled and not entry.is_off)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `read` takes."""
+        """Return plain data that `read` reads."""
         return {"version": VERSION, "always_on": self.enabled, "entries": [vars(entry) for entry in self.entries]}
 
 
 def read(data: object) -> AlwaysOn:
-    """Read a stack from plain data; a field of an entry that is missing has its default.
+    """Read a stack from plain data; a missing field of an entry has its default.
 
     Raises:
-        StackRefusedError: it is none.
+        StackRefusedError: the data is no stack.
     """
     if not isinstance(data, Mapping):
         raise StackRefusedError("a stack is an object with the fields always_on and entries")
@@ -92,16 +92,16 @@ def read(data: object) -> AlwaysOn:
 
 
 def parameters(tags: Sequence[Tag], positions: Iterable[int]) -> dict[str, str]:
-    """Return what the parameters text says of the tags at these positions, which were in force."""
+    """Return the parameters text of the active tags, which are at these positions."""
     text = " ".join(format_tag(tags[position]) for position in positions)
     return {PARAMETER: text} if text else {}
 
 
 class AlwaysOnFile:
-    """Keeps the stack in `stack.json` of a folder, so that it is there after a restart.
+    """Keeps the stack in `stack.json` of a folder, across restarts.
 
     Args:
-        folder: where; asked when it is needed. None keeps the stack only as long as the program runs.
+        folder: returns the folder; called on every access. None keeps the stack in memory only.
     """
 
     def __init__(self, folder: Callable[[], Path | None]) -> None:
@@ -115,24 +115,24 @@ class AlwaysOnFile:
 
     @property
     def stack(self) -> AlwaysOn:
-        """As it is now."""
+        """Return the present stack."""
         return self._store.value
 
     @property
     def problem(self) -> str:
-        """One sentence where the file cannot be read."""
+        """Return one sentence if the file cannot be read."""
         return self._store.problem
 
     def lock(self) -> AbstractContextManager[object]:
-        """Keep others from changing it in a `with` statement; see `Store.lock`."""
+        """Exclude other changes in a `with` statement; see `Store.lock`."""
         return self._store.lock()
 
     def put(self, stack: AlwaysOn) -> None:
-        """Have another one from now on, and keep it.
+        """Replace the stack.
 
         Raises:
-            StackRefusedError: it could not be read back; the former one stays.
-            OSError: it cannot be written; the former one stays.
+            StackRefusedError: the stack could not be read back; the previous one stays.
+            OSError: the file cannot be written; the previous stack stays.
         """
         self._store.change(lambda _: stack)
 

@@ -1,4 +1,4 @@
-"""Presets of block weights: those that come along, those of an extension beside us, and the user's own."""
+"""Block-weight presets: Remora's, the ones of the block-weight extension, and the user's own."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _WHAT = "presets of block weights"
 
 
 class BlockPresetsFile:
-    """Keeps the user's own in `block_presets.txt` of a folder, in the block-weight extension's format.
+    """Keeps the user's own presets in `block_presets.txt` of a folder, in the block-weight extension's format.
 
     Args:
-        folder: where; asked when it is needed. None keeps them only as long as the program runs.
-        others: files of presets, as that extension has them; looked at again when they change.
+        folder: returns the folder; called on every access. None keeps the presets in memory only.
+        others: returns that extension's preset files; they are read again when they change.
     """
 
     def __init__(self, folder: Callable[[], Path | None], others: Callable[[], Sequence[Path]]) -> None:
@@ -46,31 +46,31 @@ class BlockPresetsFile:
 
     @property
     def all(self) -> BlockPresets:
-        """What a tag may name now; of the same name, the user's own, then those of the extension."""
+        """Return all presets that a tag may name; the user's own override the extension's."""
         found = [BUILT_IN, *(self._file(path).value for path in self._others()), BlockPresets(self._own())]
         lists = {name: values for one in found for name, values in one.lists.items()}
         return BlockPresets(lists, {name: rules for one in found for name, rules in one.elements.items()})
 
     @property
     def own(self) -> frozenset[str]:
-        """Names of the user's own."""
+        """Return the names of the user's own presets."""
         return frozenset(self._own())
 
     @property
     def problem(self) -> str:
-        """One sentence where the user's own, or files of that extension, cannot be read."""
+        """Return one sentence if the user's own presets, or the extension's files, cannot be read."""
         return one_problem([self._store.problem, *(self._file(path).problem for path in self._others())])
 
     def lock(self) -> AbstractContextManager[object]:
-        """Keep others from changing the user's own in a `with` statement; see `Store.lock`."""
+        """Exclude other changes of the user's own presets in a `with` statement; see `Store.lock`."""
         return self._store.lock()
 
     def put(self, name: str, values: str) -> None:
-        """Keep a list under a name, in place of the user's own of that name.
+        """Save a list under a name, replacing the user's own preset of that name.
 
         Raises:
-            BlockWeightsError: the name or the list is none, or there are too many.
-            OSError: it cannot be written; all is as before.
+            BlockWeightsError: the name or the list is invalid, or there are too many.
+            OSError: the file cannot be written; nothing has changed.
         """
         name, read = checked_name(name), read_list(values)
         if len(read) < 2:
@@ -84,11 +84,11 @@ class BlockPresetsFile:
         self._store.change(change)
 
     def delete(self, name: str) -> None:
-        """Delete one of the user's own.
+        """Delete one of the user's own presets.
 
         Raises:
             BlockWeightsError: there is none of that name.
-            OSError: it cannot be written; all is as before.
+            OSError: the file cannot be written; nothing has changed.
         """
 
         def change(text: str) -> str:
@@ -102,7 +102,7 @@ class BlockPresetsFile:
         return read_presets(self._store.value)
 
     def _file(self, path: Path) -> FileValue[BlockPresets]:
-        """What a file of the extension has; nothing where it cannot be read, which is said once."""
+        """Read a file of the extension; if it cannot be read, return nothing and log that once."""
         if path not in self._read:
             self._read[path] = FileValue(lambda: path, _WHAT, BlockPresets(), partial(_presets_of, path), _LONGEST)
         return self._read[path]
@@ -113,7 +113,7 @@ def _text(content: bytes) -> str:
 
 
 def _content(text: str) -> bytes:
-    """Return what `_text` reads back: it takes a mark at the beginning away, so a text that has one gets another."""
+    """Encode a text for `_text`, which removes one byte-order mark: a text that starts with one gets another."""
     return text.encode("utf-8-sig" if text.startswith("\ufeff") else "utf-8", "replace")
 
 
@@ -125,7 +125,7 @@ def _presets_of(path: Path, content: bytes) -> BlockPresets:
 
 
 def _with(text: str, name: str, line: str) -> str:
-    """Return a file's text with another line for a name, at the place of the former one; all other lines stay."""
+    """Replace the line of a name, or append one; all other lines stay."""
     lines = text.splitlines(keepends=True)
     if lines and lines[-1].splitlines() == lines[-1:]:
         lines[-1] += "\n"

@@ -1,4 +1,4 @@
-"""Stacks that were kept under a name, in a file; as text they can be given to others.
+"""Presets: stacks saved under a name in a file, which can be shared as text.
 
 # Remora preset 1: sunset
 <lora:light:0.8> golden hour
@@ -35,16 +35,16 @@ _SIDE = 256  # pixels, of a thumbnail
 
 
 class PresetError(ValueError):
-    """A preset that is not taken, or not there; the text is one sentence that says why."""
+    """A preset is invalid or does not exist; the message is one sentence that says why."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """One stack."""
+    """One saved stack."""
 
     name: str
     text: str
-    """A line per LoRA: its tag, and after it the words that belong to it."""
+    """One line per LoRA: its tag, then its words."""
     thumbnail: bytes = b""
     """WebP; may be empty."""
 
@@ -55,7 +55,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class _Refused:
-    """What stands in the file among the presets and is none; it stays there."""
+    """An invalid preset of the file, which is kept there."""
 
     data: Any
     why: str
@@ -63,7 +63,7 @@ class _Refused:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What the file has."""
+    """The content of the file."""
 
     presets: Mapping[str, Preset] = field(default_factory=dict)
     """By name."""
@@ -71,10 +71,10 @@ class _Kept:
 
 
 def read_text(text: str) -> list[Preset]:
-    """Read presets from text; without a head it is one with the name `imported`.
+    """Parse presets; a text without a head is one preset named `imported`.
 
     Raises:
-        PresetError: a line that is none, a newer version, no preset at all; the text names the line.
+        PresetError: an invalid line, a newer version, or no preset; the message names the line.
     """
     if len(text) > _MAX_TEXT:
         raise PresetError(f"the text has {len(text):,} characters; presets have no more than {_MAX_TEXT:,}")
@@ -102,7 +102,7 @@ class Presets:
     """Keeps presets in `presets.json` of a folder.
 
     Args:
-        folder: where; asked when it is needed. None keeps them only as long as the program runs.
+        folder: returns the folder; called on every access. None keeps the presets in memory only.
     """
 
     def __init__(self, folder: Callable[[], Path | None]) -> None:
@@ -115,12 +115,12 @@ class Presets:
 
     @property
     def all(self) -> Sequence[Preset]:
-        """As they are kept, by name."""
+        """Return the presets, by name."""
         return sorted(self._store.value.presets.values(), key=lambda preset: preset.name.casefold())
 
     @property
     def problem(self) -> str:
-        """One sentence where the file, or some of the presets in it, cannot be read."""
+        """Return one sentence if the file, or some of its presets, cannot be read."""
         refused = self._store.value.refused
         if not refused:
             return self._store.problem
@@ -129,11 +129,11 @@ class Presets:
         return f"some of {self._path()} are no presets and stay there until you mend or delete them ({why}{more})"
 
     def lock(self) -> AbstractContextManager[object]:
-        """Keep others from changing them in a `with` statement; see `Store.lock`."""
+        """Exclude other changes in a `with` statement; see `Store.lock`."""
         return self._store.lock()
 
     def get(self, name: str) -> Preset:
-        """Return one.
+        """Return one preset.
 
         Raises:
             PresetError: there is none of that name.
@@ -141,16 +141,16 @@ class Presets:
         return _existing(self._store.value.presets, name)
 
     def put(self, name: str, text: str, former: str = "") -> Preset:
-        """Keep a stack under a name, in place of the one of that name.
+        """Save a stack under a name, replacing the preset of that name.
 
         Args:
-            name: the name.
-            text: a line per LoRA.
-            former: the name it had, which it has no more; its thumbnail stays.
+            name: its name.
+            text: one line per LoRA.
+            former: its previous name, to rename it; its thumbnail stays.
 
         Raises:
-            PresetError: the name or a line is none, or there is none of the former name.
-            OSError: it cannot be written; everything is as before.
+            PresetError: the name or a line is invalid, or there is no preset named `former`.
+            OSError: the file cannot be written; nothing has changed.
         """
         name = _checked_name(name)
         lines = [_checked_line(line, f"line {place}") for place, line in enumerate(text.strip().splitlines(), 1)]
@@ -165,11 +165,11 @@ class Presets:
         return self._changed(change)[name]
 
     def set_thumbnail(self, name: str, picture: bytes) -> Preset:
-        """Give one another thumbnail.
+        """Replace the thumbnail of a preset.
 
         Raises:
-            PresetError: there is none of that name, or the picture is none.
-            OSError: it cannot be written; everything is as before.
+            PresetError: there is none of that name, or the picture is invalid.
+            OSError: the file cannot be written; nothing has changed.
         """
         try:
             thumbnail = shrunk_picture(picture, _SIDE)
@@ -178,11 +178,11 @@ class Presets:
         return self._changed(lambda kept: {**kept, name: replace(_existing(kept, name), thumbnail=thumbnail)})[name]
 
     def remove(self, name: str) -> None:
-        """Forget one.
+        """Delete a preset.
 
         Raises:
             PresetError: there is none of that name.
-            OSError: it cannot be written; everything is as before.
+            OSError: the file cannot be written; nothing has changed.
         """
 
         def change(kept: Mapping[str, Preset]) -> dict[str, Preset]:
@@ -192,11 +192,11 @@ class Presets:
         self._changed(change)
 
     def add_text(self, text: str) -> list[Preset]:
-        """Keep the presets of a text, none in place of another: where a name is taken, a number is put to it.
+        """Save the presets of a text; a name that is taken gets a number.
 
         Raises:
-            PresetError: as `read_text`; none is kept then.
-            OSError: it cannot be written; everything is as before.
+            PresetError: as `read_text`; none is saved then.
+            OSError: the file cannot be written; nothing has changed.
         """
         read = read_text(text)
         added: list[Preset] = []

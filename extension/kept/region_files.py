@@ -1,4 +1,4 @@
-"""The user's own regions: grey pictures in a folder, white where something acts."""
+"""The user's own regions: grey pictures in a folder, white inside the region."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from ..text.regions import RegionTextError, checked_name
 
 _FOLDER = "regions"
 _SIDE = 64
-"""Cells at most along each side: finer than attention sees of a picture, and small enough for a parameters text."""
+"""Most cells along a side: finer than attention resolves, and small enough for a parameters text."""
 _MOST = 500
 _MAX_BYTES = 64 << 20  # of a picture
 
 
 class RegionFiles:
-    """Keeps them as `regions/<name>.png` of a folder; pictures put there by hand are as good.
+    """Keeps regions as `regions/<name>.png` of a folder; the user may put pictures there too.
 
     Args:
-        folder: where; asked when it is needed. None keeps them only as long as the program runs.
+        folder: returns the folder; called on every access. None keeps the regions in memory only.
     """
 
     def __init__(self, folder: Callable[[], Path | None]) -> None:
         self._folder = folder
         self._alone = threading.RLock()
         self._kept: dict[str, Region] = {}
-        """Where there is no folder."""
+        """The regions without a folder."""
         self._stores: dict[Path, Store[Region | None]] = {}
 
     @property
     def all(self) -> Mapping[str, Region]:
-        """By name."""
+        """Return the regions, by name."""
         folder = self._regions()
         if folder is None:
             return dict(self._kept)
@@ -54,30 +54,30 @@ class RegionFiles:
 
     @property
     def problem(self) -> str:
-        """One sentence where pictures in the folder cannot be read."""
+        """Return one sentence if pictures in the folder cannot be read."""
         folder = self._regions()
         return "" if folder is None else one_problem(self._store(path).problem for path in sorted(folder.glob("*.png")))
 
     def lock(self) -> AbstractContextManager[object]:
-        """Keep others from changing them in a `with` statement; see `Store.lock`."""
+        """Exclude other changes in a `with` statement; see `Store.lock`."""
         folder = self._regions()
         return self._alone if folder is None else locked(Path(os.path.realpath(folder)))
 
     def put(self, name: str, picture: bytes) -> Region:
-        """Keep a picture under a name, in place of that of the same name.
+        """Save a picture under a name, replacing the region of that name.
 
         Args:
-            name: that tags call it by.
-            picture: a file's content, of any size and format that Pillow reads.
+            name: the name that tags use.
+            picture: a file, of any size and format that Pillow reads.
 
         Raises:
-            RegionTextError: the name or the picture is none, it is black all over, or there are too many.
-            OSError: it cannot be written; all is as before.
+            RegionTextError: the name or the picture is invalid, the picture is black, or there are too many regions.
+            OSError: the file cannot be written; nothing has changed.
         """
         return self.keep(name, read_picture(picture))
 
     def keep(self, name: str, region: Region) -> Region:
-        """Keep a region under a name; see `put`."""
+        """Save a region under a name; see `put`."""
         name = checked_name(name)
         if not any(region.cells):
             raise RegionTextError("the region is empty: white is where the LoRA acts")
@@ -96,11 +96,11 @@ class RegionFiles:
         return region
 
     def delete(self, name: str) -> None:
-        """Delete one.
+        """Delete a region.
 
         Raises:
             RegionTextError: there is none of that name.
-            OSError: it cannot be deleted.
+            OSError: the file cannot be deleted.
         """
         with self.lock():
             if name not in self.all:
@@ -128,10 +128,10 @@ class RegionFiles:
 
 
 def read_picture(content: bytes) -> Region:
-    """Read a picture as a region: how bright each place is, what is transparent being black.
+    """Read a picture as a region: its brightness, with transparent pixels as black.
 
     Raises:
-        RegionTextError: it is no picture.
+        RegionTextError: the content is no picture.
     """
     try:
         layers = opened_picture(content, _SIDE, "RGBA")
@@ -145,10 +145,10 @@ def read_picture(content: bytes) -> Region:
 
 
 def from_text(text: str) -> bytes:
-    """Read a picture given as base64, with or without `data:image/png;base64,` before it.
+    """Decode a picture from base64, with or without `data:image/png;base64,` before it.
 
     Raises:
-        RegionTextError: it is not that.
+        RegionTextError: the text is no base64.
     """
     start, comma, rest = text.partition(",")
     try:
@@ -165,7 +165,7 @@ def as_png(region: Region) -> bytes:
 
 
 def _read(name: str, content: bytes) -> Region | None:
-    """Read a picture that is in the folder, which people may have put there under any name."""
+    """Read a picture of the folder, which may have any name."""
     if checked_name(name) != name:
         raise RegionTextError(f"a tag cannot name {name[:60]!r}: take the space at its end away")
     return read_picture(content)

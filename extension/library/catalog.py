@@ -1,4 +1,4 @@
-"""The LoRA files on disk: an index by name, alias and hash. A name finds indexed files only, never a path."""
+"""The LoRA files on disk, indexed by name, alias and hash. A name finds indexed files only, never a path."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _SHORTEST_HASH = 8
 _HASH_OF_NOTHING = hashlib.sha256().hexdigest()[:_HASH_LENGTH]  # what ai-toolkit stores in every file
 _CHUNK = 1 << 20  # bytes
 _READ_AT_MOST = 4 << 30  # bytes, to find a file by the hash of all of it
-_COMPARED_AT_MOST = 2000  # names, to suggest one that is like another: it takes 25 microseconds for each
+_COMPARED_AT_MOST = 2000  # names to compare for a suggestion: 25 microseconds each
 _TRIED_AGAIN = 300.0  # seconds after which a file that could not be read whole is tried again
 _METADATA_AT_MOST = 32 << 20  # characters that are kept
 
 
 class CatalogError(LoraError, LookupError):
-    """A LoRA name that finds nothing, or too much.
+    """A LoRA name matches no file, or several.
 
     Attributes:
-        name: as asked for.
-        candidates: names that would do; similar ones where nothing was found.
-        fits_several: there is such a file, and more than one.
+        name: as in the tag.
+        candidates: names that match; similar names if none does.
+        fits_several: more than one file matches.
     """
 
     def __init__(self, name: str, reason: str, candidates: Sequence[str] = (), *, fits_several: bool = False) -> None:
@@ -51,11 +51,11 @@ class CatalogError(LoraError, LookupError):
 
 
 class Catalog:
-    """Index of the adapter files below some folders; what is read from a file is kept until the file changes.
+    """An index of the LoRA files below some folders; a file's data are kept until it changes.
 
     Args:
-        folders: asked whenever they are looked through.
-        data_dir: where the index is kept, so that a later start need not read; None keeps it in memory alone.
+        folders: returns the folders; called at every scan.
+        data_dir: returns the folder of the index, which saves a later start from reading; None keeps it in memory.
     """
 
     def __init__(
@@ -67,43 +67,43 @@ class Catalog:
         self._opened: Scanner | None = None
         self._hasher: ThreadPoolExecutor | None = None
         self._to_hash: set[CatalogFile] = set()
-        """Files whose hash is being made, or is to be."""
+        """Files to hash, or being hashed."""
         self._unreadable: dict[CatalogFile, float] = {}
-        """Files that could not be read for their hash, and when that was."""
+        """Files that could not be read for their hash, and the time of the attempt."""
         self._names: _Names | None = None
         self._metadata: dict[CatalogFile, Mapping[str, str]] = {}
         self._metadata_size = 0
 
     @property
     def files(self) -> tuple[CatalogFile, ...]:
-        """Readable files, in the order of the folders and then by name."""
+        """Return the readable files, in the order of the folders, then by name."""
         return tuple(file for file in self.every if file.readable)
 
     @property
     def every(self) -> tuple[CatalogFile, ...]:
-        """The same with the pickles, which are refused when they are asked for."""
+        """Return all files; pickles are included, and refused when a tag names them."""
         return tuple(found.file for found in self._found().values())
 
     @property
     def index(self) -> Index:
-        """What is known of each file."""
+        """Return the index."""
         return self._scanner.index
 
     @property
     def progress(self) -> Progress:
-        """How far reading them all is."""
+        """Return the progress of the scan."""
         return self._scanner.progress
 
     def start(self) -> None:
-        """Read all files in the background, and follow what happens in their folders."""
+        """Read all files in the background, and watch the folders."""
         self._scanner.start()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until all files there are have been read, but no longer than this; tell whether they have."""
+        """Wait at most `seconds` until all files are read; tell whether they are."""
         return self._scanner.wait(seconds)
 
     def close(self) -> None:
-        """Stop that; what was read is kept."""
+        """Stop the background thread; data already read are kept."""
         with self._made:
             hasher, self._hasher = self._hasher, None
             self._to_hash.clear()
@@ -114,18 +114,18 @@ class Catalog:
             self._opened.index.save()
 
     def somebody_looks(self) -> None:
-        """Say that somebody looks at a list of the files, and wants to see changes soon."""
+        """Report that a client shows the files and wants changes soon."""
         self._scanner.somebody_looks()
 
     def refresh(self) -> None:
-        """Look at the folders again."""
+        """Scan the folders again."""
         self._scanner.look()
 
     def read_for(self, seconds: float) -> None:
-        """Read what is not known yet, but for no longer than this."""
+        """Read unread files, for at most `seconds`."""
         until = time.monotonic() + seconds
         if self._scanner.found is None and (len(self.index) or self._scanner.comes(seconds) is None):
-            return  # what is known from before is listed at once, and what the thread finds later
+            return  # known files are listed at once, others when the thread has found them
         for found in self._found().values():
             if time.monotonic() > until:
                 return
@@ -134,12 +134,12 @@ class Catalog:
                 self._scanner.read(found)
 
     def found(self, file: CatalogFile) -> Found:
-        """Return what lies beside one of the files."""
+        """Return the files beside one of the files."""
         found = self._found().get(file.path)
         return found if found is not None and found.file == file else Found(file)
 
     def row(self, file: CatalogFile) -> Row:
-        """Return all that is known of one of the files; what is not known is read."""
+        """Return the row of one of the files; unread data are read."""
         row = self.index.get(file)
         if row is None or not row.complete:
             self._scanner.read(self.found(file))
@@ -148,13 +148,13 @@ class Catalog:
         return row
 
     def reread(self, found: Found) -> Row:
-        """Read again what lies beside a file, after a change."""
+        """Read the files beside a file again, after a change."""
         self._scanner.read(found)
         self.index.save()
         return self.row(found.file)
 
     def used(self, files: Collection[CatalogFile]) -> None:
-        """Note that pictures are made with these."""
+        """Record that pictures are made with these files."""
         now = time.time()
         for file in files:
             self.index.use(file, now)
@@ -165,7 +165,7 @@ class Catalog:
         """Return the file with an id.
 
         Raises:
-            CatalogError: there is none, or none any more.
+            CatalogError: there is none, or no longer.
         """
         self._found()
         row = self.index.with_id(wanted)
@@ -174,16 +174,16 @@ class Catalog:
         return row.file
 
     def find(self, name: str, *, suggest: bool = True) -> CatalogFile:
-        """Return the file meant by a name: by file name, then `sub/name`, then alias, then hash as far as it is known.
+        """Return the file that a name means: by file name, then `sub/name`, then alias, then known hash.
 
-        No file is read for its hash: of those whose hash is not known it is made beside other work.
+        Reads no file to hash it; files without a known hash are hashed in the background.
 
         Args:
             name: the name.
-            suggest: compare an unknown name with those there are, which takes a while.
+            suggest: compare an unknown name with all names, which takes a while.
 
         Raises:
-            CatalogError: the name leaves the folders, is unknown, or fits several files.
+            CatalogError: the name leaves the folders, is unknown, or matches several files.
         """
         wanted = _inside(name)
         names = self._names_now()
@@ -205,10 +205,10 @@ class Catalog:
         hint = f"; did you mean {' or '.join(close)}?" if close else f"; {names.readable} LoRA files are known"
         raise CatalogError(name, f"is not in the LoRA folders{hint}", close)
 
-    def find_anew(self, name: str) -> CatalogFile:
-        """Return the file meant by a name as `find` does, also where it came or changed since the last look.
+    def find_again(self, name: str) -> CatalogFile:
+        """Return the file that a name means as `find` does, after another scan if needed.
 
-        Whoever looks for several at once uses a `Lookup`.
+        For several names, use a `Lookup`.
 
         Raises:
             CatalogError: as `find`.
@@ -216,7 +216,7 @@ class Catalog:
         return Lookup(self).find(name)
 
     def names(self) -> list[str]:
-        """Return a name for each readable file that `find` leads back to it: the shortest that is its own."""
+        """Return for each readable file the shortest unique name that `find` finds it by."""
         return [self.name_of(file) for file in self.files]
 
     def name_of(self, file: CatalogFile) -> str:
@@ -225,10 +225,10 @@ class Catalog:
         return file.relative if row is None else row.name
 
     def with_hash(self, digest: str) -> tuple[CatalogFile, ...]:
-        """Return the readable files whose short hash begins like `digest`, 8 hex digits or more; none for any other.
+        """Return the readable files whose short hash starts with `digest`, of at least 8 hex digits.
 
-        The hash of nothing, which some trainers write into every file, is nobody's. Files whose hash has to be made are
-        read whole, so after some gigabytes it is over.
+        The hash of empty content, which some trainers write into every file, matches none. Unhashed files are read
+        whole, up to some gigabytes.
         """
         wanted = digest.lower()[:_HASH_LENGTH]
         if not _HASH.fullmatch(digest) or _HASH_OF_NOTHING.startswith(wanted):
@@ -240,10 +240,10 @@ class Catalog:
         return tuple(names.in_order([*names.of_hash(wanted), *read]))
 
     def with_sha256(self, digest: str, likely: CatalogFile | None = None) -> CatalogFile | None:
-        """Return a readable file whose SHA-256 begins like `digest`, 8 hex digits or more; None where none was found.
+        """Return a readable file whose SHA-256 starts with `digest`, of at least 8 hex digits, or None.
 
-        Files whose hash is known are looked at first, then the likely one, then others by size. They must be read
-        whole, so after some gigabytes it is over.
+        Files with a known hash come first, then the likely one, then others by size. They are read whole, up to some
+        gigabytes.
         """
         if not _HASH.fullmatch(digest):
             return None
@@ -259,7 +259,7 @@ class Catalog:
         return None
 
     def metadata(self, file: CatalogFile) -> Mapping[str, str]:
-        """Return the file's metadata; empty, with a warning, where its header cannot be read."""
+        """Return the file's metadata; empty, with a warning, if its header cannot be read."""
         if (known := self._metadata.get(file)) is not None:
             return known
         try:
@@ -268,12 +268,12 @@ class Catalog:
             logger.warning("remora: %s", error)
             return {}
         self._metadata_size += sum(map(len, found.values()))
-        if self._metadata_size <= _METADATA_AT_MOST:  # those that come later are read again each time
+        if self._metadata_size <= _METADATA_AT_MOST:  # the rest is read again each time
             self._metadata[file] = found
         return found
 
     def problem(self, file: CatalogFile) -> str:
-        """Return why the file cannot be used, as one sentence; nothing where it can."""
+        """Return why the file cannot be used, as one sentence, or an empty text."""
         return self._facts(file).problem
 
     def alias(self, file: CatalogFile) -> str:
@@ -293,7 +293,7 @@ class Catalog:
         return known
 
     def known_hash(self, file: CatalogFile) -> str:
-        """Return what `shorthash` does, as its trainer wrote it down where that is credible.
+        """Return the hash that the trainer stored if it is credible, else `shorthash`.
 
         Raises:
             OSError: the file cannot be read.
@@ -301,7 +301,7 @@ class Catalog:
         return self._facts(file).stored_hash or self.shorthash(file)
 
     def hash_later(self, file: CatalogFile) -> None:
-        """Have the hash of a file made beside other work, one file at a time, and kept."""
+        """Hash a file in the background, one file at a time."""
         with self._made:
             if file in self._to_hash or self._is_unreadable(file):
                 return
@@ -339,20 +339,20 @@ class Catalog:
         return facts
 
     def _names_now(self) -> _Names:
-        """Return the names of the files that the latest look at the folders found."""
+        """Return the names of the files of the latest scan."""
         found, names = self._found(), self._names
         if names is None or names.found is not found:
             names = self._names = _Names(found)
         return names
 
     def _lookups(self, names: _Names, wanted: str) -> Iterator[list[CatalogFile]]:
-        """Yield the files that a name may mean, in the order of what counts."""
+        """Yield the files that a name may mean, in order of priority."""
         yield from names.of_files(wanted)
         self._follow(names)
         yield from names.of_headers(wanted)
 
     def _follow(self, names: _Names) -> None:
-        """Have names know what headers have, of all files."""
+        """Add the data of all headers to the names."""
         if not names.all_read:  # once for each look
             for file in self.files:
                 self.row(file)
@@ -360,7 +360,7 @@ class Catalog:
         names.follow(self.index)
 
     def _hash_unknown(self, names: _Names) -> int:
-        """Have hashes made of the files without one, up to some gigabytes; return how many they are."""
+        """Hash unhashed files in the background, up to some gigabytes; return their number."""
         unknown = list(_worth_reading(file for file in names.unhashed() if not self._is_unreadable(file)))
         for file in unknown:
             self.hash_later(file)
@@ -374,7 +374,7 @@ class Catalog:
                 self._to_hash.discard(file)
 
     def _tried(self, hash_of: Callable[[CatalogFile], str], file: CatalogFile) -> str:
-        """Return a hash of a file; nothing where it cannot be read, as where it went meanwhile, which is said once."""
+        """Return a hash of a file, or an empty text if it cannot be read, which is logged once."""
         try:
             found = hash_of(file)
         except (OSError, ValueError, OverflowError) as error:
@@ -392,9 +392,9 @@ class Catalog:
 
 
 class Lookup:
-    """Finds files by their names for one request, for which the folders are looked at anew once at most.
+    """Finds files by name for one request, with at most one scan of the folders.
 
-    A look takes seconds where there are many files, and a request may have many names that are unknown.
+    A scan takes seconds if there are many files, and a request may have many unknown names.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -402,7 +402,7 @@ class Lookup:
         self._looked = False
 
     def find(self, name: str) -> CatalogFile:
-        """Return the file meant by a name as `Catalog.find` does, also where it came or changed before the request.
+        """Return the file that a name means as `Catalog.find` does, including files that came or changed.
 
         Raises:
             CatalogError: as `Catalog.find`.
@@ -422,7 +422,7 @@ class Lookup:
 
 
 class _Names:
-    """The files of one look at the folders by their names, and by what was read of them."""
+    """The files of one scan by name, and by the data of their headers."""
 
     def __init__(self, found: Mapping[Path, Found]) -> None:
         self.found = found
@@ -430,27 +430,27 @@ class _Names:
         files = [one.file for one in found.values()]
         self.readable = sum(file.readable for file in files)
         self.written = sorted({name for file in files if file.readable for name in (file.name, file.relative)})
-        """Names as prompts have them."""
+        """Names as in prompts."""
         self._order = {path: position for position, path in enumerate(found)}
         self._relative = _table((file, {file.relative, file.relative + file.path.suffix}) for file in files)
         self._own = _table((file, {file.name, file.path.name}) for file in files)
         self._lock = threading.Lock()
         self._followed = 0
         self._told: dict[Path, tuple[str, str]] = {}
-        """Alias and hash of each file, as far as known."""
+        """Known alias and hash of each file."""
         self._alias: defaultdict[str, set[Path]] = defaultdict(set)
         self._hash: defaultdict[str, set[Path]] = defaultdict(set)
         """By the first digits."""
         self._unhashed: set[Path] = set()
 
     def of_files(self, wanted: str) -> tuple[list[CatalogFile], ...]:
-        """Return the files that have this name or path, first those that count first."""
+        """Return the files with this name or path, by priority."""
         relative, own = _preferred(self._relative.get(wanted, ())), _preferred(self._own.get(wanted, ()))
-        # a file at the top has no longer name than its file name, so there that one decides
+        # the only name of a file at the top is its file name, so it has priority
         return (relative if len(relative) == 1 else own, relative)
 
     def of_headers(self, wanted: str) -> tuple[list[CatalogFile], ...]:
-        """Return the files whose alias this is, and those whose known hash begins so."""
+        """Return the files with this alias, and files whose known hash starts with it."""
         digest = wanted.lower()[:_HASH_LENGTH]
         is_hash = _HASH.fullmatch(wanted) and not _HASH_OF_NOTHING.startswith(digest)
         with self._lock:
@@ -458,22 +458,22 @@ class _Names:
         return (aliased, self.of_hash(digest) if is_hash else [])
 
     def of_hash(self, digest: str) -> list[CatalogFile]:
-        """Return the files whose known hash begins with 8 to 12 hex digits."""
+        """Return the files whose known hash starts with 8 to 12 hex digits."""
         with self._lock:
             paths = self._hash.get(digest[:_SHORTEST_HASH], set())
             return self._readable([path for path in paths if self._told[path][1].startswith(digest)])
 
     def unhashed(self) -> list[CatalogFile]:
-        """Return the files whose hash is not known."""
+        """Return the files without a known hash."""
         with self._lock:
             return self._readable(self._unhashed)
 
     def in_order(self, files: Iterable[CatalogFile]) -> list[CatalogFile]:
-        """Return files in the order of the look, each once."""
+        """Return files in the order of the scan, each once."""
         return self._readable({file.path for file in files})
 
     def follow(self, index: Index) -> None:
-        """Take over what became known since the last time."""
+        """Add the data that became known since the last call."""
         with self._lock:
             since, self._followed = self._followed, index.revision
             if since != self._followed:
@@ -500,7 +500,7 @@ class _Names:
 
 
 def _worth_reading(files: Iterable[CatalogFile], likely: CatalogFile | None = None) -> Iterator[CatalogFile]:
-    """Yield files to make hashes of: the likely one, then others by size, up to some gigabytes."""
+    """Yield files to hash: the likely one, then others by size, up to some gigabytes."""
     left = _READ_AT_MOST
     for file in sorted(files, key=lambda one: (one != likely, one.size)):
         left -= file.size
@@ -519,7 +519,7 @@ def _table(named: Iterable[tuple[CatalogFile, Collection[str]]]) -> dict[str, li
 
 
 def _inside(name: str) -> str:
-    """Normalise a name to `sub/name`; refuse one that would lead out of the folders."""
+    """Normalise a name to `sub/name`; reject one that leaves the folders."""
     wanted = name.strip().replace("\\", "/")
     if PurePosixPath(wanted).is_absolute() or PureWindowsPath(wanted).drive or ".." in wanted.split("/"):
         raise CatalogError(name, "would leave the LoRA folders; write a name as the list of LoRAs shows it")
@@ -527,7 +527,7 @@ def _inside(name: str) -> str:
 
 
 def _preferred(files: Sequence[CatalogFile]) -> list[CatalogFile]:
-    """Leave out pickles where the same name is there as safetensors."""
+    """Leave out pickles whose name also exists as safetensors."""
     return [file for file in files if file.readable] or list(files)
 
 
@@ -537,10 +537,10 @@ def _distinct(file: CatalogFile, among: Sequence[CatalogFile]) -> str:
 
 
 def _end_of_header(path: Path) -> int:
-    """Return where a file's values begin.
+    """Return the offset of a file's tensors.
 
     Raises:
-        OSError: it cannot be read, or is damaged so that nothing comes behind the header.
+        OSError: the file cannot be read, or nothing follows its header.
     """
     with path.open("rb") as stream:
         end = 8 + int.from_bytes(stream.read(8), "little")

@@ -1,4 +1,4 @@
-"""What a file's header tells of it, for people who look for one among thousands."""
+"""The data of a file's header that help people find it among thousands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lib_lora import AdapterFile, Family, Glance, LoraError, base_model, glance,
 from .plain import are_texts, demand, is_count, read_json
 
 VERSION = 1
-"""Of what is read: facts that were read by another one are read again."""
+"""Of these data; facts of another version are read again."""
 _NO_ALIAS = frozenset({"", "none", "Addams"})  # trainers' defaults that thousands of files share
 _HASH = re.compile(r"[0-9a-fA-F]{12,64}")
 _HASH_OF_NOTHING = hashlib.sha256().hexdigest()[:12]  # what ai-toolkit stores in every file
@@ -26,12 +26,12 @@ _SEARCHED = 20  # found by the search
 _LONGEST_TAG = 60  # characters; longer ones are whole captions
 _LONGEST = 4000  # characters of a text
 _MOST_PICTURES = 10**9  # that a folder of training pictures may hold
-_EVERY = 0.97  # of the captions: a word of so many is what the file was trained to act on,
-_FEW = 3  # unless these are many
+_EVERY = 0.97  # of the captions: a word in so many is a trigger word,
+_FEW = 3  # unless there are more such words
 PICTURES = ("modelspec.thumbnail", "ssmd_cover_images")
-"""Names in the header under which a picture may be."""
-_FAMILY_KEYS = ("ss_base_model_version", "modelspec.architecture")  # of the metadata, those that tell of the family
-# What is shown of the training, by kohya's and ModelSpec's names.
+"""Names in the header that may hold a picture."""
+_FAMILY_KEYS = ("ss_base_model_version", "modelspec.architecture")  # metadata that names the family
+# Displayed data on the training, by kohya's and ModelSpec's names.
 _TRAINING: Mapping[str, tuple[str, ...]] = {
     "title": ("modelspec.title",),
     "author": ("modelspec.author",),
@@ -59,7 +59,7 @@ _TRAINING: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """What a file is, by its keys and shapes."""
+    """A file's format, family and kinds, derived from its keys and shapes."""
 
     format: str = ""
     kinds: Mapping[str, int] = field(default_factory=dict)
@@ -70,36 +70,36 @@ class Structure:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one file's header tells."""
+    """The data of one file's header."""
 
     problem: str = ""
-    """Why it cannot be used, as one sentence; nothing where it can."""
+    """Why the file cannot be used, as one sentence; empty if it can."""
     alias: str = ""
-    """The name its trainer gave it; empty where that says nothing."""
+    """The name its trainer gave it; empty if meaningless."""
     stored_hash: str = ""
-    """12 hex digits, as its trainer wrote them down; empty where that is not credible."""
+    """12 hex digits that its trainer stored; empty if not credible."""
     base_model: str = ""
     structure: Structure = field(default_factory=Structure)
     tags: str = ""
     """The most frequent words of the training captions."""
     words: tuple[str, ...] = ()
-    """Trigger words: those the file names, or those that all its training pictures had."""
+    """Trigger words: the ones the file names, or the ones in all captions."""
     picture: bool = False
-    """Whether the header has one."""
+    """Whether the header has a picture."""
     passing: bool = False
-    """Whether the problem may be over at the next start, as where a drive did not answer."""
+    """Whether the problem may be gone at the next start, such as a drive that did not answer."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` takes."""
+        """Return plain data that `from_json` reads."""
         structure = json.dumps(asdict(self.structure), sort_keys=True)
         return {**asdict(self), "structure": structure, "version": VERSION}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Facts | None:
-        """Return what `to_json` wrote; None where another version did.
+        """Return the facts that `to_json` wrote, or None if they are of another version.
 
         Raises:
-            ValueError: nobody wrote that; likewise KeyError, TypeError and AttributeError.
+            ValueError: the data are invalid; also KeyError, TypeError and AttributeError.
         """
         if data.get("version") != VERSION:
             return None
@@ -112,16 +112,16 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a header tells of the training."""
+    """The data of a header on the training."""
 
     settings: Mapping[str, str] = field(default_factory=dict)
-    """In words for people -> value."""
+    """Label -> value."""
     tags: tuple[tuple[str, int], ...] = ()
-    """Words of the captions and how many captions have them, the most frequent first."""
+    """Words of the captions and the number of captions that contain them, most frequent first."""
 
 
 def read_training(path: Path) -> Training:
-    """Read what a header tells of the training.
+    """Read a header's data on the training.
 
     Raises:
         LoraError: the header cannot be read.
@@ -132,13 +132,13 @@ def read_training(path: Path) -> Training:
 
 
 class FactsReader:
-    """Reads headers. Thousands of files have only some dozens of kinds of keys and shapes; those are kept."""
+    """Reads headers. Thousands of files share some dozens of structures, which are cached."""
 
     def __init__(self) -> None:
         self._structures: dict[tuple[bytes, tuple[str, ...]], Structure] = {}
 
     def read(self, path: Path) -> Facts:
-        """Read one; a file that cannot be used has the reason as its `problem`."""
+        """Read one header; an unusable file has the reason as its `problem`."""
         said: Mapping[str, str] = {}
         structure, problem, passing = Structure(), "", False
         try:
@@ -163,7 +163,7 @@ class FactsReader:
 
     def _structure(self, path: Path, glanced: Glance | None) -> Structure:
         if glanced is None or (path.parent / "adapter_config.json").exists():
-            return _inspect(path)  # PEFT's file says what the keys do not
+            return _inspect(path)  # PEFT's configuration has more than the keys
         alike = glanced.tensors, tuple(glanced.metadata.get(key, "") for key in _FAMILY_KEYS)
         if (known := self._structures.get(alike)) is None:
             known = self._structures[alike] = _inspect(path)
@@ -189,7 +189,7 @@ def _training(said: Mapping[str, str]) -> dict[str, str]:
 
 
 def _words(said: Mapping[str, str], tags: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """What the file was trained to act on: the phrase it names, or the few words that all its captions have."""
+    """Return the trigger words: the phrase in the header, or the few words in almost all captions."""
     if phrase := said.get("modelspec.trigger_phrase", "").strip():
         return (phrase[:_LONGEST],)
     captions = sum(_counts(said.get("ss_dataset_dirs", ""), "img_count"))
@@ -205,7 +205,7 @@ def _counts(text: str, name: str) -> Iterator[int]:
 
 
 def _frequencies(text: str) -> Counter[str]:
-    """kohya's `ss_tag_frequency`: {folder: {tag: how many captions have it}}."""
+    """Parse kohya's `ss_tag_frequency`: {folder: {tag: number of captions that contain it}}."""
     counts: Counter[str] = Counter()
     for tags in _object(text).values():
         for tag, count in tags.items() if isinstance(tags, dict) else ():
@@ -215,12 +215,12 @@ def _frequencies(text: str) -> Counter[str]:
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    """Tell whether a number from a header may count pictures; Python's integers have no end, and floats overflow."""
+    """Tell whether a number of a header can be a number of pictures; Python's integers have no bound."""
     return isinstance(value, int) and 0 <= value <= _MOST_PICTURES
 
 
 def _object(text: str) -> Mapping[str, Any]:
-    """JSON that a trainer wrote into the header; nothing where it is none."""
+    """Parse a JSON object in the header; anything else gives an empty one."""
     try:
         loaded = json.loads(text) if text else {}
     except (ValueError, RecursionError):
@@ -230,7 +230,7 @@ def _object(text: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=4096)
 def _structure_from(text: str) -> Structure:
-    """The same object for the same text: files by the thousand have few structures."""
+    """Return a shared object for equal texts: thousands of files have few structures."""
     data = read_json(text)
     ranks = (data["ranks"][0], data["ranks"][1]) if data["ranks"] else None
     demand(isinstance(data["format"], str) and isinstance(data["kinds"], dict) and is_count(data["layers"]))

@@ -1,6 +1,6 @@
-"""What is known of each file, kept in a database beside the host's settings: a later start reads no header again.
+"""The data of all files, in a database beside the host's settings, so that a later start reads no header again.
 
-It is a cache, but for when a file was first seen and last used: what people note is kept beside the files.
+It is a cache, except for when a file was first seen and last used: notes are kept beside the files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _COLUMNS: Mapping[str, str] = {
     "used": "REAL NOT NULL DEFAULT 0",
     "uses": "INTEGER NOT NULL DEFAULT 0",
 }
-"""How each is declared. A new one needs a default, which rows of a former table get."""
+"""Column -> declaration. A new column needs a default, for rows of older tables."""
 _TABLE = f"CREATE TABLE file ({', '.join(f'{name} {kind}' for name, kind in _COLUMNS.items())}) WITHOUT ROWID"
 _PUT = f"INSERT OR REPLACE INTO file ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 _HISTORY = (
@@ -60,13 +60,13 @@ _TIMEOUT = 10.0  # seconds that another process may hold the database
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is known of one file."""
+    """The data of one file."""
 
     file: CatalogFile
     name: str = ""
-    """By which tags find it: the shortest that is its own."""
+    """The shortest unique name that tags find it by."""
     facts: Facts | None = None
-    """None until its header was read."""
+    """None until its header is read."""
     beside: str = ""
     """`walk.Found.stamp` when the notes were read."""
     notes: Notes | None = None
@@ -76,22 +76,22 @@ class Row:
     added: float = 0.0
     """When it was first seen, in seconds since 1970."""
     used: float = 0.0
-    """When a picture was last made with it; 0 is never."""
+    """When it was last used for a picture; 0 is never."""
     uses: int = 0
     revision: int = 0
-    """Of the index, when this row was last changed."""
+    """Revision of the index that last changed this row."""
 
     @property
     def complete(self) -> bool:
-        """Whether everything that a list shows was read."""
+        """Return whether everything that a list shows is read."""
         return self.facts is not None and self.notes is not None
 
 
 class Index:
-    """Rows by path; may be used by several threads.
+    """Rows by path; thread-safe.
 
     Args:
-        folder: where the database is kept, which need not be there; None keeps nothing.
+        folder: of the database, which need not exist; None stores nothing.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -101,20 +101,20 @@ class Index:
         self._rows: dict[Path, Row] = {}
         self._by_id: dict[str, Path] = {}
         self._gone: dict[str, int] = {}
-        """Ids of files that went, and the revision at which they did."""
+        """Ids of files that disappeared, with the revision."""
         self._away: dict[Path, Row] = {}
-        """Rows of files in folders that are not looked through now. They are kept: the folders may come back."""
+        """Rows of files in folders that are not scanned now; kept, as the folders may come back."""
         self._unsaved: set[Path] = set()
         self._deleted: set[Path] = set()
-        """What is to be deleted with the next save."""
+        """Rows that the next save deletes."""
         self._uses: Counter[Path] = Counter()
-        """Uses since the last save. Those are added to what is kept, to which other processes add theirs."""
+        """Uses since the last save, which adds them to the database, as other processes do."""
         self.revision = 0
-        """Grows with every change."""
+        """Increases with every change."""
         self.problem = ""
-        """One sentence where nothing can be kept."""
+        """One sentence if nothing can be stored."""
         self.loaded = False
-        """Whether what is kept was read. Where another process has the database for long, it is when that lets go."""
+        """Whether the database was read; delayed while another process locks it."""
         self._load()
 
     def __len__(self) -> int:
@@ -126,23 +126,23 @@ class Index:
             return list(self._rows.values())
 
     def get(self, file: CatalogFile) -> Row | None:
-        """Return the row of a file as it is on disk now; None where it is another than was read."""
+        """Return the row of a file as it is on disk now, or None if it has changed."""
         row = self._rows.get(file.path)
         return row if row is not None and _same(row.file, file) else None
 
     def with_id(self, wanted: str) -> Row | None:
-        """Return the row of the file with an id; None where there is none."""
+        """Return the row of the file with an id, or None."""
         path = self._by_id.get(wanted)
         return None if path is None else self._rows.get(path)
 
     def since(self, revision: int) -> tuple[list[Row], list[str]]:
-        """Return the rows that were changed after a revision, and the ids of the files that went."""
+        """Return the rows changed after a revision, and the ids of files that disappeared."""
         with self._lock:
             rows = [row for row in self._rows.values() if row.revision > revision]
             return rows, [one for one, at in self._gone.items() if at > revision]
 
     def change(self, file: CatalogFile, **values: Any) -> Row:
-        """Set fields of a file's row; a file that is another than before keeps when it was added and used."""
+        """Set fields of a file's row; a file that has changed keeps when it was added and used."""
         with self._lock:
             former = self._rows.get(file.path)
             if former is None:
@@ -154,21 +154,20 @@ class Index:
             return self._put(replace(row, **values))
 
     def use(self, file: CatalogFile, now: float) -> Row:
-        """Note that a picture is made with a file."""
+        """Record that a picture is made with a file."""
         with self._lock:
             former = self._rows.get(file.path)
             self._uses[file.path] += 1
             return self.change(file, used=now, uses=1 if former is None else former.uses + 1)
 
     def keep_only(self, files: Iterable[CatalogFile], folders: Sequence[Path]) -> None:
-        """Forget files that are no longer there; one that has only moved is known at its new place.
+        """Forget files that no longer exist; a moved file keeps its data.
 
-        What is known of files elsewhere, and of a folder in which nothing is found, as of a drive that is away, is kept
-        until they are found again.
+        Rows of files elsewhere are kept, and rows of a folder without any file: its drive may be disconnected.
 
         Args:
-            files: those that were found.
-            folders: in which they were looked for.
+            files: the files found.
+            folders: the folders scanned.
         """
         with self._lock:
             present = {file.path: file for file in files}
@@ -188,7 +187,7 @@ class Index:
                 self._deleted.add(path)
 
     def leave_out(self, folders: Sequence[Path]) -> None:
-        """Show no files but those below some folders, until others are found."""
+        """Hide files outside these folders until the next scan."""
         with self._lock:
             rows = self._rows.items()
             self._hide({path: row for path, row in rows if not any(map(path.is_relative_to, folders))})
@@ -201,7 +200,7 @@ class Index:
             self._gone[row.file.id] = self.revision
 
     def save(self) -> None:
-        """Write what changed since the last time; where that fails, it is written the next time."""
+        """Write the changes since the last time; if that fails, they are written the next time."""
         with self._saving:
             if not self.loaded:
                 self._load()
@@ -209,7 +208,7 @@ class Index:
                 return
             with self._lock:
                 every = {**self._away, **self._rows}
-                if not self._path.exists():  # somebody deleted it, or it was set aside
+                if not self._path.exists():  # deleted or renamed
                     self._unsaved |= every.keys()
                 if not self._unsaved and not self._deleted:
                     return
@@ -224,14 +223,14 @@ class Index:
                     self._unsaved |= unsaved
                     self._deleted |= deleted
                     self._uses.update(uses)
-                if not _is_damaged(error) or self._begin_anew():
+                if not _is_damaged(error) or self._begin_again():
                     self._complain(f"what is known of the LoRA files cannot be kept in {self._path} now: {error}")
             else:
                 self.problem = ""
                 self._follow(written)
 
     def _follow(self, written: Sequence[Row]) -> None:
-        """Take over what other processes had written of the history of these files."""
+        """Merge the history that other processes stored of these files."""
         with self._lock:
             for kept in written:
                 path = kept.file.path
@@ -256,7 +255,7 @@ class Index:
         return row
 
     def _load(self) -> None:
-        """Read what is kept; where that cannot be read now, `save` tries again."""
+        """Read the database; if it cannot be read now, `save` tries again."""
         try:
             if self._path is not None and self._path.is_file():
                 self._take(_read(self._path))
@@ -266,12 +265,12 @@ class Index:
                     f"{self._path} cannot be read now ({error}), so the LoRA files are read again; it is tried again"
                 )
                 return
-            if not self._begin_anew():
+            if not self._begin_again():
                 return
         self.loaded = True
 
     def _take(self, kept: Sequence[Row]) -> None:
-        """Have the rows that were kept; of files that were read meanwhile, only their history."""
+        """Add the stored rows; of files read meanwhile, only their history."""
         with self._lock:
             if self._rows:
                 for row in kept:
@@ -281,14 +280,14 @@ class Index:
             self._rows = {row.file.path: replace(row, revision=self.revision) for row in kept}
             self._by_id = {row.file.id: path for path, row in self._rows.items()}
 
-    def _begin_anew(self) -> bool:
-        """Set a damaged database aside; tell whether another can be made in its place."""
+    def _begin_again(self) -> bool:
+        """Rename a damaged database; tell whether a new one can be made."""
         assert self._path is not None, "what is not kept is not damaged"
         try:
             with locked(Path(os.path.realpath(self._path.parent))):
                 if not _damage(self._path):
                     return True  # another process was first
-                aside = set_aside(self._path)  # SQLite has taken care of its journal when it read it
+                aside = set_aside(self._path)  # SQLite handled its journal when it read it
         except OSError as error:
             self._complain(f"{self._path} is damaged and cannot be set aside: {error.strerror or error}")
             return False
@@ -302,11 +301,11 @@ class Index:
 
 
 def _read(path: Path) -> list[Row]:
-    """Read all rows; one that cannot be read is left out.
+    """Read all rows; an invalid row is left out.
 
     Raises:
-        sqlite3.Error: it is in use by another process, damaged, or cannot be read at all.
-        OSError: it cannot be read.
+        sqlite3.Error: another process uses the database, or it is damaged or unreadable.
+        OSError: the database cannot be read.
     """
     with _opened(path) as database:
         found = database.execute(f"SELECT {', '.join(_COLUMNS)} FROM file").fetchall()
@@ -315,13 +314,13 @@ def _read(path: Path) -> list[Row]:
 
 
 def _write(path: Path, rows: Sequence[Row], gone: Sequence[tuple[str]], uses: Mapping[Path, int]) -> list[Row]:
-    """Write rows and forget others, all or none; return the rows as they were written.
+    """Write and delete rows in one transaction; return the rows as written.
 
     Args:
         path: of the database.
-        rows: as they are here. Other processes may have written of the same files since.
-        gone: paths.
-        uses: how often each was used here since it was last written.
+        rows: the rows of this process. Other processes may have written the same files since.
+        gone: paths to delete.
+        uses: path -> uses in this process since the last save.
 
     Raises:
         sqlite3.Error: as `_read`.
@@ -345,7 +344,7 @@ def _write(path: Path, rows: Sequence[Row], gone: Sequence[tuple[str]], uses: Ma
 @contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """Open a database with a table of this version."""
-    # no isolation level: changes of a table are a part of our transactions, too
+    # no isolation level: transactions include changes of the table
     database = sqlite3.connect(path, timeout=_TIMEOUT, isolation_level=None)
     try:
         database.text_factory = lambda text: text.decode("utf-8", "replace")
@@ -355,10 +354,10 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
                 _migrate(database)
             database.execute("COMMIT")
         yield database
-    except UnicodeDecodeError as error:  # of what SQLite says about a damaged table, which has bytes of it
+    except UnicodeDecodeError as error:  # SQLite's message about a damaged table contains bytes of it
         raise sqlite3.DatabaseError("a table of the database is malformed") from error
     finally:
-        database.close()  # what was not committed is undone
+        database.close()  # undoes uncommitted changes
 
 
 def _is_current(database: sqlite3.Connection) -> bool:
@@ -371,7 +370,7 @@ def _columns(database: sqlite3.Connection) -> list[str]:
 
 
 def _migrate(database: sqlite3.Connection) -> None:
-    """Make the table; of a former one, older or newer, the columns that this one has are copied."""
+    """Create the table, with the columns of a table of another version that it also has."""
     former = _columns(database)
     if former:
         database.execute("DROP TABLE IF EXISTS former")
@@ -385,7 +384,7 @@ def _migrate(database: sqlite3.Connection) -> None:
 
 
 def _is_damaged(error: Exception) -> bool:
-    """Tell whether the file is no database any more; one that is locked, or on a full disk, is none the worse."""
+    """Tell whether the file is no database; a locked one, or one on a full disk, is not damaged."""
     said = str(error)
     return isinstance(error, sqlite3.DatabaseError) and ("malformed" in said or "not a database" in said)
 
@@ -403,7 +402,7 @@ def _same(one: CatalogFile, other: CatalogFile) -> bool:
 
 
 def _with_history(row: Row, kept: Row) -> Row:
-    """Return a row with what is known of the same file from before."""
+    """Return a row with the stored history of the same file."""
     if row is kept:
         return row
     same = _same(row.file, kept.file)
@@ -418,9 +417,9 @@ def _with_history(row: Row, kept: Row) -> Row:
 
 
 def _was_seen(folder: Path, filled: Sequence[Path]) -> bool:
-    """Tell whether a folder was looked through, by those in which something was found.
+    """Tell whether a folder was scanned, given the folders that contain files.
 
-    A link to a drive that is away, and a folder that may not be read, are not; one that is not there any more is.
+    A link to a disconnected drive and an unreadable folder are not; a folder that no longer exists is.
     """
     above = next((one for one in filled if folder.is_relative_to(one)), None)
     if above is None:
@@ -430,7 +429,7 @@ def _was_seen(folder: Path, filled: Sequence[Path]) -> bool:
 
 
 def _look(file: CatalogFile) -> tuple[str, int, int]:
-    """What stays when a file is moved to another folder."""
+    """Return a key that a file keeps when it is moved to another folder."""
     return file.path.name, file.size, file.mtime_ns
 
 
@@ -442,7 +441,7 @@ def _to_columns(row: Row) -> tuple[Any, ...]:
         file.size,
         file.mtime_ns,
         row.name,
-        # what could not be read may be readable at the next start
+        # it may be readable at the next start
         None if row.facts is None or row.facts.passing else json.dumps(row.facts.to_json()),
         row.beside,
         None if row.notes is None or row.notes.problems else json.dumps(row.notes.to_json()),
@@ -456,14 +455,14 @@ def _to_columns(row: Row) -> tuple[Any, ...]:
 
 
 def _from_columns(values: Mapping[str, Any]) -> Row | None:
-    """Make a row of what was kept; None where that is none. Facts and notes that are none are read again."""
+    """Make a row from columns, or None if they are invalid. Invalid facts and notes are read again."""
     picture = values["picture"]
     try:
         size, mtime_ns, uses = (int(values[name]) for name in ("size", "mtime_ns", "uses"))
         added, used = float(values["added"]), float(values["used"])
         demand(are_texts(values[name] for name in ("path", "relative", "name", "beside", "shorthash", "sha256")))
         demand(0 <= size < _MOST and abs(mtime_ns) < _MOST and 0 <= uses < _MOST)
-        demand(0 <= added < _LATEST and 0 <= used < _LATEST)  # which no infinite number is
+        demand(0 <= added < _LATEST and 0 <= used < _LATEST)  # false for infinite numbers
         return Row(
             CatalogFile(Path(values["path"]), values["relative"], size, mtime_ns),
             values["name"],

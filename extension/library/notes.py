@@ -1,9 +1,9 @@
-"""What people noted about a file, in the files beside it that web UIs and their extensions keep.
+"""Notes on a file, in the files beside it that web UIs and their extensions write.
 
-Read in this order of trust: `name.json`, be it as A1111's and Forge's editor of cards writes it ("activation text",
-"preferred weight", "notes", ...) or a model of Civitai's API as SD.Next keeps it; then `name.civitai.info`, a model
-version of that API; then `name.txt` and `name.description.txt`. Written is `name.json`, of which only the fields that
-changed; what others keep there stays. Both kinds of fields are kept in one file: each web UI reads its own.
+Read in this order: `name.json`, either as A1111's and Forge's card editor writes it ("activation text",
+"preferred weight", "notes", ...) or as SD.Next stores a model of Civitai's API; then `name.civitai.info`, a model
+version of that API; then `name.txt` and `name.description.txt`. Only the changed fields of `name.json` are written;
+others stay. Both kinds of fields are stored in one file: each web UI reads its own.
 """
 
 from __future__ import annotations
@@ -22,48 +22,48 @@ from .plain import are_texts, demand
 from .walk import CatalogFile, beside
 
 VERSION = 1
-"""Of what is read: notes that were read by another one are read again."""
+"""Of these data; notes of another version are read again."""
 RATINGS = range(6)
 """Stars; 0 is none."""
 _MAX_BYTES = 8 << 20  # of a file with notes
 _MAX_TEXT = 20_000  # characters of a field
 _MAX_TAGS = 200
-_OWN = "remora"  # the object in `name.json` for what no web UI has a field for
+_OWN = "remora"  # the object in `name.json` for fields that no web UI has
 
 
 class NotesError(ValueError):
-    """Notes that are not taken, or a file of them that cannot be changed; the text is one sentence that says why."""
+    """Notes are invalid, or their file cannot be changed; the message is one sentence that says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What people noted about one file."""
+    """The notes on one file."""
 
     description: str = ""
     words: str = ""
-    """What the file needs in a prompt, as it is put there."""
+    """Trigger words, as a prompt contains them."""
     negative: str = ""
     """The same for the negative prompt."""
     notes: str = ""
     base_model: str = ""
     tags: tuple[str, ...] = ()
     strength: float | None = None
-    """The preferred one; None is the web UI's default."""
+    """The preferred strength; None is the web UI's default."""
     rating: int = 0
     favourite: bool = False
     problems: tuple[str, ...] = ()
     """A sentence for each file beside it that could not be read."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data that `from_json` takes."""
+        """Return plain data that `from_json` reads."""
         return {**asdict(self), "version": VERSION}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Notes | None:
-        """Return what `to_json` wrote; None where another version did.
+        """Return the notes that `to_json` wrote, or None if they are of another version.
 
         Raises:
-            ValueError: nobody wrote that; likewise KeyError and TypeError.
+            ValueError: the data are invalid; also KeyError and TypeError.
         """
         if data.get("version") != VERSION:
             return None
@@ -77,11 +77,11 @@ class Notes:
 
 
 EDITABLE = tuple(one.name for one in fields(Notes) if one.name not in ("base_model", "problems"))
-"""The fields that `write_notes` takes."""
+"""The fields that `write_notes` accepts."""
 
 
 def read_notes(paths: Sequence[Path]) -> Notes:
-    """Read notes from the files there are, as `walk.Found.notes` has them."""
+    """Read notes from these files, see `walk.Found.notes`."""
     by_end = {_end(path): path for path in paths}
     problems: list[str] = []
     own = _lenient(by_end.get(".json"), problems)
@@ -91,7 +91,7 @@ def read_notes(paths: Sequence[Path]) -> Notes:
     said = _text(own.get("description")) or _text(version.get("description"))
     remora = _dict(own.get(_OWN))
     return Notes(
-        # where a model of Civitai is beside it, the host reads what is in the text file first
+        # beside a model of Civitai, the host reads the text file first
         description=(plain or _without_html(said)) if "modelVersions" in own else (_without_html(said) or plain),
         words=_text(own.get("activation text")) or ", ".join(_texts(version.get("trainedWords"))),
         negative=_text(own.get("negative text")),
@@ -106,11 +106,11 @@ def read_notes(paths: Sequence[Path]) -> Notes:
 
 
 def write_notes(file: CatalogFile, changes: Mapping[str, object]) -> None:
-    """Change some of the fields in `name.json`; nothing else in it, and nothing that others change at the same time.
+    """Change fields in `name.json`; other fields and simultaneous changes stay.
 
     Raises:
-        NotesError: a field or a value that is not known, the file there is no JSON object, or it would be too large.
-        OSError: it cannot be written; everything is as before.
+        NotesError: an unknown field, an invalid value, or a file that is no JSON object or would be too large.
+        OSError: the file cannot be written; nothing has changed.
     """
     checked = {name: _checked(name, value) for name, value in changes.items()}
 
@@ -128,7 +128,7 @@ def write_notes(file: CatalogFile, changes: Mapping[str, object]) -> None:
 
 
 def notes_lock(file: CatalogFile) -> AbstractContextManager[object]:
-    """Keep others from changing what is noted about a file in a `with` statement; see `Store.lock`."""
+    """Exclude other changes of the notes on a file in a `with` statement; see `Store.lock`."""
     return _store(file).lock()
 
 
@@ -178,7 +178,7 @@ def _field(name: str) -> Callable[[dict[str, Any], object], None]:
 def _write_words(data: dict[str, Any], value: object) -> None:
     data["activation text"] = value
     version = _version(data)
-    if version:  # SD.Next shows those of the version
+    if version:  # SD.Next shows the version's
         version["trainedWords"] = [word for part in str(value).split(",") if (word := part.strip())]
 
 
@@ -215,7 +215,7 @@ def _parsed(path: Path, content: bytes) -> dict[str, Any]:
 
 
 def _lenient(path: Path | None, problems: list[str]) -> dict[str, Any]:
-    """An object of JSON; a file that cannot be read is told and counts as empty."""
+    """Read a JSON object; an unreadable file is added to `problems` and gives an empty one."""
     if path is None:
         return {}
     try:
@@ -247,7 +247,7 @@ def _end(path: Path) -> str:
 
 
 def _version(model: Mapping[str, Any]) -> dict[str, Any]:
-    """The version that a Civitai model's data are about; SD.Next too takes the first where no hash decides."""
+    """Return the version of a Civitai model that its data describe; like SD.Next, the first if no hash matches."""
     versions = model.get("modelVersions")
     return _dict(versions[0]) if isinstance(versions, list) and versions else {}
 
@@ -266,15 +266,15 @@ def _texts(value: object) -> list[str]:
 
 
 def _number(value: object) -> float | None:
-    """Return a strength; None where it is 0: A1111's editor says "Set to 0 to use default from Settings"."""
+    """Return a strength; None for 0: A1111's editor says "Set to 0 to use default from Settings"."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    # compared as it is: an integer of 400 digits cannot become a float
+    # compare before converting: an integer of 400 digits cannot become a float
     return float(value) if value and abs(value) <= 100 else None
 
 
 class _TextOf(HTMLParser):
-    """The text of a page."""
+    """Collects the text of an HTML page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -289,11 +289,11 @@ class _TextOf(HTMLParser):
 
 
 def _without_html(text: str) -> str:
-    """Civitai's descriptions are pages."""
+    """Return the text of an HTML page; Civitai's descriptions are HTML."""
     if "<" not in text:
         return text
     page = _TextOf()
-    # for each tag that begins behind the last end of one, the parser would read all the rest
+    # the parser would read the rest once per tag that starts after the last tag end
     end = text.rfind(">") + 1
     try:
         page.feed(text[:end])

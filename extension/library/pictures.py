@@ -1,4 +1,4 @@
-"""Pictures of files: found beside them or in their headers, shown small, and replaced when the user says so."""
+"""Pictures of files: found beside them or in their headers, shown as thumbnails, and replaced on request."""
 
 from __future__ import annotations
 
@@ -30,41 +30,40 @@ _MAX_BYTES = 64 << 20  # of a picture's file
 _MAX_PIXELS = 25_000_000
 _MOST = f"{_MAX_PIXELS // 1_000_000} million"
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
-"""What is read, in the order in which it is tried.
+"""Formats that are read, in the order in which they are tried.
 
-None for which Pillow starts another program, as it does for EPS, and none that it decodes before it tells the size, as
-it does with ICO.
+Pillow starts another program for EPS and decodes ICO before it tells the size, so such formats are left out.
 """
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323  # tags of TIFF
 _WITH_MEANS = frozenset({"L", "LA", "RGB", "RGBA", "CMYK"})
-"""Modes of Pillow in which it can take the mean of pixels."""
+"""Modes of Pillow that it can average."""
 _WORKER = ThreadPoolExecutor(1, "remora-picture")
 
 T = TypeVar("T")
 
 
 class PictureError(ValueError):
-    """A picture that is none; the text is one sentence."""
+    """A picture is invalid; the message is one sentence."""
 
 
 class _RefusedError(ValueError):
-    """A picture that is not read on purpose; the text says why."""
+    """A picture is refused on purpose; the message says why."""
 
 
 class Thumbnails:
-    """Makes thumbnails, and keeps them as WebP in a folder.
+    """Makes thumbnails, and stores them as WebP in a folder.
 
     Args:
-        folder: where; None keeps none.
+        folder: the folder; None stores none.
     """
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder
         self._unreadable: set[str] = set()
-        """Marks of pictures that were tried in vain, as long as the files are as they were."""
+        """Marks of pictures that could not be read; valid until the file changes."""
 
     def of(self, found: Found, embedded: bool) -> bytes | None:
-        """Return the thumbnail of a file as WebP; None where it has no picture, or none that can be read."""
+        """Return the thumbnail of a file as WebP, or None if it has no readable picture."""
         source = found.picture
         if source is None and not embedded:
             return None
@@ -87,31 +86,31 @@ class Thumbnails:
         except Exception as error:  # noqa: BLE001  # whatever is wrong with one picture, the others are shown
             logger.warning("remora: the picture of %s cannot be shown: %s", found.file.path, error)
             if isinstance(error, ValueError) and not isinstance(error.__cause__, MemoryError):
-                self._unreadable.add(name)  # a drive may come back, and memory; a damaged picture stays as it is
+                self._unreadable.add(name)  # retry after a missing drive or memory, not after a damaged picture
             return None
 
 
 def set_picture(file: CatalogFile, found: Found, content: bytes) -> Path:
-    """Keep another picture beside a file, where every web UI looks for it; returns its path.
+    """Save a picture beside a file, where every web UI finds it; return its path.
 
     Raises:
         PictureError: the content is no picture.
-        OSError: it cannot be written; what was there stays.
+        OSError: the picture cannot be written; the previous one stays.
     """
     made = shrunk_picture(content, _KEPT_SIDE, "PNG")
     path = file.path.with_name(f"{file.path.stem}.png")
     write_bytes(path, made)
     thumb = found.picture
     if thumb is not None and ".thumb." in thumb.name:
-        thumb.unlink(missing_ok=True)  # the host made it of the former picture, and makes one of this
+        thumb.unlink(missing_ok=True)  # the host made it from the previous picture, and makes a new one
     return path
 
 
 def shrunk_picture(content: bytes, side: int, form: str = "WEBP") -> bytes:
-    """Return a picture that is no larger than so many pixels either way.
+    """Return a picture with sides of at most `side` pixels.
 
     Raises:
-        PictureError: it is none that can be read.
+        PictureError: the content is no readable picture.
     """
     picture = opened_picture(content, side)
     picture.thumbnail((side, side))
@@ -122,25 +121,25 @@ def shrunk_picture(content: bytes, side: int, form: str = "WEBP") -> bytes:
 
 
 def opened_picture(content: bytes, side: int, mode: str = "") -> Image.Image:
-    """Read a picture, in all its pixels or in fewer as long as it stays twice as large as is enough either way.
+    """Read a picture, possibly at a lower resolution of at least twice `side`.
 
     Args:
         content: of its file.
-        side: in pixels, that is enough.
-        mode: of Pillow; RGB, or RGBA where it is transparent, if not given.
+        side: pixels that the caller needs.
+        mode: of Pillow; by default RGB, or RGBA if it is transparent.
 
     Raises:
-        PictureError: it is none that can be read.
+        PictureError: the content is no readable picture.
     """
     try:
         return one_picture(lambda: _opened(content, side, mode))
-    except Exception as error:  # decoders raise whatever a damaged file leads them to
+    except Exception as error:  # decoders raise any error for a damaged file
         logger.debug("remora: a picture cannot be read", exc_info=True)
         raise PictureError(f"this is no picture that can be read: {_why(error)}") from error
 
 
 def _why(error: Exception) -> str:
-    """Return a reason in words for users: those of Pillow name its own objects, and offsets of bytes."""
+    """Return a reason for users: Pillow's own texts name objects and offsets."""
     if isinstance(error, _RefusedError):
         return str(error)
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
@@ -151,14 +150,14 @@ def _why(error: Exception) -> str:
 def one_picture(work: Callable[[], T]) -> T:
     """Decode or draw a picture while no other one is, and wait for it.
 
-    A small file can take hundreds of megabytes, and requests come at once. One thread does it all, as allocators keep
-    what each thread has used.
+    A small file can take hundreds of megabytes, and requests come at once. One thread does all of them, as allocators
+    keep the memory of each thread.
     """
     return _WORKER.submit(work).result()
 
 
 def _opened(content: bytes, side: int, mode: str) -> Image.Image:
-    Image.init()  # which knows what this Pillow was built with
+    Image.init()  # finds the formats of this build of Pillow
     formats = [one for one in _FORMATS if one in Image.OPEN]
     with Image.open(io.BytesIO(content), formats=formats) as opened:
         for width, height in (opened.size, _tile_of(opened)):
@@ -168,14 +167,14 @@ def _opened(content: bytes, side: int, mode: str) -> Image.Image:
 
 
 def _tile_of(opened: Image.Image) -> tuple[int, int]:
-    """Return the size of a TIFF's tiles: each is decoded whole, however small the picture is that it is a part of."""
+    """Return the size of a TIFF's tiles: each is decoded whole, however small the picture is."""
     tags = getattr(opened, "tag_v2", {})
     return int(tags.get(_TILE_WIDTH, 0)), int(tags.get(_TILE_HEIGHT, 0))
 
 
 def _reduced(opened: Image.Image, side: int, mode: str) -> Image.Image:
-    """Return a picture in a mode, made small before it is converted: what it has may be a quarter of that."""
-    opened.draft("RGB", (side, side))  # JPEG is read as small as is enough
+    """Return a picture in a mode, reduced before it is converted, which may quadruple its size."""
+    opened.draft("RGB", (side, side))  # decodes a JPEG at a lower resolution
     wanted = mode or ("RGBA" if "A" in opened.getbands() else "RGB")
     picture: Image.Image = opened
     if opened.mode not in _WITH_MEANS or "transparency" in opened.info:
@@ -186,7 +185,7 @@ def _reduced(opened: Image.Image, side: int, mode: str) -> Image.Image:
 
 
 def _embedded(path: Path) -> bytes | None:
-    """The picture in a header: ModelSpec's thumbnail, a `data:` URL, or the first of A1111's cover images."""
+    """Return the picture in a header: ModelSpec's thumbnail, a `data:` URL, or A1111's first cover image."""
     said = AdapterFile.open(path).metadata
     for key in PICTURES:
         text = said.get(key, "")

@@ -1,4 +1,4 @@
-"""JSON that was kept: other programs may have changed it since, and what is read of it is told again as JSON."""
+"""Stored JSON that other programs may have changed, and that is sent again as JSON."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-_MOST = 2**53  # the whole numbers up to here are the same in any program
+_MOST = 2**53  # any program can represent the whole numbers up to here
 
 
 def read_json(text: str) -> Any:
-    """Read JSON of which each number can be computed with, and told again.
+    """Parse JSON whose numbers can be used and sent again.
 
     Raises:
-        ValueError: it is none, or a number in it is too large or no number.
+        ValueError: the text is no JSON, or a number in it is too large or no number.
         RecursionError: it is nested too deeply.
     """
     return _DECODER.decode(text)
 
 
 def demand(true: bool) -> None:
-    """Refuse what is kept where it is not what was written.
+    """Reject invalid stored data.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the condition is false.
     """
     if not true:
         raise ValueError("it is not what was written")
 
 
 def are_texts(values: Iterable[object]) -> bool:
-    """Tell whether all of these are texts."""
+    """Tell whether all values are texts."""
     return all(isinstance(value, str) for value in values)
 
 
 def is_count(value: object) -> bool:
-    """Tell whether it is a whole number that counts something."""
+    """Tell whether a value is a whole number from 0."""
     return type(value) is int and 0 <= value <= _MOST
 
 
@@ -51,7 +51,7 @@ def _float(text: str) -> float:
 
 
 def _int(text: str) -> int:
-    demand(len(text) <= 17)  # Python's integers have no end
+    demand(len(text) <= 17)  # Python's integers have no bound
     return int(text)
 
 

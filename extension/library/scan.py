@@ -1,4 +1,4 @@
-"""Reads the collection in the background, and follows what happens to it."""
+"""Reads the LoRA files in the background, and follows changes in their folders."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from .walk import CatalogFile, Found, walk
 logger = logging.getLogger(__name__)
 
 _SAVE_EVERY = 500  # files
-_LOOK_EVERY = 20.0  # seconds, while somebody looks and nothing tells of changes
-_TOLD_ENOUGH = 300.0  # seconds, the same where changes are told: events get lost on network drives
+_LOOK_EVERY = 20.0  # seconds, while a client looks and there are no change events
+_TOLD_ENOUGH = 300.0  # seconds, the same with change events: network drives lose some
 _SETTLE = 1.0  # seconds without further events: a file that is being copied changes all the time
 _RETRY = 30.0  # seconds after which saving is tried again where it failed
-_LATER = 2.0  # seconds after a start, in which a page is answered with what is known from before
-_WATCHED = 60.0  # seconds that somebody who asked counts as looking
+_LATER = 2.0  # seconds after a start, in which pages show known data first
+_WATCHED = 60.0  # seconds that a client counts as looking after a request
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the scan is."""
+    """The progress of the scan."""
 
     running: bool = False
     done: int = 0
@@ -39,18 +39,18 @@ class Progress:
 
 
 class Scanner:
-    """Keeps an index true to what lies in some folders, on a thread of its own."""
+    """Keeps an index up to date with some folders, on its own thread."""
 
     def __init__(self, folders: Callable[[], Sequence[Path]], index: Index) -> None:
         self._folders = folders
         self.index = index
         self._reader = FactsReader()
         self._asked = threading.Event()
-        """What was found is to be read, and what is known to be saved."""
+        """Set to read new files and save the index."""
         self._due = True
-        """The folders are to be looked through before that."""
+        """Set to scan the folders before that."""
         self._idle = threading.Event()
-        """Set while nothing is waiting to be read."""
+        """Set while no file is waiting to be read."""
         self._hurry = threading.Event()
         self._walked = threading.Event()
         self._walking = threading.Lock()
@@ -61,21 +61,21 @@ class Scanner:
         self._saved = 0.0
         self._watcher: _Watcher | None = None
         self.found: Mapping[Path, Found] | None = None
-        """What the latest look at the folders found, by path; None before the first."""
+        """The files of the latest scan, by path; None before the first."""
         self.progress = Progress()
 
     def start(self) -> None:
-        """Begin; does nothing where it has begun."""
+        """Start the thread, unless it is running."""
         if self._thread is None:
             self._stopped = False
             self._due = True
-            self.index.leave_out(self._folders())  # before the first look, what is known is shown
+            self.index.leave_out(self._folders())  # show known data before the first scan
             self.ask()
             self._thread = threading.Thread(target=self._run, name="remora-scan", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
-        """End, and wait until it has."""
+        """Stop the thread, and wait for its end."""
         self._stopped = True
         self._hurry.set()
         self._asked.set()
@@ -87,11 +87,11 @@ class Scanner:
             self._watcher = None
 
     def wait(self, seconds: float) -> bool:
-        """Wait until what there is was read, but no longer than this; tell whether it was."""
+        """Wait at most `seconds` until all files are read; tell whether they are."""
         return self._idle.wait(seconds)
 
     def comes(self, seconds: float) -> Mapping[Path, Found] | None:
-        """Wait for what the thread finds, but no longer than this; without one, look now."""
+        """Wait at most `seconds` for a result of the thread; without a thread, scan now."""
         if self._thread is None:
             return self.look()
         self._hurry.set()
@@ -99,13 +99,13 @@ class Scanner:
         return self.found
 
     def look(self) -> Mapping[Path, Found]:
-        """Look at the folders now, by names and stamps alone; what is new is read by the thread."""
+        """Scan the folders now, by names and stamps; the thread reads new files."""
         found = self._walk()
         self.ask()
         return found
 
     def ask(self) -> None:
-        """Have the thread read what is not known yet, and save what is."""
+        """Make the thread read new files and save the index."""
         self._idle.clear()
         self._asked.set()
 
@@ -123,17 +123,17 @@ class Scanner:
         return found
 
     def somebody_looks(self) -> None:
-        """Say that somebody wants to see changes soon."""
+        """Report that a client wants changes soon."""
         self._looked = time.monotonic()
 
     def read(self, found: Found) -> None:
-        """Read what is not known of one file yet; whatever is wrong with it becomes its problem."""
+        """Read the unread data of one file; every error becomes its problem."""
         row = self.index.get(found.file)
         changes: dict[str, Any] = {}
         if row is None or row.facts is None:
             changes["facts"] = self._facts(found.file)
         if row is None or row.notes is None or row.beside != found.stamp:
-            # descriptions are long, and wanted one at a time
+            # descriptions are long, and read one at a time
             changes |= {
                 "notes": replace(notes_of(found), description=""),
                 "beside": found.stamp,
@@ -148,25 +148,25 @@ class Scanner:
             return Facts(problem=f"{name}: its name is not UTF-8, so that no prompt can name it; rename the file")
         try:
             return self._reader.read(file.path)
-        except Exception as error:  # a file that nobody foresaw must not keep the others from being read
+        except Exception as error:  # one bad file must not stop the scan
             logger.exception("remora: %s cannot be read", file.path)
             return Facts(problem=f"{name}: it cannot be read: {error!r:.300}", passing=True)
 
     def _note(self, found: Found, name: str) -> None:
-        """Have a row for each file at once, so that it is listed before it is read."""
+        """Add a row for each file at once, so that it is listed before it is read."""
         row = self.index.get(found.file)
         if row is None or row.file.relative != found.file.relative or row.name != name:
             self.index.change(found.file, name=name)
 
     def _run(self) -> None:
         if len(self.index):
-            self._hurry.wait(_LATER)  # what is known from before is shown first
+            self._hurry.wait(_LATER)  # show known data first
         while not self._stopped:
             self._due = self._due or self._is_time()
             if self._asked.is_set() or self._due:
                 try:
                     self._scan()
-                except Exception:  # whatever a folder or a file does, the next look may go well
+                except Exception:  # the next scan may succeed
                     logger.exception("remora: the LoRA folders could not be looked through")
                     self.progress = Progress()
             elif self.index.problem and time.monotonic() - self._saved > _RETRY:
@@ -182,7 +182,7 @@ class Scanner:
 
     def _scan(self) -> None:
         self._watch()
-        self._asked.clear()  # whoever asks from now on is served by the next round
+        self._asked.clear()  # later requests belong to the next round
         due, self._due = self._due, False
         found = self._walk() if due or self.found is None else self.found
         waiting = [one for one in found.values() if self._is_new(one)]
@@ -205,7 +205,7 @@ class Scanner:
         late = not self.index.loaded
         self.index.save()
         self._saved = time.monotonic()
-        self._due = self._due or (late and self.index.loaded)  # what was kept may be of files that are gone
+        self._due = self._due or (late and self.index.loaded)  # stored rows may be of files that are gone
 
     def _is_new(self, found: Found) -> bool:
         row = self.index.get(found.file)
@@ -220,22 +220,22 @@ class Scanner:
 
 
 def notes_of(found: Found) -> Notes:
-    """Read what is noted about a file; whatever is wrong with that becomes its problem."""
+    """Read the notes on a file; every error becomes its problem."""
     try:
         return read_notes(found.notes)
-    except Exception as error:  # what nobody foresaw must not keep the others from being read
+    except Exception as error:  # one bad file must not stop the scan
         logger.exception("remora: what is noted about %s cannot be read", found.file.path)
         return Notes(problems=(f"the notes beside it cannot be read: {error!r:.300}",))
 
 
 def names_of(files: Sequence[CatalogFile]) -> Mapping[CatalogFile, str]:
-    """Return the shortest name of each file that is its own; those that cannot be read have their whole one."""
+    """Return the shortest unique name of each file; an unreadable file has its full name."""
     shared = Counter(file.name for file in files if file.readable)
     return {file: file.name if file.readable and shared[file.name] == 1 else file.relative for file in files}
 
 
 def _give_memory_back() -> None:
-    """Have the allocator return what large headers took for a moment, where it can; glibc keeps it otherwise."""
+    """Make glibc return the memory of large headers to the system."""
     gc.collect()
     try:
         trim = ctypes.CDLL("libc.so.6").malloc_trim
@@ -245,7 +245,7 @@ def _give_memory_back() -> None:
 
 
 class _Watcher:
-    """Tells when something below some folders changed, where the system and watchdog can."""
+    """Reports changes below some folders, if the system and watchdog can."""
 
     def __init__(self, folders: list[Path]) -> None:
         self.folders = folders
@@ -255,7 +255,7 @@ class _Watcher:
         try:
             from watchdog.events import FileSystemEventHandler
             from watchdog.observers import Observer
-        except ImportError:  # not every web UI brings it; then the folders are looked through again and again
+        except ImportError:  # not installed: scan the folders periodically
             return
         handler = FileSystemEventHandler()
         for event in ("created", "deleted", "moved", "closed", "modified"):
@@ -273,7 +273,7 @@ class _Watcher:
         self.works = True
 
     def settled(self, seconds: float) -> bool:
-        """Return True once after changes, when there were none for some time."""
+        """Return True once after changes, when there were none for `seconds`."""
         if self._changed and time.monotonic() - self._changed >= seconds:
             self._changed = 0.0
             return True

@@ -1,4 +1,4 @@
-"""The adapter files below some folders and what lies beside them, by names and stamps alone: no file is opened."""
+"""The LoRA files below some folders and the files beside them, by names and stamps: no file is opened."""
 
 from __future__ import annotations
 
@@ -14,52 +14,52 @@ from stat import S_ISREG
 logger = logging.getLogger(__name__)
 
 READABLE = ".safetensors"
-_PICKLES = frozenset({".pt", ".ckpt", ".bin"})  # listed so that asking for one says how to convert it
+_PICKLES = frozenset({".pt", ".ckpt", ".bin"})  # listed so that the error can say how to convert it
 _NOTES = (".json", ".civitai.info", ".txt", ".description.txt")
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".avif", ".jxl")
 _PICTURES = (
     *(f"{middle}{suffix}" for suffix in _SUFFIXES for middle in ("", ".preview")),  # in A1111's order
-    *(f".thumb{suffix}" for suffix in _SUFFIXES),  # which SD.Next makes of the others, and smaller
+    *(f".thumb{suffix}" for suffix in _SUFFIXES),  # which SD.Next makes from the others
 )
 
 
 @dataclass(frozen=True)
 class CatalogFile:
-    """One adapter file as found on disk."""
+    """One LoRA file on disk."""
 
     path: Path
     relative: str
-    """Path below its folder with `/`, without the suffix: `sub/name`. No two files of one suffix have the same."""
+    """Path below its folder with `/`, without the suffix: `sub/name`; unique per suffix."""
     size: int
     mtime_ns: int
 
     @property
     def name(self) -> str:
-        """File name without the suffix."""
+        """Return the file name without the suffix."""
         return self.relative.rpartition("/")[2]
 
     @property
     def folder(self) -> str:
-        """Path of its folder below the one that was looked through; empty at the top."""
+        """Return the path of its folder below the scanned one; empty at the top."""
         return self.relative.rpartition("/")[0]
 
     @property
     def readable(self) -> bool:
-        """Whether it can be read and named, by its path alone."""
+        """Return whether Remora can read it and a prompt can name it, by its path."""
         return self.path.suffix.lower() == READABLE and self.has_text_name
 
     @property
     def has_text_name(self) -> bool:
-        """Whether a prompt can name it: on Linux names are bytes, and not all bytes are UTF-8."""
+        """Return whether a prompt can name it: on Linux, a name may be no UTF-8."""
         return is_text(self.relative)
 
     @cached_property
     def id(self) -> str:
-        """What names it to programs, whatever other files are called: 16 hex digits, the same as long as it stays."""
+        """Return its id for programs: 16 hex digits, unchanged while the file stays."""
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:16]
 
     def is_current(self) -> bool:
-        """Tell whether the file is still as it was found."""
+        """Tell whether the file has not changed since."""
         try:
             stat = self.path.stat()
         except OSError:
@@ -69,19 +69,19 @@ class CatalogFile:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A file and what lies beside it."""
+    """A LoRA file and the files beside it."""
 
     file: CatalogFile
     notes: tuple[Path, ...] = ()
-    """Files with notes that are there, of `name.json`, `name.civitai.info`, `name.txt`, `name.description.txt`."""
+    """Existing files of `name.json`, `name.civitai.info`, `name.txt`, `name.description.txt`."""
     picture: Path | None = None
     """The picture that hosts show for it."""
     stamp: str = ""
-    """Changes with any of those."""
+    """Changes with any of these files."""
 
 
 def is_text(name: str) -> bool:
-    """Tell whether a part of a path is text; what it has of bytes that are not UTF-8, Python writes as surrogates."""
+    """Tell whether a part of a path is text; Python represents bytes that are no UTF-8 as surrogates."""
     try:
         name.encode("utf-8")
     except UnicodeEncodeError:
@@ -90,9 +90,9 @@ def is_text(name: str) -> bool:
 
 
 def walk(folders: Sequence[Path]) -> Iterator[Found]:
-    """Yield the adapter files, in the order of the folders and then by path; a file in several only once.
+    """Yield the LoRA files, in the order of the folders, then by path; each file once.
 
-    Where an earlier folder has a file of the same name, `relative` begins with the folder.
+    If an earlier folder has a file of the same name, `relative` starts with the folder.
     """
     seen: set[Path] = set()
     taken: set[tuple[str, str]] = set()
@@ -106,7 +106,7 @@ def walk(folders: Sequence[Path]) -> Iterator[Found]:
 
 
 def _free(file: CatalogFile, folder: Path, taken: set[tuple[str, str]]) -> str:
-    """Return the shortest path that no file before has, and take it: below the folder, or with the folders above."""
+    """Return the shortest path that is not taken, and take it: below the folder, or with its parents."""
     parts, suffix = folder.absolute().parts[1:], file.path.suffix.lower()
     paths = (file.relative, *("/".join((*parts[-count:], file.relative)) for count in range(1, len(parts) + 1)))
     relative = next((path for path in paths if (path, suffix) not in taken), file.relative)
@@ -115,7 +115,7 @@ def _free(file: CatalogFile, folder: Path, taken: set[tuple[str, str]]) -> str:
 
 
 def beside(file: CatalogFile) -> Found:
-    """Look anew at what lies beside one file."""
+    """Look again for the files beside one file."""
     names = {}
     for suffix in (*_NOTES, *_PICTURES):
         path = file.path.with_name(file.path.stem + suffix)
@@ -125,7 +125,7 @@ def beside(file: CatalogFile) -> Found:
 
 
 def _below(folder: Path) -> Iterator[Found]:
-    """Linked folders are entered, as users keep collections on other disks."""
+    """Yield the files below a folder; follows links, as users keep files on other disks."""
     entered: set[str] = set()
     for root, folders, names in os.walk(folder, onerror=_closed, followlinks=True):
         real = os.path.realpath(root)
@@ -161,19 +161,19 @@ def _in(root: Path, folder: Path, names: frozenset[str]) -> Iterator[Found]:
 
 
 def _closed(error: OSError) -> None:
-    """Say which folder cannot be looked through; that one of those to look through is not there is usual."""
+    """Log which folder cannot be scanned, unless it is a missing top folder, which is usual."""
     if not isinstance(error, FileNotFoundError):
         _leave_out(Path(error.filename), str(error.strerror))
 
 
 @lru_cache(maxsize=1000)
 def _leave_out(path: Path, why: str) -> None:
-    """Say it once, as the folders are looked through again and again."""
+    """Log it once, as the folders are scanned again and again."""
     logger.warning("remora: %s is left out: %s", path, why)
 
 
 def _found(file: CatalogFile, stamps: Mapping[str, str]) -> Found:
-    """From the stamps of what lies beside it, by name."""
+    """Make an item from the stamps of the files beside it, by name."""
     stem = file.path.stem
     notes = tuple(file.path.with_name(stem + end) for end in _NOTES if stem + end in stamps)
     picture = next((file.path.with_name(stem + end) for end in _PICTURES if stem + end in stamps), None)
@@ -181,7 +181,7 @@ def _found(file: CatalogFile, stamps: Mapping[str, str]) -> Found:
 
 
 def _stamp(path: Path) -> str | None:
-    """Return what changes with the content; None where nothing is there that may be shown."""
+    """Return a stamp that changes with the content; None if there is no file that may be shown."""
     try:
         stat = path.stat()
         if path.is_symlink() and not _stays(path):
@@ -193,6 +193,6 @@ def _stamp(path: Path) -> str | None:
 
 
 def _stays(link: Path) -> bool:
-    """Tell whether a link beside a LoRA leads to a file of its name, or into its folder; a page shows what it reads."""
+    """Tell whether a link beside a LoRA points to a file of its name or into its folder; pages show the file."""
     target = Path(os.path.realpath(link))
     return target.name == link.name or Path(os.path.realpath(link.parent)) in target.parents

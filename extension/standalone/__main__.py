@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until interrupted; returns the exit status."""
+    """Run until interrupted; return the exit status."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     for noisy in ("httpx", "transformers"):  # what they warn of is about parts that are not used here
@@ -76,10 +76,10 @@ def _login(text: str) -> str:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Find out before a model is loaded whether the port can be had.
+    """Check before a model is loaded that the port is free.
 
     Raises:
-        OSError: it cannot; the text says what to do.
+        OSError: the port is in use; the text says what to do.
     """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         if os.name != "nt":  # there it would allow what it should find out

@@ -1,4 +1,4 @@
-"""What the embedded page needs of the program behind it."""
+"""The interface between the embedded page and the program behind it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class RunningJob(Protocol):
-    """A job that was handed in."""
+    """A submitted job."""
 
     @property
     def progress(self) -> Progress: ...
@@ -25,7 +25,7 @@ class RunningJob(Protocol):
         """Stop at the next step."""
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait for the end; raises whatever the job failed with."""
+        """Wait for the end; raises any error of the job."""
 
 
 class Backend(Protocol):
@@ -36,14 +36,14 @@ class Backend(Protocol):
 
     @property
     def first_prompt(self) -> str:
-        """What the prompt box holds when the page opens."""
+        """Return the prompt that the page opens with."""
 
     def first_visit(self) -> bool:
-        """Return True once, where the page should make a first picture by itself."""
+        """Return True once if the page should make a first picture on its own."""
 
     @property
     def side(self) -> int:
-        """Width and height the model was made for, in pixels."""
+        """Return width and height the model was made for, in pixels."""
 
     @property
     def samplers(self) -> Sequence[str]: ...
@@ -56,19 +56,19 @@ class Backend(Protocol):
 
     @property
     def output_dir(self) -> Path:
-        """Where finished pictures are saved."""
+        """Return the folder of finished pictures."""
 
     def submit(self, request: Txt2Img) -> RunningJob:
-        """Queue a job; raises what the user should read."""
+        """Queue a job; raises errors for the user."""
 
     def is_told(self, error: LoraError) -> bool:
-        """Tell whether the tab shows an error, at the LoRA it belongs to or at its top."""
+        """Tell whether the tab shows an error."""
 
     def option(self, key: str) -> object:
         """Return the present value of one of Remora's settings."""
 
     def set_option(self, key: str, value: object) -> None:
-        """Change one of them for the jobs that start from now on; raises what the user should read."""
+        """Change a setting for the jobs that start from now on; raises errors for the user."""
 
     def set_offload(self, mode: str) -> None:
-        """Change the offload mode between two jobs; raises what the user should read."""
+        """Change the offload mode between two jobs; raises errors for the user."""

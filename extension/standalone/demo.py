@@ -1,4 +1,4 @@
-"""The demo that comes with Remora: a small model of a drawn world and six LoRAs for it, made by `training`."""
+"""The demo that Remora ships: a small model of a drawn world and six LoRA for it, made by `training`."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ _SUMS = "SHA256SUMS"
 
 
 class DemoError(ValueError):
-    """The demo's files are not as they were published; the text is one sentence for the user."""
+    """The demo's files are not as published; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Where the demo lies."""
+    """The files of the demo."""
 
     model: Path
     loras: Path
 
 
 def find_demo(folder: Path = FOLDER) -> Demo:
-    """Return the demo in `folder` after a look at every file's checksum.
+    """Return the demo in `folder` after checking every file's checksum.
 
     Raises:
-        DemoError: a file is missing, or another than was published.
+        DemoError: a file is missing or has changed.
     """
     for name, published in _published(folder).items():
         path = folder / name

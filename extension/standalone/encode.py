@@ -16,7 +16,7 @@ def encode_skipping(pipeline: Any, texts: Sequence[str], clip_skip: int) -> Tens
     diffusers' own `clip_skip` fails with the flattened CLIPTextModel of transformers 5.6 and later.
 
     Returns:
-        (texts, tokens, width), where the pipeline runs.
+        (texts, tokens, width), on the pipeline's device.
     """
     tokenizer, encoder = pipeline.tokenizer, pipeline.text_encoder
     tokens = tokenizer(
@@ -41,7 +41,7 @@ def encode_each(
         prompt: of all.
         negative_prompt: of all.
         clip_skip: as in `encode_skipping`; XL always takes the last layer but one.
-        use_images: one for each image, called before it is its turn.
+        use_images: one function per image, called before its texts are encoded.
 
     Returns:
         Arguments of the pipeline, each with a row for every image.

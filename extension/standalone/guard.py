@@ -1,7 +1,7 @@
-"""What the embedded web UI demands of every request, be it for a route of ours, a picture or the page.
+"""The checks before every request to the embedded web UI: routes, pictures and the page.
 
-It stands before the page, too: gradio lets pages of other sites read what it serves as soon as its own name is not
-localhost, and answers in place of our routes when a browser asks whether a page of another site may use them.
+They precede the page, too: gradio lets pages of other sites read its answers as soon as its own name is not localhost,
+and answers CORS preflights in place of Remora's routes.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _NOT_FRAMED = b"frame-ancestors 'self'"
 
 
 class Guard:
-    """An ASGI application before another one.
+    """An ASGI application around another one.
 
     Args:
         app: the other one.
-        address: that it is served on.
-        login: `user:password`; empty where everybody who reaches the address may use it.
+        address: the address it is served on.
+        login: `user:password`; empty demands none.
     """
 
     def __init__(self, app: ASGIApp, address: str, login: str = "") -> None:
@@ -37,7 +37,7 @@ class Guard:
         self._login = base64.b64encode(login.encode()) if login else b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer where a request is refused, else let the other one answer."""
+        """Refuse a request, or pass it to the other application."""
         if scope["type"] == "websocket":  # nothing here uses them, and browsers open them to any site
             await send({"type": "websocket.close", "code": 1008})
             return
@@ -64,9 +64,9 @@ class Guard:
 
 
 def _unframed(send: Send) -> Send:
-    """Forbid pages of other sites to show ours in a frame, where a user may click on what is not to be seen.
+    """Forbid pages of other sites to show this one in a frame, where a user may click on hidden parts.
 
-    Browsers that tell nothing of a frame when they ask for what is in it obey this.
+    For browsers whose requests do not say that they are for a frame.
     """
 
     async def sending(message: Message) -> None:
@@ -79,7 +79,7 @@ def _unframed(send: Send) -> Send:
 
 
 def _is_here(host: str) -> bool:
-    """Tell whether a Host header is one that no other site can have: an address, or localhost."""
+    """Tell whether no other site can have this Host header: it is an address, or localhost."""
     name = host_name(host)
     if name == "localhost" or name.endswith(".localhost"):
         return True

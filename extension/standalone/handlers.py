@@ -1,4 +1,4 @@
-"""What happens on the page: plain functions of what is shown to what is shown next."""
+"""The page's events, as functions from its inputs to its outputs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TICK = 0.2  # seconds between two looks at a job
 
 
 class Update(NamedTuple):
-    """New values for the outputs, in the page's order; what is not given stays."""
+    """New values for the outputs, in the page's order; others stay."""
 
     progress: Any = gr.skip()
     preview: Any = gr.skip()
@@ -44,7 +44,7 @@ class Handlers:
         self._jobs: dict[str, RunningJob] = {}  # by browser tab
 
     def generate(self, request: gr.Request, *values: Any) -> Iterator[Update]:
-        """Run a job and show it while it runs; values are those of the page's inputs."""
+        """Run a job and show its progress; the arguments are the page's inputs."""
         tab = request.session_hash or ""
         try:
             job = self._backend.submit(_request(*values))
@@ -59,7 +59,7 @@ class Handlers:
             self._jobs.pop(tab, None)
 
     def first(self, request: gr.Request, *values: Any) -> Iterator[Update]:
-        """Make a first picture by itself where the program behind the page wants it."""
+        """Make a first picture if the backend wants one."""
         if self._backend.first_visit():
             yield from self.generate(request, *values)
         else:
@@ -120,12 +120,12 @@ class Handlers:
             job.cancel()
 
     def select(self, infotexts: list[str], event: gr.SelectData) -> str:
-        """Show the parameters of the picture that was clicked."""
+        """Show the parameters of the clicked picture."""
         index = event.index if isinstance(event.index, int) else 0
         return infotexts[index] if index < len(infotexts) else ""
 
     def last_seed(self, infotext: str, seed: float) -> float:
-        """Return the seed of the picture whose parameters are shown."""
+        """Return the seed of the displayed picture."""
         return float(parse_infotext(infotext or "").settings.get("Seed", seed))
 
     def options(self) -> list[Any]:
@@ -133,14 +133,14 @@ class Handlers:
         return [self._backend.option(option.key) for option in TABLE]
 
     def set_option(self, key: str, value: object) -> None:
-        """Change one of Remora's settings; one that it does not take changes nothing, and the reason is shown."""
+        """Change one of Remora's settings; an invalid value changes nothing, and the reason is shown."""
         try:
             self._backend.set_option(key, value)
         except ValueError as error:
             raise gr.Error(str(error)) from error
 
     def offload(self, mode: str) -> str:
-        """Change the offload mode; the mode in force comes back."""
+        """Change the offload mode; return the present one."""
         try:
             self._backend.set_offload(mode)
         except RequestError as error:
@@ -149,7 +149,7 @@ class Handlers:
 
 
 def _wait(job: RunningJob, seconds: float) -> None:
-    """Wait for the job's end, but no longer than some seconds."""
+    """Wait at most `seconds` for the end of the job."""
     try:
         job.result(seconds)
     except Exception:  # noqa: BLE001  # whatever it is, `_finished` asks again and shows it

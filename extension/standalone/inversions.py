@@ -1,9 +1,9 @@
-"""Textual inversions for a pipeline: vectors that stand in for words of the prompt while a generation runs.
+"""Textual inversions for a pipeline: vectors that replace words of the prompt during a generation.
 
-No weight is touched and no module is replaced. diffusers' `load_textual_inversion` resizes the token embedding, which
-draws from torch's random state, undoes offloading (it goes on on the CPU) and leaves the weight trainable and the
+No weight is changed and no module is replaced. diffusers' `load_textual_inversion` resizes the token embedding, which
+draws from torch's random state, undoes offloading (it continues on the CPU) and leaves the weight trainable and the
 configuration with another vocabulary size; of a name with capitals it uses the first vector only. Here the tokenizers
-of a generation are copies with more tokens, and what the token embedding looks up is overwritten on its way out.
+of a generation are copies with more tokens, and a hook overwrites the output of the token embedding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _HARMLESS = 0  # a token id below every special one: encoders that look for the 
 
 
 class TextualInversions:
-    """Those in force on one pipeline."""
+    """The active embeddings of one pipeline."""
 
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
@@ -39,7 +39,7 @@ class TextualInversions:
         self._splices: list[_Splice] = []
 
     def use(self, embeddings: Embeddings) -> Sequence[str]:
-        """Put these in force in place of those before; none leaves the pipeline as it was.
+        """Activate these in place of the previous ones; without any, restore the pipeline.
 
         Returns:
             One sentence for each that does not fit the text encoders.
@@ -61,7 +61,7 @@ class TextualInversions:
         return misfits
 
     def spell(self, text: str) -> str:
-        """Write a prompt with the tokens of the embeddings it names, as a word of its own and in any case."""
+        """Write a prompt with the tokens of the embeddings it names, as whole words in any case."""
         if not self._spelling:
             return text
         names = sorted(self._spelling, key=len, reverse=True)  # the longest that is there, not one it begins with
@@ -69,10 +69,10 @@ class TextualInversions:
         return re.sub(pattern, lambda match: self._spelling[match[0].lower()], text, flags=re.IGNORECASE)
 
     def _fitted(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """{text encoder: vectors (tokens, width)}, in memory of their own: a file may be overwritten.
+        """Return {text encoder: vectors (tokens, width)}, copied, as a file may be overwritten.
 
         Raises:
-            ValueError: there are none for an encoder, or not as many or as wide as wanted.
+            ValueError: an encoder has no vectors, or their number or width is wrong.
         """
         fitted: dict[str, Tensor] = {}
         for name, encoder in self._encoders():
@@ -135,12 +135,12 @@ class _Splice:
         )
 
     def remove(self) -> None:
-        """Leave the encoder as it was."""
+        """Restore the encoder."""
         for hook in self._hooks:
             hook.remove()
 
     def _before(self, encoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Hide ids that the encoder does not know; they would be out of range, or be taken for the end of the text."""
+        """Hide ids that the encoder does not know; they are out of range, or would end the text."""
         self._ids = ids = args[0] if args else kwargs["input_ids"]
         known = ids.masked_fill(ids >= self.first, _HARMLESS)
         return ((known, *args[1:]), kwargs) if args else (args, {**kwargs, "input_ids": known})
@@ -153,7 +153,7 @@ class _Splice:
 
 
 def _extended(tokenizer: Any, tokens: Sequence[str]) -> Any:
-    """A copy of a tokenizer that knows these tokens too, with ids one after the other."""
+    """Return a copy of a tokenizer that knows these tokens too, with consecutive ids."""
     from transformers import AddedToken
 
     extended = copy.deepcopy(tokenizer)

@@ -1,4 +1,4 @@
-"""Jobs, one at a time, each in the order it came."""
+"""Jobs, one at a time, in order of arrival."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Job:
 
     @property
     def progress(self) -> Progress:
-        """How far it is; keeps the latest preview."""
+        """Return the progress; keeps the latest preview."""
         return self._progress
 
     @property
@@ -44,11 +44,11 @@ class Job:
         return self._future.done()
 
     def cancel(self) -> None:
-        """Stop at the next step; pictures finished before are kept."""
+        """Stop at the next step; finished pictures are kept."""
         self._cancel.set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end, but no longer than some seconds; tell whether it has come."""
+        """Wait at most `seconds` for the end; tell whether the job is done."""
         return bool(wait([self._future], seconds).done)
 
     def result(self, timeout: float | None = None) -> Result:
@@ -56,7 +56,7 @@ class Job:
 
         Raises:
             TimeoutError: not done after `timeout` seconds.
-            Exception: whatever the job failed with.
+            Exception: any error of the job.
         """
         return self._future.result(timeout)
 
@@ -71,7 +71,7 @@ class Job:
 
 
 class Runner:
-    """Runs jobs one after another on a thread of its own."""
+    """Runs jobs one after another on its own thread."""
 
     def __init__(self, studio: Studio) -> None:
         self.studio = studio
@@ -80,20 +80,20 @@ class Runner:
 
     @property
     def current(self) -> Job | None:
-        """The job that runs, or is next."""
+        """Return the job that runs, or is next."""
         self._forget_those_done()
         return self._jobs[0] if self._jobs else None
 
     def _forget_those_done(self) -> None:
-        """Their pictures are those of who asked for them."""
+        """Forget finished jobs; the caller holds their pictures."""
         self._jobs = [job for job in self._jobs if not job.done]
 
     def submit(self, request: Txt2Img, save: bool = False) -> Job:
-        """Queue a job; its pictures are saved to the output folder where `save`.
+        """Queue a job; `save` writes its pictures to the output folder.
 
         Raises:
-            RequestError: a value out of bounds or an unknown sampler.
-            PromptError: a LoRA tag that cannot be read.
+            RequestError: a value is out of bounds, or the sampler is unknown.
+            PromptError: a LoRA tag cannot be parsed.
         """
         try:
             check(self.studio, request)
@@ -106,7 +106,7 @@ class Runner:
         return job
 
     def call(self, function: Callable[[], T]) -> T:
-        """Run something between two jobs, and wait for it."""
+        """Run a function between two jobs, and wait for it."""
         return self._worker.submit(function).result()
 
     def close(self) -> None:

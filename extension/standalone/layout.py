@@ -1,4 +1,4 @@
-"""What a checkpoint in the original (ldm) layout is, read from the names and shapes in its header; no weights."""
+"""A checkpoint's original (ldm) layout, derived from the names and shapes in its header; no weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SCALING = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025, "sdxl-refiner": 0.1
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be loaded; the text is one sentence for the user."""
+    """A checkpoint cannot be loaded; the message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Layout:
     vae: Mapping[str, object]
     text_encoders: tuple[TextEncoder, ...]
     prediction_type: str | None
-    """None where the file does not say."""
+    """None if the file does not tell."""
     zero_snr: bool
 
 
@@ -50,7 +50,7 @@ def read_layout(shapes: Shapes, metadata: Mapping[str, str]) -> Layout:
     """Derive a checkpoint's layout.
 
     Raises:
-        CheckpointError: no checkpoint of SD 1.x, 2.x, XL or the XL refiner, or one of an unknown layout.
+        CheckpointError: no checkpoint of SD 1.x, 2.x, XL or the XL refiner, or an unknown layout.
     """
     family = _family(shapes)
     encoders = [_clip_l(shapes, prefix) for prefix in _CLIP_L if _has(shapes, prefix)]
@@ -186,7 +186,7 @@ def _open_clip(shapes: Shapes, prefix: str, family: str) -> TextEncoder:
 
 
 def _clip_config(tokens: tuple[int, ...], positions: tuple[int, ...]) -> dict[str, object]:
-    """Return what both kinds of CLIP share; the two highest token ids start and end a text."""
+    """Return the common configuration of both kinds of CLIP; the two highest token ids start and end a text."""
     vocabulary, width = tokens
     return {
         "vocab_size": vocabulary,
@@ -201,7 +201,7 @@ def _clip_config(tokens: tuple[int, ...], positions: tuple[int, ...]) -> dict[st
 
 
 def _prediction(shapes: Shapes, metadata: Mapping[str, str]) -> str | None:
-    """Read what the model predicts from markers trainers leave."""
+    """Read the prediction type from markers that trainers leave."""
     said = metadata.get("modelspec.prediction_type", "").lower()
     if said.startswith("v") or "v_pred" in shapes or metadata.get("ss_v_parameterization", "").lower() == "true":
         return "v_prediction"

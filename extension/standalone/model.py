@@ -28,14 +28,14 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A pipeline on the CPU and where it came from."""
+    """A pipeline on the CPU and its origin."""
 
     pipeline: Any
     path: Path
     family: str
     """sd (1.x and 2.x), sdxl or sdxl-refiner."""
     sha256: Future[str]
-    """Of the checkpoint, or of a folder's unet; computed aside, for a large file takes long."""
+    """Of the checkpoint, or of a folder's unet; computed in the background, as a large file takes long."""
 
     @property
     def name(self) -> str:
@@ -43,7 +43,7 @@ class LoadedModel:
 
     @property
     def checkpoints(self) -> dict[str, list[Path]]:
-        """The safetensors files that each part of the pipeline was loaded from."""
+        """Return the safetensors files that each part of the pipeline was loaded from."""
         parts = [name for name, part in self.pipeline.components.items() if isinstance(part, torch.nn.Module)]
         if self.path.is_file():
             return {name: [self.path] for name in parts}
@@ -53,12 +53,12 @@ class LoadedModel:
 
     @property
     def side(self) -> int:
-        """Width and height the model was made for, in pixels."""
+        """Return width and height the model was made for, in pixels."""
         return int(self.pipeline.unet.config.sample_size) * int(self.pipeline.vae_scale_factor)
 
     @property
     def shorthash(self) -> str:
-        """Ten hex digits; waits for the hash the first time."""
+        """Return ten hex digits; waits for the hash the first time."""
         return self.sha256.result()[:_HASH_LENGTH]
 
 
@@ -68,8 +68,8 @@ def load_model(
     """Load a model onto the CPU.
 
     Raises:
-        CheckpointError: there is nothing, or nothing that can be read; the text says what.
-        LoraError: a file whose header is damaged, or a pickle.
+        CheckpointError: the path is missing or unreadable; the text says why.
+        LoraError: a file is a pickle or has a damaged header.
         TokenizerError: as `load_single_file`.
     """
     path = path.expanduser().resolve()
@@ -88,7 +88,7 @@ def load_model(
 
 
 def pick_device(wanted: str) -> torch.device:
-    """Return the device meant by a name; "auto" takes the best there is."""
+    """Return the device of this name; "auto" is the best one."""
     if wanted != "auto":
         return torch.device(wanted)
     if torch.cuda.is_available():
@@ -99,7 +99,7 @@ def pick_device(wanted: str) -> torch.device:
 
 
 def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """Return the dtype meant by a name; "auto" is half precision except on the CPU, which is slower with it."""
+    """Return the dtype of this name; "auto" is half precision except on the CPU, where it is slower."""
     if wanted != "auto":
         return _DTYPES[wanted]
     return torch.float32 if device.type == "cpu" else torch.float16
@@ -125,13 +125,13 @@ def _load_folder(path: Path, dtype: torch.dtype, prediction_type: str | None) ->
 
 
 def _variant(path: Path) -> str | None:
-    """Return "fp16" where a folder holds its unet in that variant only."""
+    """Return "fp16" if a folder contains its unet in that variant only."""
     files = list((path / "unet").glob("*.safetensors"))
     return "fp16" if files and all(_is_of(file, "fp16") for file in files) else None
 
 
 def _is_of(file: Path, variant: str | None) -> bool:
-    """Whether a file such as `model.safetensors`, `model.fp16.safetensors` or a piece of one is of this variant."""
+    """Tell whether a file such as `model.safetensors`, `model.fp16.safetensors` or a shard is of this variant."""
     _, _, own = file.stem.partition(".")
     return own.split("-")[0] == (variant or "")
 

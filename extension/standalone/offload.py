@@ -1,4 +1,4 @@
-"""Where a pipeline's weights wait: diffusers' offload schemes, and the exact way back."""
+"""Offload modes of a pipeline: diffusers' schemes, and the exact way back."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _GROUP_HOOKS = ("group_offloading", "layer_execution_tracker", "lazy_prefetch_gr
 
 
 def modes(device: torch.device) -> tuple[str, ...]:
-    """Return the modes that make sense on a device: without an accelerator there is nothing to offload from."""
+    """Return the modes of a device: without an accelerator there is nothing to offload."""
     return (NONE,) if device.type == "cpu" else (NONE, MODEL, SEQUENTIAL, GROUP)
 
 
 def check_mode(mode: str, device: torch.device) -> None:
-    """Check that a mode is there.
+    """Check a mode.
 
     Raises:
         RequestError: the mode is unknown, or there is no accelerator.
@@ -33,7 +33,7 @@ def check_mode(mode: str, device: torch.device) -> None:
 
 
 def set_mode(pipeline: Any, mode: str, device: torch.device) -> None:
-    """Put a pipeline into an offload mode, from whatever mode it is in.
+    """Put a pipeline into an offload mode, from any other mode.
 
     Raises:
         RequestError: as `check_mode`.

@@ -1,4 +1,4 @@
-"""The page of the embedded web UI: layout only; what happens is in `handlers`."""
+"""The page of the embedded web UI: layout only; `handlers` has the events."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _CSS = Path(__file__).with_name("page.css")
 _ROOT = Path(__file__).resolve().parents[2]
 TAB_STYLE = _ROOT / "style.css"
 TAB_SCRIPT = _ROOT / "javascript" / "remora.js"
-"""Of the tab. Web UIs that load extensions find both by themselves."""
+"""Script and style of the tab. Web UIs that load extensions find both on their own."""
 _EVENT: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What the user sets, in the order of `Handlers.generate`."""
+    """The inputs, in the order of `Handlers.generate`."""
 
     prompt: Any
     negative: Any
@@ -49,7 +49,7 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What a job changes, in the order of `Update`."""
+    """The outputs, in the order of `Update`."""
 
     progress: Any
     preview: Any
@@ -91,7 +91,7 @@ def build_page(backend: Backend) -> Any:
 
 
 def mount_page(app: A, page: Any, output_dir: Path, script: str) -> A:
-    """Serve the page at the root of a FastAPI application, which serves `TAB_SCRIPT` at the address `script`.
+    """Serve the page at the root of a FastAPI application that serves `TAB_SCRIPT` at the address `script`.
 
     Pictures are served from `output_dir`.
     """

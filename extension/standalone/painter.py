@@ -1,4 +1,4 @@
-"""Pictures that the embedded web UI makes for Remora, between those that its users ask for."""
+"""Pictures that the embedded web UI makes for Remora, between the ones for its users."""
 
 from __future__ import annotations
 

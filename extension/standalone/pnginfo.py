@@ -1,4 +1,4 @@
-"""Pictures as PNG with the parameters text inside, where A1111 and everything around it looks for it."""
+"""Pictures as PNG with the parameters text in the chunk that A1111 and related programs use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBERED = re.compile(r"(\d{5,})-")
 
 
 def encode_png(image: Image, infotext: str) -> bytes:
-    """Encode a picture with its parameters text; outside Latin-1 the text goes into an iTXt chunk by itself."""
+    """Encode a picture with its parameters text; text outside Latin-1 goes into an iTXt chunk."""
     chunks = PngInfo()
     if infotext:
         chunks.add_text(_CHUNK, infotext)
@@ -32,15 +32,15 @@ def encode_png(image: Image, infotext: str) -> bytes:
 
 
 def read_infotext(image: Image) -> str:
-    """Return the parameters text of an opened PNG; empty where there is none."""
+    """Return the parameters text of an opened PNG, or an empty text."""
     return str(image.info.get(_CHUNK, ""))
 
 
 def save_picture(picture: Picture, folder: Path) -> Path:
-    """Write a picture as `00001-SEED.png` with the next free number; another program may do so at the same time.
+    """Write a picture as `00001-SEED.png` with the next free number; safe beside other programs.
 
     Raises:
-        OSError: the folder cannot be written to; nothing of the picture is there.
+        OSError: the folder cannot be written to; no partial file stays.
     """
     content = encode_png(picture.image, picture.infotext)
     with locked(Path(os.path.realpath(folder))):

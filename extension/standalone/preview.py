@@ -1,4 +1,4 @@
-"""A cheap look at latents while they are being denoised: a linear map to colours, or a decoder that is small enough."""
+"""Quick previews of latents during denoising: a linear map to colours, or a small decoder."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def preview(latents: Tensor, family: str, vae: Any = None) -> Image.Image:
     Args:
         latents: (batch, 4, height / 8, width / 8), scaled as the unet sees them.
         family: as in `LoadedModel`.
-        vae: the model's own, used where it is small and stays where it is: the colours of the map are those of SD's.
+        vae: the model's own, used if it is small and not offloaded: the colour map is for SD.
     """
     return _mapped(latents, family) if vae is None or not _is_at_hand(vae) else _decoded(latents, vae)
 
 
 def _is_at_hand(vae: Any) -> bool:
-    """Whether decoding is quick: a large decoder is not, and an offloaded one pushes the denoiser away."""
+    """Tell whether decoding is quick: the decoder is small, and not offloaded, which would displace the denoiser."""
     small = sum(parameter.numel() for parameter in vae.decoder.parameters()) <= _SMALL
     hooked = (hasattr(module, name) for module in vae.modules() for name in ("_hf_hook", "_diffusers_hook"))
     return small and not any(hooked)

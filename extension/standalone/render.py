@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 
 
 class Cancelled(Exception):  # noqa: N818  # a way out, not an error
-    """The job was cancelled; raised inside a step so that nothing more is computed."""
+    """The job was cancelled; raised within a step to stop the computation."""
 
 
 @dataclass(frozen=True)
 class Watch:
-    """How a job is seen and stopped from outside."""
+    """A job's progress and its cancellation."""
 
     report: Callable[[Progress], None]
     cancelled: Callable[[], bool]
@@ -57,23 +57,23 @@ class _Rendering:
 
 
 def check(studio: Studio, request: Txt2Img) -> None:
-    """Check what can be checked before a job waits its turn.
+    """Check a job before it waits for its turn.
 
     Raises:
-        RequestError: a value out of bounds, or an unknown sampler.
-        PromptError: a LoRA tag that cannot be read.
+        RequestError: a value is out of bounds, or the sampler is unknown.
+        PromptError: a LoRA tag cannot be parsed.
     """
     _plan(studio, request)
 
 
 def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
-    """Make the pictures; a cancelled job returns those finished before.
+    """Make the pictures; a cancelled job returns the finished ones.
 
-    However it ends, no LoRA stays in force. Text is encoded with the job's LoRAs, and never kept for another job.
+    However it ends, no LoRA stays active. Text is encoded with the job's LoRA, and never cached for another job.
 
     Raises:
         RequestError: as `check`.
-        LoraError: a LoRA tag, name or file failed, and the setting says to fail.
+        LoraError: a LoRA tag, name or file failed, and the setting is to fail.
     """
     plan = _plan(studio, request)
     pictures: list[Picture] = []
@@ -95,7 +95,7 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
         cancelled = True
     finally:
         studio.session.end()
-        pipeline.maybe_free_model_hooks()  # a pipeline left in the middle has not done it
+        pipeline.maybe_free_model_hooks()  # an interrupted pipeline has not done it
     last = studio.session.last
     return Result(tuple(pictures), plan.seed, cancelled, last.lines(), notes, tuple(studio.session.warnings()))
 
@@ -128,7 +128,7 @@ def _batch(studio: Studio, plan: _Rendering, batch: int, parameters: Mapping[str
 
 def _arguments(studio: Studio, plan: _Rendering, seeds: list[int]) -> dict[str, Any]:
     request = plan.request
-    # one CPU generator per picture: what it shows depends neither on the batch it is in nor on the device
+    # one CPU generator per picture: it depends neither on its batch nor on the device
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     arguments: dict[str, Any] = {
         "prompt": [studio.inversions.spell(plan.prompt.text)] * len(seeds),
@@ -139,7 +139,7 @@ def _arguments(studio: Studio, plan: _Rendering, seeds: list[int]) -> dict[str, 
     }
     unet = studio.model.pipeline.unet
     shape = (1, unet.config.in_channels, request.height // _LATENT, request.width // _LATENT)
-    if studio.model.family == "sdxl-refiner":  # has no text-to-image of its own: starts from nothing, all noise
+    if studio.model.family == "sdxl-refiner":  # has no text-to-image: start from an empty picture, all noise
         return arguments | {"image": torch.zeros(len(seeds), *shape[1:], dtype=unet.dtype), "strength": 1.0}
     latents = torch.cat([torch.randn(shape, generator=generator) for generator in generators])
     arguments |= {"latents": latents.to(unet.dtype), "height": request.height, "width": request.width}
@@ -195,7 +195,7 @@ def _parameters(studio: Studio, plan: _Rendering, activation: Activation, values
 
 
 def _hashes(studio: Studio, active: Sequence[Active]) -> dict[str, str]:
-    """Hash the files by name; a file that cannot be read any more costs its own hash only."""
+    """Hash the files by name; an unreadable file only loses its own hash."""
     hashes = {}
     for one in active:
         try:

@@ -38,10 +38,10 @@ class Sampler:
     scheduler: str
     """Class name in diffusers."""
     schedule: str = "Uniform"
-    """What A1111 means by "Automatic" for this sampler."""
+    """A1111's "Automatic" schedule for this sampler."""
     settings: Mapping[str, Any] = field(default_factory=lambda: {"timestep_spacing": "linspace"})
     needs: str = ""
-    """A package the scheduler imports and that may be missing."""
+    """A package that the scheduler imports and that may be missing."""
 
 
 _TABLE = (
@@ -72,13 +72,13 @@ SAMPLERS: Mapping[str, Sampler] = {
 
 @dataclass(frozen=True)
 class Sampling:
-    """A sampler with its schedule settled."""
+    """A sampler with its schedule."""
 
     sampler: Sampler
     schedule: str
 
     def make(self, model: Mapping[str, Any]) -> Any:
-        """Make a fresh scheduler for a model, whose own scheduler was configured like `model`."""
+        """Make a new scheduler for a model whose own scheduler has the configuration `model`."""
         kind = getattr(diffusers, self.sampler.scheduler)
         known = inspect.signature(kind).parameters
         trained = {key: model[key] for key in _FROM_MODEL if key in known and model.get(key) is not None}
@@ -91,7 +91,7 @@ def schedules() -> tuple[str, ...]:
 
 
 def choices() -> list[str]:
-    """Return sampler names for a menu: each alone, and with every schedule it can follow."""
+    """Return sampler names for a menu: each alone, and with every schedule it supports."""
     names = list(SAMPLERS)
     for sampler in SAMPLERS.values():
         names += [
@@ -101,10 +101,10 @@ def choices() -> list[str]:
 
 
 def find_sampling(name: str, schedule: str = AUTOMATIC) -> Sampling:
-    """Return the sampler meant by a name such as `Euler a`, `DPM++ 2M Karras` or `k_euler`; case does not matter.
+    """Return the sampler of a name such as `Euler a`, `DPM++ 2M Karras` or `k_euler`, in any case.
 
     Raises:
-        RequestError: the sampler or schedule is unknown, or they do not go together.
+        RequestError: the sampler or schedule is unknown, or they do not fit.
     """
     wanted = _ALIASES.get(name.strip().lower(), name.strip().lower())
     chosen = _by_name(_SCHEDULES, schedule) or ""

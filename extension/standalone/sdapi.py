@@ -1,4 +1,4 @@
-"""The picture part of A1111's HTTP API, so that its clients work here unchanged."""
+"""The picture part of A1111's HTTP API, so that its clients work unchanged."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from .txt2img_fields import read_number, read_request
 logger = logging.getLogger(__name__)
 
 _UNPROCESSABLE = 422
-_MAX_BODY = 16 << 20  # bytes: clients send pictures in fields that are refused, and are told which
+_MAX_BODY = 16 << 20  # bytes: clients send pictures in fields that are refused by name
 _CLIP_SKIP = "CLIP_stop_at_last_layers"
 _MODEL = "sd_model_checkpoint"
-# What A1111 tells of features that are not here, as it does where they are off.
+# A1111's answers for features that are off.
 _ABSENT: Mapping[str, Any] = {
     "subseed_strength": 0,
     "restore_faces": False,
@@ -92,7 +92,7 @@ class SdApi:
         }
 
     def progress(self, skip_current_image: bool = Query(default=False)) -> dict[str, Any]:
-        """Tell how far the running job is, with a preview."""
+        """Return the progress of the running job, with a preview."""
         job = self._runner.current
         image = None
         if job is not None and job.progress.preview is not None and not skip_current_image:
@@ -146,7 +146,7 @@ class SdApi:
         }
 
     async def set_options(self, request: Request) -> None:
-        """Change settings; one that is not known or cannot be changed changes nothing at all."""
+        """Change settings; one invalid setting changes none."""
         values = await object_of(request, _MAX_BODY, "the settings")
         await run_in_threadpool(self._set_options, values)
 
@@ -193,7 +193,7 @@ def title(model: LoadedModel) -> str:
 
 
 def info(request: Txt2Img, result: Result, model: LoadedModel) -> Mapping[str, Any]:
-    """Return what A1111 tells about finished pictures, plus `remora`: reports and notes."""
+    """Return A1111's info on finished pictures, plus `remora`: reports and notes."""
     pictures: tuple[Picture, ...] = result.pictures
     seeds = [picture.seed for picture in pictures]
     return {

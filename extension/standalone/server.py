@@ -1,4 +1,4 @@
-"""One application: the HTTP API and the page."""
+"""The application: the HTTP API and the page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCRIPT = "/remora/remora.js"
 
 
 class PageBackend:
-    """What the page sees of the studio."""
+    """The `Backend` of the page, over the studio."""
 
     def __init__(self, runner: Runner, output_dir: Path, first_prompt: str = "") -> None:
         self._runner = runner
@@ -69,10 +69,10 @@ def make_api(runner: Runner, address: str = "127.0.0.1", login: str = "") -> Fas
 
     Args:
         runner: of the jobs.
-        address: that it is served on.
-        login: `user:password` that everything demands; empty demands none.
+        address: the address it is served on.
+        login: `user:password` that every request needs; empty demands none.
     """
-    app = FastAPI(title="Remora", docs_url=None, redoc_url=None)  # those pages are made of scripts of other sites
+    app = FastAPI(title="Remora", docs_url=None, redoc_url=None)  # these pages load scripts of other sites
     app.add_middleware(Guard, address=address, login=login)
     SdApi(runner).add_routes(app)
     runner.studio.host.paint_with(RunnerPainter(runner))
@@ -87,7 +87,7 @@ def make_app(
 
     With a `first_prompt` the page opens with it, and makes its picture at the first visit.
     """
-    from .page import TAB_SCRIPT, build_page, mount_page  # gradio takes two seconds that the API alone can spare
+    from .page import TAB_SCRIPT, build_page, mount_page  # importing gradio takes two seconds
 
     backend: Backend = PageBackend(runner, output_dir, first_prompt)
     app = make_api(runner, address, login)

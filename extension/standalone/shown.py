@@ -1,4 +1,4 @@
-"""Small pieces of HTML for the page; everything that comes from outside is escaped."""
+"""HTML snippets for the page; all outside text is escaped."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def bar(progress: Progress) -> str:
 
 
 def idle() -> str:
-    """Return the progress bar where nothing runs."""
+    """Return the progress bar without a job."""
     return '<div class="remora-bar remora-idle"><span>Ready</span></div>'
 
 
 def outcome(result: Result) -> str:
-    """Return one line per LoRA and per note, those above that say a picture cannot be as meant."""
+    """Return one line per LoRA and per note, warnings about wrong pictures first."""
     cancelled = ["Cancelled"] if result.cancelled else []
     told = lines("lora", result.lora_reports) + lines("note", [*cancelled, *result.notes])
     return lines("warning", result.warnings) + told
 
 
 def failure(error: BaseException) -> str:
-    """Return what went wrong."""
+    """Return the text of an error."""
     return f'<div class="remora-line remora-error" role="alert">{escape(str(error) or type(error).__name__)}</div>'
 
 
 def pointer() -> str:
-    """Return where to read what went wrong with a LoRA: the tab says it there, until it is put right."""
+    """Return a hint to the tab, which shows the error of a LoRA until it is fixed."""
     return failure(ValueError("No picture was made: see the stack of LoRA."))
 
 

@@ -1,7 +1,7 @@
 """Single-file checkpoints in the original (ldm) layout, loaded without a network.
 
-Everything a pipeline needs beside the weights is derived: configurations from the shapes in the file's header,
-the prediction type from its metadata, the tokenizer from CLIP's published vocabulary.
+All else that a pipeline needs is derived: configurations from the shapes in the file's header, the prediction type from
+its metadata, the tokenizer from CLIP's published vocabulary.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def load_single_file(
 ) -> Any:
     """Load a checkpoint of SD 1.x, 2.x, XL or the XL refiner as a pipeline on the CPU.
 
-    `prediction_type` ("epsilon" or "v_prediction") beats what the file says; `tokenizer` is a folder.
+    `prediction_type` ("epsilon" or "v_prediction") overrides the file; `tokenizer` is a folder.
 
     Raises:
-        LoraError: not a readable safetensors file.
-        CheckpointError: not one of these models, or of a layout that is not known.
-        TokenizerError: CLIP's vocabulary is not there.
+        LoraError: the file is no readable safetensors file.
+        CheckpointError: another model, or an unknown layout.
+        TokenizerError: CLIP's vocabulary is missing.
     """
     header = AdapterFile.open(path)
     layout = read_layout({key: info.shape for key, info in header.infos.items()}, header.metadata)
@@ -114,7 +114,7 @@ def _text_encoder(encoder: TextEncoder, weights: Mapping[str, Tensor], dtype: to
 
 
 def _fitted(model: nn.Module, converted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Spell keys as this transformers does (CLIPTextModel lost its `text_model.` in 5.6); drop what it has not."""
+    """Rename keys for this version of transformers (5.6 dropped `text_model.`); drop keys that `model` lacks."""
     wanted = model.state_dict().keys()
     nested = any(key.startswith("text_model.") for key in wanted)
     fitted = {}
@@ -145,7 +145,7 @@ def _fill(model: nn.Module, weights: Mapping[str, Tensor], dtype: torch.dtype, w
     """Give a meta model its weights.
 
     Raises:
-        CheckpointError: one is missing or of another shape.
+        CheckpointError: a weight is missing or has another shape.
     """
     for key, empty in model.state_dict().items():
         if key not in weights:
@@ -153,21 +153,21 @@ def _fill(model: nn.Module, weights: Mapping[str, Tensor], dtype: torch.dtype, w
         if weights[key].shape != empty.shape:
             got, want = tuple(weights[key].shape), tuple(empty.shape)
             raise CheckpointError(f"weight {key} for {what} has shape {got}, not {want}")
-    # copied even in the same dtype: in the file tensors are not aligned, and kernels for that round differently
+    # copy even in the same dtype: tensors in the file are not aligned, and kernels for such tensors round differently
     model.load_state_dict({key: value.to(dtype, copy=True) for key, value in weights.items()}, assign=True)
     return model.eval().requires_grad_(False)
 
 
 @torch.no_grad()
 def _probe(unet: nn.Module, layout: Layout) -> str:
-    """Tell SD 2.x's v-prediction from noise prediction by what the model answers, for its files do not say.
+    """Tell SD 2.x's v-prediction from noise prediction by the model's answer, as its files do not tell.
 
-    The question and the threshold are A1111's (`is_using_v_parameterization_for_sd2`).
+    The input and the threshold are A1111's (`is_using_v_parameterization_for_sd2`).
     """
     if layout.family != "sd2":
         return "epsilon"
     dtype = next(unet.parameters()).dtype
-    nn.Module.to(unet, torch.float32)  # diffusers' own `to` warns of what does not matter here
+    nn.Module.to(unet, torch.float32)  # diffusers' own `to` would warn needlessly
     width = layout.unet["cross_attention_dim"]
     latents, context = torch.full((1, 4, 8, 8), 0.5), torch.full((1, 2, int(str(width))), 0.5)
     answer: Tensor = unet(latents, 999, context).sample

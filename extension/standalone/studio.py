@@ -1,4 +1,4 @@
-"""What the embedded web UI works with: one loaded model, its LoRA session, and where pictures go."""
+"""The state of the embedded web UI: one loaded model, its LoRA session, and the output folder."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Studio:
-    """Used by one job at a time."""
+    """Model, session and output folder; used by one job at a time."""
 
     model: LoadedModel
     session: Session
@@ -32,23 +32,23 @@ class Studio:
     device: torch.device
     inversions: TextualInversions
     output_dir: Path | None = None
-    """Pictures made with the page are saved here; None saves none."""
+    """For pictures made with the page; None saves none."""
     offload_mode: str = offload.NONE
     batch_size: int = 1
-    """Pictures that are made at once now."""
+    """Of the present batch."""
 
     def set_offload(self, mode: str) -> None:
         """Change the offload mode.
 
         Raises:
-            RequestError: there is no such mode on this device.
+            RequestError: this device does not have this mode.
         """
         if mode != self.offload_mode:
             offload.set_mode(self.model.pipeline, mode, self.device)
             self.offload_mode = mode
 
     def close(self) -> None:
-        """Take Remora off the model and stop being the current host."""
+        """Remove Remora from the model and stop being the current host."""
         self.host.close()
 
 
@@ -60,17 +60,17 @@ def open_studio(
     offload_mode: str = offload.NONE,
     data_dir: Path | None = None,
 ) -> Studio:
-    """Become the current host, connect Remora, and put the model where it runs.
+    """Become the current host, connect Remora, and move the model to its device.
 
     Args:
-        data_dir: where what is set in the page is kept; None forgets it at the end.
+        data_dir: for data set in the page; None keeps them in memory only.
 
     Raises:
-        RequestError: there is no such offload mode on this device.
-        RuntimeError: Remora could not be set up; the log has the reason.
+        RequestError: this device does not have this offload mode.
+        RuntimeError: connecting Remora failed; the log has the reason.
     """
     offload.check_mode(offload_mode, device)
-    # whoever sits before the picture sees the error; a host with pictures of its own rather goes on
+    # the user sees the error at once; in other hosts the default is to go on
     STANDALONE.open(lora_dirs, {ON_BAD_LORA: FAIL}, data_dir)
     session = register()
     if session is None:

@@ -1,4 +1,4 @@
-"""CLIP's tokenizer without a network: from its published vocabulary, or from a folder of the user's."""
+"""CLIP's tokenizer without a network: from its published vocabulary, or from the user's folder."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _PACKAGE = "openai-clip"
 
 
 class TokenizerError(ValueError):
-    """No vocabulary for the text encoder; the text is one sentence for the user."""
+    """The text encoder has no vocabulary; the message is one sentence for the user."""
 
 
 def clip_tokenizer(folder: Path | None = None, pad: str = END) -> CLIPTokenizer:
-    """Return CLIP's tokenizer, from `folder` where given, padding with the token `pad`.
+    """Return CLIP's tokenizer, from `folder` if given, padding with the token `pad`.
 
     Raises:
-        TokenizerError: the folder holds no tokenizer, or none is given and the vocabulary is not installed.
+        TokenizerError: the folder has no tokenizer, or without one the vocabulary is not installed.
     """
     if folder is not None:
         return _from_folder(folder, pad)
@@ -40,7 +40,7 @@ def clip_tokenizer(folder: Path | None = None, pad: str = END) -> CLIPTokenizer:
 
 
 def find_vocabulary() -> Path | None:
-    """Find the vocabulary file of an installed package; the package is not imported, for it needs torchvision."""
+    """Find the vocabulary file of an installed package; does not import it, as it needs torchvision."""
     return next((path for path in _candidates() if path.is_file()), None)
 
 
@@ -66,7 +66,7 @@ def _from_folder(folder: Path, pad: str) -> CLIPTokenizer:
         raise TokenizerError(
             f"no CLIP tokenizer (vocab.json and merges.txt) can be read in {folder}: {error}"
         ) from error
-    if len(tokenizer) < len(list(_byte_symbols())):  # what transformers makes up where it finds no files
+    if len(tokenizer) < len(list(_byte_symbols())):  # transformers makes one up without files
         raise TokenizerError(f"no CLIP tokenizer (vocab.json and merges.txt) is in {folder}")
     tokenizer.model_max_length = MAX_LENGTH
     return tokenizer

@@ -1,4 +1,4 @@
-"""The fields of A1111's text-to-image request: which are taken, and which of the others say too much to be ignored."""
+"""The fields of A1111's text-to-image request: the supported ones, and the ones too important to ignore."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ N = TypeVar("N", int, float)
 _CLIP_SKIP = "CLIP_stop_at_last_layers"
 _MODEL = "sd_model_checkpoint"
 
-# Field -> values that ask for nothing; any other value asks for what is not here, and is refused rather than ignored.
+# Field -> values without effect; any other value asks for a missing feature, and is refused rather than ignored.
 # Fields that only refine one of these (hr_scale, subseed, script_args, ...) are ignored.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "enable_hr": (False, None),
@@ -42,7 +42,7 @@ _OWN = frozenset(option.key for option in TABLE)
 
 @dataclass(frozen=True)
 class Asked:
-    """A request read."""
+    """A parsed request."""
 
     request: Txt2Img
     send_images: bool
@@ -50,14 +50,14 @@ class Asked:
 
 
 def read_request(payload: Mapping[str, Any], clip_skip: int, is_current: Callable[[object], bool]) -> Asked:
-    """Read a request; fields that A1111 does not know either are ignored, as there.
+    """Parse a request; like A1111, ignore unknown fields.
 
     Args:
-        clip_skip: where `override_settings` does not say.
-        is_current: whether a name means the model that is loaded.
+        clip_skip: the default for `override_settings`.
+        is_current: whether a name means the loaded model.
 
     Raises:
-        RequestError: a value of the wrong type, or a feature that is not here.
+        RequestError: a value of the wrong type, or an unsupported feature.
     """
     for name, harmless in _UNSUPPORTED.items():
         if name in payload and payload[name] not in harmless:
@@ -85,7 +85,7 @@ def read_request(payload: Mapping[str, Any], clip_skip: int, is_current: Callabl
 
 
 def _own_settings(overrides: Mapping[str, Any], is_current: Callable[[object], bool]) -> dict[str, object]:
-    """Return those of Remora's; of the others, refuse what is not here."""
+    """Return Remora's settings; refuse others that are not supported."""
     own: dict[str, object] = {}
     for key, value in overrides.items():
         if key in _OWN:

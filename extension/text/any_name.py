@@ -1,4 +1,4 @@
-"""A table in which every name is, for texts that are only kept: what they name is not known until they are used."""
+"""A mapping that contains every key, to check the syntax of stored text without resolving its names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ _T = TypeVar("_T")
 
 
 class AnyName(Mapping[str, _T]):
-    """Has the same value under every name, and lists none.
-
-    Args:
-        value: that one.
-    """
+    """Maps every name to one value, and iterates over none."""
 
     def __init__(self, value: _T) -> None:
         self._value = value

@@ -17,19 +17,19 @@ from typing import TypeAlias
 
 from lib_lora import BlockWeights, Element
 
-NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # `\d` has the digits of all alphabets
+NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # `\d` matches digits of all alphabets
 _NUMBER = re.compile(NUMBER)
 _LARGEST = 3.4e38
-"""Just below the largest number of float32, in which strengths are applied."""
+"""Just below the largest float32 number; strengths are applied in float32."""
 _INHERITED = re.compile(r"X(?:([+-])([0-9]+(?:\.[0-9]*)?|\.[0-9]+))?")
 _MOST = 400
-"""Values of a list; no model has as many blocks."""
+"""Values in a list; no model has as many blocks."""
 _NAME = re.compile(r"[^:<>=,#\s](?:[^:<>=,#]*[^:<>=,#\s])?")
 _MAX_NAME = 100  # characters
 _DIGITS = 3  # of a value that is drawn
 
 Value: TypeAlias = float | str
-"""A number, or a letter for one."""
+"""A number, or a letter that stands for one."""
 
 DEFAULT = """\
 NONE:0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,0
@@ -53,12 +53,12 @@ PROJDEEPOFF:IN05-OUT05:proj:0
 
 
 class BlockWeightsError(ValueError):
-    """What is written is no list and no preset; the text says what of it is wrong, or which presets there are."""
+    """A text is no list and no preset; the message names the fault, or the presets that exist."""
 
 
 @dataclass(frozen=True)
 class BlockPresets:
-    """What stands for a list, or for rules, by name; names are case-sensitive."""
+    """Presets by name: lists, and rules. Names are case-sensitive."""
 
     lists: Mapping[str, tuple[Value, ...]] = field(default_factory=dict)
     elements: Mapping[str, tuple[Element, ...]] = field(default_factory=dict)
@@ -69,43 +69,43 @@ class Blocks:
     """The block weights of a tag."""
 
     written: str = ""
-    """A list or a preset's name."""
+    """A list, or the name of a preset."""
     values: tuple[Value, ...] = ()
     rules: str = ""
-    """Name of a preset of rules."""
+    """The name of a preset of rules."""
     elements: tuple[Element, ...] = ()
     x: float = 1.0
-    """What `X` stands for."""
+    """The value of `X`."""
 
     def weights(self, seed: int | None = None) -> BlockWeights | None:
-        """Return what they mean, None where nothing was written.
+        """Return the block weights, or None if the tag has none.
 
         Args:
-            seed: of the picture; the same values are drawn for it again, and others without one.
+            seed: of the picture; equal seeds draw equal values. None draws others each time.
         """
         if not self.values and not self.elements:
             return None
-        # of the list as well, so that two LoRA of one picture have values of their own
+        # seeded with the list too, so that two LoRA of one picture get different values
         draw = random.Random() if seed is None else random.Random(f"{seed}:{self.written}")  # no secret
         values = tuple(_drawn(value, self.x, draw) for value in self.values)
         return BlockWeights(values or None, self.elements)
 
     @property
     def random(self) -> bool:
-        """Whether a value is drawn."""
+        """Return whether a value is drawn."""
         return any(value in ("R", "U") for value in self.values)
 
 
 def is_number(text: str) -> bool:
-    """Tell whether a text is a number that a strength may be; one like 1e39 is not."""
+    """Tell whether a text is a valid strength; a number like 1e39 is not."""
     return _NUMBER.fullmatch(text) is not None and abs(float(text)) <= _LARGEST
 
 
 def read_list(text: str) -> tuple[Value, ...]:
-    """Read a list.
+    """Parse a list.
 
     Raises:
-        BlockWeightsError: a value is none.
+        BlockWeightsError: a value is invalid.
     """
     written = [one.strip() for one in text.split(",")]
     if len(written) > _MOST:
@@ -114,12 +114,12 @@ def read_list(text: str) -> tuple[Value, ...]:
 
 
 def is_list(text: str) -> bool:
-    """Tell whether a text is meant as a list, and not as a name."""
+    """Tell whether a text is meant as a list, not as a name."""
     return "," in text
 
 
 def read_presets(text: str) -> dict[str, tuple[Value, ...]]:
-    """Read a file of lists, a line each: `NAME:1,0,…`; as in the original, any other line is a comment."""
+    """Parse a file of lists, one `NAME:1,0,…` per line; as in the original, other lines are comments."""
     found = {}
     for line in text.splitlines():
         name, colon, values = line.partition(":")
@@ -132,7 +132,7 @@ def read_presets(text: str) -> dict[str, tuple[Value, ...]]:
 
 
 def read_rules(text: str) -> dict[str, tuple[Element, ...]]:
-    """Read a file of rules, set apart by blank lines: `NAME:blocks:words:weight`, more of them by commas or lines."""
+    """Parse a file of rules, `NAME:blocks:words:weight`, separated by blank lines; commas or lines join several."""
     found = {}
     for part in re.split(r"\n\s*\n", text):
         name, colon, written = part.strip().partition(":")
@@ -154,10 +154,10 @@ def format_list(values: Iterable[Value]) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Return a name for a preset.
+    """Return a valid name of a preset.
 
     Raises:
-        BlockWeightsError: a tag could not name it, or a file could not hold it.
+        BlockWeightsError: a tag cannot refer to this name, or a file cannot contain it.
     """
     name = name.strip()
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
@@ -170,7 +170,7 @@ def checked_name(name: str) -> str:
 
 
 def known(what: str, names: Iterable[str]) -> str:
-    """Return a part of a sentence that tells the names there are."""
+    """Return a part of a sentence that lists the names."""
     found = sorted(names)
     shown = ", ".join(found[:20]) + (", …" if len(found) > 20 else "")
     return f"{what} there are: {shown}" if found else f"there are no {what}"
@@ -198,7 +198,7 @@ def _drawn(value: Value, x: float, draw: random.Random) -> float:
 
 
 def _element(text: str) -> Element | None:
-    """One rule; None for what is none."""
+    """Parse one rule, or return None if it is invalid."""
     parts = text.split(":")
     if len(parts) != 3 or not is_number(parts[2].strip()):
         return None
@@ -213,4 +213,4 @@ def _negated(text: str) -> tuple[bool, tuple[str, ...]]:
 
 NO_BLOCKS = Blocks()
 BUILT_IN = BlockPresets(read_presets(DEFAULT), read_rules(DEFAULT_ELEMENTS))
-"""Those that come along."""
+"""The presets that Remora ships."""

@@ -13,20 +13,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 _NEGATIVE = "Negative prompt:"
-# Finds what the original's pattern does, which begins with `\s*(`. Here a name is looked for once in each run of the
-# characters it may have, and not at each of them: that would take minutes for a long line without a colon.
+# Finds the matches of the original's pattern, which starts with `\s*(`. Here a name is searched once per run of valid
+# characters, not at each of them, which would take minutes for a long line without a colon.
 _SETTING = re.compile(r'(?<![\w \-/])[ \-/]*(\w[\w \-/]+):\s*("(?:\\.|[^\\"])+"|[^,]*)(?:,|$)')
 _MIN_SETTINGS = 3  # a last line with fewer belongs to the prompt, as in the original
 
 
 @dataclass(frozen=True)
 class Infotext:
-    """What a picture was made from."""
+    """The parameters of a picture."""
 
     prompt: str = ""
     negative_prompt: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Name to value, in the order shown; a name starts with a letter and holds letters, digits, space, - and /."""
+    """Name to value, in the order shown; a name starts with a letter and contains letters, digits, space, - and /."""
 
 
 def format_infotext(info: Infotext) -> str:
@@ -39,9 +39,9 @@ def format_infotext(info: Infotext) -> str:
 
 
 def parse_infotext(text: str) -> Infotext:
-    """Read a parameters text; a text without settings is all prompt.
+    """Parse a parameters text; a text without settings is a prompt.
 
-    A prompt of which one line starts with "Negative prompt:" cannot be told from a negative prompt.
+    A line of the prompt that starts with "Negative prompt:" is read as the negative prompt.
     """
     *lines, last = text.strip().split("\n")
     found = _SETTING.findall(last)
@@ -53,18 +53,18 @@ def parse_infotext(text: str) -> Infotext:
 
 
 def format_hashes(hashes: Iterable[tuple[str, str]]) -> str:
-    """Write the value of "Lora hashes" from (name, hash) pairs; a name loses its `:` and `,`, as in the original."""
+    """Write the value of "Lora hashes" from (name, hash) pairs; as in the original, names lose `:` and `,`."""
     return ", ".join(f"{name.replace(':', '').replace(',', '')}: {digest}" for name, digest in hashes)
 
 
 def parse_hashes(value: str) -> list[tuple[str, str]]:
-    """Read the value of "Lora hashes" into (name, hash) pairs; what is no pair is left out."""
+    """Parse the value of "Lora hashes" into (name, hash) pairs; anything else is left out."""
     pairs = (entry.rpartition(":") for entry in value.split(","))
     return [(name.strip(), digest.strip()) for name, colon, digest in pairs if colon and name.strip()]
 
 
 def _quote(value: str) -> str:
-    # the edges are quoted too: unquoted, they would be lost when read back
+    # blanks at the edges need quotes, or they are lost when read back
     if value and not any(mark in value for mark in ",\n:") and value == value.strip() and not value.startswith('"'):
         return value
     return json.dumps(value, ensure_ascii=False) if value else value

@@ -1,4 +1,4 @@
-"""What a tag may call by name, beside the LoRA: presets of block weights, and regions of the picture; pure."""
+"""The names that a tag may refer to beside the LoRA: block-weight presets and regions; pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .block_weights import BlockPresets
 
 @dataclass(frozen=True)
 class Known:
-    """The names there are."""
+    """Presets and regions by name."""
 
     blocks: BlockPresets = block_weights.BUILT_IN
     regions: Mapping[str, Region] = field(default_factory=dict)
-    """The user's own."""
+    """The user's own regions."""
 
 
 BUILT_IN = Known()
-"""What comes along."""
+"""The presets that Remora ships."""
 ANY = Known(BlockPresets(AnyName(()), AnyName(())), AnyName(Region(1, 1, b"\xff")))
-"""For tags that are only kept: what there is when they are used is not known."""
+"""Every name, for tags that are only stored."""

@@ -1,4 +1,4 @@
-"""Names for what comes from somewhere else, where its own may be taken."""
+"""Free names for items that come from elsewhere."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from itertools import count
 
 
 def numbered(name: str, joint: str, at_most: int) -> Iterator[str]:
-    """Yield a name, and then without end the same with a number from 2: `name`, `name 2`, `name 3`, ...
+    """Yield a name, then without end the name with a number from 2: `name`, `name 2`, `name 3`, ...
 
     Args:
-        name: of no more than `at_most` characters.
-        joint: stands between the name and its number.
-        at_most: characters. The name is shortened where it and its number were longer.
+        name: of at most `at_most` characters.
+        joint: between the name and its number.
+        at_most: characters; a longer result shortens the name.
     """
     yield name
     for number in count(2):

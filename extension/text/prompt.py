@@ -32,7 +32,7 @@ from .regions import NO_MASK, Mask, RegionTextError, read_mask
 from .tag import EXPERTS, PASSES, SIDES, Tag
 
 KINDS = ("lora", "lyco", "loractl")
-"""LyCORIS files had a tag of their own once, and so had schedules."""
+"""Kinds of tag; LyCORIS files and schedules once had their own."""
 
 _TAG = re.compile(rf"<({'|'.join(KINDS)}):([^<>]*)(>?)", re.IGNORECASE)
 _NUMBER = re.compile(NUMBER)
@@ -54,7 +54,7 @@ _T = TypeVar("_T")
 
 
 class PromptError(LoraError, ValueError):
-    """A tag that cannot be understood.
+    """A tag that cannot be parsed.
 
     Attributes:
         text: the tag as written.
@@ -71,13 +71,13 @@ class PromptError(LoraError, ValueError):
 
     @property
     def arguments(self) -> str:
-        """What stands between `<lora:` and `>`."""
+        """Return the text between `<lora:` and `>`."""
         return self.text.partition(":")[2].removesuffix(">")
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """A prompt taken apart."""
+    """A prompt without its LoRA tags, and the tags."""
 
     text: str
     """The prompt without its LoRA tags, otherwise unchanged."""
@@ -89,10 +89,10 @@ def parse(prompt: str, names: Known = BUILT_IN) -> Parsed:
 
     Args:
         prompt: the text.
-        names: what a tag may call by name.
+        names: the names that a tag may refer to.
 
     Raises:
-        PromptError: a tag is not closed, has no name, or a field that cannot be read.
+        PromptError: a tag is not closed, has no name, or has an invalid field.
     """
     tags = []
     for match in _TAG.finditer(prompt):
@@ -103,12 +103,12 @@ def parse(prompt: str, names: Known = BUILT_IN) -> Parsed:
 
 
 def parse_arguments(arguments: str, default: float = 1.0, names: Known = BUILT_IN) -> Tag:
-    """Read what stands between `<lora:` and `>`; for hosts that split the prompt themselves.
+    """Parse the text between `<lora:` and `>`, for hosts that split the prompt themselves.
 
     Args:
         arguments: the text.
-        default: the multiplier of a tag without one.
-        names: what a tag may call by name.
+        default: the multiplier of a tag without a number.
+        names: the names that a tag may refer to.
 
     Raises:
         PromptError: as `parse`; positions count from the tag's `<`.
@@ -117,7 +117,7 @@ def parse_arguments(arguments: str, default: float = 1.0, names: Known = BUILT_I
 
 
 def format_tag(tag: Tag) -> str:
-    """Write a tag so that `parse` reads it back; the name must hold none of `<`, `>` and `:`."""
+    """Write a tag so that `parse` reads it back; the name must not contain `<`, `>` and `:`."""
     fields = [_amount(tag.te)]
     if tag.unet != tag.te or tag.rank is not None:
         fields.append(_amount(tag.unet))
@@ -129,7 +129,7 @@ def format_tag(tag: Tag) -> str:
 
 
 def number(value: float) -> str:
-    """Write a multiplier as short as it reads back the same."""
+    """Write a multiplier in the shortest form that reads back the same."""
     return repr(int(value)) if value == int(value) and abs(value) < 1e6 else repr(value)
 
 
@@ -171,21 +171,21 @@ def _amount(amount: Amount) -> str:
 
 @dataclass(frozen=True)
 class _Field:
-    """What is written somewhere in a tag."""
+    """A part of the text of a tag."""
 
     value: str
     place: int
-    """Of its first character, in the prompt."""
+    """Index of its first character in the prompt."""
     named: bool = False
-    """Whether it is the value of a setting, as in `mask=left`, whose form the form of a tag does not tell."""
+    """Whether it is a setting's value, as in `mask=left`, whose syntax differs from the tag's."""
 
     @property
     def text(self) -> str:
-        """It without blanks around."""
+        """Return the value without surrounding blanks."""
         return self.value.strip()
 
     def split(self, marks: str) -> list[_Field]:
-        """Its parts between any of these characters."""
+        """Split the value at any of these characters."""
         parts, place = [], self.place
         for part in re.split(f"[{re.escape(marks)}]", self.value):
             parts.append(_Field(part, place, self.named))
@@ -194,7 +194,7 @@ class _Field:
 
 
 class _Reader:
-    """Reads one tag."""
+    """Parses one tag."""
 
     def __init__(self, text: str, arguments: str, start: int, default: float, names: Known) -> None:
         self._text = text
@@ -206,15 +206,15 @@ class _Reader:
         self._fields: dict[str, _Field] = {}
         self._noise: set[str] = set()
         self._overruled: list[tuple[str, _Field]] = []
-        """By their place, while a named field says the same."""
+        """Positional fields that a named field overrides."""
         self._sort(rest)
         self._by, self._shape = self._one_of("by", get_args(Unit)), self._one_of("curve", get_args(Shape))
 
     def tag(self) -> Tag:
-        """The tag.
+        """Return the tag.
 
         Raises:
-            PromptError: a field cannot be read.
+            PromptError: a field is invalid.
         """
         te = self._read("te", self._to_amount, self._default)
         both = self._read("hr", self._to_amount, None)
@@ -242,7 +242,7 @@ class _Reader:
                 self._fail(self._fields[name], f"'{name}' says how points are meant, and there are none, as 0@0,1@0.5")
         return tag
 
-    # --- which field is which ---
+    # --- names of fields ---
 
     def _sort(self, rest: list[_Field]) -> None:
         positional = []
@@ -258,7 +258,7 @@ class _Reader:
             else:
                 positional.append(field)
         for name, field in self._by_place(positional):
-            if name in self._fields:  # a named one beats it
+            if name in self._fields:  # a named field overrides it
                 self._overruled.append((name, field))
             else:
                 self._fields[name] = field
@@ -269,7 +269,7 @@ class _Reader:
         self._fields[name] = value
 
     def _by_place(self, fields: list[_Field]) -> Iterator[tuple[str, _Field]]:
-        """What fields without a name are: multipliers and the rank, or one multiplier and block weights."""
+        """Yield the names of positional fields: multipliers and the rank, or one multiplier and block weights."""
         names = ["te", "unet", "dyn"]
         if len(fields) > 1 and not self._is_amount(fields[1]):
             names = ["te", "lbw", *(["x"] if len(fields) > 2 and self._is_amount(fields[2]) else ["lbwe"])]
@@ -284,7 +284,7 @@ class _Reader:
     # --- values ---
 
     def _check_overruled(self) -> None:
-        """Refuse what cannot be read also where it counts for nothing: the user meant something by it."""
+        """Reject an invalid field even if a named one overrides it: the user meant something by it."""
         for name, field in self._overruled:
             match name:
                 case "te" | "unet":
@@ -312,7 +312,7 @@ class _Reader:
         return float(field.text)
 
     def _to_amount(self, field: _Field) -> Amount:
-        """A number, or points: `0@0,1@0.5`; a point without a place is at 1, as in the original."""
+        """Parse a number, or points: `0@0,1@0.5`; as in the original, a point without a place is at 1."""
         if "@" not in field.value and "~" not in field.value:
             return self._to_number(field)
         parts = field.split(",;")

@@ -1,6 +1,6 @@
-"""Changes of LoRA tags within a prompt; nothing else in it is touched. Pure.
+"""Changes of LoRA tags within a prompt; the rest of the prompt is not touched. Pure.
 
-`javascript/remora/prompt.js` does the same in the browser; both are held to one table of cases.
+`javascript/remora/prompt.js` does the same in the browser; one table of cases tests both.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _ALIASES = {"w": "lbw"}
 
 
 def names_in(prompt: str) -> list[str]:
-    """Return the names of the LoRA tags in a prompt, in order; what cannot be read is left out."""
+    """Return the names of the LoRA tags in a prompt, in order; invalid tags are left out."""
     return [match[2].split(":")[0].strip() for match in _WHOLE.finditer(prompt) if _readable(match[2])]
 
 
 def with_strength(prompt: str, name: str, te: float, unet: float) -> str:
-    """Return the prompt with other multipliers in every tag of that name, and one more at its end where there is none.
+    """Return the prompt with new multipliers in every tag of that name, or with a new tag at its end.
 
-    A schedule stays one, with the strength as its value farthest from 0. What else a tag says stays.
+    A schedule is scaled so that its value farthest from 0 is the strength. Other fields stay.
     """
     if name not in names_in(prompt):
         tag = f"<lora:{set_multipliers(name, te, unet)}>"
@@ -37,7 +37,7 @@ def with_strength(prompt: str, name: str, te: float, unet: float) -> str:
 
 
 def with_field(prompt: str, name: str, key: str, value: str) -> str:
-    """Return the prompt with another value of a field in every tag of that name; without the field if it is empty."""
+    """Return the prompt with a field set in every tag of that name; an empty value removes the field."""
     return _changed(prompt, name, lambda kind, written: f"<{kind}:{set_field(written, key, value)}>")
 
 
@@ -52,7 +52,7 @@ def renamed(prompt: str, name: str, other: str) -> str:
 
 
 def set_multipliers(arguments: str, te: float | str, unet: float | str) -> str:
-    """Return what stands between `<lora:` and `>` with other multipliers, each where one is written already.
+    """Return the text between `<lora:` and `>` with new multipliers, each where it is already written.
 
     Args:
         arguments: `name`, `name:0.8`, `name:te=0.5:unet=1`, ...
@@ -73,7 +73,7 @@ def set_multipliers(arguments: str, te: float | str, unet: float | str) -> str:
         last = not any(field for field in fields[fields.index(own) + 1 :] if not field.named)
         if for_te == for_unet and not own.named and last and not counts.named:
             fields.remove(own)
-    # behind a number without a key there may stand block weights, in its place
+    # block weights may follow a positional number
     elif for_te != for_unet and first is not None and not any(one.key == "lbw" and not one.named for one in fields):
         fields.insert(fields.index(first) + 1, _Part("unet", for_unet))
     elif for_te != for_unet:
@@ -82,15 +82,15 @@ def set_multipliers(arguments: str, te: float | str, unet: float | str) -> str:
 
 
 def set_field(arguments: str, key: str, value: str) -> str:
-    """Return what stands between `<lora:` and `>` with another value of one field, where it stands.
+    """Return the text between `<lora:` and `>` with one field set in its place.
 
-    In whichever spelling it is, by place or by an alias; at the end where it was missing. `start` and `stop` of a tag
-    with `step=a-b` are set there.
+    The field keeps its spelling, by position or by an alias; a missing one is appended. `step=a-b` holds
+    `start` and `stop`.
 
     Args:
         arguments: `name`, `name:1:IN02`, `name:lbw=IN02:stop=10`, ...
         key: `lbw`, `stop`, `te`, ...
-        value: the text of it; empty to have it no more.
+        value: as text; empty removes the field.
     """
     name, fields = _taken_apart(arguments)
     key = _ALIASES.get(key, key)
@@ -112,13 +112,13 @@ def set_field(arguments: str, key: str, value: str) -> str:
 
 @dataclass(eq=False)
 class _Part:
-    """What stands between two colons."""
+    """The text between two colons."""
 
     key: str
-    """Of a flag itself; empty for one that is too many."""
+    """For a flag, the flag itself; empty for a surplus value."""
     value: str
     head: str = ""
-    """The key as it is written, with its `=`."""
+    """The key as written, with its `=`."""
     flag: bool = False
 
     @property
@@ -154,9 +154,9 @@ def _field(text: str) -> _Part:
 
 
 def _placed_keys(values: Sequence[str]) -> list[str]:
-    """What values without a key set, by their place.
+    """Return the keys that positional values set.
 
-    Both strengths and a rank; or one strength, block weights, and what X is, or rules for blocks.
+    Both strengths and a rank; or one strength, block weights, and the value of X, or rules for blocks.
     """
     keys = ["te", "unet", "dyn"]
     if len(values) > 1 and not _may_be_amount(values[1]):
@@ -173,19 +173,19 @@ def _joined(name: str, fields: Iterable[_Part]) -> str:
 
 
 def _find(fields: Sequence[_Part], key: str) -> _Part | None:
-    """The field that counts: a named one beats one by its place."""
+    """Return the field in effect: a named field overrides a positional one."""
     own = [field for field in fields if field.key == key]
     return next((field for field in own if field.named), own[0] if own else None)
 
 
 def _keep_places(fields: Sequence[_Part]) -> bool:
-    """Whether values without a key still mean what they did."""
+    """Tell whether positional values keep their meaning."""
     placed = [field for field in fields if not field.named]
     return [field.key for field in placed] == _placed_keys([field.value for field in placed])
 
 
 def _without(fields: Sequence[_Part], key: str) -> list[_Part]:
-    """The others; those behind one without a key get their key, as they would move up to another meaning."""
+    """Remove the field; positional values after it get their key, as their position changes."""
     placed = [at for at, field in enumerate(fields) if field.key == key and not field.named]
     first = min(placed, default=len(fields))
     return [field.with_key() if at > first else field for at, field in enumerate(fields) if field.key != key]
@@ -216,13 +216,13 @@ def _with_strength(arguments: str, te: float, unet: float) -> str:
 
 
 def _scaled(amount: str, strength: float) -> float | str:
-    """The strength; of a schedule, the schedule with it as the value farthest from 0."""
+    """Return the strength; a schedule is scaled so that its value farthest from 0 is the strength."""
     points = [_POINT.fullmatch(part) for part in re.split("[,;]", amount)]
     if _NUMBER.fullmatch(amount.strip()) or not all(points):
         return strength
     found = [(float(point["value"]), (point["place"] or "").strip()) for point in points if point is not None]
     peak = max((value for value, _ in found), key=abs)
-    if math.isinf(peak):  # no tag that can be read has such a number
+    if math.isinf(peak):  # no valid tag has such a number
         return strength
     return ",".join(
         f"{number(round(value / peak * strength if peak else strength, 6))}{place}" for value, place in found
@@ -237,7 +237,7 @@ def _changed(prompt: str, name: str, change: Callable[[str, str], str], before: 
 
 
 def _readable(arguments: str) -> bool:
-    for named in ("lbw", "lbwe", "mask", "feather", "part"):  # which of them there are is known elsewhere
+    for named in ("lbw", "lbwe", "mask", "feather", "part"):  # their names are checked elsewhere
         arguments = set_field(arguments, named, "")
     try:
         parse_arguments(arguments)

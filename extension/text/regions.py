@@ -21,7 +21,7 @@ from operator import or_
 from lib_lora import Region, StackError
 
 PARAMETER = "Remora regions"
-"""Name of the user's own regions that a picture was made with, in a parameters text."""
+"""Name in a parameters text of the user's own regions that a picture used."""
 NAMED: Mapping[str, Region] = {
     "left": Region.rectangle(0, 0, 0.5, 1),
     "right": Region.rectangle(0.5, 0, 1, 1),
@@ -32,9 +32,9 @@ NAMED: Mapping[str, Region] = {
     "middle third": Region.rectangle(1 / 3, 0, 2 / 3, 1),
     "right third": Region.rectangle(2 / 3, 0, 1, 1),
 }
-"""Those that come along."""
+"""The regions that Remora ships."""
 
-_BLANKS = r"[^\S\x1c-\x1f]*"  # of the control characters here, `float` and browsers say that they are none
+_BLANKS = r"[^\S\x1c-\x1f]*"  # `float` and browsers do not treat these control characters as blanks
 _EDGE = rf"{_BLANKS}(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+){_BLANKS}"
 _EDGES = re.compile(rf"{_EDGE}(?:,{_EDGE}){{3}}")
 _NAME = re.compile(r"\w(?:[\w \-.()]*[\w)])?")
@@ -44,15 +44,15 @@ _MARKS = f"!{string.whitespace}"
 _RESERVED = frozenset(
     ["con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in "123456789¹²³")]
 )
-"""Names of devices on Windows, whatever follows a dot: nothing can be kept in a file of such a name."""
+"""Device names on Windows, with any suffix: no file can have such a name."""
 _PACKED = re.compile(r"(\d{1,4})x(\d{1,4})-([A-Za-z0-9_-]+)")
 
 
 class RegionTextError(ValueError):
-    """What is written is no region; the text says what of it is wrong.
+    """A text is no region; the message says why.
 
     Attributes:
-        place: of the part at fault, from the beginning of what is written.
+        place: index in the text of the part at fault.
     """
 
     def __init__(self, text: str, place: int = 0) -> None:
@@ -62,22 +62,22 @@ class RegionTextError(ValueError):
 
 @dataclass(frozen=True)
 class Mask:
-    """The part of the picture that a tag is for."""
+    """The region that a tag is limited to."""
 
     written: str = ""
-    """Empty is all of it."""
+    """As in the tag; empty is the whole picture."""
     feather: float = 0.0
-    """Over how much of the picture its edges fade."""
+    """Width of its soft edge, as a share of the picture."""
     region: Region | None = None
-    """What that means."""
+    """The region."""
     own: Mapping[str, Region] = field(default_factory=dict)
-    """The user's own that it is made of."""
+    """The user's own regions that it uses."""
     part: int | None = None
-    """Of a prompt in parts, joined by AND, the one that tells of the region, from 1; None where none does."""
+    """Of a prompt whose parts are joined by AND, the part that describes the region, from 1; None without one."""
 
 
 def read_mask(written: str, feather: float, own: Mapping[str, Region]) -> Mask:
-    """Read what `mask=` and `feather=` say.
+    """Parse `mask=` and `feather=`.
 
     Args:
         written: the text.
@@ -85,7 +85,7 @@ def read_mask(written: str, feather: float, own: Mapping[str, Region]) -> Mask:
         own: the user's own regions, by name.
 
     Raises:
-        RegionTextError: no such region, no edges, or no part of the picture at all.
+        RegionTextError: an unknown region, invalid edges, or an empty region.
     """
     if not written.strip():
         raise RegionTextError("a region is missing, as left or 0,0,0.5,1")
@@ -129,10 +129,10 @@ def _meant(name: str, place: int, own: Mapping[str, Region], used: dict[str, Reg
 
 
 def checked_name(name: str) -> str:
-    """Return a name for a region of one's own.
+    """Return a valid name for a user's own region.
 
     Raises:
-        RegionTextError: a tag could not name it, a file could not be called so, or it comes along.
+        RegionTextError: a tag or a file cannot have this name, or Remora ships a region of this name.
     """
     name = name.strip()
     if len(name) > MAX_NAME or not name[:1].isalpha() or not _NAME.fullmatch(name):
@@ -148,13 +148,13 @@ def checked_name(name: str) -> str:
 
 
 def parameters(masks: Iterable[Mask]) -> dict[str, str]:
-    """Return what a parameters text says of the user's own regions among these, so that others have them too."""
+    """Return the parameters text of the user's own regions in these masks, so that others get them too."""
     own = {name: region for mask in masks for name, region in mask.own.items()}
     return {PARAMETER: ", ".join(f"{name}: {_packed(region)}" for name, region in own.items())} if own else {}
 
 
 def read_parameter(text: str) -> dict[str, Region]:
-    """Read that again; what is none is left out."""
+    """Parse the value of that parameter; invalid parts are left out."""
     return dict(_read_all(text))
 
 
@@ -166,7 +166,7 @@ def _read_all(text: str) -> Iterator[tuple[str, Region]]:
             if match:
                 yield checked_name(name), _unpacked(int(match[1]), int(match[2]), match[3])
         except (RegionTextError, StackError, ValueError, binascii.Error, zlib.error):
-            continue  # of another program, or cut off: the picture has its other parameters
+            continue  # of another program, or truncated: skip it
 
 
 def _packed(region: Region) -> str:
@@ -176,7 +176,7 @@ def _packed(region: Region) -> str:
 
 def _unpacked(width: int, height: int, text: str) -> Region:
     packed = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-    cells = zlib.decompressobj().decompress(packed, width * height + 1)  # no more than it says
+    cells = zlib.decompressobj().decompress(packed, width * height + 1)  # no more than its declared size
     return Region(width, height, cells)
 
 

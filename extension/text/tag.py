@@ -1,4 +1,4 @@
-"""One LoRA wish as written in a prompt, and what it means for a pass of a picture; pure."""
+"""One LoRA tag of a prompt, and its multiplier in a pass of a picture; pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .block_weights import NO_BLOCKS, Blocks
 from .regions import NO_MASK, Mask
 
 Pass: TypeAlias = Literal["base", "hires", "refiner", "detailer"]
-"""What a web UI does for a picture, one after the other, each with steps of its own."""
+"""The passes of a picture in a web UI, in order; each has its own steps."""
 PASSES: tuple[Pass, ...] = ("base", "hires", "refiner", "detailer")
 LIMIT = 10.0
-"""What no strength is beyond unless the user wants it: there are no pictures there."""
+"""Largest strength, unless the user removes the limit: beyond it there are no pictures."""
 SIDES: tuple[Side, ...] = ("in", "mid", "out")
 EXPERTS = {"high": "transformer", "low": "transformer_2"}
 _DENOISERS = ("unet", "transformer", "prior", "llm_adapter")
@@ -25,7 +25,7 @@ _EVERYTHING = ("text_encoder", *_DENOISERS)
 
 @dataclass(frozen=True)
 class Wished:
-    """A LoRA, and how strong it is wished for one pass."""
+    """A LoRA and its multiplier in one pass."""
 
     name: str
     multiplier: Multiplier | Halves
@@ -34,42 +34,42 @@ class Wished:
 
 @dataclass(frozen=True)
 class Tag:
-    """One LoRA wish as written in a prompt."""
+    """One LoRA tag of a prompt."""
 
     name: str
     te: Amount = 1.0
     unet: Amount = 1.0
     rank: int | None = None
     noise: frozenset[str] = frozenset()
-    """Of `high` and `low`, those whose expert alone it is for."""
+    """`high` or `low`: limit it to the transformer for that noise."""
     hires_te: Amount | None = None
-    """In the second pass; None is as in the first."""
+    """In the second pass; None as in the first."""
     hires_unet: Amount | None = None
     sides: Mapping[Side, Amount] = field(default_factory=dict)
-    """In place of `unet`, for the blocks of a UNet in front of its middle, in it, or behind it."""
+    """In place of `unet`, for the UNet's blocks before, in or after the middle."""
     module: str = ""
-    """The component that alone it is for."""
+    """Limit it to this component."""
     blocks: Blocks = NO_BLOCKS
     during: Window = ALWAYS
     passes: frozenset[str] = frozenset()
-    """Those that alone it is for; none is all."""
+    """Limit it to these passes; empty is all."""
     half: str = ""
-    """`pos` or `neg`: of the rows of a model call, those of that prompt alone."""
+    """`pos` or `neg`: limit it to the rows of that prompt in a model call."""
     rows: frozenset[int] = frozenset()
-    """Images of the batch, from 1, that alone it is for; none is all."""
+    """Limit it to these images of the batch, from 1; empty is all."""
     mask: Mask = NO_MASK
 
     @property
     def multiplier(self) -> Multiplier | Halves:
-        """What it means in the first pass for the first image, without drawn block weights of a picture."""
+        """Return the multiplier for the first image in the first pass, without drawn block weights."""
         return self.wished().multiplier
 
     def wished(self, at: str = "base", seed: int | None = None, image: int = 0) -> Wished:
-        """What it means in a pass.
+        """Return the LoRA of this tag in a pass.
 
         Args:
             at: the pass.
-            seed: of the picture, for block weights that are drawn.
+            seed: of the picture, for drawn block weights.
             image: of the batch, from 0.
         """
         if self.rows and image + 1 not in self.rows:
@@ -77,7 +77,7 @@ class Tag:
         multiplier = self._multiplier(at, seed)
         if not self.half or is_off(multiplier):
             return Wished(self.name, multiplier, self.rank)
-        # text encoders work for both prompts and cannot be told apart, so `neg` leaves them alone
+        # a text encoder cannot tell the prompts apart, so `neg` does not change it
         texts = self if self.half == "pos" else replace(self, te=0.0, hires_te=0.0)
         without = replace(texts, unet=0.0, hires_unet=0.0, sides={})._multiplier(at, seed)
         halves = (texts._multiplier(at, seed), without)
@@ -100,7 +100,7 @@ class Tag:
         return Strength(of, {} if self.module else dict(self.sides), self.during, blocks, region, part)
 
     def _of(self, te: Amount, unet: Amount) -> Amount | Mapping[str, Amount]:
-        """The amount of each component; one where all have the same."""
+        """Return the amount of each component; a single one if all are equal."""
         if self.module:
             own = te if self.module.startswith("text_encoder") else unet
             return {**dict.fromkeys(_EVERYTHING, 0.0), self.module: own}
@@ -112,10 +112,10 @@ class Tag:
         return {"text_encoder": te, **model}
 
     def without(self, components: Collection[str]) -> Tag:
-        """The same, leaving some components alone: text encoders, or the unet and transformer."""
+        """Return the tag with amount 0 for text encoders, or for the unet and transformer."""
         if any(name.startswith("text_encoder") for name in components):
             hires = None if self.hires_te is None else 0.0
-            # of one amount for both parts, the unet's stays
+            # keep the unet's amount
             return replace(self, te=0.0, hires_te=hires).without([one for one in components if one in _DENOISERS])
         if {"unet", "transformer"} & set(components):
             return replace(self, unet=0.0, hires_unet=None if self.hires_unet is None else 0.0, sides={})
@@ -123,7 +123,7 @@ class Tag:
 
     @property
     def is_off(self) -> bool:
-        """Whether every multiplier is 0 in every pass, which equals no tag."""
+        """Return whether every multiplier is 0 in every pass, which equals no tag."""
         return all(is_off(replace(self, rows=frozenset()).wished(one).multiplier) for one in PASSES)
 
     @property
@@ -133,12 +133,12 @@ class Tag:
 
     @property
     def largest(self) -> float:
-        """The largest of its strengths, without the sign."""
+        """Return the largest absolute value of its strengths."""
         return max(abs(value) for one in self._amounts for value in (one.values if isinstance(one, Curve) else (one,)))
 
     @property
     def limited(self) -> Tag:
-        """The same, with no strength beyond `LIMIT` or its negative."""
+        """Return the tag with strengths clamped to `LIMIT`."""
         hires = [None if one is None else _limited(one) for one in (self.hires_te, self.hires_unet)]
         sides = {side: _limited(one) for side, one in self.sides.items()}
         te, unet = _limited(self.te), _limited(self.unet)
@@ -146,7 +146,7 @@ class Tag:
 
     @property
     def curve(self) -> Curve | None:
-        """One of its schedules; all go by the same unit and have the same shape."""
+        """Return one of its schedules; all have the same unit and shape."""
         return next((amount for amount in self._amounts if isinstance(amount, Curve)), None)
 
 
@@ -161,7 +161,7 @@ def _within(value: float) -> float:
 
 
 def _numbers(of: Amount | Mapping[str, Amount]) -> float | Mapping[str, float] | None:
-    """A multiplier that is no function; None where it is one."""
+    """Return a multiplier without functions, or None."""
     if isinstance(of, Curve):
         return None
     if isinstance(of, Mapping):
