@@ -23,7 +23,7 @@ tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """As `torch.compiler.disable`, which imports the compiler: the function breaks the graph, and runs as it is."""
+    """Keep a function out of graphs, as `torch.compiler.disable` does, which imports the compiler."""
     if is_imported():
         return _disabled(function)
     disabled: Callable[P, R] | None = None

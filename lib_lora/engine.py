@@ -125,7 +125,7 @@ class Engine:
 
     @property
     def components(self) -> dict[str, nn.Module]:
-        """The components that are still alive."""
+        """Return the components that are still alive."""
         return self._model.components
 
     @components.setter
@@ -144,12 +144,12 @@ class Engine:
 
     @property
     def stack(self) -> Stack:
-        """What is in force."""
+        """Return the stack in force."""
         return self._stack
 
     @property
     def report(self) -> ActivationReport:
-        """What became of what is in force, by now: some is known only when the model has been called.
+        """Return what became of the stack in force; some of it is known only when the model has been called.
 
         In the mode `auto` it is decided while the model runs which layers are merged. Which layers are never called is
         seen after the first call of their component. Whether the output of a denoiser was finite is read off its
@@ -164,7 +164,7 @@ class Engine:
 
     @property
     def silent(self) -> frozenset[str]:
-        """The denoisers that were called since their adapters came, while no layer of theirs with adapters was.
+        """Return the denoisers that were called while none of their layers with adapters was.
 
         Something else computes in place of their layers, such as a compiled engine. Components that torch compiles are
         never among them.
@@ -174,7 +174,7 @@ class Engine:
 
     @property
     def embeddings(self) -> tuple[dict[str, dict[str, Tensor]], ...]:
-        """The textual inversions that came with each entry in force, as `Network.embeddings`.
+        """Return the textual inversions that came with each entry in force, as `Network.embeddings`.
 
         Raises:
             FileError: an entry's file cannot be read any more.
@@ -404,7 +404,7 @@ class Engine:
         self._plans.keep_only(self._cache.holds)
 
     def memory(self) -> MemoryReport:
-        """What adapters take now, and where."""
+        """Count what adapters take now, and where."""
         with self._lock:
             parked = self._plans.nbytes
             placed = Counter(self._budget.placed) - Counter({_CPU: parked})  # what is parked was left where it is
@@ -433,7 +433,7 @@ class Engine:
 
     @contextmanager
     def _trimmed(self) -> Iterator[None]:
-        """Whatever happens inside, the cache keeps its limits then, by what is in force then."""
+        """Have the cache keep its limits after the block, whatever happens inside."""
         try:
             yield
         finally:
@@ -512,7 +512,7 @@ class Engine:
         }
 
     def _listen(self, stack: Stack = _NOTHING) -> None:
-        """Hear of model calls as long as something depends on their moment, their rows or what is where in them."""
+        """Put hooks on model calls as long as a strength depends on their moment, their rows or their places."""
         _end(self._deaf)
         if self._plan is not None:
             strengths, components = self._plan.strengths, self.components

@@ -154,7 +154,7 @@ class Plan:
 
     @property
     def networks(self) -> tuple[Network, ...]:
-        """The resolved files, entry by entry."""
+        """Return the resolved files, entry by entry."""
         return self.key.networks
 
     @property
@@ -169,7 +169,7 @@ class Plan:
 
     @property
     def places(self) -> dict[tuple[str, str], nn.Module]:
-        """Component and path -> the layer that must be called for its adapters to act: none that is merged."""
+        """Return (component, path) -> the layer that must be called for its adapters to act: none that is merged."""
         indexes = {index.component: index for index in self.key.indexes}
         names = sorted({(one.component, one.target.path) for network in self.networks for one in network.bound})
         found = {(name, path): indexes[name].get(path) for name, path in names}
@@ -223,12 +223,12 @@ class Plan:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes that stay in the computer's memory where the plan is kept."""
+        """Return the bytes that stay in the computer's memory where the plan is kept."""
         return sum(one.host_bytes for one in list(self.executors.values()) if not one.reads_base)
 
     @property
     def backup_bytes(self) -> int:
-        """Bytes of the copies of weights that were merged into."""
+        """Return the bytes of the copies of weights that were merged into."""
         return sum(one.backup_bytes for one in list(self.executors.values()) if isinstance(one, MergedExecutor))
 
     def release(self) -> None:
@@ -287,7 +287,7 @@ def make_plan(
 
 
 def _keepings(keeping: Keeping, components: Mapping[str, nn.Module]) -> dict[str, Keeping]:
-    """That of each component: only those that are compiled need memory that stays where it is."""
+    """Return the policy of each component: only a compiled one needs memory that stays in place."""
     if keeping.steady is None:
         return dict.fromkeys(components, keeping)
     other = replace(keeping, steady=None)
@@ -360,7 +360,7 @@ class _Chooser:
         return _told(component, bindings, live, reason)
 
     def _why_live(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> str | None:
-        """The reason why a layer of a component that is to be merged is not; None where it is."""
+        """Return why a layer of a component that is to be merged is not; None where it is."""
         if self._key.apart:
             return self._key.apart
         if component in self._swapped:
@@ -419,7 +419,7 @@ def live_executor(
 
 
 def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:
-    """Whether an adapter can act beside its layer, which then needs no effective weight."""
+    """Tell whether an adapter can act beside its layer, which then needs no effective weight."""
     target, form = binding.target, binding.adapter.form(binding.rank)
     if form is None or target.groups != 1:
         return False
@@ -432,12 +432,12 @@ def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:
 
 
 def _is_swapped(component: nn.Module) -> bool:
-    """Whether an offload scheme lends its layers copies of their weights, so that what is written is lost."""
+    """Tell whether an offload scheme lends its layers copies of their weights, so that what is written is lost."""
     return not all(schemes.stays(module) for module in every(component))
 
 
 def _shared_parameters(components: Iterable[nn.Module]) -> frozenset[int]:
-    """Ids of the parameters that more than one layer has."""
+    """Return the ids of the parameters that more than one layer has."""
     layers = {module for component in components for module in component.modules()}
     counts = Counter(id(parameter) for module in layers for parameter in module._parameters.values())
     return frozenset(number for number, count in counts.items() if count > 1)
@@ -488,7 +488,7 @@ class PlanCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all plans."""
+        """Return the bytes of all plans."""
         return sum(plan.host_bytes for plan, _ in self._plans.values())
 
     def _drop(self, key: PlanKey) -> None:

@@ -89,7 +89,7 @@ def in_passes(
 
 
 def _other(results: Sequence[Any], passes: Sequence[Sequence[int]], step: int) -> Any:
-    """What a layer returns beside its output: with the rows of the passes where it has some, else that of one pass."""
+    """Join what a layer returns beside its output: by rows where it has some, else the first pass's."""
     pairs = zip(results, passes, strict=True)
     has_rows = all(isinstance(one, Tensor) and one.shape[:1] == (len(own) * step,) for one, own in pairs)
     return _joined(results, passes, 0) if has_rows else results[0]
@@ -103,7 +103,7 @@ def _plain(named: Mapping[int | str, Any], place: int | str) -> tuple[Tensor, di
 
 
 def _attention(layer: nn.MultiheadAttention, named: Mapping[int | str, Any]) -> tuple[Tensor, dict[int | str, int]]:
-    """The same of torch's attention: masks that have rows have them first, together with the heads or alone."""
+    """Do the same for torch's attention; masks have their rows first, together with the heads or alone."""
     dim = 0 if layer.batch_first else 1
     dims: dict[int | str, int] = {}
     for places, ndim, at in _ATTENTION:
@@ -124,7 +124,7 @@ _ATTENTION: tuple[tuple[tuple[int | str, ...], int, int | None], ...] = (
 def _cut(
     named: Mapping[int | str, Any], dims: Mapping[int | str, int], own: Sequence[int], rows: int
 ) -> dict[int | str, Any]:
-    """The arguments with some rows only; one tensor stays one, for attention looks whether its inputs are the same."""
+    """Cut the arguments to some rows; one tensor stays one, as attention checks whether its inputs are the same."""
     cut: dict[int, Tensor] = {}
     for name, dim in dims.items():
         whole: Tensor = named[name]
@@ -135,7 +135,7 @@ def _cut(
 
 
 def _joined(results: Sequence[Tensor], passes: Sequence[Sequence[int]], dim: int) -> Tensor:
-    """The rows of the passes in the order of the batch."""
+    """Put the rows of the passes into the order of the batch."""
     found: dict[int, Tensor] = {}
     for result, own in zip(results, passes, strict=True):
         found.update(zip(own, result.chunk(len(own), dim), strict=True))
@@ -187,7 +187,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             strengths.register(binding.layout)
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Forward of the layer with effective weights instead of its own."""
+        """Compute the layer's forward with effective weights in place of its own."""
         if opaque.is_for(layer, args, kwargs):
             y = opaque.call(layer, base_forward, args)
             if y is not None:
@@ -212,7 +212,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _run_apart(
         self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A pass for each group of rows that have the same strengths; that of rows without any is the base forward."""
+        """Make one pass for each group of rows with equal strengths; rows at strength 0 get the base forward."""
         groups: dict[tuple[object, ...], list[int]] = {}
         values = [tuple(own[binding.cell] for binding in self._bindings) for own in self._strengths.values]
         for row, image in enumerate(self._strengths.rows):
@@ -230,7 +230,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         return in_passes(layer, passes, self._bindings[0].target.batched_ndim, run, args, kwargs)
 
     def _regions(self, image: int | None) -> tuple[_Where, ...]:
-        """Of each binding, the region it is for, and the part of the prompt that tells of it."""
+        """Return the region of each binding, and the part of the prompt that describes it."""
         strengths = self._strengths
         if strengths.regional.isdisjoint(self._cells):
             return (_EVERYWHERE,) * len(self._bindings)
@@ -247,7 +247,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         image: int | None = None,
         rows: Sequence[int] | None = None,
     ) -> Any:
-        """A pass with what acts everywhere, and one for each region with that and what acts in it."""
+        """Make one pass with what acts everywhere, and one for each region with what acts in it, too."""
         regions = self._regions(image)
         if all(region == _EVERYWHERE for region in regions):
             return self._run(layer, base_forward, args, kwargs, _Pass(image))
@@ -364,7 +364,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         return [pair for i, pair in enumerate(pairs) if which.acting is None or i in which.acting]
 
     def _rank(self, binding: Binding) -> int | None:
-        """The rank components that act now."""
+        """Return how many rank components act at the present timestep; None is all."""
         schedule, timestep = binding.adapter.ranks_by_timestep, self._strengths.timestep
         if schedule is None or timestep is None:
             return binding.rank
@@ -416,7 +416,7 @@ _ANY = torch.float32
 
 
 def bias_of(layer: nn.Module, target: Target) -> Tensor | None:
-    """The bias beside a weight; None where the layer has none."""
+    """Return the bias beside a weight; None where the layer has none."""
     owner, _, leaf = target.bias.rpartition(".")
     bias: Tensor | None = getattr(layer.get_submodule(owner), leaf, None)
     return bias

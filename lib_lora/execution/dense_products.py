@@ -87,7 +87,7 @@ class _Fused:
 def _fused(
     base: Tensor, total: Tensor, parts: Sequence[Part], dtype: torch.dtype, *, in_order: bool
 ) -> tuple[_Fused | None, Sequence[Part]]:
-    """The pairs that are for the whole weight, and the other parts."""
+    """Split off the pairs that change the whole weight; return them and the other parts."""
     if in_order and any(part.adapter.reads_base for part in parts):
         return None, parts
     if not (base.is_contiguous() and total.is_contiguous()):
@@ -105,7 +105,7 @@ def _fused(
 
 
 def _pair_of(part: Part) -> Pair | None:
-    """The low-rank pair of a part that is nothing else, and of all rows of a matrix or a convolution."""
+    """Return the low-rank pair of a part that is nothing else and changes all rows; else None."""
     form = part.adapter.form(part.rank)
     if form is None or part.rows is not None or form.on_input or form.on_output:
         return None
@@ -138,7 +138,7 @@ def _add(
 def _blocks(
     base: Tensor, total: Tensor, parts: Sequence[Part]
 ) -> Iterator[tuple[int, tuple[int, int] | None, Tensor, Tensor]]:
-    """Windows that make up the whole: first row, columns if not all, the base weight, and the memory to write to."""
+    """Yield windows that make up the whole: first row, columns if not all, base weight, memory to write to."""
     large = base.numel() > _SMALLEST
     if large and all(part.adapter.by_rows for part in parts):
         step = _step(base.shape[0], base.numel())
@@ -155,5 +155,5 @@ def _blocks(
 
 
 def _step(length: int, entries: int) -> int:
-    """Rows or columns of a block."""
+    """Return the rows or columns of a block."""
     return max(length // _BLOCKS, length * _SMALLEST // entries, 1)

@@ -1,9 +1,9 @@
 """Hooks on layers: `forward` and `_apply` of the layer classes, replaced once per class and undone exactly.
 
 The class is patched and not each layer, because accelerate and diffusers put back instance attributes as they once
-found them. A layer without adapters pays one attribute look-up. A few layers carry a forward of their own, so that the
-forward of their class is never called; there the layer's own one is replaced. `Slot` is what a layer carries,
-`Carriers` are the layers that carry slots of one engine.
+found them. A layer without adapters pays one attribute look-up. A few layers have a forward of their own, so that the
+forward of their class is never called; there the layer's own one is replaced. Each hooked layer has a `Slot`, which
+names its executor; `HookedLayers` are the layers of one engine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def patched(token: object, base_forward: BaseForward) -> BaseForward:
-    """A forward that lets the slot of a layer have its say, if that slot names `token` as the one who may ask it."""
+    """Make a forward that calls the executor of a layer's slot, if that slot names the patch `token`."""
 
     is_compiling = compiling  # of this function, not of its module, see below
 
@@ -94,7 +94,7 @@ class InstancePatch:
 
     @staticmethod
     def behind(method: MethodType) -> InstancePatch | None:
-        """The patch whose forward `method` is."""
+        """Return the patch that made the function of `method`; None where none did."""
         patch = token_of(method.__func__)
         return patch if isinstance(patch, InstancePatch) else None
 
@@ -116,7 +116,7 @@ def has_foreign_forward(layer: nn.Module) -> bool:
 
 
 def own_method(layer: nn.Module, known: Callable[[object], bool]) -> MethodType | None:
-    """The outermost forward that is a method bound to `layer`, of a function that is not `known` as its class's.
+    """Return the outermost forward that is a method bound to `layer`, of a function that is not `known` as its class's.
 
     Anything else that lies there (a hook's partial, a closure, another object's method) calls what it found, and is
     left alone.
@@ -144,11 +144,11 @@ class Executor(Protocol):
 
     @property
     def reads_base(self) -> bool:
-        """Whether what is placed was worked out of the base weight."""
+        """Tell whether what is placed was worked out of the base weight."""
 
     @property
     def host_bytes(self) -> int:
-        """Bytes that are placed in the computer's memory."""
+        """Return how many bytes are placed in the computer's memory."""
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the forward of the layer with its adapters."""
@@ -236,16 +236,16 @@ class ClassPatch:
         forget_compiled()
 
     def in_force(self) -> bool:
-        """Whether calling a layer of the class still comes here, directly or through a patch put on top."""
+        """Tell whether calls of the class's layers still reach the patch, directly or through one put on top."""
         return self.cls.__dict__.get("forward") is self.forward or _reaches(self)
 
     def replaces(self, function: object) -> bool:
-        """Whether `function` is what the class had before, or what an earlier patch of it, undone since, put there."""
+        """Tell whether `function` is what the class had before, or an earlier patch of it that was undone since."""
         other = token_of(function)
         return function is self.base_forward or (isinstance(other, ClassPatch) and other.cls is self.cls)
 
     def knows(self, function: object) -> bool:
-        """Whether `function` is the class's forward, of whatever time: then calling it comes here, or will."""
+        """Tell whether `function` is the class's forward, now or before."""
         return function is self.cls.forward or self.replaces(function)
 
     def undo(self) -> None:
@@ -298,13 +298,13 @@ def ensure_in_force() -> bool:
 
 
 def _is_hidden(layer: nn.Module) -> bool:
-    """Whether the layer was given a forward of its own, another class or a new patch since its slot was attached."""
+    """Tell whether the layer got a forward of its own, another class or a new patch since its slot was attached."""
     slot = slot_of(layer)
     return slot is not None and not is_attached(layer, slot)
 
 
 def _renewed(patch: ClassPatch) -> ClassPatch:
-    """A patch that is in force again, without a chain that grows each time others put back what they once saw."""
+    """Put a patch in force again, without a chain that grows each time others put back what they once saw."""
     present = patch.cls.__dict__.get("forward")
     earlier = token_of(present)
     if isinstance(earlier, ClassPatch) and earlier.cls is patch.cls:
@@ -333,7 +333,7 @@ def attach(layer: nn.Module, slot: Slot) -> None:
 
 
 def is_attached(layer: nn.Module, slot: Slot) -> bool:
-    """Whether `layer` carries `slot` under the patch that calls of it come to."""
+    """Tell whether `layer` has `slot`, under the patch that calls of the layer reach."""
     if layer.__dict__.get(SLOT) is not slot or slot.patch is None:
         return False
     patch = slot.patch
@@ -356,7 +356,7 @@ def detach(layer: nn.Module) -> None:
 
 
 def slot_of(layer: nn.Module) -> Slot | None:
-    """The slot `layer` carries, if any."""
+    """Return the slot of a layer; None where it has none."""
     slot: Slot | None = getattr(layer, SLOT, None)
     return slot
 
@@ -374,7 +374,7 @@ def owner(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _serving(layer: nn.Module) -> ClassPatch | InstancePatch | None:
-    """The patch that calls of `layer` come to."""
+    """Return the patch that calls of `layer` reach."""
     patch = _patches.get(owner(type(layer)))
     method = None if patch is None else own_method(layer, patch.knows)
     return patch if method is None else InstancePatch.behind(method)
@@ -453,7 +453,7 @@ def _reaches(patch: ClassPatch) -> bool:
 
 
 def _tiny_layer(cls: type[nn.Module]) -> nn.Module:
-    """A layer that wrappers such as A1111's manual cast can handle; of a host's class, as far as that is known."""
+    """Make a layer that wrappers such as A1111's manual cast can handle, as far as its class is known."""
     if cls in CLASSES:
         sizes = {1: (nn.LayerNorm, getattr(nn, "RMSNorm", None)), 3: (nn.Conv1d, nn.Conv2d, nn.Conv3d)}
         count = next((count for count, classes in sizes.items() if cls in classes), 2)
@@ -531,7 +531,7 @@ class HookedLayers:
                 _unhook(layer)
 
     def hook_again(self, executors: Mapping[nn.Module, Executor]) -> None:
-        """Hook layers again whose forward was replaced meanwhile."""
+        """Put hooks on layers again whose forward was replaced meanwhile."""
         for layer, executor in list(executors.items()):
             self._slot(layer).executor = executor
 

@@ -109,7 +109,7 @@ class LowRankExecutor(Resident[Placed]):
         super().move(layer, device, now=now)
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Forward of the layer plus its deltas."""
+        """Compute the layer's forward plus its deltas."""
         if self._strengths.has_regions and opaque.is_for(layer, args, kwargs):
             y = opaque.call(layer, base_forward, args)
             if y is not None:
@@ -135,7 +135,7 @@ class LowRankExecutor(Resident[Placed]):
         return y if parts.bias is None else y + live.change_of_bias(parts.bias, self._spatial)
 
     def _summed(self, layer: nn.Module, x: Tensor) -> Tensor | None:
-        """By the sum of the weight and the pair, or by several; None where that does not pay."""
+        """Compute the layer by the sum of weight and pair; return None where that does not pay."""
         placed = self._placed_at(layer, x.device, x.dtype)
         parts = placed.stored.get()
         assert parts.pair is not None
@@ -187,7 +187,7 @@ class LowRankExecutor(Resident[Placed]):
         return y, live, parts
 
     def _live(self, layer: nn.Module, placed: Placed, x: Tensor, y: Tensor) -> Live:
-        """The strengths of this call: of each row of the batch and each place, where these differ.
+        """Return the strengths of this call, by row of the batch and by place where these differ.
 
         Raises:
             RowsError: the layer's input has no rows that belong to those of the model call.
@@ -200,7 +200,7 @@ class LowRankExecutor(Resident[Placed]):
         return placed.live
 
     def _of_inputs(self, layer: nn.Module, placed: Placed, x: Tensor) -> tuple[Tensor, ...]:
-        """Those of the changes of the input, likewise."""
+        """Return the strengths of the changes of the input."""
         parts = self._parts_per_row(layer, placed, x) if self._strengths.mixed else 1
         if self.is_regional:
             return placed.windows.inputs_at(self._spot(x))
@@ -210,7 +210,7 @@ class LowRankExecutor(Resident[Placed]):
 
     @property
     def is_regional(self) -> bool:
-        """Whether some of its strengths differ from place to place."""
+        """Tell whether some of its strengths differ from place to place."""
         regional = self._strengths.regional
         return bool(regional) and not regional.isdisjoint(self._cells)  # a graph is not to know cells in vain
 
@@ -239,7 +239,7 @@ class LowRankExecutor(Resident[Placed]):
     def _output_deltas(
         self, live: Live, rows: Sequence[tuple[int, int] | None], parts: Parts, x: Tensor, y: Tensor, op: Operation
     ) -> list[tuple[Tensor, Operation]]:
-        """The changes of the output, each with the product of the outputs it is for."""
+        """Compute the changes of the output, each with the operation of the outputs that it changes."""
         if not parts.outputs:
             return []
         reads = any(effect.reads_output for effect in parts.outputs)
@@ -293,12 +293,12 @@ class LowRankExecutor(Resident[Placed]):
 
     @property
     def _width(self) -> int:
-        """How many outputs the layer has, whatever part of them an adapter is for."""
+        """Return how many outputs the layer has, whatever part of them an adapter changes."""
         target = self._bindings[0].target
         return target.outputs or target.shape[0]
 
     def _in_all(self, binding: Binding, vector: Tensor) -> Tensor:
-        """A vector over the outputs that a binding is for, as one over all."""
+        """Pad a vector over the outputs that a binding changes to one over all outputs."""
         rows = binding.target.rows
         return vector if rows is None else F.pad(vector, (rows[0], self._width - rows[1]))
 
@@ -378,7 +378,7 @@ class LowRankOrDense:
         self._strengths = strengths
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Forward of the layer with its adapters."""
+        """Compute the layer's forward with its adapters."""
         x: Tensor = named_arguments(args, kwargs)[place_of_input(args, kwargs, width_of(layer))]
         alike = not self._strengths.mixed and not self._beside.is_regional
         many = alike and x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
@@ -397,10 +397,10 @@ class LowRankOrDense:
 
     @property
     def reads_base(self) -> bool:
-        """Whether what is placed was worked out of the base weight."""
+        """Tell whether what is placed was worked out of the base weight."""
         return self._beside.reads_base or self._dense.reads_base
 
     @property
     def host_bytes(self) -> int:
-        """Bytes that are placed in the computer's memory."""
+        """Return how many bytes are placed in the computer's memory."""
         return self._beside.host_bytes + self._dense.host_bytes

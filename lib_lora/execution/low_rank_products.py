@@ -38,7 +38,7 @@ _MARGIN = 1.5  # the sum is written to memory and read again: measured break-eve
 
 
 def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
-    """Whether to compute `layer` by an effective weight: the sum is cheaper, and nothing but a plain product is lost.
+    """Tell whether an effective weight is cheaper for `layer`, and replaces nothing but a plain product.
 
     Args:
         layer: a linear layer.
@@ -70,7 +70,7 @@ def is_torchs(base_forward: BaseForward) -> bool:
 
 
 def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> Tensor:
-    """x (W + up diag(strength) down)^T + b.
+    """Compute x (W + up diag(strength) down)^T + b.
 
     In compiled code the sum is a tensor of the graph, which knows best where to put it.
 
@@ -227,7 +227,7 @@ def _add(x: Tensor, down: Tensor, up: Tensor, strength: Tensor, runs: Runs, y: T
 
 
 def _sum(layer: nn.Module, down: Tensor, up: Tensor, strength: Tensor, runs: Runs = ()) -> Tensor:
-    """The effective weight by all factors, or by some, in scratch memory."""
+    """Compute the effective weight in scratch memory."""
     weight = layer._parameters["weight"]
     assert weight is not None  # `pays` said so
     total = scratch.take("linear", weight, weight.dtype)
@@ -256,7 +256,7 @@ def add_pair(
     base_forward: BaseForward,
     tuner: Tuner | None = None,
 ) -> Tensor:
-    """y + up (strength * (down x)), in place where nobody else holds `y`.
+    """Compute y + up (strength * (down x)), in place where nothing else holds `y`.
 
     Args:
         kind: `linear`, `conv` or `embedding`.
@@ -311,7 +311,7 @@ def stacked(
     *,
     length: int = 0,
 ) -> Tensor:
-    """Own memory in one piece, never a view of the mapped file: that file may be replaced while we compute.
+    """Stack tensors in memory of their own: the file that they are views of may be replaced at any time.
 
     Args:
         parts: matrices, or for convolutions more.

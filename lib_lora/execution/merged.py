@@ -101,11 +101,11 @@ class MergedExecutor(DenseExecutor):
 
     @property
     def backup_bytes(self) -> int:
-        """Bytes of the copies of what was written over."""
+        """Return the bytes of the copies of what was written over."""
         return sum(written.pristine.nbytes for written in self._written.values())
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Forward of the layer, whose weight has its adapters."""
+        """Compute the layer's forward; its weight has the adapters."""
         return base_forward(layer, *args, **kwargs)
 
     def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
@@ -206,7 +206,7 @@ class MergedExecutor(DenseExecutor):
     def _bias_totals(
         self, layer: nn.Module, adapters: Sequence[Adapter], pristine: Callable[[str, Tensor], Tensor]
     ) -> dict[str, Tensor]:
-        """The biases with their changes, by parameter."""
+        """Compute the biases with their changes, by parameter."""
         totals: dict[str, Tensor] = {}
         for binding, adapter in zip(self._bindings, adapters, strict=True):
             bias = _changed_bias(layer, binding)
@@ -223,7 +223,7 @@ class MergedExecutor(DenseExecutor):
         return totals
 
     def _pristine(self, layer: nn.Module, param: str, parameter: Tensor) -> Tensor:
-        """The parameter as it was, on the CPU; remembered when it is asked for the first time."""
+        """Return the parameter as it was, on the CPU; kept from the first time on."""
         written = self._written.get(param)
         if written is None:
             path = self._bindings[0].target.path
@@ -293,7 +293,7 @@ class MergedExecutor(DenseExecutor):
         return None
 
     def _total(self, layer: nn.Module, param: str, parameter: Tensor, written: _Written) -> tuple[Tensor, bool]:
-        """What was written, and whether to the bit: kept, or made again.
+        """Return what was written, kept or made again, and whether it is that to the bit.
 
         Raises:
             ComponentError: a file of an adapter changed on disk, so that it cannot be made.
@@ -327,12 +327,12 @@ class MergedExecutor(DenseExecutor):
         return torch.full((1,), next(values), device=like.device, dtype=wide(like.dtype))
 
     def _seed(self, param: str) -> int:
-        """The same for a layer whenever it is merged, so that one stack always gives the same bits."""
+        """Return a seed that is the same whenever a layer is merged, so that one stack always gives the same bits."""
         return zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
 
 
 def _kept(parameter: Tensor) -> Pristine:
-    """On the CPU the memory itself, and the parameter is given other; a device has no room for two."""
+    """Keep the pristine parameter: on the CPU its own memory, and the parameter gets other; else a copy."""
     return Held(parameter) if parameter.device.type == "cpu" and not parameter.is_inference() else Backup(parameter)
 
 
@@ -402,7 +402,7 @@ def _has(value: Tensor, total: Tensor, pristine: Tensor) -> bool:
 
 
 def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:
-    """The bias that an adapter changes; None where it changes none, or there is none."""
+    """Return the bias that an adapter changes; None where it changes none, or the layer has none."""
     changes = binding.adapter.has_bias or binding.adapter.bias_excess is not None
     return bias_of(layer, binding.target) if changes else None
 
@@ -419,12 +419,12 @@ def _rounding(seed: int, weight: Tensor) -> Round | None:
 
 
 def _writing(parameter: Tensor) -> AbstractContextManager[None]:
-    """The mode in which a parameter may be written to: one that was made in inference mode only in that."""
+    """Return the mode in which a parameter may be written: one made in inference mode only in that mode."""
     return torch.inference_mode() if parameter.is_inference() else torch.no_grad()
 
 
 def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozenset[int]) -> str | None:
-    """The reason why these adapters cannot be merged into the layer; None where they can.
+    """Return why these adapters cannot be merged into the layer; None where they can.
 
     Args:
         layer: the layer.

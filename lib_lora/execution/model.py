@@ -47,11 +47,11 @@ class Model:
 
     @property
     def components(self) -> dict[str, nn.Module]:
-        """Those that are still alive."""
+        """Return the components that are still alive."""
         return {name: module for name, ref in self._refs.items() if (module := ref()) is not None}
 
     def layer_classes(self) -> set[type[nn.Module]]:
-        """The classes whose forward runs for layers that adapters can change.
+        """Return the classes whose forward runs for layers that adapters can change.
 
         Patched when the engine gets the model, they need no patch when the first adapter comes, at which the compiler
         would have to forget what it has compiled, of other models too.
@@ -72,7 +72,7 @@ class Model:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._refs)}", i)
 
     def indexes(self) -> list[LayerIndex]:
-        """The layers of each component; the same object for as long as it is built the same.
+        """Return the layers of each component; the same object for as long as it is built the same.
 
         Raises:
             ComponentError: a component was unloaded.
@@ -88,13 +88,13 @@ class Model:
         return list(self._indexed.values())
 
     def resting(self) -> set[nn.Module]:
-        """Layers that are not where they compute, so that placing adapters beside them would be in vain."""
+        """Return the layers that are not where they compute, so that placing adapters beside them would be in vain."""
         return {
             layer for component in self.components.values() if schemes.rests(component) for layer in every(component)
         }
 
     def checkpoints(self, indexes: Sequence[LayerIndex], merging: Collection[str]) -> Mapping[str, Checkpoint]:
-        """Where pristine weights can be read again; opened when something is merged for the first time.
+        """Return where pristine weights can be read again; opened when something is merged for the first time.
 
         Args:
             indexes: of the components.

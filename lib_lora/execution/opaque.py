@@ -28,14 +28,14 @@ _CAN = hasattr(torch.library, "custom_op")
 
 
 def key_for(slot: object) -> Tensor:
-    """A number, (), by which a slot is found again as long as it is there."""
+    """Return a number, (), by which a slot is found as long as it is there."""
     number = next(_numbers)
     _slots[number] = slot
     return torch.tensor(number, device="cpu")
 
 
 def is_for(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call is being compiled that can be such an operation: of one tensor, without gradients."""
+    """Tell whether a call is being compiled that can be such an operation: of one tensor, without gradients."""
     if not (_CAN and compiling()) or torch.is_grad_enabled() or isinstance(layer, nn.MultiheadAttention):
         return False
     return len(args) == 1 and not kwargs and isinstance(args[0], Tensor)

@@ -197,7 +197,7 @@ def _is_behind(path: str, reached: Sequence[str]) -> bool:
 
 
 def _tensor(output: object) -> Tensor | None:
-    """What a denoiser returns: a tensor, the first of several, or diffusers' output with a name for it."""
+    """Return the tensor that a denoiser returns: the only one, the first, or the one in diffusers' output."""
     if isinstance(output, Mapping):
         output = tuple(output.values())
     if isinstance(output, list | tuple):

@@ -91,7 +91,7 @@ class Budget:
         self._scan_at: dict[torch.device, float] = {}
 
     def join(self, tenant: Tenant) -> Share:
-        """A share for a new tenant, held weakly."""
+        """Make an account for a new executor, which is held weakly."""
         share, gone = Share(), self._gone
         # only noted: a finalizer may run anywhere, in the middle of a sum of ours too
         with self._lock:
@@ -99,7 +99,7 @@ class Budget:
         return share
 
     def note(self, share: Share) -> None:
-        """The layer is being called; asked for only while something streams."""
+        """Note that the layer is being called; needed only while something streams."""
         if compiling():
             share.used = math.inf  # a compiled layer cannot tell later when it was called, so it is never stale
             return
@@ -109,7 +109,7 @@ class Budget:
             share.before, share.used = share.used, self._clock
 
     def full(self, device: torch.device) -> bool:
-        """Whether placing something before it is called is in vain."""
+        """Tell whether placing something before it is called is in vain."""
         return device in self._full
 
     def is_free(self, device: torch.device) -> bool:
@@ -147,7 +147,7 @@ class Budget:
             return stays
 
     def free(self, share: Share) -> None:
-        """What was placed is there no more."""
+        """Count that what was placed is gone."""
         with self._lock:
             if share.device is None:
                 return
@@ -157,7 +157,7 @@ class Budget:
             share.device, share.nbytes = None, 0
 
     def shrink(self, device: torch.device) -> None:
-        """Memory ran out: give some of it back, and go on with what is left as the limit."""
+        """Give some memory back after a device ran out of it, and make what is left the limit."""
         for relieve in self.relief:
             relieve()
         with self._lock:
@@ -191,13 +191,13 @@ class Budget:
         return HostCopy(placed, pinned=placed.device.type == "cuda")
 
     def free_home(self, share: Share) -> None:
-        """The host copy is there no more."""
+        """Count that the host copy is gone."""
         with self._lock:
             self._home_bytes -= share.home
             share.home = 0
 
     def settle(self) -> None:
-        """Other adapters are to be placed, or none: buffers go, and who fits is found out anew."""
+        """Forget which devices are full, as other adapters come, or none."""
         with self._lock:
             self._count_gone()
             self._full.clear()
@@ -205,27 +205,27 @@ class Budget:
             self.contended = False
 
     def forget(self) -> None:
-        """Another model is served: what fitted beside the last one says nothing."""
+        """Forget the limits that were found beside another model."""
         self.settle()
         self._fitted.clear()
 
     @property
     def placed(self) -> Mapping[torch.device, int]:
-        """Bytes on each device."""
+        """Return device -> bytes placed there."""
         with self._lock:
             self._count_gone()
             return {device: nbytes for device, nbytes in self._placed.items() if nbytes}
 
     @property
     def home_bytes(self) -> int:
-        """Bytes of all host copies."""
+        """Return the bytes of all host copies."""
         with self._lock:
             self._count_gone()
             return self._home_bytes
 
     @property
     def streaming(self) -> int:
-        """How many layers stream."""
+        """Return how many layers stream."""
         with self._lock:
             self._count_gone()
             return sum(share.streams for share in self._shares)

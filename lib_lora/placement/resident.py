@@ -50,7 +50,7 @@ class Binding:
 
     @property
     def layout(self) -> Layout:
-        """The strength alone, as one number."""
+        """Return the layout of the strength alone, as one number."""
         return (FactorShare(self.cell, schedule=self.adapter.ranks_by_timestep),)
 
 
@@ -94,21 +94,21 @@ class Resident(ABC, Generic[P]):
 
     @property
     def device(self) -> torch.device | None:
-        """Where it lies now; None while only the host copy exists."""
+        """Return the device on which it is placed; None while it is on none."""
         return None if self._placed is None else self._placed.device
 
     @property
     def _source(self) -> str:
-        """Where it is placed from, for the trace."""
+        """Return where it is placed from, for the log."""
         return "file" if self._home is None else "host copy"
 
     @abstractmethod
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Forward of the layer with its adapters."""
+        """Compute the layer's forward with its adapters."""
 
     @abstractmethod
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> P:
-        """Copy what the layer needs to `device`; `dtype` is that of its output."""
+        """Copy what the layer needs to `device`; `dtype` is the dtype of its output."""
 
     def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
         """Follow the layer to a device; on its way out, to the CPU or meta, only the host copy remains.
@@ -142,7 +142,7 @@ class Resident(ABC, Generic[P]):
 
     @property
     def host_bytes(self) -> int:
-        """Bytes that are placed in the computer's memory."""
+        """Return how many bytes are placed in the computer's memory."""
         placed = self._placed
         return 0 if placed is None or placed.device.type != "cpu" else self._share.nbytes
 
@@ -228,7 +228,7 @@ class Resident(ABC, Generic[P]):
         return placed
 
     def _settled(self, layer: nn.Module, placed: P) -> P:
-        """What was placed and stays, where the layer had such things before."""
+        """Put what was placed and stays into the memory that the layer had for it before."""
         return placed
 
     def _if_there_is_memory(self, layer: nn.Module, where: _Where) -> P | None:
@@ -256,7 +256,7 @@ class Resident(ABC, Generic[P]):
             self._budget.free_home(self._share)
 
     def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
-        """The adapters, knowing the base weight as far as they need it, which is read once for all of them.
+        """Return the adapters, which know the base weight as far as they need it; it is read once for all of them.
 
         Raises:
             FileError: a file changed on disk.
@@ -293,7 +293,7 @@ def _agree(before: WeightMark | None, now: WeightMark | None) -> bool:
 
 
 def _reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> Callable[[], Tensor]:
-    """A function that reads the weight of a binding, and remembers the layer's for the other bindings."""
+    """Make a function that reads the weight of a binding, and keeps the layer's for the other bindings."""
     target = binding.target
 
     def read() -> Tensor:

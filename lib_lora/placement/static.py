@@ -39,7 +39,7 @@ def check_buckets(buckets: Sequence[int]) -> tuple[int, ...]:
 
 
 def padded_rank(rank: int, buckets: Sequence[int]) -> int:
-    """The least size that holds a rank; behind the largest, multiples of that; without sizes the rank itself."""
+    """Return the least size that holds a rank: above the largest, a multiple of it; without sizes, the rank."""
     if not buckets:
         return rank
     largest = buckets[-1]
@@ -60,7 +60,7 @@ class Steady:
         self._given_up = False
 
     def settled(self, layer: nn.Module, stored: Stored[T]) -> Stored[T]:
-        """The same, in the memory that the layer had before as far as it fits; else its own is kept from now on."""
+        """Copy what is stored into the memory that the layer had before, as far as it fits; else keep its own."""
         if not self._keeps(next(stored.content.tensors())[1].device):
             return stored
         former, number = self._layers.setdefault(layer, {}), 0
@@ -78,7 +78,7 @@ class Steady:
         return stored.mapped(kept)
 
     def vector(self, name: str, like: Tensor) -> Tensor:
-        """A vector, (n,), in the memory that one of this name had on the device before; with room to grow."""
+        """Copy a vector, (n,), into the memory that one of its name had on the device before, with room to grow."""
         if not self._keeps(like.device):
             return like
         key = name, like.device, like.dtype
@@ -101,19 +101,19 @@ class Steady:
         self._given_up = False
 
     def give_up(self) -> None:
-        """The same, and keep nothing more: a device has run out of memory."""
+        """Give all of it back and keep nothing more, as a device ran out of memory."""
         self.clear()
         self._given_up = True
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are kept, in force or not."""
+        """Return the bytes that are kept, in force or not."""
         tensors = [tensor for own in list(self._layers.values()) for tensor in list(own.values())]
         vectors = list(self._vectors.values())
         return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *vectors))
 
     def _keeps(self, device: torch.device) -> bool:
-        """What is in the computer's memory is kept as it was, see `plan.py`."""
+        """Tell whether memory is kept on a device; the plan cache keeps what is in the computer's memory."""
         return not self._given_up and device.type not in _WITHOUT_GRAPHS
 
 

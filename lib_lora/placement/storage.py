@@ -43,7 +43,7 @@ class Packed(TensorFields):
     dtype: torch.dtype  # the wide one
 
     def get(self) -> Tensor:
-        """The tensor in the dtype it had; new memory."""
+        """Return the tensor in the dtype it had, in new memory."""
         wide = self.data.to(self.dtype)
         return wide if self.scale is None else wide.mul_(self.scale)
 
@@ -61,18 +61,18 @@ class Stored(Generic[T]):
     _nbytes: list[int] = field(default_factory=list, init=False, repr=False)
 
     def get(self) -> T:
-        """What was stored, ready to compute with; not to be written to."""
+        """Return what was stored, ready to compute with and not to be written to."""
         return cast(T, _unpacked(self.content)) if self.packed else self.content
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the device; counted once."""
+        """Return the bytes on the device."""
         if not self._nbytes:
             self._nbytes.append(self.content.nbytes)
         return self._nbytes[0]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Stored[T]:
-        """The same with every tensor replaced, scales included: a copy somewhere else."""
+        """Replace every tensor, scales included, by what `change` makes of it."""
         return Stored(self.content.mapped(change), self.packed)
 
 
