@@ -302,7 +302,7 @@ class Engine:
             stack = replace(self._stack, entries=tuple(entries))
             self._model.check_names(stack)
             key = self._plan.key
-            if key != PlanKey.of(stack, key.networks, key.indexes):
+            if stack.mode != "live" and key != PlanKey.of(stack, key.networks, key.indexes):
                 self.activate(stack)
                 return
             self._write(stack)
