@@ -22,7 +22,6 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 from ..adapters.base import Adapter, Form, InputEffect, OutputEffect
-from ..compiler import compiling
 from ..placement.resident import Binding, Keeping, Resident
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
@@ -39,13 +38,8 @@ from .low_rank_products import (
     FusedPair,
     add_pair,
     effective_linear,
-    effective_places,
-    effective_rows,
-    grouping_pays,
     is_torchs,
-    large_group,
     pays,
-    rows_pay,
     stacked,
 )
 
@@ -125,46 +119,19 @@ class LowRankExecutor(Resident[Placed]):
                 self.evict()
 
     def _run(self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        if self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
-            # how rows and places are summed depends on their strengths, which a graph is not to know
-            beside = compiling() and (self._strengths.mixed or self._strengths.has_regions)
-            summed = None if beside else self._summed(layer, x)
-            if summed is not None:
-                return summed
+        alike = self._only_pairs and self._kind == "linear" and not self._strengths.mixed and not self.is_regional
+        if alike and pays(layer, base_forward, x):
+            return self._summed(layer, x)
         y, live, parts = self._beside(layer, base_forward, base, x)
         return y if parts.bias is None else y + live.change_of_bias(parts.bias, self._spatial)
 
-    def _summed(self, layer: nn.Module, x: Tensor) -> Tensor | None:
-        """Compute the layer by the sum of weight and pair; return None where that does not pay."""
+    def _summed(self, layer: nn.Module, x: Tensor) -> Tensor:
+        """Compute the layer by the sum of weight and pair."""
         placed = self._placed_at(layer, x.device, x.dtype)
         parts = placed.stored.get()
         assert parts.pair is not None
-        if self.is_regional:
-            return self._by_places(layer, x, placed, parts.pair) if parts.bias is None else None
-        if self._strengths.mixed:
-            y = self._by_rows(layer, x, placed, parts.pair)
-        else:
-            y = effective_linear(layer, x, parts.pair.down, parts.pair.up, placed.live.pair)
-        if y is None or parts.bias is None:
-            return y
-        return y + self._live(layer, placed, x, y).change_of_bias(parts.bias, 0)
-
-    def _by_places(self, layer: nn.Module, x: Tensor, placed: Placed, pair: FusedPair) -> Tensor | None:
-        spot = self._spot(x)
-        if spot.grid is None or x.ndim != 3 or spot.parts != 1:  # other than (rows, places, channels)
-            return None
-        window = placed.windows.pair
-        grouped = window.grouped(spot.grid, x.shape[0], large_group(layer))
-        if grouped is None or not grouping_pays(grouped, layer, self._rank):
-            return None
-        return effective_places(layer, x, pair.down, pair.up, window.factors, grouped)
-
-    def _by_rows(self, layer: nn.Module, x: Tensor, placed: Placed, pair: FusedPair) -> Tensor | None:
-        self._parts_per_row(layer, placed, x)  # raises where x has other rows
-        sums, factors = self._strengths.sums(self._layout), placed.windows.pair.of_rows()
-        if not rows_pay(layer, x, sums, factors):
-            return None
-        return effective_rows(layer, x, pair.down, pair.up, sums, factors)
+        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, placed.live.pair)
+        return y if parts.bias is None else y + placed.live.change_of_bias(parts.bias, 0)
 
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor

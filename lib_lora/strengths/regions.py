@@ -8,10 +8,9 @@ of the prompt, and layers without places have the region's share of the picture 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import groupby
 from typing import TypeAlias
 
 import torch
@@ -19,7 +18,6 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 
 from ..errors import StackError
-from ..tensors import plain_mode
 from .token_grid import Grid, Picture
 
 SIZE = 64
@@ -157,10 +155,6 @@ def _faded(weights: Tensor, cells: float, dim: int) -> Tensor:
 
 EVERYWHERE, NOWHERE = 0, -1
 """In place of a region's number."""
-_GROUPS = 16
-"""As many groups at most, or they cost more calls than they save work."""
-Runs: TypeAlias = tuple[tuple[int, int], ...]
-"""Where factors begin and end that lie together."""
 Which: TypeAlias = tuple[tuple[int, ...], ...]
 """For each row, the regions of some factors."""
 
@@ -202,58 +196,6 @@ class Spread:
 NO_SPREAD = Spread()
 
 
-@dataclass(frozen=True, slots=True)
-class Alike:
-    """Places whose weights are the same."""
-
-    count: int
-    """Of them, in all rows together."""
-    runs: Runs
-    """The factors that act there."""
-    weights: Tensor
-    """Of all factors, (n,)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grouped:
-    """The places of a layer, by what their weights are.
-
-    They are in order: those without weights, groups, those that few others are like, and large groups.
-    """
-
-    order: Tensor
-    """Where the first place in order lies, the second …, (rows * places,)."""
-    back: Tensor
-    """In which place of the order each lies, (rows * places,)."""
-    none: int
-    """Places without weights."""
-    alike: tuple[Alike, ...]
-    rest_weights: Tensor
-    """Of those that few others are like, (r, n)."""
-    large: tuple[Alike, ...]
-
-    @property
-    def small(self) -> int:
-        """Places that are in no large group."""
-        return len(self.order) - sum(one.count for one in self.large)
-
-
-def runs_of(factors: Iterable[object]) -> Runs:
-    """Those that are not 0 or False."""
-    runs, start = [], 0
-    for acts, own in groupby(factors, bool):
-        stop = start + sum(1 for _ in own)
-        if acts:
-            runs.append((start, stop))
-        start = stop
-    return tuple(runs)
-
-
-def length(runs: Runs) -> int:
-    """How many factors they are."""
-    return sum(stop - start for start, stop in runs)
-
-
 def by_part(region: int, told: int | None, grid: Grid | None, part: int | None) -> int:
     """Which weight there is on a row: a region's, or by the parts of the prompt where a layer is given that.
 
@@ -275,7 +217,6 @@ class Masks:
         self._regions = tuple(regions)
         self._weights: dict[Grid, Tensor] = {}
         self._made: dict[tuple[object, ...], Tensor] = {}
-        self._grouped: dict[tuple[object, ...], Grouped] = {}
         self._picture: Picture | None = None
         self.placed = False
         """Whether any layer had places of the present picture."""
@@ -307,64 +248,12 @@ class Masks:
             found = self._made[key] = shaped.to(device=device, dtype=dtype, copy=True).contiguous()
         return found
 
-    def grouped(
-        self, grid: Grid, which: tuple[int, ...], rows: int, large: int, device: torch.device, dtype: torch.dtype
-    ) -> Grouped:
-        """The places by their weights.
-
-        Args:
-            grid: the places.
-            which: of which region each factor's weights are; see `at`.
-            rows: how often there are these places.
-            large: places, of all rows, that make a large group.
-            device: where.
-            dtype: as what.
-        """
-        key = grid, which, rows, large, device, dtype
-        found = self._grouped.get(key)
-        if found is None:
-            self.placed = True
-            with plain_mode(device):
-                found = self._grouped[key] = self._group(grid, which, rows, large, device, dtype)
-        return found
-
-    def _group(
-        self, grid: Grid, which: tuple[int, ...], rows: int, large: int, device: torch.device, dtype: torch.dtype
-    ) -> Grouped:
-        numbers = sorted(set(which))
-        factor = [numbers.index(one) for one in which]
-        own = self._all(grid)[:, torch.tensor(numbers, dtype=torch.int64, device="cpu")]  # (places, distinct regions)
-        kinds, kind, counts = torch.unique(own, dim=0, return_inverse=True, return_counts=True)
-        least = len(own) / _GROUPS
-        none, alike, rest, big = list[int](), list[int](), list[int](), list[int]()
-        for i, (weights, count) in enumerate(zip(kinds, counts.tolist(), strict=True)):
-            one = none if not weights.any() else big if rows * count >= large else alike if count >= least else rest
-            one.append(i)
-        places = [_places(kind == i, rows) for i in (*none, *alike)]
-        others = torch.isin(kind, torch.tensor(rest, dtype=kind.dtype, device="cpu"))
-        places += [_places(others, rows), *(_places(kind == i, rows) for i in big)]
-        order = torch.cat(places).to(device)
-
-        def made(i: int) -> Alike:
-            weights = kinds[i][factor]
-            return Alike(rows * int(counts[i]), runs_of(weights.tolist()), weights.to(device, dtype, copy=True))
-
-        return Grouped(
-            order,
-            order.argsort(),
-            rows * int(counts[none].sum()),
-            tuple(map(made, alike)),
-            own[others][:, factor].repeat(rows, 1).to(device, dtype, copy=True),
-            tuple(map(made, big)),
-        )
-
     def serve(self, picture: Picture) -> None:
         """Be for a picture; as another one has other places, what was made for the one before is forgotten."""
         if picture != self._picture:
             self._picture = picture
             self._weights.clear()
             self._made.clear()
-            self._grouped.clear()
             self.placed = False
 
     def _all(self, grid: Grid | None) -> Tensor:
@@ -378,11 +267,6 @@ class Masks:
             everywhere, nowhere = torch.ones_like(columns[0]), torch.zeros_like(columns[0])
             found = self._weights[grid] = torch.stack([everywhere, *columns, nowhere], 1)
         return found
-
-
-def _places(chosen: Tensor, rows: int) -> Tensor:
-    """The numbers of chosen places in each of some rows, one row after the other, (rows * m,)."""
-    return chosen.repeat(rows).nonzero().flatten()
 
 
 def _column(grid: Grid, region: Region) -> Tensor:

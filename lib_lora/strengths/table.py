@@ -15,21 +15,16 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..adapters.base import RankSchedule
 from ..compiler import uncompiled
-from .proportion import proportions
-from .regions import NO_SPREAD, Grouped, Masks, Runs, Spread, Which, length, runs_of
+from .regions import NO_SPREAD, Masks, Spread, Which
 from .schedule import Moment
 from .token_grid import Grid, Picture
-
-if TYPE_CHECKING:
-    from .regions import Grouped
-
 
 KeepVector: TypeAlias = Callable[[str, Tensor], Tensor]
 """Gives a vector's numbers in the memory that one of that name had before."""
@@ -91,10 +86,6 @@ class FactorView:
         factors = self.of_rows() if self._of.mixed else self.factors.unsqueeze(0)
         return weights * factors.unsqueeze(2 if channels_first else 1)
 
-    def grouped(self, grid: Grid, rows: int, large: int) -> Grouped | None:
-        """The places by how far the factors act there; None while rows differ. See `Masks.grouped`."""
-        return None if self._of.mixed else self._of.grouped(self._start, self.factors, grid, rows, large)
-
 
 def rows_of(rows: Tensor, start: int, count: int, length: int) -> Tensor:
     """The matrix (rows, count) of one layout among those of all, of which the vectors are `length` long."""
@@ -139,20 +130,6 @@ class FactorShare:
 Layout = tuple[FactorShare, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Sum:
-    """Rows of a call that need a single sum of weights."""
-
-    rows: tuple[int, ...]
-    """Their numbers, that with the largest strengths first."""
-    ratios: tuple[float, ...]
-    """What the strengths of each are, in units of those of the first: from 1 to -1, by falling size."""
-    runs: Runs
-    """The factors of a layer that act."""
-    rank: int
-    """How many these are."""
-
-
 class Strengths:
     """The strengths of one plan.
 
@@ -190,7 +167,6 @@ class Strengths:
         self.masks = Masks(spread.regions)
         """The weights of its regions."""
         self._which: dict[tuple[object, bool], Which] = {}  # by factors and rows, and whether there are places
-        self._sums: dict[tuple[object, ...], list[Sum]] = {}
         self._picture: Picture | None = None
         self._parts: tuple[int | None, ...] = ()  # of the prompt, that the rows of the present call are of
         self._offsets: dict[Layout, int] = {}
@@ -268,20 +244,6 @@ class Strengths:
         assert mirror.rows is not None  # a call of several images has them
         return rows_of(mirror.rows, start, count, self.length)[self._rows.index(image)]
 
-    def sums(self, layout: Layout) -> Sequence[Sum]:
-        """The rows of the present call, those in one proportion together. Only while it is `mixed`."""
-        found = self._sums.get((layout, self._rows))
-        if found is None:
-            owners = [share.cell for share in layout for _ in range(share.count)]
-            found = []
-            for one in proportions(self.values, self._rows, owners):
-                members = zip(one.images, one.ratios, strict=True)
-                rows = [(i, ratio) for image, ratio in members for i, own in enumerate(self._rows) if own == image]
-                runs = runs_of(cell in one.acting for cell in owners)
-                found.append(Sum(tuple(i for i, _ in rows), tuple(ratio for _, ratio in rows), runs, length(runs)))
-            self._sums[layout, self._rows] = found
-        return found
-
     @property
     def rows(self) -> tuple[int, ...]:
         """The image of each row of the present call. Only while it is `mixed`."""
@@ -335,13 +297,6 @@ class Strengths:
         """
         which = self._which_of(start, factors.shape[0], grid)
         return self.masks.at(grid, which, factors.device, factors.dtype, channels_first=channels_first)
-
-    def grouped(self, start: int, factors: Tensor, grid: Grid, rows: int, large: int) -> Grouped | None:
-        """The places by how far the factors act there, where that is alike for all rows; see `Masks.grouped`."""
-        which = self._which_of(start, factors.shape[0], grid)
-        if len(which) > 1:
-            return None
-        return self.masks.grouped(grid, which[0], rows, large, factors.device, factors.dtype)
 
     def _which_of(self, start: int, n: int, grid: Grid | None) -> Which:
         parts = self._parts or (None,)
@@ -414,7 +369,6 @@ class Strengths:
     def _set(self, values: Values) -> None:
         self.values: tuple[tuple[float, ...], ...] = tuple(map(tuple, values))
         """Of each image, the strength of every cell."""
-        self._sums = {}
         self._values = torch.tensor(self.values, dtype=torch.float64, device="cpu")  # (images, cells)
 
     def _mirror(self, device: torch.device, dtype: torch.dtype) -> Mirror:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from ..execution.low_rank_products import most_places
+from ..execution.low_rank_products import MARGIN
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class Rates:
         """
         if work.builds:
             return self.call + self.build * work.entries + self._sum(work)
-        most = most_places(work.entries, work.sides) if exact else places
+        most = MARGIN * work.entries / work.sides if exact else places
         return self.call + self.multiply * work.numbers * min(places, most)
 
     def merging(self, work: Work) -> float:

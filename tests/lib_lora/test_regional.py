@@ -26,7 +26,6 @@ from lib_lora import (
     Strength,
     plan,
 )
-from lib_lora.execution import low_rank, low_rank_products
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.strengths.model_call import Call
 from lib_lora.strengths.token_grid import Grid, Picture, is_of_text
@@ -284,19 +283,11 @@ def test_a_schedule_and_a_region_go_together(tmp_path):
 @torch.no_grad()
 @pytest.mark.parametrize("feather", [0.0, 0.3])
 @pytest.mark.parametrize("regions", [(LEFT, LEFT), (LEFT, RIGHT), (LEFT, None), (TOP, RIGHT)])
-def test_many_places_with_the_same_strengths_have_one_sum_of_weights(tmp_path, monkeypatch, regions, feather):
-    """For high ranks on many places; those at a soft edge, of which there are few of a kind, have the pair beside."""
+def test_many_places_have_the_strengths_of_their_regions(tmp_path, regions, feather):
     model = Denoiser(nn.Linear(48, 40).double().requires_grad_(False))
     paths = [save(tmp_path / f"{i}.safetensors", pair("lora_unet_layer", (40, 48), 64, seed=i)) for i in range(2)]
     x = torch.randn(2, 48, 40, 30, dtype=torch.float64)
-    engine, chosen = Engine({"unet": model}), []
-
-    def noted(*args):
-        chosen.append(low_rank_products.grouping_pays(*args))
-        return chosen[-1]
-
-    monkeypatch.setattr(low_rank, "grouping_pays", noted)
-    plain = model(x)
+    engine, plain = Engine({"unet": model}), model(x)
     want, entries = plain.clone(), []
     for path, region, multiplier in zip(paths, regions, MULTIPLIERS, strict=True):
         engine.activate(Stack([Entry(path, multiplier)]))
@@ -305,46 +296,21 @@ def test_many_places_with_the_same_strengths_have_one_sum_of_weights(tmp_path, m
         entries.append(Entry(path, multiplier if soft is None else strength(multiplier, soft)))
     engine.activate(Stack(entries))
     assert worst(model(x), want) < 1e-12
-    assert chosen == [True]
-    monkeypatch.setattr(low_rank, "grouping_pays", lambda *args: False)
-    assert worst(model(x), want) < 1e-12
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("regions", [(LEFT, LEFT), (LEFT, RIGHT), (LEFT, TOP)])
-def test_groups_too_small_for_a_sum_have_what_acts_there_beside(tmp_path, monkeypatch, regions):
+def test_few_places_have_the_strengths_of_their_regions(tmp_path, regions):
     model = Denoiser(nn.Linear(256, 240).double().requires_grad_(False))
     paths = [save(tmp_path / f"{i}.safetensors", pair("lora_unet_layer", (240, 256), 64, seed=i)) for i in range(2)]
     x = torch.randn(2, 256, 12, 12, dtype=torch.float64)
     engine, plain = Engine({"unet": model}), model(x)
     engine.activate(Stack([Entry(path, strength(0.8, one)) for path, one in zip(paths, regions, strict=True)]))
-    taken = []
-
-    def noted(*args):
-        taken.append(([len(one.runs) for one in args[5].alike], args[5].large))
-        return low_rank_products.effective_places(*args)
-
-    monkeypatch.setattr(low_rank, "effective_places", noted)
     got, want = model(x), plain.clone()
-    assert len(taken) == 1
-    assert taken[0][0]
-    assert not taken[0][1]
     for path, one in zip(paths, regions, strict=True):
         engine.activate(Stack([Entry(path, 0.8)]))
         want += (model(x) - plain) * one.weights(12, 12)
     assert worst(got, want) < 1e-12
-
-
-@torch.no_grad()
-def test_few_places_and_low_ranks_have_no_sums(tmp_path, monkeypatch):
-    model = Denoiser(nn.Linear(48, 40).double().requires_grad_(False))
-    monkeypatch.setattr(low_rank, "effective_places", lambda *args: pytest.fail("it costs more"))
-    for rank, side in ((4, 40), (64, 4)):
-        path = save(tmp_path / f"{rank}.safetensors", pair("lora_unet_layer", (40, 48), rank))
-        engine = Engine({"unet": model})
-        engine.activate(Stack([Entry(path, strength(0.8, LEFT))]))
-        model(torch.randn(1, 48, side, side, dtype=torch.float64))
-        engine.close()
 
 
 @pytest.mark.parametrize("mode", ["merged", "auto"])
