@@ -1,4 +1,4 @@
-"""Tensors and modules: fields of tensors that are handled as one, and quick walks over the modules of a model."""
+"""Dataclasses of tensors, and quick walks over the modules of a model."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class TensorFields:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors in the dtype they have."""
+        """Return the bytes of all tensors."""
         return sum(tensor.numel() * tensor.element_size() for _, tensor in self.tensors())
 
     def placed(self, device: torch.device) -> Self:
-        """A copy on `device`, in the same dtypes, that shares no memory: the file behind ours may be replaced."""
+        """Copy all tensors to `device`, in the same dtypes; the file, which may be replaced, shares no memory."""
         assert is_dataclass(self)
         return replace(self, **{field.name: _placed(getattr(self, field.name), device) for field in fields(self)})
 
     def mapped(self, change: Callable[[Tensor], object], *, exact: bool = True) -> Self:
-        """The same with every tensor replaced by what `change` makes of it.
+        """Replace every tensor by what `change` returns for it.
 
         Args:
             change: called once for each tensor, in the order of `tensors()`.
@@ -74,13 +74,13 @@ def _placed(value: object, device: torch.device) -> object:
 
 
 def wide(*dtypes: torch.dtype) -> torch.dtype:
-    """The dtype in which weights are multiplied and added: fp32, or fp64 where one of `dtypes` is. fp8 has no sums."""
+    """Return the dtype to compute with weights in: fp32, or fp64 if one of `dtypes` is. fp8 has no sums."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
 @contextmanager
 def plain_mode(device: torch.device) -> Iterator[None]:
-    """Compute as written, whatever mode the host's forward runs under.
+    """Leave inference mode, autograd and autocast, whatever the host's forward runs under.
 
     Inference tensors could not be written in place later, and autocast would make products in half precision.
     """
@@ -99,7 +99,7 @@ _AUTOCASTING = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 
 def autocasts(kind: str) -> bool:
-    """Whether autocast chooses dtypes on devices of this kind now."""
+    """Return whether autocast is active on this type of device."""
     if kind not in _AUTOCASTING:
         return False
     try:
@@ -111,7 +111,7 @@ def autocasts(kind: str) -> bool:
 
 
 def every(module: nn.Module) -> list[nn.Module]:
-    """A module and all below it, one that has several places several times; without the names that take the time."""
+    """List a module and all modules below it, without names; a module in several places occurs several times."""
     found = [module]
     for one in found:  # which grows
         below = one._modules
@@ -121,7 +121,7 @@ def every(module: nn.Module) -> list[nn.Module]:
 
 
 def device_of(layer: nn.Module) -> torch.device | None:
-    """Where the layer's own parameters are; never its dtype, which adapters do not follow."""
+    """Return the device of the layer's own parameters."""
     for tensor in layer._parameters.values():
         if tensor is not None:
             return tensor.device

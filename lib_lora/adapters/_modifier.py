@@ -1,4 +1,4 @@
-"""What goes around an adapter."""
+"""Adapters around another adapter."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .base import Adapter, At, Factors, Form, InputEffect, Origin, OutputEffect,
 class Modifier(Adapter):
     """Parameters that change what another algorithm's mean: a magnitude, a bias, a residual.
 
-    What a modifier does not say otherwise is as the inner adapter has it.
+    Everything that a modifier does not override comes from the inner adapter.
     """
 
     inner: Adapter
 
     @classmethod
     def takes(cls, shapes: Mapping[str, tuple[int, ...]]) -> frozenset[str]:
-        """The parameters of a group that are its own; empty where it has no part in the group."""
+        """Return the parameters of a group that this modifier reads; empty if the group is none of its own."""
         own = cls.params.required
         return own if own <= shapes.keys() else frozenset()
 
@@ -91,7 +91,7 @@ class Modifier(Adapter):
         return None if inner is None else self.cut(inner, rows)
 
     def cut(self, inner: Adapter, rows: Rows) -> Adapter | None:
-        """The same around an inner adapter that is cut to some rows already; None where its own part cannot be."""
+        """Wrap `inner`, which is cut to `rows` already; return None if the modifier's own part cannot be cut."""
         return None
 
     def form(self, rank: int | None = None) -> Form | None:

@@ -1,7 +1,7 @@
-"""An adapter of a layer that had fewer inputs when it was trained: what the model has more of is not changed.
+"""An adapter of a layer that had fewer inputs when it was trained; the model's other inputs do not change.
 
 Inpainting, Fill and control models are ordinary ones whose first layer takes more channels behind the latents': a mask,
-another picture. A LoRA of the ordinary model knows nothing of those. Zero for them is what huggingface/diffusers does
+another picture. A LoRA of the ordinary model has no weights for them. Zero for them is what huggingface/diffusers does
 (loaders/peft.py, `_maybe_expand_lora_state_dict`).
 """
 
@@ -42,9 +42,9 @@ class Narrow(Modifier):
 
     inner: Adapter
     inputs: int
-    """That the inner adapter is for."""
+    """Inputs of the inner adapter."""
     wanted: int
-    """That the layer has."""
+    """Inputs of the layer."""
 
     name: ClassVar[str] = "narrow"
     by_columns: ClassVar[bool] = False
@@ -71,6 +71,6 @@ class Narrow(Modifier):
         return _OfFirst(self.inner.output_effect(device, dtype), self.inputs)
 
     def _wide(self, tensor: Tensor) -> Tensor:
-        """With zeros for the inputs that are more, (rows, inputs, *kernel)."""
+        """Append zeros for the other inputs, (rows, inputs, *kernel)."""
         behind = (0, 0) * (tensor.ndim - 2)
         return F.pad(tensor, (*behind, 0, self.wanted - self.inputs))

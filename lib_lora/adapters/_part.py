@@ -1,4 +1,4 @@
-"""Some rows of an adapter that is for several layers at once, where it cannot take them apart by itself."""
+"""Some rows of an adapter whose layer is several layers in the model, if it cannot cut itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .base import Adapter, At, Form, Origin, Params, Rows, Site, taken, within
 
 
 def part_of(adapter: Adapter, rows: Rows) -> Adapter:
-    """The adapter for some rows of its weight, whether they depend on the others or not."""
+    """Return the adapter for some rows of its weight, whether they depend on the others or not."""
     return adapter.take(rows) or (RowsOf if adapter.by_rows else PartOf)(adapter, rows)
 
 
@@ -78,7 +78,7 @@ class RowsOf(_Part):
 class PartOf(_Part):
     """Rows that are known once the whole base weight is: its norms, its singular vectors, its other rows.
 
-    `on` is to be given the whole weight that the file's layer is for, see `reads_whole`.
+    `on` needs the whole weight of the file's layer, see `reads_whole`.
     """
 
     read: Callable[[], Tensor] | None = None
@@ -93,7 +93,6 @@ class PartOf(_Part):
         return self.inner.prefers_dense
 
     def form(self, rank: int | None = None) -> Form | None:
-        """That of the adapter for these rows alone, if `on` will find one."""
         outline = self.inner.outlined(self.rows)
         return None if outline is None else outline.form(rank)
 
@@ -101,7 +100,7 @@ class PartOf(_Part):
         return self.of(self.inner.on(read, rank), read)
 
     def of(self, known: Adapter, read: Callable[[], Tensor]) -> Adapter:
-        """The adapter for these rows, made of the inner one that knows the whole base weight.
+        """Return the adapter for these rows of an inner one that knows the whole base weight.
 
         Args:
             known: what the inner adapter's `on` gave.
@@ -110,7 +109,7 @@ class PartOf(_Part):
         return known.take(self.rows) or replace(self, inner=known, read=read)
 
     def delta_weight(self, at: At) -> Tensor:
-        """As by definition, of the whole weight: dear, and only for shapes that no trainer makes by itself."""
+        """Build the whole delta and cut it: expensive, only for fusions that no trainer makes."""
         if self.read is None:
             raise TypeError("a part is known only once `on` has seen the whole base weight")
         whole = self.read().to(at.device, at.dtype)

@@ -33,32 +33,32 @@ class Product(TensorFields):
 
     @property
     def factored(self) -> bool:
-        """Whether it is more than one full matrix."""
+        """Return whether it has factors."""
         return self.left is not None
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return (self.right if self.left is None else self.left).shape[0]
 
     @property
     def columns(self) -> int:
-        """Number of columns, a kernel's places included."""
+        """Return the number of columns, a kernel's places included."""
         return self.right.shape[1] * (1 if self.core is None else self.core.shape[2])
 
     @property
     def rank(self) -> int:
-        """How many rank-one matrices it is known to be the sum of."""
+        """Return the number of rank-one matrices that sum up to it."""
         return min(self.rows, self.columns) if self.left is None else self.left.shape[1]
 
     def take(self, rows: Rows) -> Self:
-        """Some of its rows."""
+        """Return the product that gives some of the rows."""
         if self.left is None:
             return replace(self, right=taken(self.right, rows))
         return replace(self, left=taken(self.left, rows))
 
     def folded(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The right factor with the core in it, (r, columns)."""
+        """Return the right factor multiplied with the core, (r, columns)."""
         right = self.right.to(device, dtype)
         if self.core is None:
             return right
@@ -73,14 +73,14 @@ class Product(TensorFields):
         rows: slice | Tensor | None = None,
         columns: slice | None = None,
     ) -> Tensor:
-        """The matrix, or those of its rows that `rows` selects, in that order, and of its columns."""
+        """Return the matrix, or the selected rows (in that order) and columns of it."""
         first = self.right if self.left is None else self.left
         chosen = (first if rows is None else first[rows]).to(device, dtype)
         across = slice(None) if columns is None else columns
         return chosen[:, across] if self.left is None else chosen @ self.folded(device, dtype)[:, across]
 
     def pair(self) -> tuple[Tensor, Tensor]:
-        """(rows, rank) and (rank, columns) in fp32 or better whose product it is; one is the identity if it is full."""
+        """Return (rows, rank), (rank, columns) in fp32 or better with this product; of a full one, one is the identity."""
         dtype = wide(self.right.dtype)
         right = self.folded(self.right.device, dtype)
         if self.left is not None:
@@ -98,10 +98,10 @@ def product(
 
     Args:
         params: of one adapter.
-        full: name of the full matrix; the others are those of its factors.
-        left: see there.
-        right: see there.
-        core: see there.
+        full: name of the full matrix.
+        left: name of the left factor.
+        right: name of the right factor.
+        core: name of the core.
         kernel: of the layer, for the core.
 
     Raises:
@@ -126,7 +126,7 @@ def product(
 
 
 def balanced(up: Tensor, down: Tensor, shape: Sequence[int]) -> Factors:
-    """A pair, (out, r) and (r, columns), with each rank component spread evenly over its two sides.
+    """Return the pair (out, r), (r, columns) with each rank component spread evenly over its two sides.
 
     A product of four small numbers on one side would be lost below fp16's 6e-5, though the whole is not small.
     """
@@ -148,7 +148,7 @@ class LowRankInput(InputEffect):
 
 @dataclass(frozen=True, slots=True)
 class BuiltEffect(OutputEffect):
-    """A dense delta as a product of its own, built anew in each forward from what is small."""
+    """A dense delta as a product of its own, built in each forward from the small parameters."""
 
     adapter: Adapter  # which can give some rows alone
     shape: tuple[int, ...]

@@ -25,7 +25,7 @@ from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, placed, sh
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn(TensorFields):
-    """Blocks of a rotation less the identity: as a file parametrises them, or once placed as they are."""
+    """Blocks of a rotation less the identity: as a file parametrises them, or solved."""
 
     source: Tensor
     solve: Callable[[Tensor], Tensor] | None
@@ -33,11 +33,11 @@ class Turn(TensorFields):
 
     @property
     def channels(self) -> int:
-        """How many it turns."""
+        """Return how many channels it rotates."""
         return self.source.shape[-3] * self.source.shape[-2]
 
     def take(self, rows: Rows, together: int = 1) -> Self | None:
-        """Its blocks for some of the channels; None where a window would cut one, or cut `together` of them apart."""
+        """Return its blocks for some of the channels; None if a window cuts a block or a group of `together`."""
         size = self.source.shape[-2]
         if any(end % (size * together) for window in rows for end in window):
             return None
@@ -45,24 +45,24 @@ class Turn(TensorFields):
         return replace(self, source=torch.cat(windows, -3) if len(windows) > 1 else windows[0])
 
     def blocks(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """R - I (..., k, n, n) on `device`, in fp32 or in `dtype` if that is better; not to be written to."""
+        """Return R - I (..., k, n, n) on `device`, in fp32 or in `dtype` if that is better; never write to it."""
         source = self.source.to(device, wide(self.source.dtype, dtype))
         return source if self.solve is None else self.solve(source)
 
     def effect(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The same for the forward: memory of its own, in `dtype`; small blocks joined where that is faster."""
+        """Copy the rotation for the forward, in `dtype`, and join small blocks where that is faster."""
         blocks = self.blocks(device, dtype)
         return placed(_joined(blocks) if blocks.ndim == 3 else blocks, device, dtype)
 
     def placed(self, device: torch.device) -> Self:
-        """A copy on `device` that is solved, so that a dense delta can be made at every call."""
+        """Copy it to `device` and solve it, so that a dense delta can be built at every call."""
         return replace(
             self, source=placed(self.blocks(device, torch.float32), device, wide(self.source.dtype)), solve=None
         )
 
 
 def cayley(q: Tensor) -> Tensor:
-    """R - I of R = (I + Q)(I - Q)^-1 for skew Q (..., n, n); I - Q is never singular."""
+    """Return R - I of R = (I + Q)(I - Q)^-1 for skew Q (..., n, n); I - Q is never singular."""
     eye = torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
     solved: Tensor = torch.linalg.solve(eye - q, 2 * q)
     return solved
@@ -70,20 +70,20 @@ def cayley(q: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """The largest Frobenius norm of Q = B - B^T over all blocks of the file's layer, whichever of them are used."""
+    """The largest Frobenius norm of Q = B - B^T over all blocks of the file's layer, used or not."""
 
     limit: float
     blocks: Tensor  # B (…, k, n, n), as the file has them
 
     def factor(self, like: Tensor) -> Tensor:
-        """What Q is shrunk by, one number where `like` is."""
+        """Return the factor that shrinks Q, in the dtype and on the device of `like`."""
         blocks = self.blocks.to(like.dtype)
         norm: Tensor = torch.linalg.vector_norm(blocks - blocks.transpose(-1, -2))
         return (self.limit / norm.clamp_min(_TINY)).clamp_max(1.0).to(like.device)
 
 
 def bounded(q: Tensor, bound: Bound | None) -> Tensor:
-    """Q or some of its blocks, shrunk as far as the bound demands; None leaves it free."""
+    """Return Q or some of its blocks, shrunk to the bound, if there is one."""
     return q if bound is None else q * bound.factor(q)
 
 
@@ -110,7 +110,7 @@ def mix(x: Tensor, blocks: Tensor, dim: int) -> Tensor:
 
 
 def _joined(blocks: Tensor) -> Tensor:
-    """Neighbouring small blocks as one, zero beside the diagonal; one that is everybody's stays alone.
+    """Join neighbouring small blocks, zero off the diagonal; a block shared by all stays alone.
 
     A batch of products is slow where each is tiny: measured on a CPU, blocks of 4 take four times as long as of 16.
     """
@@ -125,7 +125,7 @@ def _joined(blocks: Tensor) -> Tensor:
 
 
 def mix_slices(x: Tensor, parts: tuple[Tensor, ...], dim: int, multiplier: Tensor | float) -> Tensor:
-    """`mix` at a multiplier, with blocks of another size for each slice of the channels."""
+    """Call `mix` at a multiplier, with blocks of another size for each slice of the channels."""
     if len(parts) == 1:
         return at_multiplier(partial(mix, x, dim=dim), parts[0], multiplier)
     widths = [part.shape[0] * part.shape[-1] for part in parts]
@@ -136,7 +136,7 @@ def mix_slices(x: Tensor, parts: tuple[Tensor, ...], dim: int, multiplier: Tenso
 def mix_butterfly(
     x: Tensor, factors: Tensor, dim: int, multiplier: Tensor | float = 1.0, *, descending: bool = False
 ) -> Tensor:
-    """The change of `x` by a chain of block rotations, each at `multiplier`, https://arxiv.org/abs/2311.06243.
+    """Return the change of `x` by a chain of block rotations, each at `multiplier`, https://arxiv.org/abs/2311.06243.
 
     Factor i mixes the halves of two blocks that are 2^i halves apart.
 
@@ -168,7 +168,7 @@ def mix_butterfly(
 
 
 def _levels(factors: Tensor, places: int, *, descending: bool) -> list[tuple[int, Tensor]]:
-    """The factors in the order in which they act, with their levels; small ones two at a time.
+    """Return the factors in the order in which they act, with their levels; join small ones in twos.
 
     Two factors are one of twice the size: as many multiplications, but half as often through memory, which is most of
     the time: measured on a CPU, seven of 20 on 1,280 channels and 4,096 places take 62 ms instead of 98. Making it is
@@ -186,7 +186,7 @@ def _levels(factors: Tensor, places: int, *, descending: bool) -> list[tuple[int
 
 
 def _two_levels(lower: Tensor, upper: Tensor, level: int, *, descending: bool) -> Tensor:
-    """Factors `level` and `level + 1`, each R - I (k, b, b), as one, (k / 2, 2 b, 2 b), on four half blocks each."""
+    """Join factors `level` and `level + 1`, R - I (k, b, b), to one (k / 2, 2 b, 2 b) on four half blocks each."""
     count, size, _ = lower.shape
     apart, half = 2**level, size // 2
     split = (count // (2 * apart), 2, apart, 2, half, 2, half)
@@ -226,7 +226,7 @@ def check_butterfly(factors: Tensor, width: int, name: str) -> None:
 
 
 def number(params: Mapping[str, Tensor], name: str) -> float | None:
-    """A parameter that is one number; None where there is none.
+    """Read a parameter that is one number; return None if it is missing.
 
     Raises:
         ValueError: it is several.
@@ -272,7 +272,7 @@ class OutputTurn(Adapter):
 
     @abstractmethod
     def _turned(self, rows: Tensor, at: At) -> Tensor:
-        """(R - I) of the rows of a matrix (out, columns), R being at the multiplier."""
+        """Return (R - I) times a matrix (out, columns), with R at the multiplier."""
 
     @property
     def reads_base(self) -> bool:
@@ -312,7 +312,7 @@ class OutputRotation(OutputTurn):
         return replace(self, parts=tuple(part for part in parts if part is not None), rescale=rescale)
 
     def _within(self, window: tuple[int, int]) -> Iterator[Turn | None]:
-        """What turns the outputs of a window; None where one of its ends is inside of a block."""
+        """Return the rotation of a window of outputs; None if a block crosses its border."""
         start = 0
         for part in self.parts:
             low, high = max(window[0] - start, 0), min(window[1] - start, part.channels)
@@ -363,17 +363,17 @@ class InputRotation(Adapter):
 
 
 def pointwise(shape: tuple[int, ...]) -> bool:
-    """Whether a weight (out, in, *kernel) reads one place only."""
+    """Return whether a weight (out, in, *kernel) reads one place only."""
     return math.prod(shape[2:]) == 1
 
 
 def rescaled(y: Tensor, change: Tensor, excess: Tensor) -> Tensor:
-    """The change of y where y + change is scaled by 1 + excess."""
+    """Return the change of y if y + change is scaled by 1 + excess."""
     return change + (y + change) * excess
 
 
 def excess_of(scale: Tensor | None, device: torch.device, dtype: torch.dtype) -> Tensor | None:
-    """A scale less 1, placed; subtracted before it is rounded."""
+    """Copy a scale less 1 to a device; subtract before rounding."""
     return None if scale is None else placed(scale.to(device, wide(scale.dtype, dtype)) - 1, device, dtype)
 
 
@@ -388,7 +388,7 @@ def check_blocks(blocks: Tensor, width: int, name: str) -> None:
 
 
 def scale_for(width: int, scale: Tensor | None) -> Tensor | None:
-    """A `rescale` as a vector.
+    """Read a `rescale` as a vector.
 
     Raises:
         ValueError: it has another length than there are outputs.

@@ -15,7 +15,7 @@ from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, Site, plac
 
 @dataclass(frozen=True, slots=True)
 class ScaledInput(InputEffect):
-    """The change of x where it is scaled by 1 + excess."""
+    """The change of x by a scale of 1 + excess."""
 
     excess: Tensor  # (in,)
 
@@ -25,7 +25,7 @@ class ScaledInput(InputEffect):
 
 @dataclass(frozen=True, slots=True)
 class ScaledOutput(OutputEffect):
-    """The change of y where it is scaled by 1 + excess, with the bias or without."""
+    """The change of y by a scale of 1 + excess, with the bias or without."""
 
     excess: Tensor  # (out,)
     with_bias: bool
@@ -40,7 +40,7 @@ class Scale(Adapter):
 
     vector: Tensor  # (in,), (groups * in / groups,) or (out,)
     one: float
-    """What leaves a channel as it is: e = vector - one."""
+    """The neutral scale: e = vector - one."""
     on_input: bool
     with_bias: bool
     site: Site
@@ -90,7 +90,7 @@ class Scale(Adapter):
 
 
 def check_channels(vector: Tensor, site: Site, name: str, *, on_input: bool) -> Tensor:
-    """A vector over the inputs or the outputs.
+    """Check a vector over the inputs or the outputs.
 
     Raises:
         ValueError: it has another length; the text says want and got.

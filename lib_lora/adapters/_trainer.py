@@ -1,7 +1,7 @@
-"""What a file's metadata says of how it was trained, where the tensors alone do not tell what they mean.
+"""The training options in a file's metadata that change what its tensors mean.
 
 kohya's sd-scripts writes `ss_network_module`, `ss_network_args` (JSON) and the time of the training, ModelSpec's
-`modelspec.date` its day. Metadata is untrusted: what cannot be read says nothing.
+`modelspec.date` its day. Metadata is untrusted: unreadable values are ignored.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _SPLIT = {"qkv": 3, "linear1": 4}  # how a layer's name ends -> how many kohya's
 
 
 def arguments(origin: Origin) -> Mapping[str, object]:
-    """The arguments of the network: kohya's `ss_network_args`, else the configuration (SimpleTuner's)."""
+    """Return the arguments of the network: kohya's `ss_network_args`, else the configuration (SimpleTuner's)."""
     return _parsed(origin.metadata.get("ss_network_args", "")) or origin.config
 
 
 def trained_within(origin: Origin, period: tuple[datetime, datetime]) -> bool:
-    """Whether the file says that it was made in a period, its end excluded."""
+    """Return whether the file says that it was made in a period, the end excluded."""
     for key in _TIMES:
         when = _time(origin.metadata.get(key, ""))
         if when is not None:
@@ -42,7 +42,7 @@ def trained_within(origin: Origin, period: tuple[datetime, datetime]) -> bool:
 
 
 def lycoris_scale(origin: Origin, rank: int, *, alpha_is_raw: bool = False) -> float:
-    """alpha / rank as the trainer of the file had it.
+    """Return alpha / rank as the trainer of the file used it.
 
     Args:
         origin: of the adapter.
@@ -56,7 +56,7 @@ def lycoris_scale(origin: Origin, rank: int, *, alpha_is_raw: bool = False) -> f
 
 
 def dylora_block(origin: Origin, rank: int) -> int:
-    """Size of the rank blocks of LyCORIS' DyLoRA, where it is to be read as trained; 1 for everything else.
+    """Return the size of the rank blocks of LyCORIS' DyLoRA if it is read as trained; else 1.
 
     It trains at alpha / number of blocks (LyCORIS modules/dylora.py), so its scale is alpha / rank times this. kohya's
     own DyLoRA has units instead and trains at alpha / rank.
@@ -72,11 +72,11 @@ def dylora_block(origin: Origin, rank: int) -> int:
 
 
 def split_parts(origin: Origin, up: Tensor) -> int:
-    """How many LoRA of kohya's `split_qkv` this one is, where they are to be read as trained; 1 for everything else.
+    """Return how many LoRA of kohya's `split_qkv` this one holds, if they are read as trained; else 1.
 
     Each was trained at alpha / r, and together they have the rank parts * r and the same alpha: the scale is alpha /
     rank times this (sd-scripts networks/lora_flux.py and lora_sd3.py, `state_dict`). `up` then is zero but for a block
-    of each part. That is looked at in the first and the last row, as the metadata outlives a resize or a merge.
+    of each part. The first and the last row are checked, as the metadata outlives a resize or a merge.
 
     Args:
         origin: of the adapter.
@@ -93,7 +93,7 @@ def split_parts(origin: Origin, up: Tensor) -> int:
 
 
 def lora_scale(origin: Origin, rank: int, up: Tensor) -> float:
-    """alpha / rank of a LoRA, which may have been trained as something else.
+    """Return the factor on up @ down of a LoRA, as its trainer used it.
 
     Args:
         origin: of the adapter.
@@ -104,12 +104,12 @@ def lora_scale(origin: Origin, rank: int, up: Tensor) -> float:
 
 
 def rank_schedule(origin: Origin, rank: int, *, certain: bool = False) -> RankSchedule | None:
-    """The schedule of a T-LoRA, by the names that SimpleTuner and LyCORIS' wrapper have for its numbers.
+    """Read the schedule of a T-LoRA by the names of SimpleTuner and LyCORIS' wrapper.
 
     Args:
         origin: of the adapter.
         rank: of the adapter.
-        certain: the parameters say already that it is one. LoRAs that were trained with a schedule look like others.
+        certain: whether the parameters alone show that it is one. LoRAs trained with a schedule look like others.
     """
     said = arguments(origin)
     if not certain and str(said.get("use_timestep_mask", False)).lower() == "false":

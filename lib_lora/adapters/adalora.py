@@ -65,7 +65,7 @@ class AdaLoRA(Adapter):
 
 
 def _ranknum(params: Mapping[str, Tensor], origin: Origin, rank: int) -> float:
-    """The rank that training began with."""
+    """Return the rank that training began with."""
     saved, said = params.get("ranknum"), origin.config.get("init_r")
     if saved is not None:
         if saved.numel() != 1:

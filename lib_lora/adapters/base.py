@@ -1,13 +1,13 @@
-"""What an adapter is.
+"""The base class of adapters, and the values that they exchange with a layer.
 
-An adapter changes one weight: W' = W + dW(m), m being the user's multiplier. It says so in up to two ways, which the
-tests hold against each other:
+An adapter changes one weight: W' = W + dW(m) at the user's multiplier m. It has up to two definitions, and the tests
+compare them:
 
-- dense, always: `delta_weight`, the definition;
-- beside the layer, where the algebra allows: `form` tells which parts there are, and `factors`, `input_effect` and
-  `output_effect` give them. The layer then computes
-  y = W (x + sum of changes of the input) + b + sum of pairs (x) + sum of changes of the output,
-  in which the base weight only ever appears in the layer's own forward, so that it may be stored in any way.
+- dense, always: `delta_weight`;
+- beside the layer, where the algebra allows: `form` names the parts, and `factors`, `input_effect` and `output_effect`
+  return them. The layer then computes
+  y = W (x + changes of the input) + b + pairs (x) + changes of the output.
+  Only the layer's own forward reads the base weight, so that it may be quantized.
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ class Params:
     optional: frozenset[str] = frozenset()
 
     def claim(self, names: Mapping[str, object]) -> bool:
-        """Whether a group of parameters is exactly this algorithm's.
+        """Return whether a group has all required parameters and no unknown one.
 
-        A parameter nobody understands changes what the others mean, so a group that has one is not claimed: it is
-        reported, never half-applied.
+        An unknown parameter may change what the others mean, so a group with one is reported, never half-applied.
         """
         return self.required <= set(names) <= self.required | self.optional
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The weight an adapter is for."""
+    """The weight that an adapter changes."""
 
     shape: tuple[int, ...]
     """Logical: (out, in / groups, *kernel), (entries, width) of an embedding, (channels,) of a norm."""
@@ -60,11 +59,11 @@ class Site:
 
     @property
     def inside(self) -> int:
-        """Entries of one output row: in / groups * kernel."""
+        """Return the entries of one output row: in / groups * kernel."""
         return math.prod(self.shape[1:])
 
     def take(self, rows: Rows) -> Site:
-        """The same with some of its rows alone."""
+        """Return the site of some of its rows."""
         return replace(self, shape=shape_of(self.shape, rows))
 
 
@@ -73,7 +72,7 @@ _NO_ALPHA = Alpha()
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What a file says about an adapter beside the adapter's own parameters."""
+    """Facts of a file about an adapter beside its own parameters."""
 
     alpha: Alpha = _NO_ALPHA
     spelling: str = ""
@@ -87,12 +86,12 @@ class Origin:
     module: str = ""
     """The layer, as the file spells it: dotted, or flattened."""
     reading: Reading = USUAL
-    """What the user makes of files that trainers and programs read in two ways."""
+    """The user's choice for files that trainers and programs read in two ways."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """Where a dense delta is computed, in what dtype, and how much of it."""
+    """The device, dtype, multiplier and part of a dense delta."""
 
     device: torch.device
     dtype: torch.dtype
@@ -111,25 +110,25 @@ class At:
     """
 
     def put(self, tensor: Tensor) -> Tensor:
-        """A parameter where the delta is computed."""
+        """Copy a parameter to the device and dtype of the delta."""
         return tensor.to(self.device, self.dtype)
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """The wanted rows of a parameter that has one row per output, where the delta is computed."""
+        """Copy the wanted rows of a parameter with one row per output to the device and dtype of the delta."""
         return self.put(tensor if self.rows is None else tensor[slice(*self.rows)])
 
     def across(self, tensor: Tensor) -> Tensor:
-        """The wanted columns of a parameter that has one per input and place of the kernel, as a matrix, likewise."""
+        """Copy the wanted columns of a parameter (r, in, *kernel) as a matrix to the device and dtype of the delta."""
         matrix = tensor.flatten(1)
         return self.put(matrix if self.columns is None else matrix[:, slice(*self.columns)])
 
     def shaped(self, delta: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """A delta that was computed as a matrix, in the shape of the weight; a matrix still if of `columns`."""
+        """Reshape a delta that was computed as a matrix to the weight's shape, unless `columns` are given."""
         return delta if self.columns is not None else delta.reshape(-1, *shape[1:])
 
     @property
     def base(self) -> Tensor:
-        """The base weight.
+        """Return the base weight.
 
         Raises:
             TypeError: an adapter asks for it that did not say so.
@@ -139,7 +138,7 @@ class At:
         return self.weight
 
     def fully(self) -> At:
-        """The same at multiplier 1."""
+        """Return a copy with multiplier 1."""
         return replace(self, multiplier=1.0)
 
 
@@ -154,21 +153,21 @@ class RankSchedule:
     """The timestep of pure noise."""
 
     def first(self, timestep: float) -> int:
-        """The number of ranks that act, from the first; `timestep` is between 0 and `steps`."""
+        """Return how many ranks act, counted from the first; `timestep` is between 0 and `steps`."""
         done = min(max((self.steps - timestep) / self.steps, 0.0), 1.0)
         return min(int(done**self.power * (self.max_rank - self.min_rank)) + self.min_rank, self.max_rank)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The measures of a low-rank pair."""
+    """The rank and scale of a low-rank pair."""
 
     rank: int
     scale: float
     schedule: RankSchedule | None = None
     """Which ranks act when; without a timestep all do."""
     per_rank: int = 1
-    """How many components of the pair make one rank of the schedule; they lie together."""
+    """How many components of the pair make one rank of the schedule; they are adjacent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,7 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The parts an adapter has beside its layer. Its effect is their sum."""
+    """The parts of an adapter beside its layer. Its effect is their sum."""
 
     pair: Pair | None = None
     on_input: bool = False
@@ -189,11 +188,11 @@ class Form:
 
 
 class InputEffect(TensorFields, ABC):
-    """A change of a layer's input, placed where the layer computes; dx so that the delta is W dx."""
+    """A change dx of a layer's input on the layer's device: the delta is W dx."""
 
     @abstractmethod
     def delta(self, x: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        """The change of `x`, in its dtype.
+        """Return the change of `x`, in its dtype.
 
         Args:
             x: the layer's input.
@@ -204,16 +203,16 @@ class InputEffect(TensorFields, ABC):
 
 
 class OutputEffect(TensorFields, ABC):
-    """A change of a layer's output, placed where the layer computes."""
+    """A change of a layer's output on the layer's device."""
 
     @property
     def reads_output(self) -> bool:
-        """False where `delta` looks at `x` alone, which spares a layer with input effects a second base call."""
+        """Return False if `delta` reads `x` alone, which spares a layer with input effects a second base call."""
         return True
 
     @abstractmethod
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
-        """The change of the output at a multiplier.
+        """Return the change of the output at a multiplier.
 
         Args:
             x: the layer's input.
@@ -226,7 +225,7 @@ class OutputEffect(TensorFields, ABC):
 class Adapter(TensorFields, ABC):
     """One algorithm's tensors for one layer.
 
-    Tensors stay as the file has them: on the CPU, mapped, in the file's dtype. A copy is made where the layer is.
+    Tensors stay as in the file: on the CPU, mapped, in the file's dtype. Executors copy them to the layer's device.
     """
 
     name: ClassVar[str]
@@ -239,7 +238,7 @@ class Adapter(TensorFields, ABC):
 
     @classmethod
     def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
-        """Whether parameters of these names (and, where names do not tell, shapes) are exactly this algorithm's."""
+        """Return whether parameters of these names (and shapes, if names do not tell) are exactly this algorithm's."""
         return cls.params.claim(shapes)
 
     @classmethod
@@ -253,67 +252,67 @@ class Adapter(TensorFields, ABC):
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        """The shape of the weight that parameters of these shapes were made for; None where they do not tell."""
+        """Return the shape of the weight that these parameters were made for; None if their shapes do not tell."""
         return None
 
     @property
     def rank(self) -> int | None:
-        """The rank, where the algorithm has one."""
+        """Return the rank, if the algorithm has one."""
         return None
 
     @property
     def reads_base(self) -> bool:
-        """Whether `delta_weight` needs the base weight, so that stacking in order differs from adding up."""
+        """Return whether `delta_weight` needs the base weight, so that stacking in order differs from adding up."""
         return False
 
     @property
     def reads_whole(self) -> bool:
-        """Whether `on` is to be given the whole weight that the file's layer is for, not only the layer's own."""
+        """Return whether `on` needs the whole weight of the file's layer, not only the rows of the model's layer."""
         return False
 
     @property
     def by_rows(self) -> bool:
-        """Whether `delta_weight` can give some rows alone."""
+        """Return whether `delta_weight` can give some rows alone."""
         return False
 
     @property
     def by_columns(self) -> bool:
-        """Whether `delta_weight` can give some columns alone, of no more of the base weight than these."""
+        """Return whether `delta_weight` can give some columns alone, of no more of the base weight than these."""
         return False
 
     @property
     def dense_for_many(self) -> bool:
-        """Whether an effective weight is cheaper than `form` for more tokens than a linear layer has inputs."""
+        """Return whether an effective weight is cheaper than `form` for more tokens than a linear layer has inputs."""
         return False
 
     @property
     def prefers_dense(self) -> bool:
-        """Whether an effective weight is cheaper than the parts beside the layer, where the base weight is at hand."""
+        """Return whether an effective weight is cheaper than the parts beside the layer, with a plain base weight."""
         return False
 
     @property
     def has_bias(self) -> bool:
-        """Whether it changes the layer's bias too."""
+        """Return whether it changes the layer's bias, too."""
         return False
 
     @abstractmethod
     def delta_weight(self, at: At) -> Tensor:
-        """The dense change of the weight at `at.multiplier`, of the site's shape, new memory. Zero at multiplier 0."""
+        """Return the dense change of the weight at `at.multiplier`, in new memory; zero at multiplier 0."""
 
     def delta_bias(self) -> Tensor:
-        """The change of the bias at multiplier 1, (out,); proportional to the multiplier. Only where `has_bias`."""
+        """Return the change of the bias at multiplier 1, (out,); only with `has_bias`."""
         raise TypeError(f"{self.name} changes no bias")
 
     @property
     def bias_excess(self) -> Tensor | None:
-        """What the layer's own bias is multiplied by, less 1, (out,), at multiplier 1; None where it is left alone.
+        """Return the factor on the layer's own bias less 1, (out,), at multiplier 1; None if the bias does not change.
 
-        Proportional to the multiplier. For the dense ways: an output effect has the bias at hand, in `op`.
+        Proportional to the multiplier. Dense executors read it; an output effect finds the bias in `op`.
         """
         return None
 
     def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
-        """The whole change of a layer's bias at multiplier 1, for the dense ways; None where there is none.
+        """Return the whole change of a layer's bias at multiplier 1, for dense executors; None if there is none.
 
         Args:
             bias: the layer's own (out,), where the change is computed and in the dtype for that; None if it has none.
@@ -326,17 +325,17 @@ class Adapter(TensorFields, ABC):
         return delta if scaled is None else delta.to(scaled) + scaled
 
     def form(self, rank: int | None = None) -> Form | None:
-        """Which parts it has beside the layer, told without touching any data; None where only dense."""
+        """Return the parts it has beside the layer, without reading any data; None if it has only the dense delta."""
         return None
 
     @property
     def ranks_by_timestep(self) -> RankSchedule | None:
-        """Which ranks act when; None where all always do."""
+        """Return which ranks act when; None if all always do."""
         form = self.form()
         return None if form is None or form.pair is None else form.pair.schedule
 
     def take(self, rows: Rows) -> Adapter | None:
-        """The adapter for some rows of its weight alone, in this order, as if these were all; views where it can.
+        """Return the adapter for some rows of its weight, in this order, as views where possible.
 
         For a layer that is one in the file and several in the model.
 
@@ -347,11 +346,11 @@ class Adapter(TensorFields, ABC):
         return None
 
     def outlined(self, rows: Rows) -> Adapter | None:
-        """What `take` will give once `on` has seen the whole weight, as far as `form` tells; None where it will not."""
+        """Return an adapter with the `form` that `take` gives after `on`; None if `take` then gives none."""
         return self.take(rows)
 
     def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
-        """The adapter for one particular base weight: itself, unless norms or singular vectors of W are part of it.
+        """Return the adapter for one base weight: itself, unless it needs norms or singular vectors of W.
 
         Called once per layer and activation, before `factors` and the effects.
 
@@ -362,18 +361,18 @@ class Adapter(TensorFields, ABC):
         return self
 
     def factors(self, rank: int | None = None) -> Factors:
-        """The pair, cut to the first `rank` components. Only where `form` has one.
+        """Return the pair, cut to the first `rank` components; only if `form` has one.
 
         The scale is not changed by a cut: DyLoRA trains every prefix of the ranks at the full scale.
         """
         raise TypeError(f"{self.name} has no low-rank form")
 
     def input_effect(self, device: torch.device, dtype: torch.dtype) -> InputEffect:
-        """The change of the input, placed. Only where `form` has one."""
+        """Return the change of the input on a device; only if `form` has one."""
         raise TypeError(f"{self.name} does not change the input")
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
-        """The change of the output, placed. Only where `form` has one."""
+        """Return the change of the output on a device; only if `form` has one."""
         raise TypeError(f"{self.name} does not change the output")
 
 
@@ -389,7 +388,7 @@ class DenseEffect(OutputEffect):
 
 
 def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:
-    """A change of the bias, (out,), checked against the layer.
+    """Check a change of the bias, (out,), against the layer.
 
     Raises:
         ValueError: it has another length, or the layer never adds a bias.
@@ -404,23 +403,23 @@ def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:
 
 
 def shape_text(tensor: Tensor) -> str:
-    """The shape of a tensor for a message."""
+    """Return the shape of a tensor for a message."""
     return f"({', '.join(map(str, tensor.shape))})"
 
 
 def taken(tensor: Tensor, rows: Rows, dim: int = 0) -> Tensor:
-    """The windows of a parameter that has one row per output, or of an output; a view of a single one."""
+    """Return some rows of a parameter that has one per output; a view if they are one window."""
     windows = [tensor.narrow(dim, start, stop - start) for start, stop in rows]
     return torch.cat(windows, dim) if len(windows) > 1 else windows[0]
 
 
 def shape_of(shape: tuple[int, ...], rows: Rows) -> tuple[int, ...]:
-    """The shape that is left of a weight of this one."""
+    """Return the shape of some rows of a weight."""
     return (sum(stop - start for start, stop in rows), *shape[1:])
 
 
 def within(windows: Rows, rows: Rows) -> Rows:
-    """Some of the rows that lie in windows, as windows of what those are windows of."""
+    """Translate rows counted within `windows` into rows of the whole."""
     found = []
     for start, stop in rows:
         offset = 0
@@ -433,5 +432,5 @@ def within(windows: Rows, rows: Rows) -> Rows:
 
 
 def placed(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A copy that owns its memory, never a view of the mapped file: that file may be replaced while we compute."""
+    """Copy a tensor to a device, never as a view of the mapped file, which may be replaced during computation."""
     return tensor.to(device=device, dtype=dtype, copy=True).contiguous()

@@ -48,7 +48,7 @@ def skew_turn(blocks: Tensor, bound: Bound | None) -> Turn:
 
 
 def bound_of(blocks: Tensor, alpha: float | None, width: int, *, always: bool) -> Bound | None:
-    """What bounds the norm of Q; None where it is free.
+    """Return the bound on the norm of Q; None if it has none.
 
     Args:
         blocks: all that the bound is for.

@@ -50,7 +50,7 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @dataclass(frozen=True, slots=True)
 class _ScaledOutput(OutputEffect):
-    """s * (y + inner) - y, the inner pair being elsewhere."""
+    """s * (y + inner) - y, without the inner pair."""
 
     sigma: Tensor  # (out,)
     excess: Tensor  # (out,), sigma - 1, computed before it was rounded
@@ -184,7 +184,7 @@ class DoRA(Modifier):
         return self.inner.delta_weight(at.fully() if self.inner.reads_base else replace(at.fully(), weight=None))
 
     def _sigma(self, weight: Tensor, dtype: torch.dtype, rank: int | None) -> Tensor:
-        """d / |V|, of the magnitude's shape."""
+        """Return d / |V|, of the magnitude's shape."""
         squares: list[Tensor] = []
         for at in self._blocks(weight, dtype, rank):
             whole = at.base + self._inner(at).reshape(at.base.shape)
@@ -198,7 +198,7 @@ class DoRA(Modifier):
         return self.magnitude.to(total) / total.sqrt().clamp_min(_TINY)
 
     def _blocks(self, weight: Tensor, dtype: torch.dtype, rank: int | None) -> Iterator[At]:
-        """The base weight by rows, in the dtype that norms are computed in."""
+        """Return the base weight by rows, in the dtype that norms are computed in."""
         rows = weight.shape[0]
         step = max(rows // _BLOCKS, 1) if self.inner.by_rows and self.axis != "group" else rows
         for start in range(0, rows, step):
@@ -219,7 +219,7 @@ class DoRA(Modifier):
 
 
 def _axis(magnitude: Tensor, site: Site) -> Axis | None:
-    """What the shape of a `dora_scale` says; None where it fits nothing."""
+    """Read the axis of the norm from the shape of a `dora_scale`; return None if it fits nothing."""
     shape, out, inside = tuple(magnitude.shape), site.shape[0], site.shape[1]
     if len(shape) == len(site.shape) + 1 and shape[:3] == (site.groups, 1, inside):
         return "group" if magnitude.numel() == site.groups * inside else None

@@ -94,7 +94,7 @@ class GLoRA(Adapter):
 
 
 def _shape(shapes: Mapping[str, tuple[int, ...]], names: tuple[str, ...]) -> tuple[int, ...] | None:
-    """The weight that parameters were made for if `names` are those of A's and B's factors, up before down."""
+    """Return the shape of the weight if `names` are the factors of A and B, up before down."""
     a_up, a_down, b_up, b_down = (shapes[name] for name in names)
     core = shapes.get(_CORE)
     if min(map(len, (a_up, a_down, b_up, b_down))) < 2:
@@ -107,5 +107,5 @@ def _shape(shapes: Mapping[str, tuple[int, ...]], names: tuple[str, ...]) -> tup
 
 
 def _plain(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Without a kernel of one place: linear layers and 1x1 convolutions are saved as each other."""
+    """Drop a kernel of one place: linear layers and 1x1 convolutions are saved as each other."""
     return shape[:2] if shape is not None and all(size == 1 for size in shape[2:]) else shape

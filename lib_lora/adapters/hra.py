@@ -47,14 +47,14 @@ from .base import (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reflections(TensorFields):
-    """H - I = B K B^T: as the vectors of the file, or once placed as B and K."""
+    """H - I = B K B^T: as the vectors of the file, or solved as B and K."""
 
     vectors: Tensor  # u, or B (in, r)
     core: Tensor | None  # K (r, r)
     orthogonal: bool
 
     def solved(self, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """B and K on `device`, in fp32 or in `dtype` if that is better; not to be written to."""
+        """Return B and K on `device`, in fp32 or in `dtype` if that is better; never write to them."""
         exact = wide(self.vectors.dtype, dtype)
         vectors = self.vectors.to(device, exact)
         if self.core is not None:
@@ -68,7 +68,7 @@ class Reflections(TensorFields):
         return basis, -upper @ torch.linalg.solve_triangular(products, upper.T, upper=True)
 
     def placed(self, device: torch.device) -> Self:
-        """A copy on `device` that is solved, so that a dense delta can be made at every call."""
+        """Copy it to `device` and solve it, so that a dense delta can be built at every call."""
         basis, core = self.solved(device, torch.float32)
         return replace(self, vectors=placed(basis, device, basis.dtype), core=placed(core, device, core.dtype))
 

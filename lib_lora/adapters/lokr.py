@@ -81,7 +81,7 @@ class _Chain(OutputEffect):
         return h.flatten(1).reshape(*x.shape[:-1], h.shape[1] * h.shape[2])
 
     def _conv(self, x: Tensor, matrices: Sequence[Tensor], op: Operation) -> Tensor:
-        """The left axis is part of the batch while a convolution sees the right one as the channels."""
+        """Make the left axis part of the batch, so that a convolution sees the right one as channels."""
         batched = x.ndim > op.spatial + 1
         count, channels, *size = (x if batched else x.unsqueeze(0)).shape
         h = x.reshape(count, self.axis, channels // self.axis, *size)
@@ -195,18 +195,18 @@ class LoKr(Adapter):
 
     @property
     def _aligned(self) -> bool:
-        """Whether the two axes are of channels: only files of 2023 divide in * kernel elsewhere."""
+        """Return whether the two axes split the channels: only files of 2023 split in * kernel elsewhere."""
         return self.shape[1] % self.first.columns == 0
 
     @property
     def _plan(self) -> tuple[tuple[Side, ...], int]:
-        """On which side each matrix acts in turn, and what that costs per place."""
+        """Return the side of each matrix in the order in which they act, and the cost per place."""
         axes = self.first.columns, self.shape[1] // self.first.columns
         return _cheapest(_sizes(self.first), _sizes(self.second), *axes)
 
     @property
     def _pair(self) -> Pair | None:
-        """The pair, where that is the cheaper way or the only one."""
+        """Return the pair if it is cheaper or the only form."""
         rank, out = self.first.rank * self.second.rank, self.shape[0]
         cost = rank * (out + self._inside)
         limit = out * self._inside
@@ -216,7 +216,7 @@ class LoKr(Adapter):
 
 
 def _own_matrix(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, ...]:
-    """The shape of w1 or w2, by its name."""
+    """Return the shape of w1 or w2, by its name."""
     if name in shapes:
         return shapes[name]
     left, right = shapes[f"{name}_a"], shapes[f"{name}_b"]
@@ -225,7 +225,7 @@ def _own_matrix(shapes: Mapping[str, tuple[int, ...]], name: str) -> tuple[int, 
 
 
 def _scale(params: Mapping[str, Tensor], origin: Origin) -> float:
-    """alpha / rank; of two factored halves the second's rank, as in every trainer."""
+    """Return alpha / rank; of two factored halves the second's rank, as in every trainer."""
     right = params.get("lokr_w2_b", params.get("lokr_w1_b"))
     if right is not None:
         return lycoris_scale(origin, right.shape[0])
@@ -236,19 +236,19 @@ def _scale(params: Mapping[str, Tensor], origin: Origin) -> float:
 
 
 def _splits(half: Product) -> bool:
-    """Whether two matrices cost less than the one they make."""
+    """Return whether two matrices cost less than the one they make."""
     return half.factored and half.rank * (half.rows + half.columns) < half.rows * half.columns
 
 
 def _sizes(half: Product) -> tuple[Sizes, ...]:
-    """Of the matrices of one half, in the order in which they act."""
+    """Return the sizes of the matrices of one half, in the order in which they act."""
     if _splits(half):
         return (half.rank, half.columns), (half.rows, half.rank)
     return ((half.rows, half.columns),)
 
 
 def _matrices(half: Product) -> tuple[Tensor, ...]:
-    """The matrices of one half, in the order in which they act, in fp32 or better."""
+    """Return the matrices of one half, in the order in which they act, in fp32 or better."""
     dtype = wide(half.right.dtype)
     device = half.right.device
     if _splits(half):
@@ -258,7 +258,7 @@ def _matrices(half: Product) -> tuple[Tensor, ...]:
 
 
 def _cheapest(left: Sequence[Sizes], right: Sequence[Sizes], b: int, d: int) -> tuple[tuple[Side, ...], int]:
-    """The order of least cost in which matrices act on the axes of a (b, d) array, and the multiplications it takes.
+    """Return the cheapest order in which matrices act on the axes of a (b, d) array, and its multiplications.
 
     The matrices of one side keep their order.
     """
@@ -279,7 +279,7 @@ def _cheapest(left: Sequence[Sizes], right: Sequence[Sizes], b: int, d: int) -> 
 
 
 def _even(matrices: Sequence[Tensor], scale: float) -> list[Tensor]:
-    """The same product times `scale`, all but the last matrix leaving the size of what they act on as it is.
+    """Multiply the product by `scale`, so that all but the last matrix keep the size of what they act on.
 
     So no step of the chain leaves the range of fp16 unless the result does.
     """
@@ -290,6 +290,6 @@ def _even(matrices: Sequence[Tensor], scale: float) -> list[Tensor]:
 
 
 def _kron(first: Tensor, second: Tensor) -> Tensor:
-    """The Kronecker product; torch.kron views its arguments, and so refuses some transposed ones."""
+    """Return the Kronecker product; torch.kron views its arguments, and so refuses some transposed ones."""
     whole = first[:, None, :, None] * second[None, :, None, :]
     return whole.reshape(first.shape[0] * second.shape[0], -1)

@@ -118,7 +118,7 @@ class LoRA(Adapter):
 
 
 def _down(down: Tensor, mid: Tensor | None, rank: int, site: Site) -> Tensor:
-    """`down` in the site's shape, checked.
+    """Reshape `down` to the site's shape, and check it.
 
     Raises:
         ValueError: it does not fit; the text says want and got.

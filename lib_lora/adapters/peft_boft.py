@@ -83,5 +83,5 @@ class PeftBOFT(Adapter):
 
 
 def _solve(source: Tensor) -> Tensor:
-    """What multiplies x as a column, less I: R^T - I."""
+    """Return the matrix that acts on x as a column, less I: R^T - I."""
     return cayley((source - source.transpose(-1, -2)) / 2)

@@ -63,7 +63,7 @@ def _block_size(triangles: Tensor, width: int) -> int:
 
 
 def _terms(config: Mapping[str, object]) -> int | None:
-    """How many terms of the series; None for the exact transform."""
+    """Return the number of terms of the series; None for the exact transform."""
     if not config.get("use_cayley_neumann", True):
         return None
     terms = config.get("num_cayley_neumann_terms", 5)
@@ -71,7 +71,7 @@ def _terms(config: Mapping[str, object]) -> int | None:
 
 
 def _bound(config: Mapping[str, object]) -> float | None:
-    """The largest norm of each block's Q, times the square root of the number of blocks; None where it is free."""
+    """Return the largest norm of each block's Q times the square root of the number of blocks; None if it has none."""
     eps = config.get("eps", 6e-5)
     return float(eps) if config.get("coft", False) and isinstance(eps, int | float) else None
 
@@ -79,7 +79,7 @@ def _bound(config: Mapping[str, object]) -> float | None:
 def _solve(
     triangles: Tensor, *, size: int, scale: float, terms: int | None, bound: float | None, transposed: bool
 ) -> Tensor:
-    """What multiplies x as a column, less I: R^T - I, or R - I where `transposed`."""
+    """Return the matrix that acts on x as a column, less I: R^T - I, or R - I if `transposed`."""
     rows, columns = torch.triu_indices(size, size, 1, device=triangles.device)
     q = triangles.new_zeros(triangles.shape[0], size, size)
     q[:, rows, columns] = triangles * scale
@@ -92,7 +92,7 @@ def _solve(
 
 
 def _series(q: Tensor, terms: int) -> Tensor:
-    """2 Q + 2 Q^2 + ... + Q^last, the Cayley transform's series cut off as PEFT does it: never after the square."""
+    """Return 2 Q + 2 Q^2 + ... + Q^last, the Cayley series as PEFT cuts it: never after the square."""
     if terms < 2:
         return torch.zeros_like(q)
     total, power = 2 * q, q

@@ -53,13 +53,13 @@ class _Triplets(TensorFields):
     values: Tensor  # (r,)
 
     def take(self, rows: Rows) -> Self:
-        """Those of some rows."""
+        """Return the triplets of some rows."""
         return replace(self, p=taken(self.p, rows))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TLoRA(Adapter):
-    """What became of some singular triplets of the weight."""
+    """The trained values of some singular triplets of the weight."""
 
     now: _Triplets
     begun: _Triplets | None  # as it began; known once the base weight is
@@ -153,14 +153,14 @@ def _triplets(params: Mapping[str, Tensor], names: tuple[str, str, str], site: S
 
 
 def _exact(triplets: _Triplets, rank: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Q (r, in * kernel), P (out, r) and l (r,), the first `rank` of them, in fp32 or better."""
+    """Return Q (r, in * kernel), P (out, r) and l (r,), the first `rank` of them, in fp32 or better."""
     dtype = wide(triplets.q.dtype)
     q, p, values = triplets.q.to(dtype), triplets.p.to(dtype), triplets.values.to(dtype)
     return q.flatten(1)[:rank], p[:, :rank], values[:rank]
 
 
 def _begun(weight: Tensor, now: _Triplets, part: Part) -> _Triplets:
-    """The singular triplets of a weight that `now` began as.
+    """Return the singular triplets of a weight that `now` began as.
 
     By the eigenvectors of the smaller Gram matrix, which are less work than the whole singular value decomposition and
     in fp64 more exact than the trainer's in fp32. A triplet's sign is that of the trained one: it is anybody's choice,
@@ -183,14 +183,14 @@ def _begun(weight: Tensor, now: _Triplets, part: Part) -> _Triplets:
 
 
 def _chosen(vectors: Tensor, count: int, part: Part) -> Tensor:
-    """Columns by falling singular value: the first, the last or the middle `count`."""
+    """Return the first, the last or the middle `count` columns by falling singular value."""
     spare = max(vectors.shape[1] - count, 0)
     start = {"principal": 0, "last": spare, "middle": spare // 2}[part]
     return vectors[:, start : start + count]
 
 
 def _padded(q: Tensor, p: Tensor, values: Tensor, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """With zeros in the place of the triplets that a small weight does not have."""
+    """Pad with zeros for the triplets that a small weight does not have."""
     missing = rank - values.shape[0]
     pad = torch.nn.functional.pad
     return pad(q, (0, 0, 0, missing)), pad(p, (0, missing)), pad(values, (0, missing))

@@ -18,7 +18,7 @@ __all__ = ["Tuner"]
 
 
 class Tuner(Auto):
-    """Decides for one engine where merging pays, and which kernel adds a LoRA to a linear layer.
+    """The measurements of one engine: where merging pays, and which kernel adds a LoRA to a linear layer.
 
     Args:
         rates: the file for what is measured of a device; None measures in each process.

@@ -31,7 +31,7 @@ Exchange = Callable[[Mapping[nn.Module, Executor]], None]
 
 
 class Auto:
-    """Watches the first call of each component, and decides at the beginning of the second.
+    """A watch on the first call of each component, which decides at the beginning of the second.
 
     Args:
         book: of the rates.
@@ -70,14 +70,14 @@ class Auto:
             self.stops.pop()()
 
     def count(self) -> int:
-        """Note a call that begins; how many there are from it on."""
+        """Count a call that begins, and return how many calls are left."""
         self._left -= 1
         return self._left + 1
 
     def pays(
         self, choices: Mapping[nn.Module, Choice], places: Mapping[nn.Module, int], calls: int
     ) -> dict[nn.Module, Executor]:
-        """The layers for which merging costs less than it saves, and says so."""
+        """Return the layers for which merging saves more time than it costs, and log it."""
         chosen: dict[nn.Module, Executor] = {}
         saved = taken = 0.0
         for layer, choice in choices.items():
@@ -110,7 +110,7 @@ def _work_of(layer: nn.Module, choice: Choice) -> Work:
 
 
 class _Watch:
-    """The calls of one component, until it is decided."""
+    """The calls of one component until the decision."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class _Watch:
         self._deaf = listen(component, self._begin, _nothing)
 
     def stop(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         self._deaf()
         for hook in self._hooks:
             hook.remove()
@@ -157,4 +157,4 @@ class _Watch:
 
 
 def _nothing() -> None:
-    """A call's end tells nothing."""
+    """Ignore the end of a call."""

@@ -68,15 +68,15 @@ class _Sample:
         self.numbers = sum(one.numel() for one in factors.values())
 
     def live(self, places: int) -> float:
-        """Seconds of the pair alone, beside a layer that computes nothing."""
+        """Measure the seconds of the pair alone, beside a layer that computes nothing."""
         return self._of_call(self._executor(self._path, "live"), places)
 
     def built(self) -> float:
-        """Seconds of building a weight."""
+        """Measure the seconds of building a weight."""
         return self._of_call(self._executor(self._full, "live"), 1)
 
     def merged(self) -> float:
-        """Seconds of merging and putting back."""
+        """Measure the seconds of merging and restoring."""
         executor = self._executor(self._path, "merged")
 
         def run() -> Tensor:
@@ -110,7 +110,7 @@ class _Sample:
 
 
 def _seconds(run: Callable[[], Tensor], before: Callable[[], Tensor]) -> float:
-    """What a call takes, by the quicker ones of some.
+    """Return the seconds of a call, by the quicker ones of several.
 
     Args:
         run: it.

@@ -33,19 +33,19 @@ _DTYPES = (torch.float16, torch.bfloat16)
 
 
 class PairKernel(Protocol):
-    """What `triton_pair` is."""
+    """The interface of `triton_pair`."""
 
     LARGEST_RANK: int
 
     def blocks_for(self, rows: int, rank: int) -> Iterable[object]:
-        """The ways in which the work may be cut up."""
+        """Yield the tile sizes to try."""
 
     def add_pair_(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, strength: Tensor, blocks: object) -> None:
         """Add x down^T diag(strength) up^T onto `y`."""
 
 
 class _Shape(NamedTuple):
-    """What makes calls alike."""
+    """The properties by which calls are compared."""
 
     device: torch.device
     dtype: torch.dtype
@@ -74,7 +74,7 @@ class _Call(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """What a call adds, in double precision, on rows of both ends; and how far a kernel may be off."""
+    """The result of a call in double precision, on rows of both ends, and the error allowed to a kernel."""
 
     at: Tensor  # (n,), the rows
     want: Tensor  # (n, outputs)
@@ -82,7 +82,7 @@ class _Reference:
 
     @classmethod
     def of(cls, call: _Call) -> _Reference | None:
-        """That of a call, added to nothing: beside a large output the whole change could be lost and not be missed.
+        """Return the result of a call added to zeros: beside a large output a lost change would not be noticed.
 
         None where it is not finite, which tells nothing.
         """
@@ -99,14 +99,14 @@ class _Reference:
         return cls(at, want, _COARSER * off + torch.finfo(call.y.dtype).eps * want.abs().max())
 
     def allows(self, kernel: PairKernel, call: _Call, blocks: object) -> bool:
-        """Whether a kernel is as exact as torch's products."""
+        """Return whether a kernel is as exact as torch's products."""
         ours = call._replace(y=torch.zeros_like(call.y))
         kernel.add_pair_(*ours, blocks)
         return bool((ours.y[self.at].double() - self.want).abs().max() <= self.bound)
 
 
 class Chooser:
-    """Adds pairs by the faster way; remembers which that is.
+    """The faster of two ways to add a pair, measured once per shape.
 
     Args:
         kernel: gives the kernel, or None where there is none for a device; Triton's if absent.
@@ -151,7 +151,7 @@ class Chooser:
             return blocks is not None and self._runs(kernel, call, shape, blocks)
 
     def _runs(self, kernel: PairKernel, call: _Call, shape: _Shape, blocks: object) -> bool:
-        """Run the kernel; whether it could be."""
+        """Run the kernel; return whether it ran."""
         try:
             kernel.add_pair_(*call, blocks)
         except OUT_OF_MEMORY:
@@ -202,7 +202,7 @@ class Chooser:
 
 
 def _grouped(strength: Tensor, lead: torch.Size) -> Tensor | None:
-    """Strengths as (groups, R), each for as many rows, one group after the other; None where they are not so."""
+    """Return strengths as (groups, R), each of equally many adjacent rows; None if the rows do not form such groups."""
     sizes = tuple(strength.shape[:-1])
     if not sizes:
         return strength.unsqueeze(0).contiguous()
@@ -221,7 +221,7 @@ def _plain_(call: _Call) -> None:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Triton and CUDA's clock take the current device, which need not be that of a tensor."""
+    """Make the tensor's device current: Triton and CUDA's clock use the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -230,12 +230,12 @@ def _in_short(error: Exception) -> str:
 
 
 def captures(device: torch.device) -> bool:
-    """Whether a CUDA graph is captured, so that nothing may wait for the device."""
+    """Return whether a CUDA graph is captured, so that nothing may wait for the device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def cuda_seconds(run: Callable[[], object]) -> float:
-    """The least of some turns, each of many runs: the host's share counts where it is the larger one."""
+    """Return the least time of several turns, each of many runs, host time included."""
     found: list[float] = []
     run()
     for _ in range(3):
@@ -252,7 +252,7 @@ def cuda_seconds(run: Callable[[], object]) -> float:
 
 @lru_cache(maxsize=64)
 def _triton(device: torch.device) -> ModuleType | None:
-    """The kernel, on devices whose tensor cores have both half precisions; found once per device."""
+    """Return the kernel on devices whose tensor cores have both half precisions, once per device."""
     if device.type != "cuda" or torch.version.hip or torch.cuda.get_device_capability(device) < (8, 0):
         return None
     try:

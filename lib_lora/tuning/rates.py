@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the adapters of one layer come to."""
+    """The sizes of the adapters of one layer."""
 
     numbers: int
     """Of all its adapters; a call multiplies each of them at least once per place."""
@@ -40,7 +40,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device takes in one dtype, in seconds."""
+    """The times of a device in one dtype, in seconds."""
 
     call: float
     """Adapters of a layer, however small."""
@@ -54,7 +54,7 @@ class Rates:
     """The same for one entry of the weight."""
 
     def live(self, work: Work, places: int, *, exact: bool) -> float:
-        """What a call costs beside the layer.
+        """Return the seconds of a call beside the layer.
 
         Args:
             work: of the layer.
@@ -67,7 +67,7 @@ class Rates:
         return self.call + self.multiply * work.numbers * min(places, most)
 
     def merging(self, work: Work) -> float:
-        """What it costs to merge into the layer and to put its weight back."""
+        """Return the seconds to merge into the layer and to restore its weight."""
         return self.touch + self.entry * work.entries + self._sum(work)
 
     def _sum(self, work: Work) -> float:
@@ -90,7 +90,7 @@ class RateBook:
         self._lock = threading.Lock()
 
     def of(self, device: torch.device, dtype: torch.dtype) -> Rates:
-        """Those of a device; the first time they are measured."""
+        """Return the rates of a device; measure them the first time."""
         key = _name(device, dtype)
         with self._lock:
             if key not in self._known:

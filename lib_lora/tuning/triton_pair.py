@@ -26,7 +26,7 @@ _LEAST = 16  # of each side of a product in a kernel
 
 
 class Blocks(NamedTuple):
-    """How the work is cut up."""
+    """The tile sizes of the kernel."""
 
     rows: int
     outputs: int
@@ -38,7 +38,7 @@ BLOCKS = (Blocks(128, 64, 32, 8), Blocks(64, 64, 32, 4), Blocks(32, 64, 64, 4), 
 
 
 def blocks_for(rows: int, rank: int) -> list[Blocks]:
-    """Those that are worth a try.
+    """Yield the tile sizes to try.
 
     Args:
         rows: tokens of all images.

@@ -19,7 +19,7 @@ def read_base_weight(layer: nn.Module, param: str) -> Tensor:
     """Read a base weight in full precision through the first reader that knows its storage.
 
     Returns:
-        It in its logical shape and a dtype that computes; perhaps the parameter itself, so not to be written to.
+        The weight in its logical shape and a dtype that computes; perhaps the parameter itself: never write to it.
 
     Raises:
         ComponentError: no reader knows it.
@@ -32,14 +32,14 @@ _SAMPLES = 64
 
 
 class WeightMark(NamedTuple):
-    """A base weight as it was when it was read: how often it had been written to, and some of its numbers."""
+    """A base weight at the time it was read: its version counter and some of its numbers."""
 
     version: int | None
     samples: bytes
 
     @classmethod
     def of(cls, layer: nn.Module, param: str) -> WeightMark | None:
-        """Mark the weight as it is stored now; None where its numbers are elsewhere."""
+        """Mark the weight as it is stored now; None if its numbers are elsewhere."""
         weight = stored(layer, param)
         if weight is None:
             return None
@@ -57,7 +57,7 @@ class WeightMark(NamedTuple):
 
 
 def weight_reader(layer: nn.Module, param: str) -> type[WeightReader]:
-    """The first reader that knows the storage of a weight.
+    """Return the first reader that knows the storage of a weight.
 
     Raises:
         ComponentError: no reader knows it.
@@ -69,19 +69,19 @@ def weight_reader(layer: nn.Module, param: str) -> type[WeightReader]:
 
 
 def has_plain_weight(layer: nn.Module, param: str) -> bool:
-    """Whether a base weight lies there as numbers to compute with, so that reading it costs nothing."""
+    """Return whether a base weight is stored as numbers to compute with, so that reading it costs nothing."""
     reader = reader_of(layer, param)
     return reader is not None and reader.plain
 
 
 def holds_values(layer: nn.Module, param: str) -> bool:
-    """Whether a parameter's numbers are the weight's own, in whatever floating dtype, without a scale beside them."""
+    """Return whether a parameter holds the weight itself, in a floating dtype, without a scale beside it."""
     reader = reader_of(layer, param)
     return reader is not None and reader.holds_values
 
 
 def reader_of(layer: nn.Module, param: str) -> type[WeightReader] | None:
-    """Return the first reader that knows the storage of a weight; None where none does."""
+    """Return the first reader that knows the storage of a weight; None if there is none."""
     return next((reader for reader in _readers() if reader.matches(layer, param)), None)
 
 

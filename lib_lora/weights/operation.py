@@ -1,4 +1,4 @@
-"""The product a layer makes, apart from its weight, so that an adapter can make the same one with its own."""
+"""The product of a layer apart from its weight, so that an adapter can make the same one with its own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ BaseForward = Callable[..., Any]
 
 
 def at_multiplier(product: Callable[[Tensor], Tensor], operand: Tensor, multiplier: Tensor | float) -> Tensor:
-    """`product(operand)` at a multiplier, for a product that is linear in an operand smaller than its result.
+    """Return `product(operand)` at a multiplier, for a product that is linear in an operand smaller than its result.
 
-    One multiplier is cheapest in the operand; those of rows can act only on what has rows.
+    One multiplier is cheapest in the operand; multipliers of rows need an operand with rows.
 
     Args:
         product: makes what has the rows.
@@ -65,7 +65,7 @@ def place_of_input(args: tuple[Any, ...], kwargs: dict[str, Any], width: int | N
 
 
 def _is_of(value: Any, width: int) -> bool:
-    """Tell whether a value is tokens of a width: a vector alone may as well be a scale."""
+    """Return whether a value has tokens of a width: a vector alone may as well be a scale."""
     return isinstance(value, Tensor) and value.ndim > 1 and value.shape[-1] == width
 
 
@@ -132,21 +132,21 @@ class Operation:
 
     @property
     def channels(self) -> int:
-        """The dimension of the channels, counted from the end; batched or not is all the same."""
+        """Return the dimension of the channels, counted from the end, so that batched or not does not matter."""
         return -1 - self.spatial
 
     def window(self, rows: tuple[int, int]) -> Operation:
-        """The same for some of the outputs alone."""
+        """Return the operation for some of the outputs."""
         return Operation(self._layer, self.spatial, self._base, rows)
 
     def outputs(self, y: Tensor) -> Tensor:
-        """Those of an output of the layer that this is for."""
+        """Return the outputs of this window, from an output of the whole layer."""
         if self._rows is None:
             return y
         return y.narrow(self.channels, self._rows[0], self._rows[1] - self._rows[0])
 
     def apply(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The layer's product with another weight (out, in, *kernel), without a bias."""
+        """Return the layer's product with another weight (out, in, *kernel), without a bias."""
         if not self.spatial:
             return F.linear(x, weight)
         result: Tensor = self._layer._conv_forward(x, weight, None)  # type: ignore[operator]
@@ -160,20 +160,20 @@ class Operation:
         return convolve(x, weight.reshape(*weight.shape, *(1,) * self.spatial))
 
     def per_channel(self, vector: Tensor) -> Tensor:
-        """A vector over the channels, (c,), shaped to be multiplied with an input or an output."""
+        """Reshape a vector over the channels, (c,), to broadcast to an input or an output."""
         return vector.reshape(-1, *(1,) * self.spatial)
 
     def base(self, x: Tensor) -> Tensor:
-        """The base weight's product with another input: one more call of the layer's own forward, less the bias."""
+        """Call the layer's own forward with another input and subtract the bias."""
         return self.without_bias(self.outputs(self._base(x)))
 
     def without_bias(self, y: Tensor) -> Tensor:
-        """A base output less the layer's bias."""
+        """Subtract the layer's bias from a base output."""
         bias = self._bias(y)
         return y if bias is None else y - bias
 
     def with_bias(self, y: Tensor) -> Tensor:
-        """An output plus the layer's bias."""
+        """Add the layer's bias to an output."""
         bias = self._bias(y)
         return y if bias is None else y + bias
 

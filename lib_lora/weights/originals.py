@@ -1,4 +1,4 @@
-"""Where a merged weight's original comes from when it is put back: its memory, a copy, or the checkpoint itself."""
+"""The originals of merged weights: their own memory, a copy, or the checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Pristine(Protocol):
     """One parameter as it was."""
 
     def read(self) -> Tensor:
-        """The parameter, on the CPU; not to be written to.
+        """Return the parameter on the CPU; never write to it.
 
         Raises:
             FileError: it was left in a file, and the file was overwritten.
@@ -28,7 +28,7 @@ class Pristine(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory it takes to have it."""
+        """Return the bytes of memory that it occupies."""
         ...
 
 
@@ -39,7 +39,7 @@ class Backup:
         self._copy = parameter.detach().to("cpu", copy=True)
 
     def read(self) -> Tensor:
-        """The copy."""
+        """Return the copy."""
         return self._copy
 
     @property
@@ -48,13 +48,13 @@ class Backup:
 
 
 class Held:
-    """The parameter's own memory, which it has again when it is put back; meanwhile it has other."""
+    """The parameter's own memory; while merged, the parameter has other memory."""
 
     def __init__(self, parameter: Tensor) -> None:
         self._own = parameter.data
 
     def read(self) -> Tensor:
-        """The memory."""
+        """Return the memory."""
         return self._own
 
     @property
@@ -72,7 +72,7 @@ class InFile:
         self._key = key
 
     def read(self) -> Tensor:
-        """The tensor in the file."""
+        """Return the tensor in the file."""
         return self._checkpoint.tensor(self._key)
 
 
@@ -91,7 +91,7 @@ class Checkpoint:
         self._keys: dict[tuple[str, str], str] = {}
         self._owner: dict[str, tuple[AdapterFile, BinaryIO]] = {}
         for path in paths:
-            # kept open: a file that is replaced or deleted stays what it was for whoever has it open and mapped
+            # kept open: a file that is replaced or deleted keeps its bytes while it is open and mapped
             file, stream = AdapterFile.open(path), path.open("rb")
             weakref.finalize(self, stream.close)
             for key in file.keys:
@@ -101,7 +101,7 @@ class Checkpoint:
                     self._owner[key] = file, stream
 
     def find(self, path: str, param: str, like: Tensor) -> InFile | None:
-        """The tensor that is the parameter `param` of the layer `path` bit for bit; None where there is none."""
+        """Return the tensor that equals `param` of the layer `path` bit for bit; None if there is none."""
         key = self._keys.get((path, param))
         if key is None:
             return None
@@ -112,7 +112,7 @@ class Checkpoint:
         return found if torch.equal(found.read(), like.detach().cpu()) else None
 
     def tensor(self, key: str) -> Tensor:
-        """One tensor of the files.
+        """Return one tensor of the files.
 
         Raises:
             FileError: its file was overwritten in place.

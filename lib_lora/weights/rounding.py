@@ -37,13 +37,13 @@ def round_stochastically(out: Tensor, value: Tensor, generator: torch.Generator)
 
 
 def _cut(value: Tensor, dropped: int, generator: torch.Generator) -> Tensor:
-    """Have the last bits of fp32 be zero: a random number of as many bits is added first, so that they carry or not."""
+    """Clear the last bits of fp32 after adding a random number of as many bits, so that they carry or not."""
     bits = value.view(torch.int32) + _random_bits(value, dropped, generator)
     return (bits & -(1 << dropped)).view(torch.float32)
 
 
 def _random_bits(like: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Random whole numbers of up to 16 bits; four of each that is drawn, which is what takes the time."""
+    """Return random integers of up to 16 bits, four from each 64-bit draw, as drawing takes the time."""
     drawn = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=generator.device)
     short = drawn.random_(-(1 << 63), None, generator=generator).view(torch.int16)[: like.numel()]
     return short.to(like.device, torch.int32).bitwise_and_((1 << count) - 1).view(like.shape)
@@ -54,7 +54,7 @@ def _all_below(value: Tensor, limit: float) -> bool:
 
 
 def _round_to_neighbour(out: Tensor, value: Tensor, generator: torch.Generator) -> None:
-    """The same for every dtype and every number."""
+    """Round stochastically in every dtype, infinite numbers and NaN included."""
     nearest = value.to(out.dtype)
     error = value - nearest.to(value.dtype)
     neighbour = _neighbour(nearest, error)
@@ -68,18 +68,17 @@ def _round_to_neighbour(out: Tensor, value: Tensor, generator: torch.Generator) 
 
 
 def generator_for(device: torch.device, seed: int) -> torch.Generator:
-    """A generator that gives the same numbers for the same seed, on `device` where that has one."""
+    """Seed a generator on `device`, or on the CPU if the device has none."""
     generator = torch.Generator(device if device.type in _RANDOM else "cpu")
     generator.manual_seed(seed)
     return generator
 
 
 def digest(tensor: Tensor) -> tuple[int, ...]:
-    """Sums over the bits of a tensor; equal bits give equal sums on every device, a change other ones.
+    """Return position-weighted sums over the bits of a tensor, by row and by column; equal on every device.
 
-    Words of 64 bits lie in rows, and rows in blocks of a size that a processor's cache holds. Summed are the words of
-    each row, and of each column of a block; then these sums times their places, and their upper halves likewise, as
-    sums of whole words lose what is above.
+    Words of 64 bits form rows, and rows form blocks that fit a processor's cache. The sums of each row, and of each
+    column of a block, are summed times their places; their upper halves, too, as sums of whole words overflow.
     """
     words = _words(tensor.detach())
     whole = words.numel() // _WIDTH * _WIDTH
@@ -92,7 +91,7 @@ def digest(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """The bits of a tensor, 64 at a time where they are as many as that."""
+    """View the bits of a tensor as words of 64 bits, or of its dtype's if they do not divide."""
     flat = tensor.contiguous().flatten()
     size = flat.element_size()
     if flat.numel() * size % 8:
@@ -101,7 +100,7 @@ def _words(tensor: Tensor) -> Tensor:
 
 
 def _placed(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The sum of numbers times their places, and that of their upper halves."""
+    """Return the sum of numbers times their places, and the same sum of their upper halves."""
     places = torch.arange(1, numbers.numel() + 1, device=numbers.device)
     return (numbers * places).sum(), ((numbers >> 32) * places).sum()
 
@@ -111,7 +110,7 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _neighbour(nearest: Tensor, error: Tensor) -> Tensor:
-    """The next number of the same dtype on the side where the rounded-off rest lies."""
+    """Return the next number of the same dtype on the side of the rounding error."""
     bits = _bits(nearest)
     away = (error > 0) == (nearest.to(error.dtype) > 0)  # from zero: one more in the bits, whatever the sign
     stepped = torch.where(away, bits + 1, bits - 1)
@@ -120,5 +119,5 @@ def _neighbour(nearest: Tensor, error: Tensor) -> Tensor:
 
 
 def _sign(bits: Tensor) -> int:
-    """The bit that makes a number negative."""
+    """Return the sign bit."""
     return 128 if bits.dtype == torch.uint8 else torch.iinfo(bits.dtype).min

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 
 def kept_elsewhere(layer: nn.Module, param: str) -> Tensor | None:
-    """The numbers of a parameter of `layer` that is on meta now; None where nobody is known to have them.
+    """Return the numbers of a parameter of `layer` that is on meta; None if no known library keeps them.
 
     Args:
         layer: whose forward is patched.

@@ -1,4 +1,4 @@
-"""What a weight reader is."""
+"""The base class of weight readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._elsewhere import kept_elsewhere
 
 
 class WeightReader(ABC):
-    """Reads the base weight of one kind of storage. Readers have no state and never write.
+    """A reader of the base weight in one kind of storage. Readers have no state and never write.
 
     They know a storage by attributes and import no quantization library. Where one of its functions is needed, they
     take it from the module that the object at hand was made by, which is imported already.
@@ -28,24 +28,24 @@ class WeightReader(ABC):
     @classmethod
     @abstractmethod
     def matches(cls, layer: nn.Module, param: str) -> bool:
-        """Whether `param` of `layer` is stored the way this reader knows."""
+        """Return whether this reader knows how `param` of `layer` is stored."""
 
     @classmethod
     @abstractmethod
     def read(cls, layer: nn.Module, param: str) -> Tensor:
-        """The weight in its logical shape, on the layer's device; not to be written to.
+        """Return the weight in its logical shape, on the layer's device; never write to it.
 
         In a dtype that computes and loses nothing of what is stored: fp16, bf16, fp32 or fp64.
         """
 
     @classmethod
     def shape(cls, layer: nn.Module, param: str) -> tuple[int, ...] | None:
-        """The logical shape, where the storage itself tells it without being read; None where only the layer does."""
+        """Return the logical shape if the storage tells it without being read; None if only the layer does."""
         return None
 
 
 def stored(layer: nn.Module, param: str) -> Tensor | None:
-    """What lies under a dotted name below `layer`, as it is stored."""
+    """Return the tensor under a dotted name below `layer`, as it is stored."""
     *parents, leaf = param.split(".")
     owner: object = layer
     for name in parents:
@@ -55,7 +55,7 @@ def stored(layer: nn.Module, param: str) -> Tensor | None:
 
 
 def found(layer: nn.Module, param: str) -> Tensor:
-    """The same with its numbers, which may be elsewhere between calls, where a reader has matched already.
+    """Return the stored tensor of a matched reader with its numbers, which an offloader may keep elsewhere.
 
     Raises:
         ComponentError: it is on meta, and nobody is known to have its numbers.
@@ -70,5 +70,5 @@ def found(layer: nn.Module, param: str) -> Tensor:
 
 
 def is_wrapper(tensor: Tensor) -> bool:
-    """Whether a tensor only stands for others: torchao's and quanto's show a full dtype and hold packed data."""
+    """Return whether a tensor wraps others: torchao's and quanto's show a full dtype and hold packed data."""
     return hasattr(tensor, "__tensor_flatten__")

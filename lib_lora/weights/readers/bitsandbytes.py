@@ -59,7 +59,7 @@ class BitsAndBytes4(WeightReader):
 
 
 def _row_maxima(layer: nn.Module, weight: Tensor) -> Tensor | None:
-    """`SCB`, which the first forward moves from the weight to the layer's `state`."""
+    """Return `SCB`, which the first forward moves from the weight to the layer's `state`."""
     for holder in (weight, getattr(layer, "state", None)):
         maxima = getattr(holder, "SCB", None)
         if isinstance(maxima, Tensor):
@@ -68,7 +68,7 @@ def _row_maxima(layer: nn.Module, weight: Tensor) -> Tensor | None:
 
 
 def _quant_state(layer: nn.Module, param: str) -> Any:
-    """The parameter's state, or the layer's copy of it where a conversion lost the parameter's."""
+    """Return the parameter's state, or the layer's copy if a conversion lost it."""
     state = getattr(stored(layer, param), "quant_state", None)
     return getattr(layer, "quant_state", None) if state is None and param == "weight" else state
 

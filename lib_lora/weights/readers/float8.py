@@ -61,7 +61,7 @@ class ScaledFloat(WeightReader):
 
 
 def _scale(layer: nn.Module, param: str) -> str | None:
-    """The name of what lies beside a weight as its scale."""
+    """Return the name of the scale beside a weight."""
     parent, dot, leaf = param.rpartition(".")
     names = [f"{parent}{dot}scale_{leaf}"]
     if Float8.matches(layer, param):  # beside another dtype the second spelling may mean anything

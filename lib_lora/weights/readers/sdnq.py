@@ -18,7 +18,7 @@ from .base import WeightReader
 
 
 class SDNQ(WeightReader):
-    """What the layer's own dequantizer makes of the layer's own parts, in its result dtype."""
+    """The layer's own dequantizer on the layer's own parts, in its result dtype."""
 
     name = "sdnq"
     before = ("dense", "float8", "scaled_float")

@@ -15,7 +15,7 @@ from .base import WeightReader, found, is_wrapper, stored
 
 
 class Wrapper(WeightReader):
-    """What the tensor says it stands for, else its product with the identity."""
+    """The tensor's own decoded values, else its product with the identity."""
 
     name = "wrapper"
 
