@@ -80,7 +80,7 @@ class Product(TensorFields):
         return chosen[:, across] if self.left is None else chosen @ self.folded(device, dtype)[:, across]
 
     def pair(self) -> tuple[Tensor, Tensor]:
-        """Return (rows, rank), (rank, columns) in fp32 or better with this product; of a full one, one is the identity."""
+        """Return (rows, rank), (rank, columns) in fp32 or better; of a full matrix one is the identity."""
         dtype = wide(self.right.dtype)
         right = self.folded(self.right.device, dtype)
         if self.left is not None:
