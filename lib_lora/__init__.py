@@ -24,6 +24,7 @@ from .files.reading import Reading
 from .naming.blocks import BlockNames, BlockWeights, Element, Side
 from .naming.network import Network, inspect_file, load_network, model_blocks, model_family
 from .placement.static import RANK_BUCKETS
+from .plugins import register, unregister
 from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Uncalled, Unused
 from .stack import Entry, Stack
 from .strengths.model_call import Row, Rows
@@ -87,5 +88,7 @@ __all__ = [
     "load_network",
     "model_blocks",
     "model_family",
+    "register",
     "uninstall",
+    "unregister",
 ]

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from . import trace
 from .errors import ActivationError, LoraError, NoMatchError, StackError
 from .execution import hooks
 from .execution.hooks import Executor, HookedLayers
@@ -27,13 +26,13 @@ from .naming.cache import NetworkCache
 from .naming.families import is_flow
 from .naming.index import LayerIndex
 from .naming.network import Network
-from .placement import scratch
+from .placement import scratch, trace
 from .placement.budget import Budget
 from .placement.resident import Keeping
 from .placement.static import Steady, check_buckets
 from .placement.storage import Storage, check_storage
 from .plan import Plan, PlanCache, PlanKey, make_plan
-from .plugins import Tuner
+from .registry import Tuner
 from .report import ActivationReport, MemoryReport
 from .stack import Entry, Stack
 from .strengths.call_hooks import hear

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from . import trace
 from .compiler import is_compiled
 from .execution.dense import DenseExecutor
 from .execution.hooks import Executor
@@ -25,7 +24,7 @@ from .naming.index import LayerIndex, blocks_of
 from .naming.network import Network
 from .naming.places import Place
 from .naming.whole import Whole
-from .placement import schemes
+from .placement import schemes, trace
 from .placement.resident import Binding, Keeping
 from .report import ActivationReport
 from .stack import Stack

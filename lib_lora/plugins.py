@@ -1,115 +1,152 @@
-"""Plug-in folders: what lies in a folder is found by itself, in a stable order.
+"""Plug-ins of other packages: adapter algorithms, key formats, architectures, weight readers and offload schemes.
 
-A plug-in module has a public name (no leading underscore) other than `base`. Nobody edits a list to add one.
+Call `register` with a plug-in, or let a distribution name a plug-in, or a module of plug-ins, as an entry point:
+
+    [project.entry-points."lib_lora.plugins"]
+    hira = "my_package.hira"
+
+Entry points are loaded when plug-ins are first needed. The names in `__all__` are stable.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+import logging
+from collections.abc import Iterator
+from importlib.metadata import entry_points
 from types import ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias
 
-from torch import Tensor
-
+from . import adapters, registry
+from .adapters._modifier import Modifier
+from .adapters.base import (
+    Adapter,
+    At,
+    Factors,
+    Form,
+    InputEffect,
+    Kind,
+    Origin,
+    OutputEffect,
+    Pair,
+    Params,
+    Rows,
+    Site,
+    taken,
+)
 from .errors import RegistryError
+from .files import formats
+from .files.components import DENOISER
+from .files.formats.base import KeyFormat
+from .naming import architectures
+from .naming.architectures.base import Alias, Architecture, Sign, aliases, named
+from .placement import schemes
+from .placement.schemes.base import Scheme
+from .weights import readers
+from .weights.operation import Operation
+from .weights.readers.base import WeightReader
+
+__all__ = [
+    "DENOISER",
+    "Adapter",
+    "Alias",
+    "Architecture",
+    "At",
+    "Factors",
+    "Form",
+    "InputEffect",
+    "KeyFormat",
+    "Kind",
+    "Modifier",
+    "Operation",
+    "Origin",
+    "OutputEffect",
+    "Pair",
+    "Params",
+    "Rows",
+    "Scheme",
+    "Sign",
+    "Site",
+    "WeightReader",
+    "aliases",
+    "named",
+    "register",
+    "taken",
+    "unregister",
+]
+
+GROUP = "lib_lora.plugins"
+"""The group of entry points."""
+
+Plugin: TypeAlias = type[Adapter] | KeyFormat | Architecture | type[WeightReader] | type[Scheme]
+
+_FOLDERS: dict[type[Any], ModuleType] = {
+    Adapter: adapters,
+    KeyFormat: formats,
+    Architecture: architectures,
+    WeightReader: readers,
+    Scheme: schemes,
+}
+"""The base class of a kind of plug-in -> the library's folder for it."""
+
+logger = logging.getLogger(__name__)
 
 
-class Named(Protocol):
-    """What the registry needs of a plug-in."""
+def register(*plugins: Plugin) -> None:
+    """Add plug-ins to those of the library. Files that were loaded before are read again at the next activation.
 
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def before(self) -> tuple[str, ...]:
-        """Names of plug-ins that must be asked later than this one."""
-        ...
-
-
-class Tuner(Protocol):
-    """Decides by measurement how an engine computes. `lib_lora.tuning` has one; without it nothing is measured."""
-
-    stops: list[Callable[[], None]]
-    """End what `begin` began."""
-
-    def add_pair_(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> bool:
-        """Add x down^T diag(strength) up^T onto `y`; return False, and leave `y`, where torch's products are faster."""
-        ...
-
-    def begin(self, choices: Any, components: Any, calls: int, exchange: Callable[[], Any]) -> None:
-        """Watch the next `calls` calls of the model, and have layers exchanged where merging pays."""
-        ...
-
-    def end(self) -> None:
-        """Watch no longer; what was decided stays."""
-        ...
-
-
-T = TypeVar("T", bound=Named)
-C = TypeVar("C")
-
-
-def discover(package: ModuleType, kind: type[T]) -> dict[str, T]:
-    """Collect the module-level instances of `kind` in `package`, in topological `before` order.
+    A model that an engine knows keeps the layer names that were known when the engine first used it.
 
     Raises:
-        RegistryError: a name occurs twice, or `before` names something unknown or goes in a circle.
+        RegistryError: one is no plug-in or lacks methods, its name is taken, or its `before` names an unknown plug-in
+            or forms a circle. Those before it are registered.
     """
-    found: dict[str, T] = {}
-    for module in _plugin_modules(package):
-        for value in vars(module).values():
-            if not isinstance(value, kind) or found.get(value.name) is value:
-                continue
-            if value.name in found:
-                raise RegistryError(f"{package.__name__}: two plug-ins are named {value.name!r}")
-            found[value.name] = value
-    return {name: found[name] for name in _ordered({name: value.before for name, value in found.items()}, package)}
+    for plugin in plugins:
+        kind = _kind(plugin)
+        if kind is None:
+            known = ", ".join(one.__name__ for one in _FOLDERS)
+            raise RegistryError(f"{plugin!r} is no plug-in: want a subclass or an instance of {known}")
+        if inspect.isabstract(plugin):
+            lacking = ", ".join(sorted(getattr(plugin, "__abstractmethods__", ())))
+            raise RegistryError(f"{plugin!r} lacks {lacking}")
+        registry.add(_FOLDERS[kind], kind, plugin)
 
 
-def discover_classes(package: ModuleType, base: type[C]) -> list[type[C]]:
-    """Collect the concrete subclasses of `base` defined in `package`, by `before` order of their `name`.
-
-    Raises:
-        RegistryError: as `discover`.
-    """
-    found: dict[str, type[C]] = {}
-    before: dict[str, tuple[str, ...]] = {}
-    for module in _plugin_modules(package):
-        for value in vars(module).values():
-            # by its own type: to Python 3.10, list[int] says that it is an instance of `type`
-            if not (issubclass(type(value), type) and issubclass(value, base)):
-                continue
-            if value.__module__ != module.__name__ or inspect.isabstract(value):
-                continue
-            name: str = value.name
-            if name in found:
-                raise RegistryError(f"{package.__name__}: two plug-ins are named {name!r}")
-            found[name], before[name] = value, getattr(value, "before", ())
-    return [found[name] for name in _ordered(before, package)]
+def unregister(*plugins: Plugin) -> None:
+    """Remove plug-ins that were registered. Others are ignored."""
+    for plugin in plugins:
+        kind = _kind(plugin)
+        if kind is not None:
+            registry.remove(_FOLDERS[kind], plugin)
 
 
-def _plugin_modules(package: ModuleType) -> Iterator[ModuleType]:
-    names = sorted(info.name for info in pkgutil.iter_modules(package.__path__))
-    for name in names:
-        if name != "base" and not name.startswith("_"):
-            # by the package's own name, so it holds under whatever name the host imported us
-            yield importlib.import_module(f"{package.__name__}.{name}")
+def _kind(plugin: object) -> type[Any] | None:
+    """Return the base class of a plug-in; None if it is none."""
+    for kind in _FOLDERS:
+        if issubclass(plugin, kind) if isinstance(plugin, type) else isinstance(plugin, kind):
+            return kind
+    return None
 
 
-def _ordered(before: Mapping[str, tuple[str, ...]], package: ModuleType) -> list[str]:
-    for name, later in before.items():
-        for other in later:
-            if other not in before:
-                raise RegistryError(f"{package.__name__}: {name!r} wants to be before unknown {other!r}")
-    order: list[str] = []
-    waiting = sorted(before)
-    while waiting:
-        free = next((name for name in waiting if not any(name in before[other] for other in waiting)), None)
-        if free is None:
-            raise RegistryError(f"{package.__name__}: `before` goes in a circle among {', '.join(waiting)}")
-        waiting.remove(free)
-        order.append(free)
-    return order
+def _load_entry_points() -> None:
+    for point in entry_points(group=GROUP):
+        try:
+            found = point.load()
+            plugins = list(_defined_in(found)) if isinstance(found, ModuleType) else [found]
+            if not plugins:
+                raise RegistryError("the module has no plug-in")
+            register(*plugins)
+        except Exception as error:  # noqa: BLE001  # other people's code; it costs this plug-in alone
+            logger.warning("the plug-in %s (%s) is not loaded: %s", point.name, point.value, error)
+
+
+def _defined_in(module: ModuleType) -> Iterator[Any]:
+    """Yield the plug-ins that a module defines, without classes that it imports."""
+    for value in vars(module).values():
+        if isinstance(value, type) and (value.__module__ != module.__name__ or inspect.isabstract(value)):
+            continue
+        if _kind(value) is not None:
+            yield value
+
+
+registry.load_with(_load_entry_points)

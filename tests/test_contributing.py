@@ -39,7 +39,7 @@ from lib_lora.naming import architectures
 from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.places import AliasTable
 from lib_lora.naming.recipe import recipe_of
-from lib_lora.plugins import discover, discover_classes
+from lib_lora.registry import discover, discover_classes
 from lib_lora.placement import schemes
 from lib_lora.placement.schemes.base import Scheme
 from lib_lora.weights import readers
@@ -81,6 +81,16 @@ assert not schemes.stays(layer)
 assert "easel" in {host.name for host in known_hosts()}
 assert current_host() is None
 """
+
+
+def outside() -> dict[str, str]:
+    """Return the examples of the library as modules of another package: their imports alone differ."""
+    found = {}
+    for path, text in PLUGINS.items():
+        if path.startswith("lib_lora/"):
+            name = "_".join(("outside", *Path(path).with_suffix("").parts[-2:]))
+            found[name] = re.sub(r"^from \.\S* import", "from lib_lora.plugins import", text, flags=re.MULTILINE)
+    return found
 
 
 def folders(paths: Iterable[str]) -> set[str]:

@@ -1,1 +1,1 @@
-"""What the tensors of an adapter mean: one file per algorithm, found by `plugins.discover_classes`."""
+"""What the tensors of an adapter mean: one file per algorithm, found by `registry.discover_classes`."""

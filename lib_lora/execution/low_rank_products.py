@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..compiler import compiling
 from ..placement import scratch
-from ..plugins import Tuner
+from ..registry import Tuner
 from ..tensors import TensorFields, autocasts
 
 if TYPE_CHECKING:

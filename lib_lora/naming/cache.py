@@ -11,6 +11,7 @@ from pathlib import Path
 from ..errors import FileError
 from ..files.file import AdapterFile, Stamp
 from ..files.reading import USUAL, Reading
+from ..registry import additions
 from .index import LayerIndex
 from .network import Network
 from .parsed import ParsedFile
@@ -43,7 +44,7 @@ class NetworkCache:
     def __init__(self, count: int, nbytes: int | None = None) -> None:
         self._count = count
         self._limit = nbytes
-        self._files: OrderedDict[tuple[Path, Stamp], _Kept] = OrderedDict()
+        self._files: OrderedDict[tuple[Path, Stamp, tuple[object, ...]], _Kept] = OrderedDict()
 
     def resolved(self, path: Path, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> Network:
         """The network of a file for a model, as it is to be read. May go beyond the limits until the next `trim`.
@@ -52,7 +53,7 @@ class NetworkCache:
             LoraError: the file cannot be read, or nobody knows what it is.
         """
         try:
-            key = path, Stamp.of(path.stat())
+            key = path, Stamp.of(path.stat()), additions()
         except OSError as error:
             raise FileError(path, f"cannot be read: {error.strerror or error}") from error
         began = time.perf_counter()
@@ -97,4 +98,4 @@ class NetworkCache:
     @property
     def paths(self) -> tuple[Path, ...]:
         """The files that are kept, the least recently used first."""
-        return tuple(path for path, _ in self._files)
+        return tuple(path for path, _, _ in self._files)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import lru_cache
 
-from ..plugins import discover
+from ..registry import cached, discover
 from ..report import Family
 from . import architectures
 from .architectures.base import CLEAR, Architecture, clear, fact, ranked
@@ -13,13 +12,13 @@ from .index import LayerIndex
 from .places import AliasTable, Target
 
 
-@lru_cache(maxsize=1)
+@cached
 def known_architectures() -> tuple[Architecture, ...]:
     """All families, in the order in which they are asked."""
     return tuple(discover(architectures, Architecture).values())
 
 
-@lru_cache(maxsize=1)
+@cached
 def alias_table() -> AliasTable:
     """Every name every known family has for its modules."""
     known = known_architectures()
@@ -62,7 +61,7 @@ def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:
     return _family_of_layers(tuple((index.component, index.targets) for index in indexes))
 
 
-@lru_cache(maxsize=32)
+@cached
 def _family_of_layers(components: tuple[tuple[str, tuple[Target, ...]], ...]) -> Family | None:
     return family_of(
         fact(component, target.name, target.shape[1] if len(target.shape) > 1 else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import MappingProxyType
 from typing import Literal
 
@@ -21,7 +21,7 @@ from ..files.patterns import EffortError
 from ..files.peft_config import PeftConfig
 from ..files.provenance import base_model
 from ..files.reading import USUAL, Alpha, Reading
-from ..plugins import discover
+from ..registry import discover
 from ..report import Cause, Family, NetworkReport, Unused
 from ..tensors import LARGEST
 from .architectures.base import fact
@@ -335,7 +335,6 @@ def _bytes_of(adapters: Iterable[Adapter]) -> int:
     return sum(sizes.values())
 
 
-@lru_cache(maxsize=1)
 def key_formats() -> Mapping[str, KeyFormat]:
     """All formats, in the order in which they are asked."""
     return discover(formats, KeyFormat)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from torch import Tensor
 
 from .. import adapters
 from ..adapters._modifier import Modifier
 from ..adapters.base import Adapter, Kind, Origin, Site
-from ..plugins import discover_classes
+from ..registry import cached, discover_classes
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -76,13 +75,12 @@ def _recipe(shapes: Shapes, modifiers: Sequence[type[Modifier]]) -> Recipe | Non
     return None
 
 
-@lru_cache(maxsize=1)
+@cached
 def _kinds() -> tuple[type[Adapter], ...]:
     found = discover_classes(adapters, Adapter)  # type: ignore[type-abstract]
     return tuple(kind for kind in found if not issubclass(kind, Modifier))
 
 
-@lru_cache(maxsize=1)
 def _modifiers() -> tuple[type[Modifier], ...]:
     """The outermost first."""
-    return tuple(discover_classes(adapters, Modifier))  # type: ignore[type-abstract]
+    return discover_classes(adapters, Modifier)  # type: ignore[type-abstract]

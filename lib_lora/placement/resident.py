@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .. import trace
 from ..adapters.base import Adapter
 from ..compiler import uncompiled
 from ..files.file import AdapterFile
 from ..naming.places import Target
 from ..naming.whole import Whole
-from ..plugins import Tuner
+from ..registry import Tuner
 from ..strengths.table import FactorShare, Layout, Strengths
 from ..tensors import plain_mode
 from ..weights.base_weight import WeightMark, read_base_weight
+from . import trace
 from .budget import OUT_OF_MEMORY, Budget
 from .schemes import stays
 from .static import Steady

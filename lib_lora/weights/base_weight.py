@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import ComponentError
-from ..plugins import discover_classes
+from ..registry import discover_classes
 from . import readers
 from .readers.base import WeightReader, is_wrapper, stored
 
@@ -82,9 +80,8 @@ def holds_values(layer: nn.Module, param: str) -> bool:
 
 def reader_of(layer: nn.Module, param: str) -> type[WeightReader] | None:
     """Return the first reader that knows the storage of a weight; None if there is none."""
-    return next((reader for reader in _readers() if reader.matches(layer, param)), None)
-
-
-@lru_cache(maxsize=1)
-def _readers() -> Iterable[type[WeightReader]]:
-    return discover_classes(readers, WeightReader)  # type: ignore[type-abstract]
+    known = discover_classes(readers, WeightReader)  # type: ignore[type-abstract]
+    for reader in known:
+        if reader.matches(layer, param):
+            return reader
+    return None

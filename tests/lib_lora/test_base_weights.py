@@ -20,7 +20,7 @@ from lib_lora import Engine, Entry, Stack, uninstall
 from lib_lora.errors import ComponentError
 from lib_lora.execution import hooks
 from lib_lora.naming.index import targets_of
-from lib_lora.plugins import discover_classes
+from lib_lora.registry import discover_classes
 from lib_lora.weights import readers
 from lib_lora.weights.base_weight import read_base_weight, weight_reader
 from lib_lora.weights.readers.base import WeightReader

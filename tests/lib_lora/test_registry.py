@@ -20,7 +20,7 @@ from lib_lora.naming import architectures
 from lib_lora.naming.architectures.base import Architecture
 from lib_lora.placement import schemes
 from lib_lora.placement.schemes.base import Scheme
-from lib_lora.plugins import discover, discover_classes
+from lib_lora.registry import discover, discover_classes
 from lib_lora.weights import readers
 from lib_lora.weights.readers.base import WeightReader
 

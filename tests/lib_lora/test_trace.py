@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack, trace, uninstall
+from lib_lora import Engine, Entry, Stack, uninstall
+from lib_lora.placement import trace
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
 from tests.fakes.schemes import CPU

@@ -1,1 +1,1 @@
-"""How adapter files spell their keys: one file per spelling, found by `plugins.discover`."""
+"""How adapter files spell their keys: one file per spelling, found by `registry.discover`."""

@@ -1,1 +1,1 @@
-"""How model families name their modules: one file per family, found by `plugins.discover`."""
+"""How model families name their modules: one file per family, found by `registry.discover`."""

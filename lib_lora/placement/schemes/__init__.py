@@ -1,4 +1,4 @@
-"""How a slot learns about offloading: one file per scheme, found by `plugins.discover_classes`.
+"""How a slot learns about offloading: one file per scheme, found by `registry.discover_classes`.
 
 The guard in the forward alone keeps devices right under any scheme. A scheme only says where hooks keep a forward they
 captured, and whether adapters should stay on the device between two calls.
@@ -7,12 +7,11 @@ captured, and whether adapters should stay on the device between two calls.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator
 
 from torch import nn
 
-from ...plugins import discover_classes
+from ...registry import discover_classes
 from .base import Scheme
 
 
@@ -34,6 +33,5 @@ def stays(layer: nn.Module) -> bool:
     return not concerned or all(scheme.stays(layer) for scheme in concerned)
 
 
-@lru_cache(maxsize=1)
-def _schemes() -> Sequence[type[Scheme]]:
+def _schemes() -> tuple[type[Scheme], ...]:
     return discover_classes(sys.modules[__name__], Scheme)

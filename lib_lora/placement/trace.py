@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from .report import NetworkReport
+from ..report import NetworkReport
 
 if TYPE_CHECKING:
     import torch

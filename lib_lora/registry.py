@@ -1,0 +1,179 @@
+"""The registry of plug-ins: files in a folder of the library, and plug-ins of other packages, in a stable order.
+
+A plug-in module of the library has a public name (no leading underscore) other than `base`. Other packages use
+`lib_lora.plugins`, which is built on this module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from types import MappingProxyType, ModuleType
+from typing import Any, Protocol, TypeVar
+
+from torch import Tensor
+from typing_extensions import ParamSpec
+
+from .errors import RegistryError
+
+
+class Named(Protocol):
+    """A plug-in that is an object."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """Return the names of plug-ins that are asked after this one."""
+        ...
+
+
+class Tuner(Protocol):
+    """The measurements that choose how an engine computes. `lib_lora.tuning` has one; it is optional."""
+
+    stops: list[Callable[[], None]]
+    """End what `begin` began."""
+
+    def add_pair_(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> bool:
+        """Add x down^T diag(strength) up^T onto `y`; return False, and leave `y`, where torch's products are faster."""
+        ...
+
+    def begin(self, choices: Any, components: Any, calls: int, exchange: Callable[[], Any]) -> None:
+        """Watch the next `calls` calls of the model, and have layers exchanged where merging pays."""
+        ...
+
+    def end(self) -> None:
+        """Watch no longer; what was decided stays."""
+        ...
+
+
+T = TypeVar("T", bound=Named)
+C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_added: defaultdict[str, list[Any]] = defaultdict(list)
+"""Plug-ins of other packages, by the name of the library's folder for their kind."""
+_caches: list[Callable[[], None]] = []
+_loaders: list[Callable[[], None]] = []
+
+
+def cached(function: Callable[P, R]) -> Callable[P, R]:
+    """Cache a function of the plug-ins until one is added."""
+    kept = lru_cache(maxsize=32)(function)
+    _caches.append(kept.cache_clear)
+    return kept  # type: ignore[return-value]
+
+
+def load_with(loader: Callable[[], None]) -> None:
+    """Call `loader` before plug-ins are next collected. It may call `add`."""
+    _loaders.append(loader)
+    _clear()
+
+
+def add(package: ModuleType, kind: type[Any], plugin: Any) -> None:
+    """Add a plug-in of another package to those of `kind` in `package`. Adding it again changes nothing.
+
+    Raises:
+        RegistryError: as `discover`. Then the plug-in is not added.
+    """
+    added = _added[package.__name__]
+    if any(one is plugin for one in added):
+        return
+    added.append(plugin)
+    _clear()
+    try:
+        (discover_classes if isinstance(plugin, type) else discover)(package, kind)
+    except RegistryError:
+        remove(package, plugin)
+        raise
+
+
+def remove(package: ModuleType, plugin: Any) -> None:
+    """Remove a plug-in that was added."""
+    added = _added[package.__name__]
+    added[:] = [one for one in added if one is not plugin]
+    _clear()
+
+
+def additions() -> tuple[Any, ...]:
+    """Return all plug-ins that were added; what was read with others is to be read again."""
+    return tuple(one for added in _added.values() for one in added)
+
+
+def _clear() -> None:
+    for clear in _caches:
+        clear()
+
+
+@cached
+def discover(package: ModuleType, kind: type[T]) -> Mapping[str, T]:
+    """Collect the instances of `kind` in the modules of `package`, and those added to it, in `before` order.
+
+    Raises:
+        RegistryError: a name occurs twice, or `before` names an unknown plug-in or forms a circle.
+    """
+    found: dict[str, T] = {}
+    for value in _candidates(package):
+        if not isinstance(value, kind) or found.get(value.name) is value:
+            continue
+        if value.name in found:
+            raise RegistryError(f"{package.__name__}: two plug-ins are named {value.name!r}")
+        found[value.name] = value
+    before = {name: value.before for name, value in found.items()}
+    return MappingProxyType({name: found[name] for name in _ordered(before, package)})
+
+
+@cached
+def discover_classes(package: ModuleType, base: type[C]) -> tuple[type[C], ...]:
+    """Collect the concrete subclasses of `base` in `package`, and those added to it, by `before` order of their `name`.
+
+    Raises:
+        RegistryError: as `discover`.
+    """
+    found: dict[str, type[C]] = {}
+    before: dict[str, tuple[str, ...]] = {}
+    for value in _candidates(package):
+        # by its own type: to Python 3.10, list[int] says that it is an instance of `type`
+        if not (issubclass(type(value), type) and issubclass(value, base)) or inspect.isabstract(value):
+            continue
+        name: str = value.name
+        if name in found:
+            raise RegistryError(f"{package.__name__}: two plug-ins are named {name!r}")
+        found[name], before[name] = value, getattr(value, "before", ())
+    return tuple(found[name] for name in _ordered(before, package))
+
+
+def _candidates(package: ModuleType) -> Iterator[Any]:
+    """Yield everything in the modules of a package except imported classes, and what was added to it."""
+    while _loaders:
+        _loaders.pop()()
+    for name in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):
+        if name != "base" and not name.startswith("_"):
+            # by the package's own name, so it holds under whatever name the host imported us
+            module = importlib.import_module(f"{package.__name__}.{name}")
+            for value in vars(module).values():
+                if getattr(value, "__module__", name) == module.__name__ or not issubclass(type(value), type):
+                    yield value
+    yield from _added[package.__name__]
+
+
+def _ordered(before: Mapping[str, tuple[str, ...]], package: ModuleType) -> list[str]:
+    for name, later in before.items():
+        for other in later:
+            if other not in before:
+                raise RegistryError(f"{package.__name__}: {name!r} wants to be before unknown {other!r}")
+    order: list[str] = []
+    waiting = sorted(before)
+    while waiting:
+        free = next((name for name in waiting if not any(name in before[other] for other in waiting)), None)
+        if free is None:
+            raise RegistryError(f"{package.__name__}: `before` goes in a circle among {', '.join(waiting)}")
+        waiting.remove(free)
+        order.append(free)
+    return order
