@@ -28,9 +28,21 @@ from .plugins import register, unregister
 from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Uncalled, Unused
 from .stack import Entry, Stack
 from .strengths.model_call import Row, Rows
-from .strengths.multiplier import Amount, Halves, Multiplier, PerImage, Strength, is_off
 from .strengths.regions import Region
-from .strengths.schedule import Clock, Curve, Moment, Shape, Unit, Window
+from .strengths.strength import (
+    Amount,
+    Clock,
+    Curve,
+    Halves,
+    Moment,
+    Multiplier,
+    PerImage,
+    Shape,
+    Strength,
+    Unit,
+    Window,
+    is_off,
+)
 
 __all__ = [
     "RANK_BUCKETS",

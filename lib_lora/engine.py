@@ -35,10 +35,8 @@ from .plan import Plan, PlanCache, PlanKey, make_plan
 from .registry import Tuner
 from .report import ActivationReport, MemoryReport
 from .stack import Entry, Stack
-from .strengths.call_hooks import hear
-from .strengths.model_call import RowMap, Rows, Timing
-from .strengths.multiplier import Halves, Multiplier, PerImage, largest
-from .strengths.schedule import Clock, Moment
+from .strengths.model_call import CallSettings, Rows, hook_strengths
+from .strengths.strength import Clock, Halves, Moment, Multiplier, PerImage, largest
 from .tensors import plain_mode
 
 logger = logging.getLogger(__name__)
@@ -108,9 +106,8 @@ class Engine:
         self._lock = threading.RLock()
         self._cache = NetworkCache(cache_size, cache_bytes)
         self._plans = PlanCache(parked_bytes)
-        self._deaf: list[Callable[[], None]] = []  # ends what was begun with `listen`
-        self._rows = RowMap()
-        self._timing = Timing()
+        self._hook_removers: list[Callable[[], None]] = []  # of the hooks on model calls
+        self._calls = CallSettings()
         self._hooked = HookedLayers()
         self._tuner = tuner
         self._watch = Watch()
@@ -118,7 +115,7 @@ class Engine:
         self._stack = Stack()
         self._plan: Plan | None = None
         self._finalizer = weakref.finalize(
-            self, _clear, self._hooked, self._deaf, [] if tuner is None else tuner.stops, self._watch.stops
+            self, _clear, self._hooked, self._hook_removers, [] if tuner is None else tuner.stops, self._watch.stops
         )
         self.components = dict(components)
 
@@ -211,7 +208,7 @@ class Engine:
             if trace.decisions:
                 trace.files(network.report for network in networks)
             self._stack = stack
-            self._rows.chosen = 0
+            self._calls.chosen = 0
             plan.strengths.show(0)
             self._watch.begin(self.components)
             if not kept:
@@ -254,7 +251,7 @@ class Engine:
         self._plan = plan
         if former is not None and keep:
             self._plans.put(former)
-        self._listen(stack)
+        self._hook_calls(stack)
         return plan
 
     @contextmanager
@@ -319,7 +316,7 @@ class Engine:
         with self._lock, plain_mode(_CPU):
             if self._plan is not None:
                 self._plan.strengths.set_moment(moment)
-            self._timing.told = moment
+            self._calls.moment = moment
 
     def set_clock(self, clock: Clock | None) -> None:
         """Have each call of a component named `unet`, `transformer` or `prior` ask when it is.
@@ -331,7 +328,7 @@ class Engine:
         A call that does not tell what a strength depends on raises MomentError before the model computes anything.
         """
         with self._lock:
-            self._timing.clock = clock
+            self._calls.clock = clock
 
     def set_rows(self, rows: Rows | None) -> None:
         """Say how the rows of a model call belong to the images of the batch, and to their prompts.
@@ -345,7 +342,7 @@ class Engine:
         A call that does not fit the stack raises RowsError before the model computes anything.
         """
         with self._lock:
-            self._rows.told = rows
+            self._calls.rows = rows
 
     def use_image(self, index: int) -> None:
         """Say which image the next calls of text encoders are for; 0 after each activation.
@@ -356,9 +353,9 @@ class Engine:
             RowsError: the images of the stack differ, and it has no such image.
         """
         with self._lock, plain_mode(_CPU):
-            self._rows.choose(index, self._stack.images, halved=self._stack.halved)
+            self._calls.choose_image(index, self._stack.images, halved=self._stack.halved)
             if self._plan is not None:
-                self._plan.strengths.show(self._rows.chosen)
+                self._plan.strengths.show(self._calls.chosen)
 
     def reattach(self) -> None:
         """Serve layers again that others have given another class or forward since the activation; else do nothing."""
@@ -390,9 +387,9 @@ class Engine:
             self._tuner.end()
         keep = self._plans.may_keep(self._plan)
         self._stack, former, self._plan = Stack(), self._plan, None
-        self._rows.chosen = 0
+        self._calls.chosen = 0
         self._watch.end()
-        self._listen()
+        self._hook_calls()
         if former is not None and keep:
             self._hooked.keep(former.executors)
             self._plans.put(former)
@@ -483,20 +480,20 @@ class Engine:
         assert self._plan is not None
         rows = self._stack.images, self._stack.halved
         strengths = self._plan.strengths
-        before = rows, strengths.varying, strengths.by_noise, bool(strengths.regional)
+        before = rows, strengths.varying, strengths.by_noise, strengths.has_regions
         self._plan.write(stack)
         now = stack.images, stack.halved
         if now != rows:
-            self._rows.chosen = 0
-        if before != (now, strengths.varying, strengths.by_noise, bool(strengths.regional)):
-            self._listen(stack)
+            self._calls.chosen = 0
+        if before != (now, strengths.varying, strengths.by_noise, strengths.has_regions):
+            self._hook_calls(stack)
 
     def _too_strong(self) -> dict[int, str]:
         """Name the entries in force that change most, where the output of a denoiser is not finite, and since when."""
         broken = self._watch.not_finite()
         if not broken or self._plan is None:
             return {}
-        strengths = [max(map(largest, entry.every)) for entry in self._stack]
+        strengths = [largest(entry.multiplier) for entry in self._stack]
         sizes = [
             strength * network.largest_change if strength else 0.0
             for strength, network in zip(strengths, self._plan.networks, strict=True)
@@ -510,9 +507,9 @@ class Engine:
             if size == most
         }
 
-    def _listen(self, stack: Stack = _NOTHING) -> None:
+    def _hook_calls(self, stack: Stack = _NOTHING) -> None:
         """Put hooks on model calls as long as a strength depends on their moment, their rows or their places."""
-        _end(self._deaf)
+        _remove(self._hook_removers)
         if self._plan is not None:
             strengths, components = self._plan.strengths, self.components
 
@@ -520,16 +517,17 @@ class Engine:
                 return is_flow(self._model.indexes(), name)
 
             images, halved = stack.images, stack.halved
-            self._deaf.extend(hear(components, strengths, self._rows, self._timing, flow, images=images, halved=halved))
+            hooks = hook_strengths(components, strengths, self._calls, flow, images=images, halved=halved)
+            self._hook_removers.extend(hooks)
 
 
-def _clear(hooked: HookedLayers, *listeners: list[Callable[[], None]]) -> None:
+def _clear(hooked: HookedLayers, *removers: list[Callable[[], None]]) -> None:
     """Leave nothing on a model whose engine is gone."""
-    for own in listeners:
-        _end(own)
+    for own in removers:
+        _remove(own)
     hooked.detach()
 
 
-def _end(listeners: list[Callable[[], None]]) -> None:
-    while listeners:
-        listeners.pop()()
+def _remove(removers: list[Callable[[], None]]) -> None:
+    while removers:
+        removers.pop()()

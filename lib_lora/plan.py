@@ -28,9 +28,8 @@ from .placement import schemes, trace
 from .placement.resident import Binding, Keeping
 from .report import ActivationReport
 from .stack import Stack
-from .strengths.evaluation import Cells, Evaluation, Sheet, patterns
-from .strengths.multiplier import Multiplier, region_of, varies
-from .strengths.table import Strengths
+from .strengths.strength import Strength, as_strength
+from .strengths.table import StackStrengths, StrengthGroups, StrengthTable, block_rules
 from .tensors import device_of, every
 from .weights.base_weight import has_plain_weight
 from .weights.originals import Checkpoint
@@ -112,13 +111,13 @@ class PlanKey:
             merging = frozenset(name for name in names if not (auto and name.startswith("text_encoder")))
         if merging:
             apart = _APART if stack.images > 1 else _HALVED if stack.halved else ""
-            varying = _entries(stack, varies)
-            regional = _entries(stack, lambda one: region_of(one) is not None)
+            varying = _entries(stack, lambda one: one.varies)
+            regional = _entries(stack, lambda one: one.region is not None)
         return cls(
             tuple(networks),
             indexes,
             tuple(entry.rank for entry in stack),
-            tuple(patterns(entry.multiplier) for entry in stack),
+            tuple(block_rules(entry.multiplier) for entry in stack),
             merging,
             auto and bool(merging),
             apart,
@@ -128,8 +127,8 @@ class PlanKey:
         )
 
 
-def _entries(stack: Stack, matches: Callable[[Multiplier], bool]) -> frozenset[int]:
-    return frozenset(i for i, entry in enumerate(stack) if any(map(matches, entry.every)))
+def _entries(stack: Stack, matches: Callable[[Strength], bool]) -> frozenset[int]:
+    return frozenset(i for i, entry in enumerate(stack) if any(matches(as_strength(one)) for one in entry.every))
 
 
 @dataclass(eq=False)
@@ -139,11 +138,10 @@ class Plan:
     key: PlanKey
     executors: weakref.WeakKeyDictionary[nn.Module, Executor]
     """Weakly, so that what lies beside a layer goes when the model does."""
-    sheet: Sheet
-    """Whose number each strength is."""
-    evaluation: Evaluation
-    """Of the stack that has it now."""
-    strengths: Strengths
+    groups: StrengthGroups
+    stack_strengths: StackStrengths
+    """Of the stack that the plan computes now."""
+    strengths: StrengthTable
     choices: Choices
     """The layers that are merged where that pays."""
     why_live: Mapping[str, int]
@@ -162,8 +160,7 @@ class Plan:
         merged = sum(one.merges for one in list(self.executors.values())) if self.key.merging else 0
         live = {**self.why_live, **self.choices.left_live(self.executors)}
         reports = tuple(network.report for network in self.networks)
-        seen = self.strengths.acted, self.strengths.moments
-        idle, partly_idle = self.evaluation.idle(*seen), self.evaluation.partly_idle(*seen)
+        idle, partly_idle = self.stack_strengths.idle(self.strengths.acted, self.strengths.moments)
         return ActivationReport(reports, merged, live, changed=len(self.executors), idle=idle, partly_idle=partly_idle)
 
     @property
@@ -181,16 +178,16 @@ class Plan:
         Raises:
             StackError: the model takes no list of block weights as long as an entry's.
         """
-        before = self.strengths.values, self.strengths.source, self.strengths.spread
-        evaluation = Evaluation(stack.wishes, stack.variants, self.sheet)
-        self.strengths.write(evaluation.values(None), evaluation.source, evaluation.spread)
-        former, self.evaluation = self.evaluation, evaluation
+        before = self.strengths.values, self.strengths.source, self.strengths.regions
+        strengths = StackStrengths(stack.wishes, stack.variants, self.groups)
+        self.strengths.write(strengths.values(None), strengths.source, strengths.regions)
+        former, self.stack_strengths = self.stack_strengths, strengths
         if not self.key.merging:
             return
         try:
             self._merge()
         except BaseException:
-            self.evaluation = former
+            self.stack_strengths = former
             self.strengths.write(*before)
             self._merge()
             raise
@@ -217,7 +214,7 @@ class Plan:
         for layer in list(self.executors):
             refuse_spoiled(layer)
         self.strengths.timestep = None
-        self.strengths.leave_devices()
+        self.strengths.drop_devices()
         self.write(stack)
 
     @property
@@ -256,28 +253,27 @@ def make_plan(
         ComponentError: a layer has a weight that a LoRA could not be taken off.
     """
     model = blocks_of(key.indexes)
-    cells = Cells(stack.wishes, key.indexes, model)
-    bindings = _bindings(stack, key, cells)
+    groups = StrengthGroups(stack.wishes, key.indexes, model)
+    bindings = _bindings(stack, key, groups)
     for _, layer, _ in bindings:
         refuse_spoiled(layer)
-    sheet = Sheet(cells.all, model)
-    evaluation = Evaluation(stack.wishes, stack.variants, sheet)
+    stack_strengths = StackStrengths(stack.wishes, stack.variants, groups)
     keepings = _keepings(keeping, components)
     steady = next((one.steady for one in keepings.values() if one.steady is not None), None)
     kept = None if steady is None else steady.vector
-    strengths = Strengths(evaluation.values(None), evaluation.source, evaluation.spread, kept)
+    values = stack_strengths.values(None)
+    strengths = StrengthTable(values, stack_strengths.source, stack_strengths.regions, kept)
     read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
-    varying = cells.numbers(lambda cell: cell.entry in evaluation.varying and cell.denoises)
+    varying = stack_strengths.varying_groups
     chooser = _Chooser(key, strengths, components, checkpoints, keepings, read, varying)
     executors: weakref.WeakKeyDictionary[nn.Module, Executor] = weakref.WeakKeyDictionary()
     for component, layer, bound in bindings:
         executors[layer] = chooser.executor(component, layer, bound)
-    strengths.seal()
     return Plan(
         key=key,
         executors=executors,
-        sheet=sheet,
-        evaluation=evaluation,
+        groups=groups,
+        stack_strengths=stack_strengths,
         strengths=strengths,
         choices=Choices(weakref.WeakKeyDictionary(chooser.choices)),
         why_live=dict(chooser.live),
@@ -293,7 +289,7 @@ def _keepings(keeping: Keeping, components: Mapping[str, nn.Module]) -> dict[str
     return {name: keeping if is_compiled(module) else other for name, module in components.items()}
 
 
-def _bindings(stack: Stack, key: PlanKey, cells: Cells) -> list[tuple[str, nn.Module, list[Binding]]]:
+def _bindings(stack: Stack, key: PlanKey, groups: StrengthGroups) -> list[tuple[str, nn.Module, list[Binding]]]:
     """List the adapters of each layer, with its component, in the order of the model: compiled models go by that."""
     by_component = {index.component: index for index in key.indexes}
     found: dict[nn.Module, tuple[str, list[Binding]]] = {}  # by module: one that has two names still is one layer
@@ -308,8 +304,8 @@ def _bindings(stack: Stack, key: PlanKey, cells: Cells) -> list[tuple[str, nn.Mo
             if one.adapter.reads_whole:
                 place = one.component, one.place
                 whole = wholes[place] = wholes.get(place) or Whole(one.place, by_component[one.component])
-            cell = cells.number(i, one.component, one.target)
-            binding = Binding(one.adapter, one.target, network.file, cell, entry.rank, whole)
+            group = groups.number(i, one.component, one.target)
+            binding = Binding(one.adapter, one.target, network.file, group, entry.rank, whole)
             found.setdefault(layer, (one.component, []))[1].append(binding)
     every = [(component, layer, bound) for layer, (component, bound) in found.items()]
     return sorted(every, key=lambda one: (one[0].startswith("text_encoder"), one[0], one[2][0].target.path))
@@ -321,7 +317,7 @@ class _Chooser:
     def __init__(
         self,
         key: PlanKey,
-        strengths: Strengths,
+        strengths: StrengthTable,
         components: Mapping[str, nn.Module],
         checkpoints: Mapping[str, Checkpoint],
         keepings: Mapping[str, Keeping],
@@ -368,9 +364,9 @@ class _Chooser:
             return _COMPILED
         if layer in self._read:
             return "a file has it as one with other layers, and its adapter depends on the weights of all of them"
-        if any(binding.cell in self._varying for binding in bindings):
+        if any(binding.group in self._varying for binding in bindings):
             return "the strength differs from step to step"
-        if any(binding.cell in self._strengths.regional for binding in bindings):
+        if any(binding.group in self._strengths.regional for binding in bindings):
             return "a LoRA is for a part of the picture"
         return why_not_merged(layer, bindings, self._shared)
 
@@ -385,7 +381,7 @@ def _told(component: str, bindings: Sequence[Binding], executor: Executor, why_l
 def live_executor(
     layer: nn.Module,
     bindings: Sequence[Binding],
-    strengths: Strengths,
+    strengths: StrengthTable,
     *,
     keeping: Keeping | None = None,
     in_order: bool = False,

@@ -10,17 +10,17 @@ from typing import Literal, get_args
 
 from .errors import StackError
 from .files.reading import USUAL, Reading
-from .strengths.multiplier import (
+from .strengths.strength import (
+    MOST,
     AnyMultiplier,
     Halves,
     Multiplier,
-    checked,
-    every_of,
-    multipliers_of,
-    of_image,
-    strength,
+    all_multipliers,
+    as_strength,
+    check_multiplier,
+    image_multiplier,
+    image_multipliers,
 )
-from .strengths.schedule import MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Entry:
         if not isinstance(self.path, Path):
             object.__setattr__(self, "path", Path(self.path))
         if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as they are moved by sliders
-            object.__setattr__(self, "multiplier", checked(self.multiplier, self.name))
+            object.__setattr__(self, "multiplier", check_multiplier(self.multiplier, self.name))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
             raise StackError(f"{self.name}: rank {self.rank!r} must be a whole number from 1 up")
 
@@ -59,20 +59,20 @@ class Entry:
     @property
     def multipliers(self) -> tuple[Multiplier | Halves, ...]:
         """One for each image of the batch, or a single one that is that of all."""
-        return multipliers_of(self.multiplier)
+        return image_multipliers(self.multiplier)
 
     def of_image(self, image: int, *, negative: bool = False) -> Multiplier:
         """The multiplier of one image of the batch, for its positive prompt or for its negative one."""
-        return of_image(self.multiplier, image, negative=negative)
+        return image_multiplier(self.multiplier, image, negative=negative)
 
     @property
     def every(self) -> tuple[Multiplier, ...]:
         """Those of all images, and of both halves."""
-        return every_of(self.multiplier)
+        return all_multipliers(self.multiplier)
 
     def strength(self, component: str, image: int = 0) -> float:
         """The multiplier for one component of one image of the batch, at the beginning, but for weights of blocks."""
-        return strength(self.of_image(image), component)
+        return as_strength(self.of_image(image)).at(component, None, None)
 
 
 Mode = Literal["live", "merged", "auto"]

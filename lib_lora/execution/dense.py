@@ -26,11 +26,9 @@ from ..naming.places import Target
 from ..placement import scratch
 from ..placement.resident import Binding, Keeping, Resident
 from ..placement.storage import Placement, store
-from ..strengths.live import Spot, by_places
-from ..strengths.model_call import parts_per_row
-from ..strengths.regions import EVERYWHERE, by_part
-from ..strengths.table import Strengths
-from ..strengths.token_grid import is_of_text
+from ..strengths.model_call import repeats_per_row
+from ..strengths.regions import EVERYWHERE, TokenLayout, is_of_text, region_on_row, token_layout
+from ..strengths.table import StrengthTable, shaped_by_places
 from ..tensors import TensorFields, plain_mode, wide
 from ..weights.base_weight import weight_reader
 from ..weights.operation import Operation, named_arguments, output_in, place_of_input, width_of, with_output
@@ -73,7 +71,7 @@ def in_passes(
     else:
         x, dims = _plain(named, place_of_input(args, kwargs, width_of(layer)))
     rows, dim = sum(map(len, passes)), dims[next(iter(dims))]
-    parts_per_row(layer, x, rows, least, dim)
+    repeats_per_row(layer, x, rows, least, dim)
     results = []
     for number, own in enumerate(passes):
         cut = _cut(named, dims, own, rows)
@@ -174,7 +172,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def __init__(
         self,
         bindings: Sequence[Binding],
-        strengths: Strengths,
+        strengths: StrengthTable,
         keeping: Keeping | None = None,
         *,
         in_order: bool = False,
@@ -184,7 +182,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self._of_text = is_of_text(bindings[0].target.path)
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
         for binding in self._bindings:
-            strengths.register(binding.layout)
+            strengths.register(binding.shares)
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward with effective weights in place of its own."""
@@ -214,7 +212,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     ) -> Any:
         """Make one pass for each group of rows with equal strengths; rows at strength 0 get the base forward."""
         groups: dict[tuple[object, ...], list[int]] = {}
-        values = [tuple(own[binding.cell] for binding in self._bindings) for own in self._strengths.values]
+        values = [tuple(own[binding.group] for binding in self._bindings) for own in self._strengths.values]
         for row, image in enumerate(self._strengths.rows):
             groups.setdefault((values[image], self._regions(image)), []).append(row)
         passes = list(groups.values())
@@ -232,11 +230,11 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _regions(self, image: int | None) -> tuple[_Where, ...]:
         """Return the region of each binding, and the part of the prompt that describes it."""
         strengths = self._strengths
-        if strengths.regional.isdisjoint(self._cells):
+        if strengths.regional.isdisjoint(self._groups):
             return (_EVERYWHERE,) * len(self._bindings)
         variant = strengths.shown if image is None else image
-        regions, parts = strengths.spread.of_cells[variant], strengths.spread.parts[variant]
-        return tuple((regions[binding.cell], parts[binding.cell]) for binding in self._bindings)
+        regions, parts = strengths.regions.by_variant[variant], strengths.regions.parts[variant]
+        return tuple((regions[binding.group], parts[binding.group]) for binding in self._bindings)
 
     def _run_regions(
         self,
@@ -271,20 +269,20 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             whole, own, others = (output_in(layer, one) for one in (total, y, other))
             return with_output(total, self._blended(layer, whole, own, others, region, rows))
         strengths, (number, told) = self._strengths, region
-        spot = self._spot(y, rows)
+        layout = self._token_layout(y, rows)
         parts = strengths.parts if rows is None or not strengths.parts else [strengths.parts[row] for row in rows]
-        which = tuple((by_part(number, told, spot.grid, part),) for part in parts or (None,))
-        first = spot.channels_first
-        weights = strengths.masks.at(spot.grid, which, y.device, y.dtype, channels_first=first)
-        return total + (other - y) * by_places(weights, spot)
+        which = tuple((region_on_row(number, told, layout.grid, part),) for part in parts or (None,))
+        first = layout.channels_first
+        weights = strengths.regions.at(layout.grid, which, y.device, y.dtype, channels_first=first)
+        return total + (other - y) * shaped_by_places(weights, layout)
 
-    def _spot(self, y: Tensor, rows: Sequence[int] | None) -> Spot:
-        target, picture = self._bindings[0].target, self._strengths.picture
-        if picture is not None and rows is not None:
-            picture = replace(picture, rows=len(rows))
+    def _token_layout(self, y: Tensor, rows: Sequence[int] | None) -> TokenLayout:
+        target, latents = self._bindings[0].target, self._strengths.latents
+        if latents is not None and rows is not None:
+            latents = replace(latents, rows=len(rows))
         nowhere = self._of_text or target.kind in ("embedding", "attention")
         maps = target.kind == "conv" or (target.kind == "norm" and y.ndim > 3 and y.shape[1] == target.shape[0])
-        return Spot.of(y.shape, picture, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
+        return token_layout(y.shape, latents, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
 
     def _run(
         self,
@@ -313,7 +311,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         """Tell whether any adapter of a pass has a strength other than 0."""
         image = self._strengths.shown if which.image is None else which.image
         values, acting = self._strengths.values[image], which.acting
-        return any(values[own.cell] for i, own in enumerate(self._bindings) if acting is None or i in acting)
+        return any(values[own.group] for i, own in enumerate(self._bindings) if acting is None or i in acting)
 
     def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
         """Compute the product of a linear layer or a convolution with an effective weight.
@@ -372,7 +370,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         return first if binding.rank is None else min(first, binding.rank)
 
     def _strength(self, binding: Binding, like: Tensor, image: int | None = None) -> Tensor:
-        return self._strengths.of_image(binding.layout, like.device, wide(like.dtype), image)
+        return self._strengths.for_variant(binding.shares, like.device, wide(like.dtype), image)
 
     def _change_bias(
         self, layer: nn.Module, binding: Binding, adapter: Adapter, found: dict[str, Tensor], image: int | None

@@ -25,10 +25,9 @@ from ..adapters.base import Adapter, Form, InputEffect, OutputEffect
 from ..placement.resident import Binding, Keeping, Resident
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
-from ..strengths.live import Live, Spot, Windows
-from ..strengths.model_call import parts_per_row
-from ..strengths.table import FactorShare, Layout, Strengths
-from ..strengths.token_grid import is_of_text
+from ..strengths.model_call import repeats_per_row
+from ..strengths.regions import TokenLayout, is_of_text, token_layout
+from ..strengths.table import CallStrengths, FactorShare, FactorShares, LayerStrengths, StrengthTable
 from ..tensors import TensorFields, device_of
 from ..weights.operation import Operation, named_arguments, output_in, place_of_input, width_of, with_output
 from . import opaque
@@ -63,9 +62,9 @@ class Parts(TensorFields):
 class Placed(Placement[Parts]):
     """A layer's adapters where it computes, and their strengths."""
 
-    live: Live
-    """Of one image."""
-    windows: Windows
+    alike: CallStrengths
+    """Where all rows and places have the same."""
+    strengths: LayerStrengths
     rows: tuple[tuple[int, int] | None, ...]
     """Which outputs each change of the output is for; None for all."""
 
@@ -75,7 +74,7 @@ class LowRankExecutor(Resident[Placed]):
 
     name = "low-rank"
 
-    def __init__(self, bindings: Sequence[Binding], strengths: Strengths, keeping: Keeping | None = None) -> None:
+    def __init__(self, bindings: Sequence[Binding], strengths: StrengthTable, keeping: Keeping | None = None) -> None:
         keeping = keeping or Keeping()
         super().__init__(bindings, strengths, keeping)
         target = bindings[0].target
@@ -83,18 +82,16 @@ class LowRankExecutor(Resident[Placed]):
         self._spatial = len(target.shape) - 2
         self._of_text = is_of_text(target.path)
         self._forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
-        self._layout, self._bias_layout = map(strengths.owned, _layouts(self._bindings, self._forms, keeping.buckets))
-        self._rank = sum([share.count for share in self._layout])
+        shares = _shares(self._bindings, self._forms, keeping.buckets)
+        self._shares, self._bias_shares = strengths.register(*shares, own=True)
+        self._rank = sum([share.count for share in self._shares])
         self._tuner, self._steady = keeping.tuner, keeping.steady
         inputs = [i for i, form in enumerate(self._forms) if form and form.on_input]
         outputs = [i for i, form in enumerate(self._forms) if form and form.on_output]
         self._inputs, self._outputs = inputs, outputs
-        self._only_pairs = bool(self._layout) and not inputs and not outputs
-        strengths.register(self._layout)
-        strengths.register(self._bias_layout)
+        self._only_pairs = bool(self._shares) and not inputs and not outputs
         if inputs or outputs:
-            for binding in self._bindings:
-                strengths.register(binding.layout)
+            strengths.register(*[binding.shares for binding in self._bindings])
 
     def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
         """Follow the layer to a device, see `Resident.move`."""
@@ -130,12 +127,12 @@ class LowRankExecutor(Resident[Placed]):
         placed = self._placed_at(layer, x.device, x.dtype)
         parts = placed.stored.get()
         assert parts.pair is not None
-        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, placed.live.pair)
-        return y if parts.bias is None else y + placed.live.change_of_bias(parts.bias, 0)
+        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, placed.alike.pair)
+        return y if parts.bias is None else y + placed.alike.change_of_bias(parts.bias, 0)
 
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
-    ) -> tuple[Tensor, Live, Parts]:
+    ) -> tuple[Tensor, CallStrengths, Parts]:
         op = Operation(layer, self._spatial, base)
         changed = self._changed_input(layer, x, op) if self._inputs else x
         y = base(changed)
@@ -153,42 +150,42 @@ class LowRankExecutor(Resident[Placed]):
             y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
         return y, live, parts
 
-    def _live(self, layer: nn.Module, placed: Placed, x: Tensor, y: Tensor) -> Live:
+    def _live(self, layer: nn.Module, placed: Placed, x: Tensor, y: Tensor) -> CallStrengths:
         """Return the strengths of this call, by row of the batch and by place where these differ.
 
         Raises:
             RowsError: the layer's input has no rows that belong to those of the model call.
         """
-        parts = self._parts_per_row(layer, placed, x) if self._strengths.mixed else 1
+        repeats = self._repeats_per_row(layer, placed, x) if self._strengths.mixed else 1
         if self.is_regional:
-            return placed.windows.of_places(self._spot(y))
+            return placed.strengths.for_places(self._token_layout(y))
         if self._strengths.mixed:
-            return placed.windows.of_rows(parts, x.ndim + (self._kind == "embedding"), self._spatial)
-        return placed.live
+            return placed.strengths.for_rows(repeats, x.ndim + (self._kind == "embedding"), self._spatial)
+        return placed.alike
 
     def _of_inputs(self, layer: nn.Module, placed: Placed, x: Tensor) -> tuple[Tensor, ...]:
         """Return the strengths of the changes of the input."""
-        parts = self._parts_per_row(layer, placed, x) if self._strengths.mixed else 1
+        repeats = self._repeats_per_row(layer, placed, x) if self._strengths.mixed else 1
         if self.is_regional:
-            return placed.windows.inputs_at(self._spot(x))
+            return placed.strengths.inputs_for_places(self._token_layout(x))
         if self._strengths.mixed:
-            return placed.windows.of_rows(parts, x.ndim, self._spatial).inputs
-        return placed.live.inputs
+            return placed.strengths.for_rows(repeats, x.ndim, self._spatial).inputs
+        return placed.alike.inputs
 
     @property
     def is_regional(self) -> bool:
         """Tell whether some of its strengths differ from place to place."""
         regional = self._strengths.regional
-        return bool(regional) and not regional.isdisjoint(self._cells)  # a graph is not to know cells in vain
+        return bool(regional) and not regional.isdisjoint(self._groups)  # a graph is not to know groups in vain
 
-    def _spot(self, tensor: Tensor) -> Spot:
+    def _token_layout(self, tensor: Tensor) -> TokenLayout:
         nowhere = self._of_text or self._kind == "embedding"
-        picture = self._strengths.picture
-        return Spot.of(tensor.shape, picture, spatial=self._spatial, of_text=nowhere)
+        latents = self._strengths.latents
+        return token_layout(tensor.shape, latents, spatial=self._spatial, of_text=nowhere)
 
-    def _parts_per_row(self, layer: nn.Module, placed: Placed, x: Tensor) -> int:
-        rows = placed.windows.bias.of_rows().shape[0]  # by their number alone: which they are, no graph is to know
-        return parts_per_row(layer, x, rows, self._bindings[0].target.batched_ndim)
+    def _repeats_per_row(self, layer: nn.Module, placed: Placed, x: Tensor) -> int:
+        rows = placed.strengths.bias.rows.shape[0]  # by their number alone: which they are, no graph is to know
+        return repeats_per_row(layer, x, rows, self._bindings[0].target.batched_ndim)
 
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation) -> Tensor:
         placed = self._placed
@@ -204,7 +201,13 @@ class LowRankExecutor(Resident[Placed]):
         return changed
 
     def _output_deltas(
-        self, live: Live, rows: Sequence[tuple[int, int] | None], parts: Parts, x: Tensor, y: Tensor, op: Operation
+        self,
+        live: CallStrengths,
+        rows: Sequence[tuple[int, int] | None],
+        parts: Parts,
+        x: Tensor,
+        y: Tensor,
+        op: Operation,
     ) -> list[tuple[Tensor, Operation]]:
         """Compute the changes of the output, each with the operation of the outputs that it changes."""
         if not parts.outputs:
@@ -221,7 +224,7 @@ class LowRankExecutor(Resident[Placed]):
         return deltas
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
-        window, adapters = self._strengths.window, self._adapters(layer)
+        view, adapters = self._strengths.view, self._adapters(layer)
         biases = [
             self._in_all(binding, adapter.delta_bias()).unsqueeze(0)
             for adapter, binding in zip(adapters, self._bindings, strict=True)
@@ -229,20 +232,20 @@ class LowRankExecutor(Resident[Placed]):
         ]
         inputs, outputs = self._inputs, self._outputs
         parts = Parts(
-            pair=self._pair(adapters, device, dtype) if self._layout else None,
+            pair=self._pair(adapters, device, dtype) if self._shares else None,
             inputs=tuple([adapters[i].input_effect(device, input_dtype) for i in inputs]),
             outputs=tuple([adapters[i].output_effect(device, dtype) for i in outputs]),
             bias=stacked(biases, 0, device, dtype) if biases else None,
         )
-        windows = Windows(
-            pair=window(self._layout, device, dtype),
-            inputs=tuple([window(self._bindings[i].layout, device, input_dtype) for i in inputs]),
-            outputs=tuple([window(self._bindings[i].layout, device, dtype) for i in outputs]),
-            bias=window(self._bias_layout, device, dtype),
+        strengths = LayerStrengths(
+            pair=view(self._shares, device, dtype),
+            inputs=tuple([view(self._bindings[i].shares, device, input_dtype) for i in inputs]),
+            outputs=tuple([view(self._bindings[i].shares, device, dtype) for i in outputs]),
+            bias=view(self._bias_shares, device, dtype),
         )
         rows = tuple([self._bindings[i].target.rows for i in outputs])
         return Placed(
-            device, dtype, input_dtype, store(parts, self._storage), windows.live(self._spatial), windows, rows
+            device, dtype, input_dtype, store(parts, self._storage), strengths.for_all(self._spatial), strengths, rows
         )
 
     def _settled(self, layer: nn.Module, placed: Placed) -> Placed:
@@ -270,21 +273,21 @@ class LowRankExecutor(Resident[Placed]):
         return vector if rows is None else F.pad(vector, (rows[0], self._width - rows[1]))
 
 
-def _layouts(
+def _shares(
     bindings: Sequence[Binding], forms: Sequence[Form | None], buckets: Sequence[int]
-) -> tuple[Layout, Layout]:
+) -> tuple[FactorShares, FactorShares]:
     """Return the strengths of the fused pair, filled up to a bucket, and of the biases."""
     ranks, biases, rank = list[FactorShare](), list[FactorShare](), 0
     for binding, form in zip(bindings, forms, strict=True):
         pair = None if form is None else form.pair
         if pair is not None:
-            share = FactorShare(binding.cell, pair.rank, pair.scale, pair.schedule, pair.per_rank)
+            share = FactorShare(binding.group, pair.rank, pair.scale, pair.schedule, pair.per_rank)
             ranks.append(share)
             rank += share.count
         if binding.adapter.has_bias:
-            biases.append(FactorShare(binding.cell))
+            biases.append(FactorShare(binding.group))
     if ranks and buckets and padded_rank(rank, buckets) > rank:
-        ranks.append(FactorShare(ranks[0].cell, padded_rank(rank, buckets) - rank, 0.0))
+        ranks.append(FactorShare(ranks[0].group, padded_rank(rank, buckets) - rank, 0.0))
     return tuple(ranks), tuple(biases)
 
 
@@ -338,7 +341,7 @@ class LowRankOrDense:
     name = "low-rank or dense"
     merges = False
 
-    def __init__(self, beside: LowRankExecutor, dense: DenseExecutor, tokens: int, strengths: Strengths) -> None:
+    def __init__(self, beside: LowRankExecutor, dense: DenseExecutor, tokens: int, strengths: StrengthTable) -> None:
         self._beside = beside
         self._dense = dense
         self._tokens = tokens

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from ..adapters.base import Adapter
 from ..errors import ComponentError, FileError
 from ..placement.resident import Binding
-from ..strengths.table import Strengths
+from ..strengths.table import StrengthTable
 from ..tensors import plain_mode, wide
 from ..weights.base_weight import WeightMark, holds_values
 from ..weights.originals import Backup, Checkpoint, Held, Pristine
@@ -88,7 +88,7 @@ class MergedExecutor(DenseExecutor):
     def __init__(
         self,
         bindings: Sequence[Binding],
-        strengths: Strengths,
+        strengths: StrengthTable,
         *,
         in_order: bool = False,
         checkpoint: Checkpoint | None = None,
@@ -118,7 +118,7 @@ class MergedExecutor(DenseExecutor):
         if not now:
             return
         (values,) = self._strengths.values  # images that differ are not merged
-        wanted = tuple(values[binding.cell] for binding in self._bindings)
+        wanted = tuple(values[binding.group] for binding in self._bindings)
         with plain_mode(next(layer.parameters()).device):
             marked = [(written.mark, param) for param, written in self._written.items()]
             if not all(mark is not None and mark == WeightMark.of(layer, param) for mark, param in marked):

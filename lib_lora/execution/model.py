@@ -14,7 +14,7 @@ from ..naming.families import alias_table
 from ..naming.index import LayerIndex, check_named, parameter_of, targets_of
 from ..placement import schemes
 from ..stack import Stack
-from ..strengths.multiplier import components_of
+from ..strengths.strength import named_components
 from ..tensors import every
 from ..weights.originals import Checkpoint
 from . import hooks
@@ -67,7 +67,7 @@ class Model:
         """
         known = {*self._refs, *_KNOWN}
         for i, entry in enumerate(stack):
-            for name in dict.fromkeys(name for one in entry.multipliers for name in components_of(one)):
+            for name in dict.fromkeys(name for one in entry.multipliers for name in named_components(one)):
                 if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._refs)}", i)
 

@@ -20,7 +20,7 @@ from ..files.file import AdapterFile
 from ..naming.places import Target
 from ..naming.whole import Whole
 from ..registry import Tuner
-from ..strengths.table import FactorShare, Layout, Strengths
+from ..strengths.table import FactorShare, FactorShares, StrengthTable
 from ..tensors import plain_mode
 from ..weights.base_weight import WeightMark, read_base_weight
 from . import trace
@@ -41,17 +41,17 @@ class Binding:
     target: Target
     file: AdapterFile
     """Checked before each placement: the adapter's tensors are views of it."""
-    cell: int
-    """Which number of the plan's `Strengths` multiplies it."""
+    group: int
+    """The strength group that multiplies it."""
     rank: int | None = None
     """Use only the first so many rank components."""
     whole: Whole | None = None
     """The layers that are one in the file, where the adapter depends on all of them."""
 
     @property
-    def layout(self) -> Layout:
-        """Return the layout of the strength alone, as one number."""
-        return (FactorShare(self.cell, schedule=self.adapter.ranks_by_timestep),)
+    def shares(self) -> FactorShares:
+        """Return the share of the strength alone, as one number."""
+        return (FactorShare(self.group, schedule=self.adapter.ranks_by_timestep),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +76,13 @@ class Resident(ABC, Generic[P]):
 
     merges = False
 
-    def __init__(self, bindings: Sequence[Binding], strengths: Strengths, keeping: Keeping) -> None:
+    def __init__(self, bindings: Sequence[Binding], strengths: StrengthTable, keeping: Keeping) -> None:
         self._storage = keeping.storage
         self._budget = keeping.budget
         self._share = keeping.budget.join(self)
         self._home: HostCopy[P] | None = None
         self._bindings = tuple(bindings)
-        self._cells = frozenset(binding.cell for binding in self._bindings)
+        self._groups = frozenset(binding.group for binding in self._bindings)
         self._strengths = strengths
         self._placed: P | None = None
         self._other: P | None = None  # of another dtype, for layers that are called in two by turns

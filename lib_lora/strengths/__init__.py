@@ -1,5 +1,5 @@
-"""The user's factor: numbers and functions, the table of them that layers read, and the calls they depend on.
+"""The user's factor, the table of all factors that layers read, and the model calls that they depend on.
 
-`multiplier`, `schedule` and `regions` are what users write. `evaluation` makes numbers of them, `table.Strengths` holds
-these on each device. `model_call`, `token_grid` and `call_hooks` tell the step, the rows and the places of a call.
+`strength` and `regions` are what users write. `table` has the numbers of the active plan on each device, and
+`model_call` sets them to the moment, the rows and the token grid of each call.
 """

@@ -1,24 +1,37 @@
-"""One call of a model: its timestep, its rows, and the images and prompts that these rows belong to.
+"""One call of a denoiser: its timestep, rows and latents, and the hooks that set the strength table to them.
 
 The call's own arguments tell the timestep and the number of rows, so no host has to. A host's clock, and what
-`Engine.set_moment` said, tell the rest. Rows of a layer inside the call follow those of the call.
+`Engine.set_moment` said, tell the rest. Rows of a layer inside the call follow the rows of the call.
 """
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import CO_GENERATOR
 from typing import Any, NamedTuple, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from ..compiler import uncompiled
-from ..errors import RowsError
-from .schedule import Clock, Moment, sigma_of
+from ..errors import RegionError, RowsError
+from ..files.components import is_denoiser
+from ..naming.families import is_image_first
+from ..tensors import plain_mode
+from .regions import LatentGrid, patch_of
+from .strength import Clock, Moment, sigma_of
+from .table import StrengthTable
 
+logger = logging.getLogger(__name__)
+
+_CPU = torch.device("cpu")
 _INPUTS = ("sample", "hidden_states", "x", "img")
 """What UNets and transformers of diffusers, ldm and Wan, and of Flux' own code, call what they denoise."""
 _TIMESTEPS = ("timestep", "timesteps", "t")
@@ -27,24 +40,21 @@ _PURE_NOISE = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """The arguments of one call of a model. Nothing is read before it is asked for: a number off a device waits."""
+class ModelCall:
+    """The arguments of one call of a model, read as late as possible: a number on a device waits for it."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @property
     def denoised(self) -> object:
-        """What is denoised: the first argument of every model, or one with a name.
-
-        One tensor (rows, …), or a list with a tensor for each image.
-        """
+        """Return the first argument, or the one with a known name: a tensor (rows, …), or a list of one per image."""
         named = next((self.kwargs[name] for name in _INPUTS if name in self.kwargs), None)
         return self.args[0] if self.args else named
 
     @property
     def rows(self) -> int | None:
-        """The rows of the batch; None where the arguments do not tell."""
+        """Return the rows of the batch; None where the arguments do not tell."""
         found = self.denoised
         if isinstance(found, Tensor):
             return found.shape[0] if found.ndim else None
@@ -52,7 +62,7 @@ class Call:
 
     @property
     def repeats_rows(self) -> bool:
-        """Whether an extension's patch of the cross attention may give it other rows than the call has.
+        """Return whether an extension's patch of the cross attention may give it other rows than the call has.
 
         Regions by attention are made so: the rows of some conditions are there once for each region. Source:
         Haoming02/sd-forge-couple lib_couple/attention_couple.py; ComfyUI comfy/ldm/modules/attention.py, `attn2_patch`.
@@ -63,7 +73,7 @@ class Call:
 
     @property
     def halves(self) -> tuple[bool, ...] | None:
-        """For each row, whether it is of the negative prompt; None where the call does not tell.
+        """Return for each row whether it is of the negative prompt; None where the call does not tell.
 
         ComfyUI's and Forge's sampling says it of the chunks of a call, which are of equal size. Source: ComfyUI
         comfy/samplers.py, `_calc_cond_batch`, "cond_or_uncond".
@@ -76,7 +86,7 @@ class Call:
 
     @property
     def timestep(self) -> float | None:
-        """The timestep, between 0 and 1000; None where there is none.
+        """Return the timestep, between 0 and 1000; None where there is none.
 
         It is the second argument of every UNet, and has a name everywhere else. Flow models call it with a fraction.
         """
@@ -90,9 +100,13 @@ class Call:
                 found *= _PURE_NOISE
         return float(found) if isinstance(found, int | float) else None
 
+    def latents(self, patch: int, *, image_first: bool = False) -> LatentGrid | None:
+        """Return the grid of the latents, see `LatentGrid`; None where the call does not tell its height and width."""
+        return LatentGrid.from_input(self.denoised, self.kwargs, patch, image_first=image_first)
+
 
 class _Hook(partial[None]):
-    """A hook of one module. A copy of the module, be it deep, pickled or saved, has one that does nothing."""
+    """A hook of one module. In a copy of the module, be it deep, pickled or saved, it does nothing."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Callable[..., None]:
         return nullcontext().__exit__  # which takes anything and returns None
@@ -102,11 +116,11 @@ class _Hook(partial[None]):
 
 
 def hook_of(module: nn.Module, function: Callable[..., None], *, compiled: bool = False) -> Callable[..., None]:
-    """Make a hook that calls `function` with what hooks get, where `module` is called and no copy of it.
+    """Make a hook that calls `function` for calls of `module`, and not of its copies.
 
     Args:
         module: where the hook will be.
-        function: called with the module and what else a hook is given.
+        function: called with the arguments of a hook.
         compiled: whether the compiler may see it. A hook in front of a compiled model is called outside of the graph;
             one behind it is a part of the graph.
     """
@@ -120,15 +134,15 @@ def hook_of(module: nn.Module, function: Callable[..., None], *, compiled: bool 
     return _Hook(call if compiled else uncompiled(call))
 
 
-def listen(component: nn.Module, begin: Callable[[Call], None], end: Callable[[], None]) -> Callable[[], None]:
+def hook_calls(component: nn.Module, begin: Callable[[ModelCall], None], end: Callable[[], None]) -> Callable[[], None]:
     """Call `begin` before each call of a UNet or a transformer, and `end` after it, also where it fails.
 
     Returns:
-        A function that ends it.
+        A function that removes the hooks.
     """
 
     def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        begin(Call(args, kwargs))
+        begin(ModelCall(args, kwargs))
 
     def after(*_: object) -> None:
         end()
@@ -138,52 +152,42 @@ def listen(component: nn.Module, begin: Callable[[Call], None], end: Callable[[]
         component.register_forward_hook(hook_of(component, after), always_call=True),
     )
 
-    def stop() -> None:
+    def remove() -> None:
         for hook in hooks:
             hook.remove()
 
-    return stop
+    return remove
 
 
 class Row(NamedTuple):
-    """What a row of a model call is of."""
+    """The image and the prompt of one row of a model call."""
 
     image: int
     """Of the batch, from 0."""
     negative: bool = False
-    """Of its negative prompt."""
+    """Whether it is of the negative prompt."""
     part: int | None = None
     """Of a positive prompt in several parts, each with rows of its own, such as by AND; from 0."""
 
 
-class RowsOfCall(NamedTuple):
-    """What the rows of a model call are of."""
-
-    variants: tuple[int, ...]
-    """Of the stack; see `RowMap`."""
-    parts: tuple[int | None, ...]
-    """Of the prompt."""
-
-
 Rows: TypeAlias = Callable[[int], "Sequence[int | Row] | None"]
-"""From the number of rows of a model call to what each is of; a number alone is an image. None: what the rule says."""
+"""From the number of rows of a model call to the `Row` or the image of each; None for whole batches in a row."""
 
 
-class RowMap:
-    """How hosts lay out the images of a batch, and their positive and negative prompts, in the rows of a model call.
-
-    What has strengths of its own is a variant of the stack: image by image, and the positive half before the negative
-    where these differ.
-    """
+class CallSettings:
+    """What the host tells of model calls: their moment, and how images and prompts lie in their rows."""
 
     def __init__(self) -> None:
-        self.told: Rows | None = None
-        """None for the rule that all known hosts follow: whole batches one after the other."""
+        self.clock: Clock | None = None
+        self.moment = Moment()
+        """Without a clock."""
+        self.rows: Rows | None = None
+        """None for the layout of all known hosts: whole batches one after the other."""
         self.chosen = 0
-        """The variant that calls are for which tell no rows, such as those of a text encoder."""
+        """The variant of calls that tell no rows, such as calls of a text encoder."""
 
-    def choose(self, index: int, images: int, *, halved: bool = False) -> None:
-        """Say which image the next calls of text encoders are for; a batch of one image has all indexes.
+    def choose_image(self, index: int, images: int, *, halved: bool = False) -> None:
+        """Choose the image of the next calls of text encoders; a batch of one image has all indexes.
 
         Raises:
             RowsError: there is no such image.
@@ -192,8 +196,26 @@ class RowMap:
             raise RowsError(f"there is no image {index}; the stack has {images}")
         self.chosen = (index if images > 1 else 0) * (1 + halved)
 
-    def of(self, call: Call, images: int, *, halved: bool = False) -> RowsOfCall:
-        """What each row of a model call is of.
+    def moment_of(self, call: ModelCall, *, noise: bool, flow: bool) -> Moment:
+        """Return the moment of a call that begins.
+
+        Args:
+            call: of a model.
+            noise: whether the timestep and the noise are needed; reading them off a device waits for it.
+            flow: whether the model's timesteps are fractions of noise.
+        """
+        now = self.moment if self.clock is None else self.clock(lambda: call.timestep)
+        if not noise:
+            return now
+        if now.timestep is None or self.clock is None:
+            own = call.timestep
+            now = now if own is None else replace(now, timestep=own, sigma=None)
+        if now.sigma is None and now.timestep is not None:
+            now = replace(now, sigma=sigma_of(now.timestep, flow=flow))
+        return now
+
+    def rows_of(self, call: ModelCall, images: int, *, halved: bool = False) -> list[Row]:
+        """Return the image and the prompt of each row of a model call.
 
         Args:
             call: of the model.
@@ -201,44 +223,42 @@ class RowMap:
             halved: whether positive and negative rows have strengths of their own.
 
         Raises:
-            RowsError: rows and images do not fit, or the halves are not told; the text says how many there are.
+            RowsError: rows and images do not fit, or the halves are not known.
         """
-        if call.rows is None:
+        count, halves = call.rows, call.halves
+        if count is None:
             raise RowsError(f"a model call does not tell its rows, and the stack has {images} images")
-        found = self._of(call, call.rows, images)
+        told = None if self.rows is None else self.rows(count)
+        if told is None:
+            if count % images:
+                raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
+            told = [row % images for row in range(count)]
+        elif len(told) != count:
+            raise RowsError(f"a model call has {count} rows, and {len(told)} were told")
+        knows_halves = halves is not None or all(isinstance(one, Row) for one in told)
+        rows = [one if isinstance(one, Row) else Row(one) for one in told]
+        if halves is not None:
+            rows = [row._replace(negative=half) for row, half in zip(rows, halves, strict=True)]
         if images == 1:  # what is the same for all images is, whatever the host counts
-            found = [(row._replace(image=0), knows) for row, knows in found]
-        strange = next((row.image for row, _ in found if not 0 <= row.image < images), None)
+            rows = [row._replace(image=0) for row in rows]
+        strange = next((row.image for row in rows if not 0 <= row.image < images), None)
         if strange is not None:
             raise RowsError(f"a row is said to be of image {strange}; the stack has {images}")
-        if halved and not all(knows for _, knows in found):
+        if halved and not knows_halves:
             raise RowsError(
                 "a LoRA is for the positive or the negative prompt alone, and nothing tells which of the "
-                f"{call.rows} rows of a model call are of which"
+                f"{count} rows of a model call are of which"
             )
-        return RowsOfCall(
-            tuple(row.image * (1 + halved) + (halved and row.negative) for row, _ in found),
-            tuple(row.part for row, _ in found),
-        )
-
-    def _of(self, call: Call, rows: int, images: int) -> list[tuple[Row, bool]]:
-        """What each row is of, and whether its half is known."""
-        halves = call.halves
-        told = None if self.told is None else self.told(rows)
-        if told is not None:
-            if len(told) != rows:
-                raise RowsError(f"a model call has {rows} rows, and {len(told)} were told")
-            if halves is None:
-                return [(one, True) if isinstance(one, Row) else (Row(one), False) for one in told]
-            rows_told = [one if isinstance(one, Row) else Row(one) for one in told]
-            return [(one._replace(negative=half), True) for one, half in zip(rows_told, halves, strict=True)]
-        if rows % images:
-            raise RowsError(f"a model call of {rows} rows holds no whole batches of the stack's {images} images")
-        return [(Row(row % images, bool(halves and halves[row])), halves is not None) for row in range(rows)]
+        return rows
 
 
-def parts_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int = 0) -> int:
-    """How many rows of a layer's input make one row of the model's: windows, heads and frames lie behind the image.
+def stack_variants(rows: Sequence[Row], *, halved: bool = False) -> tuple[int, ...]:
+    """Return the variant of the stack of each row: image by image, and where halves differ the positive one first."""
+    return tuple(row.image * (1 + halved) + (halved and row.negative) for row in rows)
+
+
+def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int = 0) -> int:
+    """Return how many rows of a layer's input make one row of the model's: windows, heads and frames follow the image.
 
     Args:
         layer: for the message.
@@ -258,28 +278,165 @@ def parts_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int =
     return x.shape[dim] // rows
 
 
-class Timing:
-    """Where the moment of a call is known from."""
+_CALLING = {function.__code__ for function in (nn.Module._call_impl, nn.Module._wrapped_call_impl)}
+_PATIENCE = 0.5  # seconds until a thread that waits looks whether the other one still computes
+
+
+class CallLock:
+    """Lets one thread at a time call a model, as strengths that are set for a call are set for all threads.
+
+    A call that ends by an exception that is no `Exception` runs no hook; the lock looks at the thread's stack instead.
+    """
 
     def __init__(self) -> None:
-        self.clock: Clock | None = None
-        self.told = Moment()
-        """Without a clock."""
+        self._changed = threading.Condition()
+        self._thread: int | None = None
+        self._inside: set[str] = set()
 
-    def at(self, call: Call, *, noise: bool, flow: bool) -> Moment:
-        """The moment of a call that begins.
+    def begin(self, model: str) -> None:
+        """Wait until no other thread calls the model."""
+        with self._changed:
+            while self._thread not in (None, threading.get_ident()) and self._computes():
+                self._changed.wait(_PATIENCE)
+            if self._thread != threading.get_ident():
+                self._thread, self._inside = threading.get_ident(), set()
+            self._inside.add(model)
 
-        Args:
-            call: of a model.
-            noise: whether the timestep and the noise are asked for; reading them off a device waits for it.
-            flow: whether the model's timesteps are shares of noise.
+    def end(self, model: str) -> None:
+        """Let other threads call the model."""
+        with self._changed:
+            if self._thread == threading.get_ident():
+                self._inside.discard(model)
+                if not self._inside:
+                    self._thread = None
+                    self._changed.notify()
+
+    def _computes(self) -> bool:
+        frame = outermost = sys._current_frames().get(self._thread or 0)
+        while frame is not None and frame.f_code not in _CALLING:
+            outermost, frame = frame, frame.f_back
+        # the thread goes on meanwhile: a generator that has just yielded shows no frame behind it
+        return frame is not None or (outermost is not None and bool(outermost.f_code.co_flags & CO_GENERATOR))
+
+
+class StrengthHook:
+    """Sets the strength table before each call of one model; it holds no engine and no model.
+
+    Args:
+        model: to call; only its layout is kept.
+        table: of the plan in force.
+        settings: what the host tells.
+        lock: of all models of the engine.
+        images: of the stack.
+        halved: whether positive and negative rows of the stack differ.
+        unet: whether the model is a UNet.
+        flow: whether the model's timesteps are fractions of noise.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        table: StrengthTable,
+        settings: CallSettings,
+        lock: CallLock,
+        *,
+        images: int,
+        halved: bool,
+        unet: bool,
+        flow: bool,
+    ) -> None:
+        self._name = type(model).__name__
+        self._patch = 0 if unet else patch_of(model)
+        self._image_first = is_image_first(model)
+        self._table, self._settings, self._lock = table, settings, lock
+        self._images, self._halved, self._flow = images, halved, flow
+        self._warned = False
+
+    def begin(self, call: ModelCall) -> None:
+        """Set the table to a call.
+
+        Raises:
+            MomentError: a strength depends on what the call does not tell.
+            RowsError: the rows do not fit the stack.
+            RegionError: the call does not tell where its tokens lie in the picture.
         """
-        now = self.told if self.clock is None else self.clock(lambda: call.timestep)
-        if not noise:
-            return now
-        if now.timestep is None or self.clock is None:
-            own = call.timestep
-            now = now if own is None else replace(now, timestep=own, sigma=None)
-        if now.sigma is None and now.timestep is not None:
-            now = replace(now, sigma=sigma_of(now.timestep, flow=flow))
-        return now
+        self._lock.begin(self._name)
+        table = self._table
+        with plain_mode(_CPU):
+            if table.has_regions:
+                table.set_latents(self._latents(call))
+            if table.varying:
+                table.set_moment(self._settings.moment_of(call, noise=table.by_noise, flow=self._flow))
+            if self._images > 1 or self._halved or table.regions.has_parts:
+                rows = self._settings.rows_of(call, self._images, halved=self._halved)
+                variants = stack_variants(rows, halved=self._halved)
+                if call.repeats_rows and len(set(variants)) > 1:
+                    text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
+                    raise RowsError(f"{text}; make them in batches of one")
+                table.set_rows(variants)
+                table.set_parts(tuple(row.part for row in rows))
+
+    def end(self) -> None:
+        """Set the table to calls that tell nothing."""
+        table = self._table
+        with plain_mode(_CPU):
+            table.show(self._settings.chosen)
+            if table.latents is not None and not table.regions.was_placed and not self._warned:
+                self._warned = True
+                logger.warning(
+                    "no layer of this %s has tokens that lie in the picture as expected; "
+                    "LoRA for a part of it act everywhere, by its share",
+                    self._name,
+                )
+            table.set_latents(None)
+            table.set_parts(())
+        self._lock.end(self._name)
+
+    def _latents(self, call: ModelCall) -> LatentGrid:
+        found = call.latents(self._patch, image_first=self._image_first)
+        if found is None:
+            raise RegionError(
+                f"a LoRA is for a part of the picture, and a call of this {self._name} does not tell which of its "
+                "tokens are where; take the region off"
+            )
+        return found
+
+
+def hook_strengths(
+    components: Mapping[str, nn.Module],
+    table: StrengthTable,
+    settings: CallSettings,
+    flow: Callable[[str], bool],
+    *,
+    images: int = 1,
+    halved: bool = False,
+) -> Iterator[Callable[[], None]]:
+    """Put hooks on the denoisers if any strength depends on the moment, the rows or the places of a call.
+
+    Args:
+        components: of the model, by name.
+        table: of the plan in force.
+        settings: what the host tells.
+        flow: whether the timesteps of a component are fractions of noise.
+        images: of the batch that have strengths of their own.
+        halved: whether positive and negative rows have strengths of their own.
+
+    Yields:
+        A function that removes the hooks, for each component that has some.
+    """
+    if not (table.varying or table.has_regions or images > 1 or halved):
+        return
+    lock = CallLock()
+    for name, component in components.items():
+        if is_denoiser(name):
+            hook = StrengthHook(
+                component,
+                table,
+                settings,
+                lock,
+                images=images,
+                halved=halved,
+                unet=not name.startswith("transformer"),
+                flow=table.by_noise and flow(name),
+            )
+            yield hook_calls(component, hook.begin, hook.end)

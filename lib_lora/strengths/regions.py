@@ -1,27 +1,32 @@
-"""Regions: parts of the picture as grids of weights, and the weights that each layer's places have.
+"""Regions of the picture, and how a layer's tokens lie in it.
 
-A grid of weights is stretched over the picture, whatever size that has and whatever resolution a layer works in, so one
-region serves the first pass and a larger second one alike. Input that lies nowhere in the picture, such as the tokens
-of the prompt, and layers without places have the region's share of the picture as their weight.
+A region is a grid of weights that is stretched over the picture, whatever the picture's size and a layer's resolution,
+so one region serves the first pass and a larger second one.
+
+A UNet's layers have a pixel of the latents, or 2 x 2, 4 x 4 … of them, for each token or each place of a map. A
+transformer has one token for each patch, in some layers together with those of the prompt, before or behind the
+picture's. Other input, such as the prompt's tokens for keys and values, has no place in the picture: its weight is the
+region's share of the picture.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..compiler import uncompiled
 from ..errors import StackError
-from .token_grid import Grid, Picture
 
 SIZE = 64
-"""Cells along each side of a region that is given in words: as many as most attention of a picture has at most."""
+"""Cells along each side of a region that is made of numbers: as many tokens as most attention has along a side."""
 _MOST = 1024
 _FULL = 255
 _INVERTED = bytes(range(_FULL, -1, -1))
@@ -52,7 +57,7 @@ class Region:
 
     @classmethod
     def rectangle(cls, left: float, top: float, right: float, bottom: float) -> Region:
-        """A rectangle; cells that it covers in part have that part for a weight.
+        """Return a rectangle; the weight of a cell is the part of it that the rectangle covers.
 
         Args:
             left: in shares of the picture, as all four; 0 is its left edge, 1 its right one.
@@ -70,21 +75,21 @@ class Region:
         return _rectangle(*edges)
 
     @classmethod
-    def _of(cls, weights: Tensor) -> Region:
+    def _from_weights(cls, weights: Tensor) -> Region:
         cells = (weights * _FULL).round().clamp(0, _FULL).to(torch.uint8)
         return cls(weights.shape[1], weights.shape[0], bytes(cells.flatten().tolist()))
 
     def weights(self, height: int, width: int) -> Tensor:
-        """The weights of a picture of this many places, (height, width), in fp64; each is the mean over its area."""
+        """Return the mean weight of each place of a picture, (height, width), in fp64."""
         return _resized(self, height, width)
 
     @property
     def share(self) -> float:
-        """How much of the picture it is."""
+        """Return the share of the picture that the region covers."""
         return sum(self.cells) / (_FULL * len(self.cells))
 
     def feathered(self, width: float) -> Region:
-        """The same with edges that fade over a part of the picture; not at the picture's own edge.
+        """Return the region with edges that fade over a part of the picture; not at the picture's own edge.
 
         Args:
             width: of the fading, in shares of the picture; 0 is none.
@@ -97,19 +102,19 @@ class Region:
         return self if width == 0 else _feathered(self, width)
 
     def __or__(self, other: Region) -> Region:
-        """What is in one of them: of both weights the larger one."""
+        """Return the union: the larger one of both weights."""
         height, width = max(self.height, other.height), max(self.width, other.width)
-        return Region._of(torch.maximum(self.weights(height, width), other.weights(height, width)))
+        return Region._from_weights(torch.maximum(self.weights(height, width), other.weights(height, width)))
 
     def inverted(self) -> Region:
-        """All but this."""
+        """Return the rest of the picture."""
         return Region(self.width, self.height, self.cells.translate(_INVERTED))
 
 
-# tags are read anew for every picture
+# prompts are read again for every picture
 @lru_cache(maxsize=256)
 def _rectangle(left: float, top: float, right: float, bottom: float) -> Region:
-    return Region._of(torch.outer(_covered(top, bottom), _covered(left, right)))
+    return Region._from_weights(torch.outer(_covered(top, bottom), _covered(left, right)))
 
 
 @lru_cache(maxsize=256)
@@ -117,11 +122,11 @@ def _feathered(region: Region, width: float) -> Region:
     weights = region.weights(max(region.height, SIZE), max(region.width, SIZE))
     for dim in (0, 1):
         weights = _faded(weights, width * weights.shape[dim], dim)
-    return Region._of(weights)
+    return Region._from_weights(weights)
 
 
 def _covered(start: float, stop: float) -> Tensor:
-    """How much of each cell is between two places, (SIZE,)."""
+    """Return the part of each cell between two places, (SIZE,)."""
     edges = torch.arange(SIZE + 1, dtype=torch.float64, device="cpu") / SIZE
     return (edges[1:].clamp(max=stop) - edges[:-1].clamp(min=start)).clamp(min=0) * SIZE
 
@@ -133,7 +138,7 @@ def _resized(region: Region, height: int, width: int) -> Tensor:
 
 
 def _averaging(places: int, cells: int) -> Tensor:
-    """How much of each place is in each cell, (places, cells); rows add up to 1."""
+    """Return the part of each place that is in each cell, (places, cells); rows add up to 1."""
     place = torch.arange(places + 1, dtype=torch.float64, device="cpu") / places
     cell = torch.arange(cells + 1, dtype=torch.float64, device="cpu") / cells
     last = torch.minimum(place[1:, None], cell[None, 1:])
@@ -142,7 +147,7 @@ def _averaging(places: int, cells: int) -> Tensor:
 
 
 def _faded(weights: Tensor, cells: float, dim: int) -> Tensor:
-    """The mean over so many cells along a dimension; behind the picture's edge all is as at the edge."""
+    """Average over so many cells along a dimension; beyond the picture's edge the cells repeat those at the edge."""
     reach = math.ceil(max(cells - 1, 0) / 2)
     if reach == 0:
         return weights
@@ -153,123 +158,309 @@ def _faded(weights: Tensor, cells: float, dim: int) -> Tensor:
     return F.conv1d(padded.unsqueeze(1), (box / box.sum()).view(1, 1, -1)).squeeze(1).movedim(-1, dim)
 
 
-EVERYWHERE, NOWHERE = 0, -1
-"""In place of a region's number."""
-Which: TypeAlias = tuple[tuple[int, ...], ...]
-"""For each row, the regions of some factors."""
+_TEXT = re.compile(
+    r"attn2\.(?:to_[kv]|norm_k)\b|cross_attn\.(?:k|v|kv)(?:_\w+)?\b|\bc_?attn\.to_[kv]\b|\badd_[qkv]_proj|to_add_out"
+    r"|norm_added|_context\b|context_|\btxt_|_txt\b|text|caption|\bcap_|y_embedder|time|\bt_embedder|guidance|vector"
+    r"|label_emb|add_embedding|encoder_hid|modulation|(?<!_orig)_mod\b"
+)
+"""Layers of the prompt, the timestep and the like: they may be given as many tokens as the picture has."""
+_SCALES = tuple(2**i for i in range(8))
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Where the cells of a plan act."""
+class TokenGrid:
+    """How the tokens of a layer's input lie in the picture, in order."""
+
+    height: int
+    width: int
+    frames: int = 1
+    """Whole pictures, one after the other."""
+    before: int = 0
+    """Tokens without a place in front of them."""
+    behind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LatentGrid:
+    """The latents of one model call.
+
+    Attributes:
+        rows: of the call.
+        frames: of each row; 1 for still pictures.
+        height: of the latents, or in tokens where the call has tokens.
+        width: likewise.
+        patch: places along each side that make one token; 0 where layers differ, as in a UNet.
+        references: tokens of other pictures behind the picture's own.
+        image_first: whether the tokens of the prompt are behind the picture's where they are together.
+    """
+
+    rows: int
+    frames: int
+    height: int
+    width: int
+    patch: int = 0
+    references: int = 0
+    image_first: bool = False
+
+    @classmethod
+    def from_input(cls, x: object, kwargs: Mapping[str, Any], patch: int, *, image_first: bool) -> LatentGrid | None:
+        """Return the grid of a call; None where the call does not tell its height and width.
+
+        Args:
+            x: what the call denoises, see `ModelCall.denoised`.
+            kwargs: of the call.
+            patch: see above, of latents that are no tokens yet.
+            image_first: see above.
+        """
+        if isinstance(x, list | tuple):  # a tensor (channels, frames, height, width) for each picture
+            rows, shapes = len(x), {tuple(one.shape) for one in x if isinstance(one, Tensor)}
+            x = x[0].unsqueeze(0) if len(shapes) == 1 else None
+        elif isinstance(x, Tensor) and x.ndim:
+            rows = x.shape[0]
+        if not isinstance(x, Tensor):
+            return None
+        if x.ndim in (4, 5):
+            frames = x.shape[2] if x.ndim == 5 else 1
+            return cls(rows, frames, x.shape[-2], x.shape[-1], patch, image_first=image_first)
+        sizes = _sizes_in_tokens(kwargs, x.shape[1]) if x.ndim == 3 else None
+        if sizes is None:
+            return None
+        frames, height, width = sizes
+        references = x.shape[1] - frames * height * width
+        return cls(rows, frames, height, width, 1, references, image_first)
+
+    def map_grid(self, shape: Sequence[int]) -> TokenGrid | None:
+        """Return the grid of a map, (rows, channels, [frames,] height, width); None where it is not of the picture."""
+        if shape[0] not in (self.rows, self.rows * self.frames) or len(shape) not in (4, 5):
+            return None
+        return TokenGrid(shape[-2], shape[-1])
+
+    def token_grid(self, count: int) -> TokenGrid | None:
+        """Return the grid of this many tokens; None where they are not of the picture."""
+        if not self.patch:
+            return next((TokenGrid(*size) for size in self._unet_sizes() if math.prod(size) == count), None)
+        height, width = -(-self.height // self.patch), -(-self.width // self.patch)
+        others = count - height * width * self.frames
+        if others < 0:
+            return None
+        if self.image_first or others in (0, self.references):
+            return TokenGrid(height, width, self.frames, 0, others)
+        return TokenGrid(height, width, self.frames, others - self.references, self.references)
+
+    def _unet_sizes(self) -> Iterator[tuple[int, int]]:
+        """Yield the heights and widths that layers of a UNet may have, rounded either way."""
+        for scale in _SCALES:
+            yield -(-self.height // scale), -(-self.width // scale)
+            yield max(self.height // scale, 1), max(self.width // scale, 1)
+
+
+class TokenLayout(NamedTuple):
+    """How rows and tokens lie in the input or the output of a layer."""
+
+    grid: TokenGrid | None
+    """None where no token has a place in the picture."""
+    sizes: tuple[int, ...]
+    """Sizes of the tensor without the batch and the channels; 1 where a dimension has no tokens."""
+    repeats: int
+    """Rows of the tensor for each row of the model call, one after the other."""
+    channels_first: bool
+
+
+# a graph can neither keep such an object nor use the cache
+@uncompiled
+def token_layout(shape: Sequence[int], latents: LatentGrid | None, *, spatial: int, of_text: bool) -> TokenLayout:
+    """Return how tokens lie in a layer's input or output.
+
+    Args:
+        shape: of the tensor.
+        latents: of the model call; None where it does not tell.
+        spatial: dimensions behind the channels, of convolutions.
+        of_text: whether no token of the layer has a place in the picture.
+    """
+    return _token_layout(tuple(shape), latents, spatial, of_text)
+
+
+@lru_cache(maxsize=4096)
+def _token_layout(shape: tuple[int, ...], latents: LatentGrid | None, spatial: int, of_text: bool) -> TokenLayout:
+    middle = shape[2:] if spatial else shape[1:-1]
+    repeats, left = (1, 1) if latents is None else divmod(shape[0], latents.rows)
+    nowhere = TokenLayout(None, (1,) * len(middle), max(repeats, 1), spatial > 0)
+    if latents is None or left or of_text or not middle or repeats not in (1, latents.frames):
+        return nowhere
+    ones = (1,) * len(middle)
+    if spatial:
+        grid = latents.map_grid(shape)
+        return nowhere if grid is None else TokenLayout(grid, (*ones[:-2], *middle[-2:]), repeats, True)
+    if len(middle) > 1:  # rows and columns of tokens
+        grid = latents.token_grid(middle[-2] * middle[-1])
+        if grid is not None and (grid.height, grid.width) == middle[-2:]:
+            return TokenLayout(grid, (*ones[:-2], *middle[-2:]), repeats, False)
+    for i, count in enumerate(middle):  # tokens in one dimension, as there may be heads in another
+        grid = latents.token_grid(count)
+        if grid is not None and count > 1:
+            return TokenLayout(grid, (*ones[:i], count, *ones[i + 1 :]), repeats, False)
+    return nowhere
+
+
+def is_of_text(path: str) -> bool:
+    """Tell whether a layer of a denoiser is given the prompt, the timestep or the like, by its dotted name."""
+    return _TEXT.search(path) is not None
+
+
+def patch_of(model: nn.Module) -> int:
+    """Return the places along each side of a transformer's token; nearly all have 2."""
+    config = getattr(model, "config", None)  # first: diffusers warns of what is in it and asked of the model
+    for holder in (model,) if config is None else (config, model):
+        found = getattr(holder, "patch_size", None)
+        if isinstance(found, list | tuple) and found:
+            found = found[-1]
+        if isinstance(found, int) and found > 0:
+            return found
+    return 2
+
+
+def _sizes_in_tokens(kwargs: Mapping[str, Any], tokens: int) -> tuple[int, int, int] | None:
+    """Return frames, height and width in tokens: by ids (Flux), by shapes (Qwen-Image), or by numbers (LTX)."""
+    found = _by_ids(kwargs) or _by_shapes(kwargs.get("img_shapes")) or _by_numbers(kwargs)
+    return found if found is not None and math.prod(found) <= tokens else None
+
+
+def _by_ids(kwargs: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    ids = kwargs.get("img_ids")
+    if not isinstance(ids, Tensor) or ids.ndim not in (2, 3) or ids.shape[-1] < 3:
+        return None
+    ids = ids[0] if ids.ndim == 3 else ids  # (tokens, which picture and where in it)
+    own = ids[ids[:, 0] == ids[0, 0]]
+    height, width = (int((own[:, i].max() - own[:, i].min()).item()) + 1 for i in (1, 2))
+    return (1, height, width) if height * width == own.shape[0] else None
+
+
+def _by_shapes(shapes: object) -> tuple[int, int, int] | None:
+    while isinstance(shapes, list | tuple) and shapes and isinstance(shapes[0], list | tuple):
+        shapes = shapes[0]  # of the first row, of the picture and not of its references
+    if isinstance(shapes, list | tuple) and len(shapes) == 3 and all(isinstance(one, int) for one in shapes):
+        return shapes[0], shapes[1], shapes[2]
+    return None
+
+
+def _by_numbers(kwargs: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    frames, height, width = (kwargs.get(name) for name in ("num_frames", "height", "width"))
+    if isinstance(height, int) and isinstance(width, int):
+        return frames if isinstance(frames, int) else 1, height, width
+    return None
+
+
+EVERYWHERE, NOWHERE = 0, -1
+"""In place of a region's number."""
+RowRegions: TypeAlias = tuple[tuple[int, ...], ...]
+"""For each row, the numbers of the regions of some factors."""
+
+
+@dataclass
+class RegionWeights:
+    """The regions of a strength table, and their weights at the places of layers, made when they are first needed."""
 
     regions: tuple[Region, ...] = ()
-    of_cells: tuple[tuple[int, ...], ...] = ()
-    """For each variant of the stack, the region of each cell: its place among `regions` from 1, 0 is everywhere."""
+    by_variant: tuple[tuple[int, ...], ...] = ()
+    """For each variant of the stack, the region's number of each strength group, from 1; 0 is everywhere."""
     parts: tuple[tuple[int | None, ...], ...] = ()
-    """Likewise the part of the prompt that tells of each cell's region."""
-    cells: frozenset[int] = field(default=frozenset(), init=False)
-    """Those that do not act everywhere, in any variant."""
+    """Likewise the part of the prompt that describes the region."""
+    groups: frozenset[int] = field(default=frozenset(), init=False, compare=False)
+    """The strength groups that have a region, in any variant."""
+    _columns: dict[TokenGrid, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _made: dict[tuple[object, ...], Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
+    _latents: LatentGrid | None = field(default=None, init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.groups = frozenset(i for own in self.by_variant for i, region in enumerate(own) if region)
 
     @property
-    def in_parts(self) -> bool:
-        """Whether it makes a difference which part of the prompt a row is of."""
+    def has_parts(self) -> bool:
+        """Tell whether the part of the prompt that a row is of makes a difference."""
         return any(part is not None for own in self.parts for part in own)
 
-    def which(self, variant: int, cells: Sequence[int], grid: Grid | None, part: int | None) -> tuple[int, ...]:
-        """Which weights some cells have on a row: a region's, those of everywhere, or none; see `Masks.at`.
+    @property
+    def was_placed(self) -> bool:
+        """Tell whether any layer had tokens with a place in the present picture."""
+        return bool(self._columns)
+
+    def for_row(self, variant: int, groups: Sequence[int], grid: TokenGrid | None, part: int | None) -> tuple[int, ...]:
+        """Return the region's number of each strength group on a row.
 
         Args:
             variant: of the row.
-            cells: their numbers.
-            grid: the places; None is where a layer is given none of the picture, but the prompt.
+            groups: their ids.
+            grid: None where the layer's tokens have no place, as the prompt's.
             part: of the prompt that the row is of.
         """
-        regions, told = self.of_cells[variant], self.parts[variant]
-        return tuple(by_part(regions[cell], told[cell], grid, part) for cell in cells)
-
-    def __post_init__(self) -> None:
-        found = frozenset(i for own in self.of_cells for i, region in enumerate(own) if region)
-        object.__setattr__(self, "cells", found)
-
-
-NO_SPREAD = Spread()
-
-
-def by_part(region: int, told: int | None, grid: Grid | None, part: int | None) -> int:
-    """Which weight there is on a row: a region's, or by the parts of the prompt where a layer is given that.
-
-    Args:
-        region: the region's number.
-        told: the part of the prompt that tells of it; None where none does.
-        grid: the places; None is none of the picture.
-        part: of the prompt that the row is of; None where nobody knows, as for a negative one.
-    """
-    if grid is not None or told is None or part is None:
-        return region
-    return EVERYWHERE if told == part else NOWHERE
-
-
-class Masks:
-    """The weights of regions at the places of layers, made when they are first asked for."""
-
-    def __init__(self, regions: Sequence[Region]) -> None:
-        self._regions = tuple(regions)
-        self._weights: dict[Grid, Tensor] = {}
-        self._made: dict[tuple[object, ...], Tensor] = {}
-        self._picture: Picture | None = None
-        self.placed = False
-        """Whether any layer had places of the present picture."""
+        regions, parts = self.by_variant[variant], self.parts[variant]
+        return tuple(region_on_row(regions[group], parts[group], grid, part) for group in groups)
 
     def at(
         self,
-        grid: Grid | None,
-        which: Which,
+        grid: TokenGrid | None,
+        regions: RowRegions,
         device: torch.device,
         dtype: torch.dtype,
         *,
         channels_first: bool,
     ) -> Tensor:
-        """The weights of some regions, (rows, places, n), or (rows, n, places) where channels are first.
+        """Return the weights of some regions, (rows, places, n), or (rows, n, places) where channels are first.
 
         Args:
-            grid: the places; None is a single one that is none of the picture.
-            which: for each row, the regions: their numbers from 1, `EVERYWHERE` or `NOWHERE`.
-            device: where.
-            dtype: as what.
+            grid: of the places; None is a single one outside the picture.
+            regions: for each row, n numbers from 1, `EVERYWHERE` or `NOWHERE`.
+            device: of the result.
+            dtype: of the result.
             channels_first: see above.
         """
-        key = grid, which, device, dtype, channels_first
+        key = grid, regions, device, dtype, channels_first
         found = self._made.get(key)
         if found is None:
-            chosen = self._all(grid)[:, torch.tensor(which, dtype=torch.int64, device="cpu")]  # (places, rows, n)
+            numbers = torch.tensor(regions, dtype=torch.int64, device="cpu")
+            chosen = self._all_columns(grid)[:, numbers]  # (places, rows, n)
             shaped = chosen.permute(1, 2, 0) if channels_first else chosen.transpose(0, 1)
-            self.placed = self.placed or grid is not None
             found = self._made[key] = shaped.to(device=device, dtype=dtype, copy=True).contiguous()
         return found
 
-    def serve(self, picture: Picture) -> None:
-        """Be for a picture; as another one has other places, what was made for the one before is forgotten."""
-        if picture != self._picture:
-            self._picture = picture
-            self._weights.clear()
+    def set_latents(self, latents: LatentGrid) -> None:
+        """Forget what was made for another picture."""
+        if latents != self._latents:
+            self._latents = latents
+            self._columns.clear()
             self._made.clear()
-            self.placed = False
 
-    def _all(self, grid: Grid | None) -> Tensor:
-        """Of all regions, that of everywhere first and that of nowhere last, (places, 1 + regions + 1)."""
+    def _all_columns(self, grid: TokenGrid | None) -> Tensor:
+        """Return the weights of all regions, `EVERYWHERE` first and `NOWHERE` last, (places, 1 + regions + 1)."""
         if grid is None:
-            shares = [one.share for one in self._regions]
+            shares = [one.share for one in self.regions]
             return torch.tensor([[1.0, *shares, 0.0]], dtype=torch.float64, device="cpu")
-        found = self._weights.get(grid)
+        found = self._columns.get(grid)
         if found is None:
-            columns = [_column(grid, one) for one in self._regions]
+            columns = [_column(grid, one) for one in self.regions]
             everywhere, nowhere = torch.ones_like(columns[0]), torch.zeros_like(columns[0])
-            found = self._weights[grid] = torch.stack([everywhere, *columns, nowhere], 1)
+            found = self._columns[grid] = torch.stack([everywhere, *columns, nowhere], 1)
         return found
 
 
-def _column(grid: Grid, region: Region) -> Tensor:
+NO_REGIONS = RegionWeights()
+
+
+def region_on_row(region: int, described: int | None, grid: TokenGrid | None, part: int | None) -> int:
+    """Return the number of the region that weighs a row; by the part of the prompt where a layer is given the prompt.
+
+    Args:
+        region: number of the region.
+        described: the part of the prompt that describes it; None where none does.
+        grid: None where the layer's tokens have no place.
+        part: of the prompt that the row is of; None where nobody knows, as for a negative one.
+    """
+    if grid is not None or described is None or part is None:
+        return region
+    return EVERYWHERE if described == part else NOWHERE
+
+
+def _column(grid: TokenGrid, region: Region) -> Tensor:
     frames = region.weights(grid.height, grid.width).flatten().repeat(grid.frames)
     before, behind = (frames.new_full((count,), region.share) for count in (grid.before, grid.behind))
     return torch.cat([before, frames, behind])

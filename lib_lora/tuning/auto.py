@@ -20,7 +20,7 @@ from ..execution.dense import DenseExecutor
 from ..execution.hooks import Executor
 from ..execution.low_rank_products import EXACT
 from ..plan import Choice
-from ..strengths.model_call import Call, hook_of, listen
+from ..strengths.model_call import ModelCall, hook_calls, hook_of
 from ..tensors import device_of
 from .rates import RateBook, Work
 
@@ -125,15 +125,15 @@ class _Watch:
         self._places: Counter[int] = Counter()  # by id, for as long as the layers are held above
         self._began = False
         self._hooks = [layer.register_forward_hook(hook_of(layer, self._count)) for layer in choices]
-        self._deaf = listen(component, self._begin, _nothing)
+        self._unhook = hook_calls(component, self._begin, _nothing)
 
     def stop(self) -> None:
         """Remove the hooks."""
-        self._deaf()
+        self._unhook()
         for hook in self._hooks:
             hook.remove()
 
-    def _begin(self, _: Call) -> None:
+    def _begin(self, _: ModelCall) -> None:
         auto, exchange = self._auto(), self._exchange()
         calls = 0 if auto is None else auto.count()
         if not self._began:

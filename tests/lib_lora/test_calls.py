@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Moment, Stack
 from lib_lora.adapters.base import RankSchedule
-from lib_lora.strengths.model_call import Call
+from lib_lora.strengths.model_call import ModelCall
 from tests.fakes.files import pair, save
 from tests.fakes.models import tiny_unet, unet_inputs
 from tests.fakes.schemes import call
@@ -135,7 +135,7 @@ def test_a_schedule_stays_in_its_bounds_and_grows_as_noise_goes(rank, least, pow
     ],
 )
 def test_where_the_timestep_is(args, kwargs, want):
-    assert Call(args, kwargs).timestep == want
+    assert ModelCall(args, kwargs).timestep == want
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_where_the_timestep_is(args, kwargs, want):
     ],
 )
 def test_how_many_rows_a_call_has(args, kwargs, want):
-    assert Call(args, kwargs).rows == want
+    assert ModelCall(args, kwargs).rows == want
 
 
 def test_nothing_listens_once_the_engine_is_gone(tmp_path: Path, tensors):

@@ -36,7 +36,7 @@ from lib_lora import (
     uninstall,
 )
 from lib_lora.placement import scratch
-from lib_lora.strengths.call_hooks import Turn
+from lib_lora.strengths.model_call import CallLock
 from lib_lora.tuning import Tuner
 from tests.fakes.files import pair, save
 
@@ -420,7 +420,7 @@ def test_a_thread_whose_generator_has_just_yielded_is_taken_to_compute(monkeypat
     def numbers():
         yield 1
 
-    turn, generator = Turn(), numbers()
+    turn, generator = CallLock(), numbers()
     next(generator)
     turn._thread = -1
     monkeypatch.setattr(sys, "_current_frames", lambda: {-1: generator.gi_frame})

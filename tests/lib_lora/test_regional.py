@@ -27,8 +27,8 @@ from lib_lora import (
     plan,
 )
 from lib_lora.execution.dense import DenseExecutor
-from lib_lora.strengths.model_call import Call
-from lib_lora.strengths.token_grid import Grid, Picture, is_of_text
+from lib_lora.strengths.model_call import ModelCall
+from lib_lora.strengths.regions import LatentGrid, TokenGrid, is_of_text
 from lib_lora.tuning import Tuner
 from tests.fakes.contract import CASES, worst, write
 from tests.fakes.files import pair, save
@@ -404,7 +404,7 @@ def test_a_whole_unet_has_places_at_every_resolution(tmp_path):
         def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
             way = module._remora_slot.executor if module._remora_slot is not None else None
             if way is not None:
-                seen[name] = way._spot(output).grid is not None
+                seen[name] = way._token_layout(output).grid is not None
 
         return hook
 
@@ -557,23 +557,23 @@ def test_a_model_in_which_nothing_has_a_place_is_told(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("picture", "count", "grid"),
     [
-        (Picture(2, 1, 64, 64), 4096, Grid(64, 64)),
-        (Picture(2, 1, 64, 64), 1024, Grid(32, 32)),
-        (Picture(2, 1, 63, 95), 32 * 48, Grid(32, 48)),
-        (Picture(2, 1, 63, 95), 31 * 47, Grid(31, 47)),
-        (Picture(2, 1, 64, 64), 77, None),
-        (Picture(2, 1, 64, 64), 154, None),
-        (Picture(2, 1, 64, 64, 2), 1024, Grid(32, 32)),
-        (Picture(2, 1, 64, 64, 2), 1024 + 512, Grid(32, 32, 1, 512, 0)),
-        (Picture(2, 1, 64, 64, 2, image_first=True), 1024 + 512, Grid(32, 32, 1, 0, 512)),
-        (Picture(2, 1, 64, 64, 2), 512, None),
-        (Picture(2, 5, 60, 104, 2), 5 * 30 * 52, Grid(30, 52, 5)),
-        (Picture(1, 1, 32, 32, 1, 600), 1024 + 600, Grid(32, 32, 1, 0, 600)),
-        (Picture(1, 1, 32, 32, 1, 600), 1024 + 600 + 512, Grid(32, 32, 1, 512, 600)),
+        (LatentGrid(2, 1, 64, 64), 4096, TokenGrid(64, 64)),
+        (LatentGrid(2, 1, 64, 64), 1024, TokenGrid(32, 32)),
+        (LatentGrid(2, 1, 63, 95), 32 * 48, TokenGrid(32, 48)),
+        (LatentGrid(2, 1, 63, 95), 31 * 47, TokenGrid(31, 47)),
+        (LatentGrid(2, 1, 64, 64), 77, None),
+        (LatentGrid(2, 1, 64, 64), 154, None),
+        (LatentGrid(2, 1, 64, 64, 2), 1024, TokenGrid(32, 32)),
+        (LatentGrid(2, 1, 64, 64, 2), 1024 + 512, TokenGrid(32, 32, 1, 512, 0)),
+        (LatentGrid(2, 1, 64, 64, 2, image_first=True), 1024 + 512, TokenGrid(32, 32, 1, 0, 512)),
+        (LatentGrid(2, 1, 64, 64, 2), 512, None),
+        (LatentGrid(2, 5, 60, 104, 2), 5 * 30 * 52, TokenGrid(30, 52, 5)),
+        (LatentGrid(1, 1, 32, 32, 1, 600), 1024 + 600, TokenGrid(32, 32, 1, 0, 600)),
+        (LatentGrid(1, 1, 32, 32, 1, 600), 1024 + 600 + 512, TokenGrid(32, 32, 1, 512, 600)),
     ],
 )
 def test_tokens_are_told_by_their_number(picture, count, grid):
-    assert picture.of_tokens(count) == grid
+    assert picture.token_grid(count) == grid
 
 
 @pytest.mark.parametrize(
@@ -605,6 +605,6 @@ def test_layers_of_the_prompt_are_told_by_their_names(path, text):
 
 def test_latents_in_a_list_have_one_size():
     one = torch.zeros(16, 1, 8, 12)
-    assert Picture.of(Call(([one, one],), {}), 2) == Picture(2, 1, 8, 12, 2)
-    assert Picture.of(Call(([one, one[..., :8]],), {}), 2) is None
-    assert Picture.of(Call((), {}), 2) is None
+    assert ModelCall(([one, one],), {}).latents(2) == LatentGrid(2, 1, 8, 12, 2)
+    assert ModelCall(([one, one[..., :8]],), {}).latents(2) is None
+    assert ModelCall((), {}).latents(2) is None

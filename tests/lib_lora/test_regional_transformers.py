@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Region, Stack, Strength
-from lib_lora.strengths.token_grid import Grid
+from lib_lora.strengths.regions import TokenGrid
 from tests.fakes.models import kohya_lora
 
 diffusers = pytest.importorskip("diffusers")
@@ -173,10 +173,10 @@ def auraflow() -> Made:
     }
 
 
-STILL, VIDEO = Grid(HEIGHT, WIDTH), Grid(HEIGHT, WIDTH, 3)
-JOINT = Grid(HEIGHT, WIDTH, 1, WORDS)
+STILL, VIDEO = TokenGrid(HEIGHT, WIDTH), TokenGrid(HEIGHT, WIDTH, 3)
+JOINT = TokenGrid(HEIGHT, WIDTH, 1, WORDS)
 # part of a layer's name -> what its tokens are; None is none of the picture. Every linear layer must be named.
-PLACES: dict[Callable[[], Made], dict[str, Grid | None]] = {
+PLACES: dict[Callable[[], Made], dict[str, TokenGrid | None]] = {
     flux: {
         "x_embedder": STILL,
         "attn.add_": None,
@@ -237,7 +237,7 @@ PLACES: dict[Callable[[], Made], dict[str, Grid | None]] = {
         "add_": None,
         "_context": None,
         "norm": None,
-        "single_": Grid(HEIGHT, WIDTH, 3, 0, WORDS),
+        "single_": TokenGrid(HEIGHT, WIDTH, 3, 0, WORDS),
         "transformer_blocks.0": VIDEO,
         "proj_out": VIDEO,
     },
@@ -247,7 +247,7 @@ PLACES: dict[Callable[[], Made], dict[str, Grid | None]] = {
         "add_": None,
         "_context": None,
         "norm": None,
-        "single_": Grid(HEIGHT, WIDTH, 1, WORDS + 8, 0),  # registers beside the prompt
+        "single_": TokenGrid(HEIGHT, WIDTH, 1, WORDS + 8, 0),  # registers beside the prompt
         "joint_": STILL,
         "pos_embed": STILL,
         "proj_out": STILL,
@@ -262,12 +262,12 @@ def test_every_layer_of_the_picture_has_its_places(tmp_path, make):
     model, arguments = make()
     model.requires_grad_(False)
     path = kohya_lora(tmp_path / "all.safetensors", {"unet": model})
-    seen: dict[str, Grid | None] = {}
+    seen: dict[str, TokenGrid | None] = {}
 
     def note(name: str) -> Callable[..., None]:
         def hook(module: Any, args: tuple[Tensor, ...], output: Tensor) -> None:
             if module._remora_slot is not None:
-                seen[name] = module._remora_slot.executor._spot(output).grid
+                seen[name] = module._remora_slot.executor._token_layout(output).grid
 
         return hook
 

@@ -17,7 +17,7 @@ from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackErr
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.low_rank import LowRankOrDense
-from lib_lora.strengths.model_call import Call, Row, RowMap
+from lib_lora.strengths.model_call import CallSettings, ModelCall, Row, stack_variants
 from lib_lora.tuning import Tuner
 from tests.fakes.contract import CASES, FILE, worst, write
 from tests.fakes.files import pair, save
@@ -50,8 +50,8 @@ class Batched(nn.Module):
         return result
 
 
-def of_rows(rows: int, **options: object) -> Call:
-    return Call((torch.zeros(rows, 4),), {"transformer_options": options} if options else {})
+def of_rows(rows: int, **options: object) -> ModelCall:
+    return ModelCall((torch.zeros(rows, 4),), {"transformer_options": options} if options else {})
 
 
 def four_rows(name: str, dtype: torch.dtype) -> Tensor:
@@ -288,10 +288,10 @@ def test_a_strength_in_a_mixed_batch_is_numbers_only(entries):
     layers = (model.conv, model.norm, model.linear)
     ways = [slot_of(layer).executor for layer in layers]
     placed = [way._placed for way in ways]
-    matrices = [mirror.rows.data_ptr() for mirror in engine._plan.strengths._mirrors.values()]
+    matrices = [mirror.rows.data_ptr() for mirror in engine._plan.strengths._devices.values()]
     engine.set_multiplier(1, PerImage((0.0, -0.6, 0.4)))
     second = model(x)
-    assert matrices == [mirror.rows.data_ptr() for mirror in engine._plan.strengths._mirrors.values()]
+    assert matrices == [mirror.rows.data_ptr() for mirror in engine._plan.strengths._devices.values()]
     assert torch.equal(second[:2], first[:2])
     assert not torch.equal(second[2], first[2])
     assert [slot_of(layer).executor for layer in layers] == ways
@@ -717,11 +717,11 @@ def test_nothing_listens_once_the_engine_is_gone(entries):
 
 @given(st.integers(1, 6), st.integers(1, 4))
 def test_the_default_rule_covers_every_image_equally(images, batches):
-    rows = RowMap().of(of_rows(images * batches), images).variants
+    rows = stack_variants(CallSettings().rows_of(of_rows(images * batches), images))
     assert rows == tuple(range(images)) * batches
     if images > 1:
         with pytest.raises(RowsError):
-            RowMap().of(of_rows(images * batches + 1), images)
+            CallSettings().rows_of(of_rows(images * batches + 1), images)
 
 
 # --- positive and negative prompts ---
@@ -792,20 +792,24 @@ def test_a_strength_of_one_half_alone_leaves_the_other_to_the_bit(tmp_path):
 
 
 def test_halves_are_told_by_the_host_or_by_the_call_or_are_an_error():
-    rows = RowMap()
+    settings = CallSettings()
+
+    def variants(call: ModelCall, images: int, halved: bool = False) -> tuple[int, ...]:
+        return stack_variants(settings.rows_of(call, images, halved=halved), halved=halved)
+
     with pytest.raises(RowsError, match="nothing tells which of the 4 rows"):
-        rows.of(of_rows(4), 1, halved=True)
-    assert rows.of(of_rows(4, cond_or_uncond=[1, 0]), 2, halved=True).variants == (1, 3, 0, 2)
-    assert rows.of(of_rows(4, cond_or_uncond=[0]), 2, halved=True).variants == (0, 2, 0, 2)
-    rows.told = lambda count: [0] * count
+        settings.rows_of(of_rows(4), 1, halved=True)
+    assert variants(of_rows(4, cond_or_uncond=[1, 0]), 2, halved=True) == (1, 3, 0, 2)
+    assert variants(of_rows(4, cond_or_uncond=[0]), 2, halved=True) == (0, 2, 0, 2)
+    settings.rows = lambda count: [0] * count
     with pytest.raises(RowsError, match="nothing tells"):
-        rows.of(of_rows(2), 1, halved=True)
-    assert rows.of(of_rows(2), 1).variants == (0, 0)
-    rows.told = halves
-    assert rows.of(of_rows(4), 2, halved=True).variants == (1, 3, 0, 2)
-    assert rows.of(of_rows(4), 2).variants == (0, 1, 0, 1)
-    assert rows.of(of_rows(4), 1, halved=True).variants == (1, 1, 0, 0)  # of a stack that is the same for all images
-    assert rows.of(of_rows(4, cond_or_uncond=[0, 1]), 2, halved=True).variants == (0, 2, 1, 3)  # the call knows best
+        settings.rows_of(of_rows(2), 1, halved=True)
+    assert variants(of_rows(2), 1) == (0, 0)
+    settings.rows = halves
+    assert variants(of_rows(4), 2, halved=True) == (1, 3, 0, 2)
+    assert variants(of_rows(4), 2) == (0, 1, 0, 1)
+    assert variants(of_rows(4), 1, halved=True) == (1, 1, 0, 0)  # of a stack that is the same for all images
+    assert variants(of_rows(4, cond_or_uncond=[0, 1]), 2, halved=True) == (0, 2, 1, 3)  # the call knows best
 
 
 def test_a_stack_of_halves_is_not_merged(tmp_path):

@@ -83,7 +83,7 @@ def addresses(model: nn.Module, *, rows: bool = False) -> list[int]:
     tensors: list[Tensor] = []
     for one in placed(model):
         tensors += [tensor for _, tensor in one.stored.content.tensors()]
-        tensors += [one.windows.pair.of_rows() if rows else one.live.pair]
+        tensors += [one.strengths.pair.rows if rows else one.alike.pair]
     _seen.extend(tensors)
     return [tensor.data_ptr() for tensor in tensors]
 

@@ -28,7 +28,7 @@ from lib_lora import (
 )
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
-from lib_lora.strengths.model_call import Call
+from lib_lora.strengths.model_call import ModelCall
 from tests.fakes.contract import reference, worst
 from tests.fakes.files import pair, save
 from tests.fakes.kinds import SAMPLES
@@ -235,7 +235,7 @@ def strengths_of(served: Engine, module: nn.Module) -> list[float]:
     assert slot is not None
     assert served._plan is not None
     (values,) = served._plan.strengths.values
-    return [values[binding.cell] for binding in slot.executor._bindings]  # type: ignore[union-attr]
+    return [values[binding.group] for binding in slot.executor._bindings]  # type: ignore[union-attr]
 
 
 def test_changing_block_weights_or_a_schedule_touches_no_layer(path, unet):
@@ -320,7 +320,7 @@ def test_a_clock_is_asked_once_per_call_and_the_timestep_read_only_where_it_matt
     run(unet)
     assert calls == []  # nothing depends on it
     served.activate(Stack([Entry(path, Strength(1.0, during=Window(stop=3)))]))
-    monkeypatch.setattr(Call, "timestep", property(lambda self: pytest.fail("read off the device")))
+    monkeypatch.setattr(ModelCall, "timestep", property(lambda self: pytest.fail("read off the device")))
     run(unet)
     assert calls == [1]
 

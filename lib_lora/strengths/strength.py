@@ -1,0 +1,446 @@
+"""The user's factor of one entry: a number, or a function of component, block, step, sigma, image and region; pure.
+
+Steps are counted as the first extensions for AUTOMATIC1111's web UI saw them, so that prompts saved for them mean what
+they meant. They looked at a counter that is written at the end of a step: it says 0 in the first step and in the
+second, and n - 1 in step n (all from 0). Sources: cheald/sd-webui-loractl loractl/lib/utils.py, `calculate_weight`;
+hako-mikan/sd-webui-lora-block-weight scripts/lora_block_weight.py, `denoiser_callback`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, TypeAlias, get_args
+
+from ..errors import MomentError, StackError
+from ..naming.blocks import BlockWeights, Side
+from .regions import Region
+
+MOST = (2 - 2**-23) * 2.0**127
+"""The largest number that float32 has; strengths are kept in it."""
+
+Unit = Literal["step", "sigma", "timestep"]
+Shape = Literal["linear", "step", "cosine"]
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The time of a model call; None for what is not known."""
+
+    step: int | None = None
+    """Of the present pass, from 0; the second call of a second-order sampler is of the same step."""
+    steps: int | None = None
+    """Of the present pass."""
+    sigma: float | None = None
+    """Standard deviation of the noise in units of the latents, as in k-diffusion."""
+    timestep: float | None = None
+    """Between 0 and 1000."""
+
+
+Clock: TypeAlias = Callable[[Callable[[], float | None]], Moment]
+"""Returns the moment of a model call that begins.
+
+Its argument reads the timestep off the call, or returns None; that waits for the device, so only clocks that need the
+timestep call it.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A number that depends on the moment: given at some points, and in between by the shape.
+
+    It is constant before the first point and behind the last.
+
+    Raises:
+        StackError: no point, a number that is not finite, or no such unit or shape.
+    """
+
+    points: tuple[tuple[float, float], ...]
+    """(position, value). By step, positions up to 1 throughout are fractions of the pass; else they are steps."""
+    unit: Unit = "step"
+    shape: Shape = "linear"
+    """`step` keeps a value until the next position."""
+
+    def __post_init__(self) -> None:
+        # sorted by position alone, as in the original: of two points at one place the later one follows
+        object.__setattr__(self, "points", tuple(sorted(map(_checked_point, self.points), key=lambda point: point[0])))
+        if not self.points:
+            raise StackError("a schedule without a point")
+        if self.unit not in get_args(Unit) or self.shape not in get_args(Shape):
+            raise StackError(f"a schedule by {self.unit!r} and of the shape {self.shape!r}; there is no such")
+
+    @property
+    def by_fraction(self) -> bool:
+        """Return whether positions are fractions of the pass."""
+        return self.unit == "step" and self.points[-1][0] <= 1.0
+
+    @property
+    def at_start(self) -> float:
+        """Return the value before the first step, which text encoders have."""
+        return self.value(0.0 if self.unit == "step" else self.points[-1][0])
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """Return the values of the points."""
+        return tuple(value for _, value in self.points)
+
+    @property
+    def is_zero(self) -> bool:
+        """Return whether it is 0 throughout."""
+        return not any(self.values)
+
+    def at(self, moment: Moment) -> float:
+        """Return the value at a moment.
+
+        Raises:
+            MomentError: the moment lacks what the curve depends on.
+        """
+        if self.unit != "step":
+            return self.value(_known(moment.sigma if self.unit == "sigma" else moment.timestep, self.unit))
+        return self.value(fraction(moment) if self.by_fraction else float(_counted(moment)))
+
+    def value(self, position: float) -> float:
+        """Return the value at a position."""
+        i = bisect_right(self.points, position, key=lambda point: point[0])
+        if i in (0, len(self.points)):
+            return self.points[max(i - 1, 0)][1]
+        (before, low), (behind, high) = self.points[i - 1], self.points[i]
+        share = (position - before) / (behind - before)
+        if self.shape == "step":
+            return low
+        if self.shape == "cosine":
+            share = 0.5 - 0.5 * math.cos(math.pi * share)
+        return low + (high - low) * share
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The part of the steps, or of the noise, in which something acts.
+
+    Args:
+        start: it begins after so many steps; between 0 and 1, after this part of the steps.
+        stop: it acts in the first so many steps; likewise.
+        high: it begins when sigma is at most this.
+        low: it ends when sigma is below this.
+
+    Raises:
+        StackError: a number is below 0 or not finite.
+    """
+
+    start: float | None = None
+    stop: float | None = None
+    high: float | None = None
+    low: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            number = getattr(self, name)
+            if number is not None and not (math.isfinite(number) and number >= 0):
+                raise StackError(f"{name} {number!r} of a window must be a number from 0 up")
+
+    @property
+    def always(self) -> bool:
+        """Return whether it leaves out nothing."""
+        return self == ALWAYS
+
+    def holds(self, moment: Moment) -> bool:
+        """Tell whether a moment is in it.
+
+        Raises:
+            MomentError: the moment lacks what the window depends on.
+        """
+        if self._reached(self.start, moment) is False or self._reached(self.stop, moment):
+            return False
+        if self.high is not None or self.low is not None:
+            sigma = _known(moment.sigma, "sigma")
+            return (self.high is None or sigma <= self.high) and (self.low is None or sigma >= self.low)
+        return True
+
+    @property
+    def why_empty(self) -> str:
+        """Return why no moment can be in it; empty where one can."""
+        start, stop, high, low = self.start, self.stop, self.high, self.low
+        if start is not None and stop is not None and (start < 1) == (stop < 1) and start >= stop:
+            return f"it stops at step {stop:g} and starts at step {start:g} only"
+        if high is not None and low is not None and low > high:
+            return f"it stops below sigma {low:g} and starts at sigma {high:g} only"
+        return ""
+
+    @staticmethod
+    def _reached(place: float | None, moment: Moment) -> bool | None:
+        """Tell whether so many steps are done; None for no place."""
+        if place is None:
+            return None
+        done = _known(moment.step, "step")
+        if 0 < place < 1:
+            return done >= place * _known(moment.steps, "number of steps")
+        return place <= 1 or done >= place  # A1111's counter says 0 twice, so a start of 0 or 1 is the same
+
+
+ALWAYS = Window()
+
+
+def _counted(moment: Moment) -> int:
+    """Return the steps done by A1111's counter."""
+    return max(int(_known(moment.step, "step")) - 1, 0)
+
+
+def fraction(moment: Moment) -> float:
+    """Return how far the pass is: 0 in its first two steps, 1 in the last.
+
+    Raises:
+        MomentError: the step or the number of steps is not known.
+    """
+    steps = int(_known(moment.steps, "number of steps"))
+    if steps <= 2:
+        return min(_known(moment.step, "step") / max(steps - 1, 1), 1.0)
+    return min(_counted(moment) / (steps - 2), 1.0)
+
+
+def _known(value: float | None, what: str) -> float:
+    if value is None:
+        raise MomentError(f"a strength depends on the {what}, and nothing tells the {what} of a model call")
+    return value
+
+
+def sigma_of(timestep: float, *, flow: bool) -> float:
+    """Return the noise at a timestep between 0 and 1000, for hosts that do not tell it.
+
+    The noise of flow models is a fraction. For all others it follows from the schedule that Stable Diffusion is
+    trained with, betas of 0.00085 to 0.012, linear in their roots. Source: CompVis/stable-diffusion
+    ldm/modules/diffusionmodules/util.py, `make_beta_schedule`.
+    """
+    if flow:
+        return timestep / 1000.0
+    low = min(max(math.floor(timestep), 0), 999)
+    high = min(low + 1, 999)
+    share = min(max(timestep - low, 0.0), 1.0)
+    return math.exp((1 - share) * math.log(_SIGMAS[low]) + share * math.log(_SIGMAS[high]))
+
+
+def _sigmas() -> tuple[float, ...]:
+    kept, found = 1.0, []
+    for i in range(1000):
+        root = 0.00085**0.5 + (0.012**0.5 - 0.00085**0.5) * i / 999
+        kept *= 1 - root * root
+        found.append(((1 - kept) / kept) ** 0.5)
+    return tuple(found)
+
+
+_SIGMAS = _sigmas()
+
+
+def _checked_point(point: tuple[float, float]) -> tuple[float, float]:
+    if len(point) != 2 or not all(abs(number) <= MOST for number in point):
+        text = "a position and a value, both finite numbers, of the range of float32"
+        raise StackError(f"a point of a schedule is {text}, not {point!r}")
+    return float(point[0]), float(point[1])
+
+
+Amount: TypeAlias = float | Curve
+"""One number, or one that depends on the moment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strength:
+    """A multiplier as a function: amount of the component, at the moment, inside the window, times the block's weight.
+
+    Text encoders run before the first step: they have the amount of the beginning, whatever the window.
+
+    Raises:
+        StackError: a number is not finite.
+    """
+
+    of: Amount | Mapping[str, Amount] = 1.0
+    """For everything, or for each component as in a mapping of numbers."""
+    sides: Mapping[Side, Amount] = field(default_factory=dict)
+    """In place of that, for the blocks of the denoiser on one side of its middle, or for the middle."""
+    during: Window = ALWAYS
+    blocks: BlockWeights | None = None
+    region: Region | None = None
+    """The part of the picture in which it acts; None is all of it. Text encoders ignore it."""
+    part: int | None = None
+    """Of a prompt in several parts, each with rows of its own, the one that describes the region; from 0.
+
+    Layers that are given the prompt have the whole strength on the rows of that part, and none on those of others.
+    """
+
+    def __post_init__(self) -> None:
+        if isinstance(self.of, Mapping):
+            object.__setattr__(self, "of", MappingProxyType(dict(self.of)))
+        object.__setattr__(self, "sides", MappingProxyType(dict(self.sides)))
+        for amount in self.amounts:
+            if not isinstance(amount, Curve):
+                _finite(amount, "a multiplier")
+
+    @property
+    def amounts(self) -> tuple[Amount, ...]:
+        """Return the amounts of all components and sides."""
+        own = tuple(self.of.values()) if isinstance(self.of, Mapping) else (self.of,)
+        return (*own, *self.sides.values())
+
+    def amount(self, component: str, side: Side | None = None) -> Amount:
+        """Return the amount of a component, or of a side of the denoiser."""
+        own = self.sides.get(side) if side is not None else None
+        if own is not None:
+            return own
+        if not isinstance(self.of, Mapping):
+            return self.of
+        return self.of.get(component, self.of.get(re.sub(r"_\d+$", "", component), 0.0))
+
+    def at(self, component: str, side: Side | None, moment: Moment | None) -> float:
+        """Return the factor before block weights; without a moment, the factor at the beginning.
+
+        Raises:
+            MomentError: the moment lacks what the strength depends on.
+        """
+        amount = self.amount(component, side)
+        if moment is None:
+            return amount.at_start if isinstance(amount, Curve) else amount
+        if not self.during.holds(moment):
+            return 0.0
+        return amount.at(moment) if isinstance(amount, Curve) else amount
+
+    @property
+    def varies(self) -> bool:
+        """Return whether it differs from moment to moment."""
+        return not self.during.always or any(isinstance(amount, Curve) for amount in self.amounts)
+
+    @property
+    def by_noise(self) -> bool:
+        """Return whether the timestep or the noise makes a difference."""
+        curves = [amount for amount in self.amounts if isinstance(amount, Curve)]
+        return (self.during.high, self.during.low) != (None, None) or any(curve.unit != "step" for curve in curves)
+
+    @property
+    def is_zero(self) -> bool:
+        """Return whether it is 0 for everything at any moment."""
+        return all(amount.is_zero if isinstance(amount, Curve) else amount == 0 for amount in self.amounts)
+
+    @property
+    def largest(self) -> float:
+        """Return the largest absolute value that it has anywhere at any moment."""
+        values = [value for one in self.amounts for value in (one.values if isinstance(one, Curve) else (one,))]
+        blocks = 1.0 if self.blocks is None else self.blocks.largest
+        return max(map(abs, values), default=0.0) * blocks
+
+
+Multiplier: TypeAlias = float | Mapping[str, float] | Strength
+"""One strength for everything; one per component, where one that is not named is left alone; or a function."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """Multipliers for the rows of the positive and of the negative prompt; text encoders have the first."""
+
+    positive: Multiplier
+    negative: Multiplier
+
+
+@dataclass(frozen=True, slots=True)
+class PerImage:
+    """A multiplier for each image of a batch; 0 for an image that does not have the entry.
+
+    Raises:
+        StackError: there is none.
+    """
+
+    multipliers: tuple[Multiplier | Halves, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "multipliers", tuple(self.multipliers))
+        if not self.multipliers:
+            raise StackError("a multiplier per image of no image at all")
+
+
+AnyMultiplier: TypeAlias = Multiplier | Halves | PerImage
+
+
+def as_strength(multiplier: Multiplier) -> Strength:
+    """Return a multiplier as a function."""
+    return multiplier if isinstance(multiplier, Strength) else Strength(multiplier)
+
+
+def image_multipliers(multiplier: AnyMultiplier) -> tuple[Multiplier | Halves, ...]:
+    """Return one multiplier for each image of the batch, or a single one that all images have."""
+    return multiplier.multipliers if isinstance(multiplier, PerImage) else (multiplier,)
+
+
+def image_multiplier(multiplier: AnyMultiplier, image: int, *, negative: bool = False) -> Multiplier:
+    """Return the multiplier of one image of the batch, for its positive prompt or for its negative one."""
+    every = image_multipliers(multiplier)
+    own = every[image] if len(every) > 1 else every[0]
+    if not isinstance(own, Halves):
+        return own
+    return own.negative if negative else own.positive
+
+
+def all_multipliers(multiplier: AnyMultiplier) -> tuple[Multiplier, ...]:
+    """Return the multipliers of all images, and of both halves."""
+    if not isinstance(multiplier, PerImage | Halves):
+        return (multiplier,)
+    images = range(len(image_multipliers(multiplier)))
+    return tuple(image_multiplier(multiplier, image, negative=half) for image in images for half in (False, True))
+
+
+def is_off(multiplier: Multiplier | Halves) -> bool:
+    """Tell whether it is 0 for everything and at any moment, which equals no entry."""
+    if isinstance(multiplier, Halves):
+        return is_off(multiplier.positive) and is_off(multiplier.negative)
+    if isinstance(multiplier, Strength):
+        return multiplier.is_zero
+    return not any(multiplier.values()) if isinstance(multiplier, Mapping) else multiplier == 0
+
+
+def largest(multiplier: AnyMultiplier) -> float:
+    """Return the largest absolute strength that it has anywhere at any moment."""
+    return max(as_strength(one).largest for one in all_multipliers(multiplier))
+
+
+def named_components(multiplier: Multiplier | Halves) -> tuple[str, ...]:
+    """Return the components that a multiplier names."""
+    every = [as_strength(one).of for one in all_multipliers(multiplier)]
+    return tuple(name for of in every if isinstance(of, Mapping) for name in of)
+
+
+def check_multiplier(multiplier: AnyMultiplier, name: str) -> AnyMultiplier:
+    """Freeze a multiplier; return a plain one if it is the same for all images and both halves.
+
+    Args:
+        multiplier: as the user gave it.
+        name: of the entry, for messages.
+
+    Raises:
+        StackError: a number is not finite.
+    """
+    if isinstance(multiplier, PerImage):
+        frozen = tuple(_frozen(one, f"{name}, image {i}") for i, one in enumerate(multiplier.multipliers))
+        return PerImage(frozen) if any(one != frozen[0] for one in frozen) else frozen[0]
+    return _frozen(multiplier, name)
+
+
+def _frozen(multiplier: Multiplier | Halves, name: str) -> Multiplier | Halves:
+    if isinstance(multiplier, Halves):
+        positive, negative = (_frozen_half(half, name) for half in (multiplier.positive, multiplier.negative))
+        return positive if positive == negative else Halves(positive, negative)
+    return _frozen_half(multiplier, name)
+
+
+def _frozen_half(multiplier: Multiplier, name: str) -> Multiplier:
+    if isinstance(multiplier, Strength):
+        return multiplier
+    if isinstance(multiplier, Mapping):
+        return MappingProxyType(
+            {part: _finite(value, f"{name}: multiplier of {part}") for part, value in multiplier.items()}
+        )
+    return _finite(multiplier, f"{name}: multiplier")
+
+
+def _finite(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
+        raise StackError(f"{what} must be a finite number, of the range of float32, not {value!r}")
+    return float(value)
