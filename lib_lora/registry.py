@@ -65,7 +65,7 @@ _loaders: list[Callable[[], None]] = []
 
 def cached(function: Callable[P, R]) -> Callable[P, R]:
     """Cache a function of the plug-ins until one is added."""
-    kept = lru_cache(maxsize=32)(function)
+    kept = lru_cache(maxsize=1024)(function)
     _caches.append(kept.cache_clear)
     return kept  # type: ignore[return-value]
 

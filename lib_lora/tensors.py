@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,53 +24,74 @@ class TensorFields:
     """Fields that a coarser storage must leave as they are: an error in them is not in proportion to the delta."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (field name, tensor) of every tensor, `inner.down` being one of the field `inner`."""
-        assert is_dataclass(self)
-        for field in fields(self):
-            value = getattr(self, field.name)
-            for i, one in enumerate(value if isinstance(value, tuple) else (value,)):
-                name = f"{field.name}.{i}" if isinstance(value, tuple) else field.name
-                if isinstance(one, Tensor):
-                    yield name, one
-                elif isinstance(one, TensorFields):
-                    yield from ((f"{name}.{below}", tensor) for below, tensor in one.tensors())
+        """Return (field name, tensor) of every tensor; one in the field `inner` has a name such as `inner.down`."""
+        found: list[tuple[str, Tensor]] = []
+        for name in _NAMES.get(type(self)) or _field_names(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                found.append((name, value))
+            elif isinstance(value, TensorFields):
+                for below, tensor in value.tensors():
+                    found.append((f"{name}.{below}", tensor))  # a generator takes a call for each
+            elif isinstance(value, tuple):
+                for i, one in enumerate(value):
+                    if isinstance(one, Tensor):
+                        found.append((f"{name}.{i}", one))
+                    elif isinstance(one, TensorFields):
+                        found.extend((f"{name}.{i}.{below}", tensor) for below, tensor in one.tensors())
+        return iter(found)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of all tensors."""
-        return sum(tensor.numel() * tensor.element_size() for _, tensor in self.tensors())
+        total = 0
+        for _, tensor in self.tensors():
+            total += tensor.numel() * tensor.element_size()
+        return total
 
     def placed(self, device: torch.device) -> Self:
         """Copy all tensors to `device`, in the same dtypes; the file, which may be replaced, shares no memory."""
-        assert is_dataclass(self)
-        return replace(self, **{field.name: _placed(getattr(self, field.name), device) for field in fields(self)})
+        return self._changed(lambda tensor: tensor.to(device, copy=True), lambda below: below.placed(device))
 
     def mapped(self, change: Callable[[Tensor], object], *, exact: bool = True) -> Self:
-        """Replace every tensor by what `change` returns for it.
+        """Replace every tensor by the result of `change`.
 
         Args:
             change: called once for each tensor, in the order of `tensors()`.
-            exact: whether the fields that are listed as such are changed, too.
+            exact: whether the fields in `exact` are changed, too.
         """
+        return self._changed(change, lambda below: below.mapped(change, exact=exact), exact)
+
+    def _changed(
+        self, change: Callable[[Tensor], object], change_below: Callable[[TensorFields], object], exact: bool = True
+    ) -> Self:
+        new: dict[str, object] = {}
+        for name in _NAMES.get(type(self)) or _field_names(type(self)):
+            value = getattr(self, name)
+            if not exact and name in self.exact:
+                continue
+            if isinstance(value, Tensor):
+                new[name] = change(value)
+            elif isinstance(value, TensorFields):
+                new[name] = change_below(value)
+            elif isinstance(value, tuple):
+                items: list[object] = []
+                for one in value:
+                    if isinstance(one, Tensor):
+                        items.append(change(one))
+                    else:
+                        items.append(change_below(one) if isinstance(one, TensorFields) else one)
+                new[name] = tuple(items)
         assert is_dataclass(self)
-        names = [field.name for field in fields(self) if exact or field.name not in self.exact]
-        return replace(self, **{name: _mapped(getattr(self, name), change, exact) for name in names})
+        return replace(self, **new)
 
 
-def _mapped(value: object, change: Callable[[Tensor], object], exact: bool) -> object:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, TensorFields):
-        return value.mapped(change, exact=exact)
-    return tuple(_mapped(one, change, exact) for one in value) if isinstance(value, tuple) else value
+_NAMES: dict[type[object], tuple[str, ...]] = {}
 
 
-def _placed(value: object, device: torch.device) -> object:
-    if isinstance(value, Tensor):
-        return value.to(device, copy=True)
-    if isinstance(value, TensorFields):
-        return value.placed(device)
-    return tuple(_placed(one, device) for one in value) if isinstance(value, tuple) else value
+def _field_names(cls: type[Any]) -> tuple[str, ...]:
+    names = _NAMES[cls] = tuple(field.name for field in fields(cls))
+    return names
 
 
 def wide(*dtypes: torch.dtype) -> torch.dtype:

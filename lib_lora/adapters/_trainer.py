@@ -56,13 +56,13 @@ def lycoris_scale(origin: Origin, rank: int, *, alpha_is_raw: bool = False) -> f
 
 
 def dylora_block(origin: Origin, rank: int) -> int:
-    """Return the size of the rank blocks of LyCORIS' DyLoRA if it is read as trained; else 1.
+    """Return the size of the rank blocks of LyCORIS' DyLoRA; 1 for everything else.
 
     It trains at alpha / number of blocks (LyCORIS modules/dylora.py), so its scale is alpha / rank times this. kohya's
     own DyLoRA has units instead and trains at alpha / rank.
     """
     said = arguments(origin)
-    if not origin.reading.dylora_as_trained or str(said.get("algo")).lower() != "dylora":
+    if str(said.get("algo")).lower() != "dylora":
         return 1
     try:
         size = int(str(said.get("block_size") or _DYLORA_BLOCK))
@@ -72,7 +72,7 @@ def dylora_block(origin: Origin, rank: int) -> int:
 
 
 def split_parts(origin: Origin, up: Tensor) -> int:
-    """Return how many LoRA of kohya's `split_qkv` this one holds, if they are read as trained; else 1.
+    """Return how many LoRA of kohya's `split_qkv` this one holds; 1 for everything else.
 
     Each was trained at alpha / r, and together they have the rank parts * r and the same alpha: the scale is alpha /
     rank times this (sd-scripts networks/lora_flux.py and lora_sd3.py, `state_dict`). `up` then is zero but for a block
@@ -83,7 +83,7 @@ def split_parts(origin: Origin, up: Tensor) -> int:
         up: (out, rank).
     """
     # the trainer takes no other spelling of it
-    if not origin.reading.split_qkv_as_trained or str(arguments(origin).get("split_qkv")) != "True":
+    if str(arguments(origin).get("split_qkv")) != "True":
         return 1
     parts = next((count for end, count in _SPLIT.items() if origin.module.endswith(end)), 1)
     rank = up.shape[1]
@@ -100,7 +100,12 @@ def lora_scale(origin: Origin, rank: int, up: Tensor) -> float:
         rank: of the adapter.
         up: (out, rank).
     """
-    return lycoris_scale(origin, rank) * dylora_block(origin, rank) * split_parts(origin, up)
+    scale = lycoris_scale(origin, rank)
+    if origin.reading.dylora_as_trained:
+        scale *= dylora_block(origin, rank)
+    if origin.reading.split_qkv_as_trained:
+        scale *= split_parts(origin, up)
+    return scale
 
 
 def rank_schedule(origin: Origin, rank: int, *, certain: bool = False) -> RankSchedule | None:

@@ -73,7 +73,7 @@ class LoRA(Adapter):
             scale=lora_scale(origin, down.shape[0], up),
             shape=site.shape,
             mid=mid,
-            bias=bias_for(site, "a bias", bias),
+            bias=None if bias is None else bias_for(site, "a bias", bias),
             schedule=rank_schedule(origin, rank),
         )
 
@@ -101,7 +101,8 @@ class LoRA(Adapter):
         return replace(self, up=up, shape=shape_of(self.shape, rows), bias=bias)
 
     def form(self, rank: int | None = None) -> Form:
-        return Form(Pair(min(self.rank, rank or self.rank), self.scale, self.schedule))
+        own = self.up.shape[1]
+        return Form(Pair(min(own, rank or own), self.scale, self.schedule))
 
     def factors(self, rank: int | None = None) -> Factors:
         down = self.down

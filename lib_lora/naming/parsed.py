@@ -177,7 +177,7 @@ class ParsedFile:
         kinds = Counter(group.recipe.name for group in self.groups if group.recipe is not None)
         own, misfits = self._unbound(self.groups if outcome is None else outcome.idle)
         acting = () if outcome is None else outcome.adapters
-        ranks = {adapter.rank for adapter in (*own, *acting) if adapter.rank is not None}
+        ranks = [rank for rank in {adapter.rank for adapter in (*own, *acting)} if rank is not None]
         unused = [*misfits, *self.unshared(self.groups)] if outcome is None else outcome.unused
         return NetworkReport(
             path=self.file.path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -15,21 +16,21 @@ from ..registry import cached, discover_classes
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Recipe:
     """One algorithm and, from the inside out, what changes its meaning."""
 
     kind: type[Adapter]
     modifiers: tuple[type[Modifier], ...] = ()
 
-    @property
+    @cached_property
     def name(self) -> str:
-        """Such as `lora` or `lora+dora`."""
+        """Return the name, such as `lora` or `lora+dora`."""
         return "+".join((self.kind.name, *(modifier.name for modifier in self.modifiers)))
 
-    @property
+    @cached_property
     def kinds(self) -> frozenset[Kind]:
-        """The kinds of layer it is defined for."""
+        """Return the kinds of layer it is defined for."""
         return self.kind.kinds.intersection(*(modifier.kinds for modifier in self.modifiers))
 
     def own_site(self, shapes: Shapes) -> Site | None:
@@ -57,8 +58,14 @@ class Recipe:
 
 
 def recipe_of(shapes: Shapes) -> Recipe | None:
-    """The recipe for parameters of these names and shapes; None where nobody reads all of them."""
-    return _recipe(shapes, _modifiers())
+    """Return the recipe for parameters of these names and shapes; None if no adapter reads all of them."""
+    return _recipe_of(frozenset(shapes.items()))
+
+
+@cached
+def _recipe_of(shapes: frozenset[tuple[str, tuple[int, ...]]]) -> Recipe | None:
+    """Look up the recipe once for all layers with parameters of the same names and shapes."""
+    return _recipe(dict(shapes), _modifiers())
 
 
 def _recipe(shapes: Shapes, modifiers: Sequence[type[Modifier]]) -> Recipe | None:
