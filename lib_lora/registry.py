@@ -61,6 +61,7 @@ _added: defaultdict[str, list[Any]] = defaultdict(list)
 """Plug-ins of other packages, by the name of the library's folder for their kind."""
 _caches: list[Callable[[], None]] = []
 _loaders: list[Callable[[], None]] = []
+_version = 0
 
 
 def cached(function: Callable[P, R]) -> Callable[P, R]:
@@ -101,12 +102,14 @@ def remove(package: ModuleType, plugin: Any) -> None:
     _clear()
 
 
-def additions() -> tuple[Any, ...]:
-    """Return all plug-ins that were added; what was read with others is to be read again."""
-    return tuple(one for added in _added.values() for one in added)
+def version() -> int:
+    """Return a number that differs after each change of the plug-ins."""
+    return _version
 
 
 def _clear() -> None:
+    global _version
+    _version += 1
     for clear in _caches:
         clear()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import FileError
 from ..files.file import AdapterFile, Stamp
 from ..files.reading import USUAL, Reading
-from ..registry import additions
+from ..registry import version
 from .index import LayerIndex
 from .network import Network
 from .parsed import ParsedFile
@@ -44,7 +44,7 @@ class NetworkCache:
     def __init__(self, count: int, nbytes: int | None = None) -> None:
         self._count = count
         self._limit = nbytes
-        self._files: OrderedDict[tuple[Path, Stamp, tuple[object, ...]], _Kept] = OrderedDict()
+        self._files: OrderedDict[tuple[Path, Stamp, int], _Kept] = OrderedDict()
 
     def resolved(self, path: Path, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> Network:
         """The network of a file for a model, as it is to be read. May go beyond the limits until the next `trim`.
@@ -53,7 +53,7 @@ class NetworkCache:
             LoraError: the file cannot be read, or nobody knows what it is.
         """
         try:
-            key = path, Stamp.of(path.stat()), additions()
+            key = path, Stamp.of(path.stat()), version()
         except OSError as error:
             raise FileError(path, f"cannot be read: {error.strerror or error}") from error
         began = time.perf_counter()
