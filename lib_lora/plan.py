@@ -138,9 +138,6 @@ class Plan:
     key: PlanKey
     executors: weakref.WeakKeyDictionary[nn.Module, Executor]
     """Weakly, so that what lies beside a layer goes when the model does."""
-    groups: StrengthGroups
-    stack_strengths: StackStrengths
-    """Of the stack that the plan computes now."""
     strengths: StrengthTable
     choices: Choices
     """The layers that are merged where that pays."""
@@ -160,7 +157,7 @@ class Plan:
         merged = sum(one.merges for one in list(self.executors.values())) if self.key.merging else 0
         live = {**self.why_live, **self.choices.left_live(self.executors)}
         reports = tuple(network.report for network in self.networks)
-        idle, partly_idle = self.stack_strengths.idle(self.strengths.acted, self.strengths.moments)
+        idle, partly_idle = self.strengths.idle()
         return ActivationReport(reports, merged, live, changed=len(self.executors), idle=idle, partly_idle=partly_idle)
 
     @property
@@ -178,17 +175,14 @@ class Plan:
         Raises:
             StackError: the model takes no list of block weights as long as an entry's.
         """
-        before = self.strengths.values, self.strengths.source, self.strengths.regions
-        strengths = StackStrengths(stack.wishes, stack.variants, self.groups)
-        self.strengths.write(strengths.values(None), strengths.source, strengths.regions)
-        former, self.stack_strengths = self.stack_strengths, strengths
+        former = self.strengths.stack_strengths
+        self.strengths.write(StackStrengths(stack.wishes, stack.variants, former.groups))
         if not self.key.merging:
             return
         try:
             self._merge()
         except BaseException:
-            self.stack_strengths = former
-            self.strengths.write(*before)
+            self.strengths.write(former)
             self._merge()
             raise
 
@@ -261,10 +255,9 @@ def make_plan(
     keepings = _keepings(keeping, components)
     steady = next((one.steady for one in keepings.values() if one.steady is not None), None)
     kept = None if steady is None else steady.vector
-    values = stack_strengths.values(None)
-    strengths = StrengthTable(values, stack_strengths.source, stack_strengths.regions, kept)
+    strengths = StrengthTable(stack_strengths, kept)
     read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
-    varying = stack_strengths.varying_groups
+    varying = stack_strengths.varying_groups if key.merging else frozenset[int]()
     chooser = _Chooser(key, strengths, components, checkpoints, keepings, read, varying)
     executors: weakref.WeakKeyDictionary[nn.Module, Executor] = weakref.WeakKeyDictionary()
     for component, layer, bound in bindings:
@@ -272,8 +265,6 @@ def make_plan(
     return Plan(
         key=key,
         executors=executors,
-        groups=groups,
-        stack_strengths=stack_strengths,
         strengths=strengths,
         choices=Choices(weakref.WeakKeyDictionary(chooser.choices)),
         why_live=dict(chooser.live),

@@ -319,38 +319,26 @@ class CallLock:
         return frame is not None or (outermost is not None and bool(outermost.f_code.co_flags & CO_GENERATOR))
 
 
+@dataclass(eq=False)
 class StrengthHook:
-    """Sets the strength table before each call of one model; it holds no engine and no model.
+    """Sets the strength table before each call of one model; it holds no engine and no model."""
 
-    Args:
-        model: to call; only its layout is kept.
-        table: of the plan in force.
-        settings: what the host tells.
-        lock: of all models of the engine.
-        images: of the stack.
-        halved: whether positive and negative rows of the stack differ.
-        unet: whether the model is a UNet.
-        flow: whether the model's timesteps are fractions of noise.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        table: StrengthTable,
-        settings: CallSettings,
-        lock: CallLock,
-        *,
-        images: int,
-        halved: bool,
-        unet: bool,
-        flow: bool,
-    ) -> None:
-        self._name = type(model).__name__
-        self._patch = 0 if unet else patch_of(model)
-        self._image_first = is_image_first(model)
-        self._table, self._settings, self._lock = table, settings, lock
-        self._images, self._halved, self._flow = images, halved, flow
-        self._warned = False
+    name: str
+    """Of the model's class."""
+    patch: int
+    """Of its tokens, as in `LatentGrid`."""
+    image_first: bool
+    """As in `LatentGrid`."""
+    flow: bool
+    """Whether the model's timesteps are fractions of noise."""
+    images: int
+    """Of the stack."""
+    halved: bool
+    """Whether positive and negative rows of the stack differ."""
+    table: StrengthTable
+    settings: CallSettings
+    lock: CallLock
+    warned: bool = False
 
     def begin(self, call: ModelCall) -> None:
         """Set the table to a call.
@@ -360,16 +348,16 @@ class StrengthHook:
             RowsError: the rows do not fit the stack.
             RegionError: the call does not tell where its tokens lie in the picture.
         """
-        self._lock.begin(self._name)
-        table = self._table
+        self.lock.begin(self.name)
+        table = self.table
         with plain_mode(_CPU):
             if table.has_regions:
                 table.set_latents(self._latents(call))
             if table.varying:
-                table.set_moment(self._settings.moment_of(call, noise=table.by_noise, flow=self._flow))
-            if self._images > 1 or self._halved or table.regions.has_parts:
-                rows = self._settings.rows_of(call, self._images, halved=self._halved)
-                variants = stack_variants(rows, halved=self._halved)
+                table.set_moment(self.settings.moment_of(call, noise=table.by_noise, flow=self.flow))
+            if self.images > 1 or self.halved or table.regions.has_parts:
+                rows = self.settings.rows_of(call, self.images, halved=self.halved)
+                variants = stack_variants(rows, halved=self.halved)
                 if call.repeats_rows and len(set(variants)) > 1:
                     text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
                     raise RowsError(f"{text}; make them in batches of one")
@@ -378,25 +366,25 @@ class StrengthHook:
 
     def end(self) -> None:
         """Set the table to calls that tell nothing."""
-        table = self._table
+        table = self.table
         with plain_mode(_CPU):
-            table.show(self._settings.chosen)
-            if table.latents is not None and not table.regions.was_placed and not self._warned:
-                self._warned = True
+            table.show(self.settings.chosen)
+            if table.latents is not None and not table.regions.was_placed and not self.warned:
+                self.warned = True
                 logger.warning(
                     "no layer of this %s has tokens that lie in the picture as expected; "
                     "LoRA for a part of it act everywhere, by its share",
-                    self._name,
+                    self.name,
                 )
             table.set_latents(None)
             table.set_parts(())
-        self._lock.end(self._name)
+        self.lock.end(self.name)
 
     def _latents(self, call: ModelCall) -> LatentGrid:
-        found = call.latents(self._patch, image_first=self._image_first)
+        found = call.latents(self.patch, image_first=self.image_first)
         if found is None:
             raise RegionError(
-                f"a LoRA is for a part of the picture, and a call of this {self._name} does not tell which of its "
+                f"a LoRA is for a part of the picture, and a call of this {self.name} does not tell which of its "
                 "tokens are where; take the region off"
             )
         return found
@@ -430,13 +418,14 @@ def hook_strengths(
     for name, component in components.items():
         if is_denoiser(name):
             hook = StrengthHook(
-                component,
+                type(component).__name__,
+                patch_of(component) if name.startswith("transformer") else 0,
+                is_image_first(component),
+                table.by_noise and flow(name),
+                images,
+                halved,
                 table,
                 settings,
                 lock,
-                images=images,
-                halved=halved,
-                unet=not name.startswith("transformer"),
-                flow=table.by_noise and flow(name),
             )
             yield hook_calls(component, hook.begin, hook.end)

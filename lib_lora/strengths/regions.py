@@ -302,6 +302,7 @@ def _token_layout(shape: tuple[int, ...], latents: LatentGrid | None, spatial: i
     return nowhere
 
 
+@lru_cache(maxsize=16384)
 def is_of_text(path: str) -> bool:
     """Tell whether a layer of a denoiser is given the prompt, the timestep or the like, by its dotted name."""
     return _TEXT.search(path) is not None

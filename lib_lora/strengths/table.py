@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
@@ -122,7 +122,7 @@ class StackStrengths:
 
     def __init__(self, wishes: Wishes, variants: Variants, groups: StrengthGroups) -> None:
         self._wishes = wishes
-        self._groups = groups
+        self.groups = groups
         self._variants = [
             [as_strength(image_multiplier(multiplier, image, negative=negative)) for _, multiplier in wishes]
             for image, negative in variants
@@ -133,8 +133,8 @@ class StackStrengths:
         self.varying = frozenset(i for i, one in every if one.varies)
         """The entries whose strength differs from moment to moment."""
         denoising = {entry for entry, _, side in groups.shared if side is not None}
-        self.source = None if self.varying.isdisjoint(denoising) else self
-        """Itself, where the moment makes a difference."""
+        self.varies = not self.varying.isdisjoint(denoising)
+        """Whether the moment makes a difference."""
         self.by_noise = any(one.by_noise for i, one in every if i in self.varying)
         """Whether the timestep or the noise makes a difference."""
         has_regions = any(one.region is not None and i in denoising for i, one in every)
@@ -143,7 +143,8 @@ class StackStrengths:
     @property
     def varying_groups(self) -> frozenset[int]:
         """Return the strength groups whose strength differs from moment to moment."""
-        return frozenset(i for i, group in enumerate(self._groups.all) if self._varies(group))
+        varying = [one.side is not None and one.entry in self.varying for one in self.groups.all]
+        return frozenset(i for i, varies in enumerate(varying) if varies)
 
     def values(self, moment: Moment | None) -> list[list[float]]:
         """Return the strength of every group for each variant; without a moment, at the beginning.
@@ -153,8 +154,8 @@ class StackStrengths:
         """
         found = []
         for strengths in self._variants:
-            shared = [self._at(strengths, *one, moment) for one in self._groups.shared]
-            found.append([shared[i] for i in self._groups.shared_of])
+            shared = [self._at(strengths, *one, moment) for one in self.groups.shared]
+            found.append([shared[i] for i in self.groups.shared_of])
         if self._block_weights is None:
             return found
         return [
@@ -171,9 +172,10 @@ class StackStrengths:
         """
         static, idle, partly = self.values(None), dict[int, str](), dict[int, str]()
         for entry, (_, multiplier) in enumerate(self._wishes):
-            groups = [i for i, group in enumerate(self._groups.all) if group.entry == entry]
-            varying = [i for i in groups if self._varies(self._groups.all[i])]
-            outside = self._outside_picture(entry, groups)
+            groups = [i for i, group in enumerate(self.groups.all) if group.entry == entry]
+            denoising = [i for i in groups if self.groups.all[i].side is not None]
+            varying = denoising if entry in self.varying else []
+            outside = denoising if self._has_empty_regions(entry) else []
             wanted_outside = [i for i in outside if self._is_wanted(i)]
             why_never = self._why_never(entry, varying, acted, moments)
             if any(own[i] for own in static for i in groups if i not in varying and i not in outside):
@@ -192,21 +194,16 @@ class StackStrengths:
                 idle[entry] = f"its strength is 0 for all layers that it changes, which are in {layers}"
         return idle, partly
 
-    def _varies(self, group: StrengthGroup) -> bool:
-        return group.side is not None and group.entry in self.varying
-
-    def _outside_picture(self, entry: int, groups: Sequence[int]) -> list[int]:
-        """Return the groups of an entry that act in regions only, where the regions are empty."""
+    def _has_empty_regions(self, entry: int) -> bool:
         regions = [strengths[entry].region for strengths in self._variants]
-        empty = all(region is not None and not region.share for region in regions)
-        return [i for i in groups if self._groups.all[i].side is not None] if empty else []
+        return all(region is not None and not region.share for region in regions)
 
     def _components(self, groups: Sequence[int]) -> str:
-        return ", ".join(dict.fromkeys(self._groups.all[i].component for i in groups))
+        return ", ".join(dict.fromkeys(self.groups.all[i].component for i in groups))
 
     def _is_wanted(self, i: int) -> bool:
         """Tell whether a group has a strength at a moment that may come: the user may leave a component alone."""
-        group = self._groups.all[i]
+        group = self.groups.all[i]
         for place, strengths in enumerate(self._variants):
             amount = strengths[group.entry].amount(group.component, group.side)
             wanted = not amount.is_zero if isinstance(amount, Curve) else amount != 0
@@ -235,14 +232,14 @@ class StackStrengths:
     def _weigh(self, strengths: Sequence[Strength]) -> Iterator[float]:
         """Yield the block weight of each group."""
         rules = [block_rules(multiplier) for _, multiplier in self._wishes]
-        for group in self._groups.all:
+        for group in self.groups.all:
             blocks = strengths[group.entry].blocks
             if blocks is None:
                 yield 1.0
                 continue
             matches = dict(zip(rules[group.entry], group.matches, strict=True))
             try:
-                yield blocks.weight(group.block, matches, self._groups.model)
+                yield blocks.weight(group.block, matches, self.groups.model)
             except StackError as error:
                 raise StackError(f"{self._wishes[group.entry][0]}: {error}", group.entry) from error
 
@@ -254,7 +251,7 @@ class StackStrengths:
             for one in strengths:
                 of_entries.append(0 if one.region is None else numbers.setdefault(one.region, len(numbers) + 1))
                 parts_of_entries.append(None if one.region is None else one.part)
-            groups = self._groups.all
+            groups = self.groups.all
             by_variant.append(tuple(0 if one.side is None else of_entries[one.entry] for one in groups))
             parts.append(tuple(None if one.side is None else parts_of_entries[one.entry] for one in groups))
         return RegionWeights(tuple(numbers), tuple(by_variant), tuple(parts))
@@ -280,43 +277,39 @@ class FactorShare:
 FactorShares: TypeAlias = tuple[FactorShare, ...]
 
 
+@dataclass(eq=False)
 class DeviceFactors:
     """All factors of a plan on one device, in one dtype."""
 
-    __slots__ = ("_kept", "factors", "rows", "views")
+    factors: Tensor  # (n,), of the variant shown
+    rows: Tensor | None = None  # of all rows of a call, layer by layer; see `StrengthTable._factors_by_layer`
+    views: weakref.WeakSet[StrengthView] = field(default_factory=weakref.WeakSet)
 
-    def __init__(self, factors: Tensor, kept: KeepVector | None = None) -> None:
-        self._kept = kept
-        self.factors = factors if kept is None else kept("factors", factors)  # (n,), of the variant shown
-        self.rows: Tensor | None = None  # of all rows of a call, layer by layer; see `StrengthTable._factors_by_layer`
-        self.views: weakref.WeakSet[StrengthView] = weakref.WeakSet()
-
-    def write_rows(self, rows: Tensor) -> None:
+    def write_rows(self, rows: Tensor, kept: KeepVector | None) -> None:
         """Write the factors of the rows of a call: in place while there are as many, as compiled code reads them."""
         if self.rows is not None and self.rows.shape == rows.shape:
             self.rows.copy_(rows)
             return
         own = rows.to(self.factors.device, self.factors.dtype, copy=True)
-        self.rows = own if self._kept is None else self._kept("rows", own)
+        self.rows = own if kept is None else kept("rows", own)
         for view in list(self.views):
             view.set_rows(self.rows)
 
 
+@dataclass(eq=False)
 class StrengthView:
     """The factors of one layer on a device."""
 
-    __slots__ = ("__weakref__", "_rows", "_start", "_table", "factors")
-
-    def __init__(self, factors: Tensor, start: int, table: StrengthTable) -> None:
-        self.factors = factors
-        """(sum of ranks,), of the variant that is shown; later writes show through."""
-        self._start = start
-        self._table = table
-        self._rows: Tensor | None = None  # an own tensor: graphs know it by its shape, and not by where it begins
+    factors: Tensor
+    """(sum of ranks,), of the variant that is shown; later writes show through."""
+    start: int
+    """Of the layer's factors in the vector."""
+    table: StrengthTable
+    _rows: Tensor | None = None  # an own tensor: graphs know it by its shape, and not by where it begins
 
     def set_rows(self, rows: Tensor) -> None:
         """Look at this layer's part of the factors of all rows."""
-        self._rows = _layer_rows(rows, self._start, self.factors.shape[0], self._table.length)
+        self._rows = _layer_rows(rows, self.start, self.factors.shape[0], self.table.length)
 
     @property
     def rows(self) -> Tensor:
@@ -331,8 +324,8 @@ class StrengthView:
             grid: of the places; None is a single one outside the picture.
             channels_first: return (rows, sum of ranks, places).
         """
-        weights: Tensor = self._table.weights(self._start, self.factors, grid, channels_first=channels_first)
-        factors = self.rows if self._table.mixed else self.factors.unsqueeze(0)
+        weights: Tensor = self.table.weights(self.start, self.factors, grid, channels_first=channels_first)
+        factors = self.rows if self.table.mixed else self.factors.unsqueeze(0)
         return weights * factors.unsqueeze(2 if channels_first else 1)
 
 
@@ -346,29 +339,22 @@ class StrengthTable:
     """The strengths of one plan.
 
     Args:
-        values: the strength of every group, for each variant.
-        source: the strengths at a moment, where that makes a difference; `values` is the beginning then.
-        regions: where the groups act.
+        strengths: of the stack.
         kept: gives vectors on devices the memory of the plan before; None where each plan has its own.
     """
 
-    def __init__(
-        self,
-        values: Values,
-        source: StackStrengths | None = None,
-        regions: RegionWeights = NO_REGIONS,
-        kept: KeepVector | None = None,
-    ) -> None:
+    def __init__(self, strengths: StackStrengths, kept: KeepVector | None = None) -> None:
         self._kept = kept
         # a UI's thread writes strengths while the model's thread sets a moment
         self._lock = threading.RLock()
-        self._set_values(values)
+        self.stack_strengths = strengths
+        """Of the stack that was written last."""
+        self._set_values(strengths.values(None))
+        self._set_regions(strengths.regions)
         self.acted: set[int] = set()
         """Groups that were other than 0 at a moment, of the moments since the strengths were written."""
         self.moments = 0
         """How many moments there were."""
-        self.source = source
-        self._set_regions(regions)
         self.latents: LatentGrid | None = None
         """Of the present call; None where nothing tells."""
         self.parts: tuple[int | None, ...] = ()
@@ -421,12 +407,12 @@ class StrengthTable:
     @property
     def varying(self) -> bool:
         """Return whether anything depends on the moment."""
-        return bool(self._scheduled) or self.source is not None
+        return bool(self._scheduled) or self.stack_strengths.varies
 
     @property
     def by_noise(self) -> bool:
         """Return whether anything depends on the timestep or the noise."""
-        return bool(self._scheduled) or (self.source is not None and self.source.by_noise)
+        return bool(self._scheduled) or (self.stack_strengths.varies and self.stack_strengths.by_noise)
 
     def view(self, shares: FactorShares, device: torch.device, dtype: torch.dtype) -> StrengthView:
         """Return the factors of a layer."""
@@ -477,13 +463,14 @@ class StrengthTable:
             found = self._row_regions[key] = found[:1] if len(set(found)) == 1 else found
         return found
 
-    def write(self, values: Values, source: StackStrengths | None = None, regions: RegionWeights = NO_REGIONS) -> None:
+    def write(self, strengths: StackStrengths) -> None:
         """Write every group; shows at once in every view. Where the number of variants changes, the first is shown."""
+        values = strengths.values(None)
         with self._lock:
             other = len(values) != len(self.values)
-            self.source = source
-            if regions != self.regions:
-                self._set_regions(regions)
+            self.stack_strengths = strengths
+            if strengths.regions != self.regions:
+                self._set_regions(strengths.regions)
             self._set_values(values)
             if other:
                 self.shown, self.mixed = 0, False
@@ -530,8 +517,8 @@ class StrengthTable:
         """
         with self._lock:
             stale = bool(self._scheduled) and moment.timestep != self.timestep
-            if self.source is not None:
-                values = tuple(map(tuple, self.source.values(moment)))
+            if self.stack_strengths.varies:
+                values = tuple(map(tuple, self.stack_strengths.values(moment)))
                 if values != self.values or not self.moments:
                     self.acted.update(group for own in values for group, value in enumerate(own) if value)
                 self.moments += 1
@@ -541,6 +528,10 @@ class StrengthTable:
             self.timestep = moment.timestep
             if stale:
                 self.refresh()
+
+    def idle(self) -> tuple[dict[int, str], dict[int, str]]:
+        """Return the entries without effect so far, see `StackStrengths.idle`."""
+        return self.stack_strengths.idle(self.acted, self.moments)
 
     def drop_devices(self) -> None:
         """Forget the memory on devices but the CPU, where no placed layer reads it any more."""
@@ -569,9 +560,10 @@ class StrengthTable:
 
     def _place(self, device: torch.device, dtype: torch.dtype) -> DeviceFactors:
         factors = self._factors((self.shown,))[0].to(device=device, dtype=dtype, copy=True)
-        placed = self._devices[device, dtype] = DeviceFactors(factors, self._kept)
+        factors = factors if self._kept is None else self._kept("factors", factors)
+        placed = self._devices[device, dtype] = DeviceFactors(factors)
         if self.rows:
-            placed.write_rows(self._factors_by_layer())
+            placed.write_rows(self._factors_by_layer(), self._kept)
         return placed
 
     def _write_vectors(self) -> None:
@@ -584,7 +576,7 @@ class StrengthTable:
         if self._devices:
             rows = self._factors_by_layer()
             for placed in self._devices.values():
-                placed.write_rows(rows)
+                placed.write_rows(rows, self._kept)
 
     def _factors_by_layer(self) -> Tensor:
         """Return the factors of all rows of the call, (rows * n,): the first layer's for each row, then the next one's.

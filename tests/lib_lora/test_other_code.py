@@ -481,8 +481,8 @@ def test_strengths_of_a_ui_win_over_the_moment_of_a_call_that_runs(path, monkeyp
     engine.activate(Stack([Entry(path, FUNCTIONS["a schedule"])]))
     x, computed, written = torch.randn(3, 8), threading.Event(), threading.Event()
     assert engine._plan is not None
-    assert engine._plan.strengths.source is not None
-    source = engine._plan.strengths.source
+    source = engine._plan.strengths.stack_strengths
+    assert source.varies
     values = source.values
 
     def slow(moment: Any) -> Any:
