@@ -16,8 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from lib_lora.files.file import AdapterFile
-from lib_lora.naming.families import alias_table
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Network
 from lib_lora.naming.parsed import ParsedFile
 

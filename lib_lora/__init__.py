@@ -18,9 +18,8 @@ from .errors import (
 )
 from .execution.hooks import install, uninstall
 from .files.components import is_denoiser
+from .files.config import Reading, base_model
 from .files.file import AdapterFile, Glance, glance
-from .files.provenance import base_model
-from .files.reading import Reading
 from .naming.blocks import BlockNames, BlockWeights, Element, Side
 from .naming.network import Network, inspect_file, load_network, model_blocks, model_family
 from .placement.static import RANK_BUCKETS

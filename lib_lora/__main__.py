@@ -10,8 +10,7 @@ from pathlib import Path
 
 from .errors import LoraError
 from .files.file import AdapterFile
-from .naming.families import alias_table
-from .naming.index import LayerIndex
+from .naming.index import LayerIndex, alias_table
 from .naming.network import Network, inspect_file
 from .naming.parsed import ParsedFile
 from .naming.skeleton import model_skeleton

@@ -21,11 +21,9 @@ from .execution.hooks import Executor, HookedLayers
 from .execution.merged import refuse_spoiled_in
 from .execution.model import Model, check_components
 from .execution.watch import Watch
-from .files.reading import Reading
-from .naming.cache import NetworkCache
-from .naming.families import is_flow
-from .naming.index import LayerIndex
-from .naming.network import Network
+from .files.config import Reading
+from .naming.index import LayerIndex, is_flow
+from .naming.network import Network, NetworkCache
 from .placement import scratch, trace
 from .placement.budget import Budget
 from .placement.resident import Keeping

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from .errors import StackError
-from .files.reading import USUAL, Reading
+from .files.config import USUAL, Reading
 from .strengths.strength import (
     MOST,
     AnyMultiplier,

@@ -55,8 +55,7 @@ def find_chromium() -> str | None:
 @pytest.fixture
 def names_of_every_family(monkeypatch: pytest.MonkeyPatch) -> Generator[None, None, None]:
     """Let small models have the names of every family, though they are too narrow to be known for one."""
-    from lib_lora.naming.families import alias_table
-    from lib_lora.naming.index import _name_tables
+    from lib_lora.naming.index import _name_tables, alias_table
 
     monkeypatch.setattr(alias_table(), "_families", ())
     _name_tables.cache_clear()

@@ -34,11 +34,11 @@ from lib_lora.files import formats
 from lib_lora.naming.architectures.base import Architecture, fact, recognise
 from lib_lora.weights.readers.base import WeightReader
 from lib_lora.files.formats.base import KeyFormat
-from lib_lora.files.reading import Alpha
+from lib_lora.files.config import Alpha
 from lib_lora.naming import architectures
 from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.places import AliasTable
-from lib_lora.naming.recipe import recipe_of
+from lib_lora.naming.parsed import parse_key, recipe_of
 from lib_lora.registry import discover, discover_classes
 from lib_lora.placement import schemes
 from lib_lora.placement.schemes.base import Scheme
@@ -53,6 +53,10 @@ made = hira.from_params(params, Site((3, 4)), Origin(Alpha(1.0)))
 delta = made.delta_weight(At(torch.device("cpu"), torch.float32, 0.5, weight=weight))
 assert (delta - 0.25 * weight * (params["hira_B"] @ params["hira_A"])).abs().max() < 1e-6
 assert made.nbytes == 56
+for side in ("A", "B"):  # as PEFT saves it, with and without the adapter's name
+    for key in (f"base_model.model.a.hira_{side}", f"transformer.a.hira_{side}.default"):
+        name, parsed = parse_key(key)
+        assert (name, parsed.module, parsed.param) == ("peft", "a", f"hira_{side}")
 
 tide = discover(formats, KeyFormat)["tide"]
 parsed = tide.parse(tide.example)

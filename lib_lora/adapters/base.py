@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..files.reading import USUAL, Alpha, Reading
+from ..files.config import USUAL, Alpha, Reading
 from ..tensors import TensorFields
 from ..weights.operation import Operation
 

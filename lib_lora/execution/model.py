@@ -10,8 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from ..errors import ComponentError, StackError
-from ..naming.families import alias_table
-from ..naming.index import LayerIndex, check_named, parameter_of, targets_of
+from ..naming.index import LayerIndex, alias_table, check_named, parameter_of, targets_of
 from ..placement import schemes
 from ..stack import Stack
 from ..strengths.strength import named_components

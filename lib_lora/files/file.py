@@ -1,9 +1,8 @@
-"""Adapter files: the header is read and checked first, tensors are mapped and touched only when asked for.
+"""Adapter files: Remora checks the header first, then maps tensors, and reads their values only when they are needed.
 
 The layout is safetensors': 8 bytes of little-endian header length N, N bytes of JSON, then the tensors' bytes
-(https://github.com/huggingface/safetensors#format). The header is parsed here and not by that library because
-a file from the internet deserves one exact sentence about what is wrong with it, and the library's JSON reader
-silently keeps the last of two equal keys.
+(https://github.com/huggingface/safetensors#format). Remora parses the header itself: that library's JSON reader keeps
+the last of two equal keys without a word, and a file from the internet deserves one exact sentence about its fault.
 """
 
 from __future__ import annotations
@@ -15,14 +14,13 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from stat import S_ISREG
 from types import MappingProxyType
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,11 +29,12 @@ from ..errors import FileError, PickleError
 from ..tensors import LARGEST, TensorFields
 
 A = TypeVar("A", bound=TensorFields)
+T = TypeVar("T")
 
 _METADATA_FIRST = b'{"__metadata__":'
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
 MOST_TENSORS = 50_000
-"""Of a file. Adapters have a few thousand; to read a header of many more takes minutes."""
+"""The limit of one file. Adapters have a few thousand tensors; a header of many more takes minutes to read."""
 _MAX_CONFIG = 8 << 20  # bytes of an adapter_config.json
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -55,23 +54,38 @@ for _code, _name in (("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")):
         _DTYPES[_code] = getattr(torch, _name)
 
 _PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".pkl"})
-
 _PICKLE_STARTS = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-
 _CONVERT = (
     "a pickle, which can run any code when loaded, so it is refused; convert it once with "
     'python -c "import sys, torch; from safetensors.torch import save_file; '
     "d = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
     'save_file({k: v.contiguous() for k, v in d.items()}, sys.argv[2])" IN.pt OUT.safetensors'
 )
-
+_WEB_PAGE = "is a web page, not an adapter: the site answered with HTML (a log-in page?); download it again"
+_MISTAKEN: dict[bytes, str] = {
+    b"<!doct": _WEB_PAGE,
+    b"<html": _WEB_PAGE,
+    b"version ": "is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
+    b"gguf": "is a GGUF file; only safetensors adapters can be read",
+}
 
 _SIZES = {code: (dtype, torch.empty((), dtype=dtype).element_size()) for code, dtype in _DTYPES.items()}
 _MOST = 1 << 48  # bytes, and entries of a tensor
 
 
+class Stamp(NamedTuple):
+    """Size and time of a file: two states of it differ in one of them."""
+
+    size: int  # bytes
+    mtime: int  # nanoseconds
+
+    @classmethod
+    def of(cls, stat: os.stat_result) -> Stamp:
+        return cls(stat.st_size, stat.st_mtime_ns)
+
+
 class TensorInfo(NamedTuple):
-    """Where one tensor lies in the file."""
+    """Dtype, shape and position of one tensor in the file."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -82,7 +96,7 @@ class TensorInfo(NamedTuple):
 class AdapterFile:
     """An open safetensors file.
 
-    Tensors are private (copy-on-write) views into the mapped file: nothing is copied until somebody places them,
+    Tensors are private (copy-on-write) views into the mapped file: nothing is copied before a tensor is placed,
     and nothing written to them ever reaches the disk. Read their values through `private`: where a program truncates
     the file, as one does that saves over it, reading the map kills the process.
     """
@@ -108,12 +122,12 @@ class AdapterFile:
         """
         path = Path(path)
         raw, stamp = _read_header(path)
-        tensors, metadata = _parse_header(path, raw, 8 + len(raw), stamp.size)
+        tensors, metadata = _parse_header(path, raw, stamp.size)
         return cls(path, tensors, metadata, stamp)
 
     @property
     def keys(self) -> Sequence[str]:
-        """Tensor names in the order of the header."""
+        """Return the tensor names in the order of the header."""
         return tuple(self.infos)
 
     def tensor(self, key: str) -> Tensor:
@@ -123,20 +137,35 @@ class AdapterFile:
             KeyError: no such key.
             FileError: the file changed on disk since it was opened.
         """
-        info = self.infos[key]
-        if info.start == info.end:
-            return torch.empty(info.shape, dtype=info.dtype)
-        if info.start % info.dtype.itemsize:  # allowed by the format, and torch wants alignment
-            with self._opened() as stream:
-                content = self._read(stream, info.start, info.end - info.start)
-            return torch.frombuffer(content, dtype=info.dtype).view(info.shape)
-        count = (info.end - info.start) // info.dtype.itemsize
-        return torch.frombuffer(self._mapped(), dtype=info.dtype, count=count, offset=info.start).view(info.shape)
+        return self.tensors({key: key})[key]
 
-    def first_not_finite(self, keys: Iterable[str]) -> str | None:
-        """Return the first of these tensors that has a NaN or a number beyond float32; None where none has.
+    def tensors(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
+        """Map tensors, on the CPU, in the file's dtypes.
 
-        Reads each of them whole when it is asked for the first time; single numbers all at once, see `numbers`.
+        Args:
+            keys: name in the result -> key in the file.
+
+        Raises:
+            KeyError: no such key.
+            FileError: the file changed on disk since it was opened.
+        """
+        found = {}
+        for name, key in keys.items():
+            dtype, shape, start, end = self.infos[key]
+            if start == end:
+                found[name] = torch.empty(shape, dtype=dtype)
+            elif start % dtype.itemsize:  # allowed by the format, and torch wants alignment
+                content = self._with_stream(partial(self._bytes, offset=start, nbytes=end - start))
+                found[name] = torch.frombuffer(content, dtype=dtype).view(shape)
+            else:
+                buffer, count = self._map or self._mapped(), (end - start) // dtype.itemsize
+                found[name] = torch.frombuffer(buffer, dtype=dtype, count=count, offset=start).view(shape)
+        return found
+
+    def not_finite(self, keys: Iterable[str]) -> set[str]:
+        """Return those of `keys` whose tensors have a NaN or a number beyond float32.
+
+        The first check of a tensor reads it whole; all tensors of one element are read at once, see `numbers`.
 
         Raises:
             KeyError: no such key.
@@ -145,80 +174,28 @@ class AdapterFile:
         keys = list(keys)
         new = [key for key in keys if key not in self._finite]
         if new:
-            with self._opened() as stream:
-                for key in new:
-                    single = self.numbers.get(key)
-                    whole = torch.tensor(single) if single is not None else self._copy(stream, self.tensor(key))
-                    self._finite[key] = _is_finite(whole)
-        return next((key for key in keys if not self._finite[key]), None)
+            self._with_stream(partial(self._check_finite, new, self.numbers))
+        return {key for key in keys if not self._finite[key]}
 
     def private(self, adapter: A) -> A:
-        """Return the same with copies of the tensors that lie in the file, read from there and not from the map.
+        """Return the adapter with copies of its tensors in the file, read from disk and not from the map.
 
         Raises:
             FileError: the file changed on disk since it was opened, or cannot be read.
         """
-        with self._opened() as stream:
-            return adapter.mapped(lambda tensor: self._copy(stream, tensor))
-
-    @contextmanager
-    def _opened(self) -> Iterator[BinaryIO]:
-        """Open the file as it was when its header was read; it must be so at the end, too.
-
-        Raises:
-            FileError: it is not, or it cannot be read.
-        """
-        self.verify()
-        try:
-            with self.path.open("rb", buffering=0) as stream:
-                yield stream
-        except OSError as error:
-            raise FileError(self.path, f"cannot be read: {error.strerror or error}") from error
-        self.verify()
-
-    def _copy(self, stream: BinaryIO, tensor: Tensor) -> Tensor:
-        """Return a copy of a tensor that lies in the map, from an open file; any other one as it is."""
-        offset = tensor.data_ptr() - self._address
-        if self._map is None or not tensor.numel() or tensor.device.type != "cpu" or not 0 <= offset < self.stamp.size:
-            return tensor
-        steps = zip(tensor.shape, tensor.stride(), strict=True)
-        nbytes = (1 + sum((size - 1) * stride for size, stride in steps)) * tensor.element_size()
-        content = self._read(stream, offset, nbytes)
-        return torch.frombuffer(content, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
-
-    def _read(self, stream: BinaryIO, offset: int, nbytes: int) -> bytearray:
-        content = bytearray(nbytes)
-        stream.seek(offset)
-        rest = memoryview(content)
-        while rest:  # systems read no more than two gigabytes at once
-            count = stream.readinto(rest)  # type: ignore[attr-defined]
-            if not count:
-                raise FileError(self.path, "was truncated while in use; activate it again to use the new content")
-            rest = rest[count:]
-        return content
+        return self._with_stream(lambda stream: adapter.mapped(partial(self._copy, stream)))
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
-        """The values of all tensors of one element, such as alphas.
+        """Return the values of all tensors of one element, such as alphas.
 
-        Read by themselves: each that is touched in the map makes the system read its surroundings, too, which takes as
+        They are read from disk: a touch of the map makes the system read the surroundings of each, too, which takes as
         long as the whole file if that is not cached.
 
         Raises:
             FileError: the file changed on disk since it was opened, or cannot be read.
         """
-        single = [key for key, info in _by_offset(self.infos) if math.prod(info.shape) == 1]
-        raw: dict[torch.dtype, bytearray] = {}
-        keys: dict[torch.dtype, list[str]] = {}
-        with self._opened() as stream:
-            for key in single:
-                info = self.infos[key]
-                raw.setdefault(info.dtype, bytearray()).extend(self._read(stream, info.start, info.end - info.start))
-                keys.setdefault(info.dtype, []).append(key)
-        found: dict[str, float] = {}
-        for dtype, own in keys.items():
-            found.update(zip(own, torch.frombuffer(raw[dtype], dtype=dtype).double().tolist(), strict=True))
-        return found
+        return self._with_stream(self._read_numbers)
 
     def verify(self) -> None:
         """Check that the file on disk is still the one that was opened.
@@ -227,43 +204,98 @@ class AdapterFile:
             FileError: it was changed, truncated or removed.
         """
         try:
-            now = Stamp.of(self.path.stat())
+            now = self.path.stat()
         except OSError as error:
             raise FileError(self.path, f"vanished from disk while in use: {error.strerror or error}") from error
-        if now != self.stamp:
+        if (now.st_size, now.st_mtime_ns) != self.stamp:
             raise FileError(self.path, "changed on disk while in use; activate it again to use the new content")
 
-    def _mapped(self) -> mmap.mmap:
-        if self._map is None:
+    def _with_stream(self, read: Callable[[BinaryIO], T]) -> T:
+        """Return what `read` makes of the open file, which is checked behind it: a change may come at any time."""
+        try:
+            with self.path.open("rb", buffering=0) as stream:
+                found = read(stream)
+        except OSError as error:
             self.verify()
-            try:
-                with self.path.open("rb") as stream:
-                    self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-                self._address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
-            except (OSError, ValueError) as error:
-                raise FileError(self.path, f"cannot be mapped: {error}") from error
+            raise FileError(self.path, f"cannot be read: {error.strerror or error}") from error
+        self.verify()
+        return found
+
+    def _bytes(self, stream: BinaryIO, offset: int, nbytes: int) -> bytearray:
+        content = bytearray(nbytes)
+        stream.seek(offset)
+        rest = memoryview(content)
+        while rest:  # systems read no more than two gigabytes at once
+            count = stream.readinto(rest)  # type: ignore[attr-defined]
+            if not count:
+                self.verify()
+                raise FileError(self.path, "was truncated while in use; activate it again to use the new content")
+            rest = rest[count:]
+        return content
+
+    def _copy(self, stream: BinaryIO, tensor: Tensor) -> Tensor:
+        """Return a copy of a tensor that is a view of the map, read from an open file; any other one as it is."""
+        offset = tensor.data_ptr() - self._address
+        if self._map is None or not tensor.numel() or tensor.device.type != "cpu" or not 0 <= offset < self.stamp.size:
+            return tensor
+        last = 0  # the last element, from the first
+        for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            last += (size - 1) * stride
+        content = self._bytes(stream, offset, (last + 1) * tensor.element_size())
+        return torch.frombuffer(content, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+    def _read_numbers(self, stream: BinaryIO) -> dict[str, float]:
+        single = [(info.start, key) for key, info in self.infos.items() if math.prod(info.shape) == 1]
+        raw: dict[torch.dtype, bytearray] = {}
+        keys: dict[torch.dtype, list[str]] = {}
+        for start, key in sorted(single):
+            dtype = self.infos[key].dtype
+            raw.setdefault(dtype, bytearray()).extend(self._bytes(stream, start, self.infos[key].end - start))
+            keys.setdefault(dtype, []).append(key)
+        found: dict[str, float] = {}
+        for dtype, own in keys.items():
+            found.update(zip(own, torch.frombuffer(raw[dtype], dtype=dtype).double().tolist(), strict=True))
+        return found
+
+    def _check_finite(self, keys: Iterable[str], numbers: Mapping[str, float], stream: BinaryIO) -> None:
+        for key in keys:
+            dtype, _, start, end = self.infos[key]
+            least = most = numbers.get(key, 0.0)
+            if key not in numbers and dtype.is_floating_point and start < end:
+                tensor = torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype)
+                tensor = tensor.float() if dtype.itemsize == 1 else tensor  # there is no arithmetic in 8 bits
+                least, most = torch.stack(torch.aminmax(tensor)).tolist()
+            self._finite[key] = least >= -LARGEST and most <= LARGEST  # NaN goes through both, and is neither
+
+    def _mapped(self) -> mmap.mmap:
+        self.verify()
+        try:
+            with self.path.open("rb") as stream:
+                self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+            self._address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
+        except (OSError, ValueError) as error:
+            raise FileError(self.path, f"cannot be mapped: {error}") from error
         return self._map
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    """What can be told of a file without taking its header apart."""
+    """The metadata of a file and a digest of the rest of its header, for which no tensor is looked at."""
 
     metadata: Mapping[str, str]
     tensors: bytes
-    """A digest: files that have the same have the same keys, dtypes, shapes and offsets."""
+    """Files with the same digest have the same keys, dtypes, shapes and offsets."""
 
 
 def glance(path: str | Path) -> Glance | None:
-    """Read a header and parse its metadata alone; None where they do not come first, as all programs put them.
+    """Read a header and parse its metadata alone; return None where they do not come first, as all programs put them.
 
-    Nothing else is checked. Where a file with the same tensors was opened, this one can be, too.
+    Nothing else is checked. Where a file with the same tensors was opened, this one can be opened, too.
 
     Raises:
         FileError: as `AdapterFile.open`, where the beginning shows it.
     """
-    path = Path(path)
-    raw, stamp = _read_header(path)
+    raw, stamp = _read_header(Path(path))
     size = stamp.size - len(raw)
     if not raw.startswith(_METADATA_FIRST):
         return None if b'"__metadata__"' in raw else Glance({}, _digest(raw.rstrip(b" "), size))
@@ -284,20 +316,8 @@ def _digest(tensors: bytes, size: int) -> bytes:
     return hashlib.blake2b(tensors + size.to_bytes(8, "little"), digest_size=16).digest()
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What tells two states of a file apart without reading it."""
-
-    size: int  # bytes
-    mtime: int  # nanoseconds
-
-    @classmethod
-    def of(cls, stat: os.stat_result) -> Stamp:
-        return cls(stat.st_size, stat.st_mtime_ns)
-
-
 def adapter_config(path: Path) -> dict[str, object] | None:
-    """Read PEFT's `adapter_config.json` beside an adapter file; None where there is none.
+    """Read PEFT's `adapter_config.json` beside an adapter file; return None where there is none.
 
     Raises:
         FileError: it is there but is no JSON object.
@@ -316,14 +336,6 @@ def adapter_config(path: Path) -> dict[str, object] | None:
     if not isinstance(loaded, dict):
         raise FileError(config, f"beside {path.name} is no JSON object")
     return loaded
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    if not tensor.is_floating_point() or not tensor.numel():
-        return True
-    wide = tensor.float() if tensor.element_size() == 1 else tensor  # there is no arithmetic in 8 bits
-    least, most = torch.stack(torch.aminmax(wide)).tolist()
-    return bool(least >= -LARGEST and most <= LARGEST)  # NaN goes through both, and is neither
 
 
 def _open(path: Path) -> BinaryIO:
@@ -368,34 +380,30 @@ def _header_length(path: Path, head: bytes, size: int) -> int:
     return length
 
 
-_MISTAKEN: dict[bytes, str] = {
-    b"<!doct": "is a web page, not an adapter: the site answered with HTML (a log-in page?); download it again",
-    b"<html": "is a web page, not an adapter: the site answered with HTML (a log-in page?); download it again",
-    b"version ": "is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
-    b"gguf": "is a GGUF file; only safetensors adapters can be read",
-}
+_Pairs = tuple[tuple[str, object], ...]
+"""A JSON object as it stands in the text: equal keys are still there."""
 
 
-def _parse_header(path: Path, raw: bytes, base: int, size: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
+def _parse_header(path: Path, raw: bytes, size: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     if raw.count(b'"data_offsets"') > MOST_TENSORS:  # no text in the metadata has its quotes without a backslash
         raise FileError(path, f"has more than {MOST_TENSORS:,} tensors, which no adapter has; it is not read")
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=lambda pairs: _unique(path, pairs))
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=tuple)
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        if isinstance(error, FileError):
-            raise
         raise FileError(path, f"header is no JSON: {error}") from error
-    if not isinstance(header, dict):
+    if not isinstance(header, tuple):
         raise FileError(path, "header is no JSON object")
-    metadata = header.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    entries = _unique(path, header)
+    pairs = entries.pop("__metadata__", ())
+    metadata: dict[str, Any] = _unique(path, pairs) if isinstance(pairs, tuple) else {"": None}
+    if not all(isinstance(value, str) for value in metadata.values()):
         raise FileError(path, "header's __metadata__ is no object of strings")
-    tensors = {key: _tensor_info(path, key, value, base) for key, value in header.items()}
-    _check_layout(path, tensors, base, size)
+    tensors = _tensor_infos(path, entries, 8 + len(raw))
+    _check_layout(path, tensors, 8 + len(raw), size)
     return tensors, metadata
 
 
-def _unique(path: Path, pairs: list[tuple[str, object]]) -> dict[str, object]:
+def _unique(path: Path, pairs: _Pairs) -> dict[str, Any]:
     unique = dict(pairs)
     if len(unique) != len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
@@ -403,51 +411,44 @@ def _unique(path: Path, pairs: list[tuple[str, object]]) -> dict[str, object]:
     return unique
 
 
-def _tensor_info(path: Path, key: str, value: object, base: int) -> TensorInfo:
-    # plain steps, as a list of ten thousand files has ten million of these
-    try:
-        code, shape, (start, end) = value["dtype"], value["shape"], value["data_offsets"]  # type: ignore[index]
-        known = _SIZES.get(code)
-    except (TypeError, KeyError, ValueError):
-        code = shape = None
-    if type(code) is not str or type(shape) is not list:
-        raise FileError(path, f"header entry {key!r} lacks dtype, shape or data_offsets")
-    if known is None:
-        raise FileError(path, f"tensor {key!r} has the unknown dtype {code!r}")
-    size = 1
-    for number in (*shape, start, end):
-        if type(number) is not int or not 0 <= number < _MOST:
-            raise FileError(path, f"header entry {key!r} has a shape or an offset that is no natural number")
-    for length in shape:
-        size *= length
-    dtype, width = known
-    if end - start != size * width:
-        raise FileError(path, f"tensor {key!r} of shape {shape} and dtype {code} cannot have {end - start} bytes")
-    return TensorInfo(dtype, tuple(shape), base + start, base + end)
+def _tensor_infos(path: Path, entries: Mapping[str, Any], base: int) -> dict[str, TensorInfo]:
+    """Check every entry of a header, in plain steps, as a list of ten thousand files has ten million entries."""
+    found = {}
+    for key, pairs in entries.items():
+        try:
+            fields = dict(pairs)
+            code, shape, (start, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
+        except (TypeError, KeyError, ValueError):
+            code = shape = None
+        if type(pairs) is not tuple or type(code) is not str or type(shape) is not list:
+            raise FileError(path, f"header entry {key!r} lacks dtype, shape or data_offsets")
+        if len(fields) != len(pairs):
+            _unique(path, pairs)
+        if code not in _SIZES:
+            raise FileError(path, f"tensor {key!r} has the unknown dtype {code!r}")
+        size = 1
+        for number in (*shape, start, end):
+            if type(number) is not int or not 0 <= number < _MOST:
+                raise FileError(path, f"header entry {key!r} has a shape or an offset that is no natural number")
+        for length in shape:
+            size *= length
+        dtype, width = _SIZES[code]
+        if end - start != size * width:
+            raise FileError(path, f"tensor {key!r} of shape {shape} and dtype {code} cannot have {end - start} bytes")
+        found[key] = TensorInfo(dtype, tuple(shape), base + start, base + end)
+    return found
 
 
 def _check_layout(path: Path, tensors: Mapping[str, TensorInfo], base: int, size: int) -> None:
-    """Every byte belongs to exactly one tensor, as the format demands: no overlap, no gap, nothing behind."""
+    """Check that every byte belongs to exactly one tensor, as the format demands: no overlap, no gap, no rest."""
     position, previous = base, "the header"
-    for info in tensors.values():
-        if info.start != position:
-            break
-        position = info.end
-    else:
-        if position == size:
-            return  # written one after the other, as by nearly every program
-    position = base
-    for key, info in _by_offset(tensors):
-        if info.end > size:
-            raise FileError(path, f"tensor {key!r} ends at byte {info.end} but the file has {size}: truncated")
-        if info.start < position:
+    for start, end, key in sorted([(info.start, info.end, key) for key, info in tensors.items()]):
+        if end > size:
+            raise FileError(path, f"tensor {key!r} ends at byte {end} but the file has {size}: truncated")
+        if start < position:
             raise FileError(path, f"tensor {key!r} overlaps {previous!r}")
-        if info.start > position:
-            raise FileError(path, f"{info.start - position} bytes before tensor {key!r} belong to no tensor")
-        position, previous = info.end, key
+        if start > position:
+            raise FileError(path, f"{start - position} bytes before tensor {key!r} belong to no tensor")
+        position, previous = end, key
     if position != size:
         raise FileError(path, f"{size - position} bytes at the end belong to no tensor")
-
-
-def _by_offset(tensors: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorInfo]]:
-    return iter(sorted(tensors.items(), key=lambda item: (item[1].start, item[1].end)))

@@ -1,7 +1,7 @@
-"""The layers of a component under all their names: what kind each is, its logical shape, which rows of which parameter.
+"""The layers of a component under all their names: kind, logical shape, and the rows of the parameter they have.
 
-Shapes are worked out from a layer's declared sizes, never from `.weight.shape`: a quantized layer's weight is packed.
-Layers that declare none (Forge's 4-bit and GGUF ones) are asked for them through the reader of their storage.
+Shapes come from a layer's declared sizes, never from `.weight.shape`: a quantized layer's weight is packed. Where a
+layer declares no sizes (Forge's 4-bit and GGUF ones), the reader of its storage knows them.
 
 Projections that diffusers has fused are found too: `to_qkv` is called, and `to_q`, which is still there, is not.
 Source: huggingface/diffusers models/attention.py, `AttentionModuleMixin.fuse_projections`, and models/
@@ -20,8 +20,11 @@ from torch import nn
 
 from ..errors import ComponentError
 from ..files.components import is_denoiser
+from ..registry import cached
+from ..report import Family
 from ..tensors import every
 from ..weights.base_weight import reader_of
+from .architectures.base import fact, family_of, known_architectures
 from .blocks import BlockNames, names_of
 from .places import AliasTable, Place, Target
 from .skeleton import prefixes_of
@@ -31,11 +34,11 @@ PARTS = {
     "to_kv": ("to_k", "to_v"),
     "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
 }
-"""Fused projection -> what it is made of, in the order of its outputs."""
+"""Fused projection -> its parts, in the order of its outputs."""
 
 
 def are_fused(attention: nn.Module) -> bool:
-    """Whether a module calls its fused projections now."""
+    """Return whether a module calls its fused projections now."""
     if attention.__dict__.get("fused_projections") is not True:
         return False
     if hasattr(attention, "unfuse_projections"):
@@ -45,10 +48,7 @@ def are_fused(attention: nn.Module) -> bool:
 
 
 def fused(attention: nn.Module) -> Iterator[tuple[str, dict[str, nn.Module]]]:
-    """Yield the name of each fused projection that is in use, and the layers it was made of, in the order of its rows.
-
-    Nothing where the module's projections are not fused.
-    """
+    """Yield the name of each fused projection that is in use, and its layers, in the order of its rows."""
     if not are_fused(attention):
         return
     for name, parts in PARTS.items():
@@ -71,7 +71,7 @@ class _Embedding(Protocol):
 
 
 def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
-    """The adaptable weights of one module; empty when it has none of its own."""
+    """Return the adaptable weights of one module; empty when it has none of its own."""
     if isinstance(module, nn.MultiheadAttention):
         return _attention_targets(path, module)
     if _is_conv(module):
@@ -88,7 +88,7 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
 
 
 def _linear_shape(module: nn.Module) -> tuple[int, ...] | None:
-    """(out, in) of a linear layer, by what it has and not by class: Forge's Linear is no nn.Linear."""
+    """Return (out, in) of a linear layer, by its attributes and not by class: Forge's Linear is no nn.Linear."""
     out, inside = getattr(module, "out_features", None), getattr(module, "in_features", None)
     if isinstance(out, int) and isinstance(inside, int):
         return out, inside
@@ -110,7 +110,7 @@ def _is_embedding(module: object) -> TypeGuard[_Embedding]:
 
 
 def _norm_param(module: nn.Module) -> str | None:
-    """The weight of LayerNorm, GroupNorm and every library's own RMSNorm: one per channel, an epsilon, nothing below.
+    """Return the name of the weight of a norm: one number per channel, an epsilon, nothing below.
 
     Flux' own code calls it `scale` and writes the epsilon into the forward (Forge, reForge), so there its class tells.
     """
@@ -125,7 +125,7 @@ def _norm_param(module: nn.Module) -> str | None:
 
 
 def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target, ...]:
-    """torch's attention multiplies by its parameters itself and never calls `out_proj`, so it is one layer."""
+    """Return the weights of torch's attention, one layer: it multiplies by them itself and never calls `out_proj`."""
     width = module.embed_dim
     dot = f"{path}." if path else ""
     targets = [Target(path, f"{dot}out_proj", "attention", "out_proj.weight", (width, width), bias="out_proj.bias")]
@@ -162,7 +162,7 @@ def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, .
 
 
 def _windows(target: Target, parts: Mapping[str, nn.Module]) -> Iterator[Target]:
-    """The windows of a fused layer under the names of the layers it was made of."""
+    """Yield the windows of a fused layer under the names of the layers it was made of."""
     parent, start = target.path.rpartition(".")[0], 0
     for name, part in parts.items():
         stop = start + targets_of(name, part)[0].shape[0]
@@ -192,11 +192,11 @@ class LayerIndex:
         self._names: dict[str, list[str]] | None = None  # by path, made when asked for
 
     def holds(self, module: nn.Module) -> bool:
-        """Whether `module` is built as it was when it was indexed, layer by layer the same objects."""
+        """Return whether `module` is built as it was when it was indexed, layer by layer the same objects."""
         return self._structure == _structure(module) and None not in [ref() for ref in self._modules.values()]
 
     def module(self, path: str) -> nn.Module:
-        """The layer at `path`.
+        """Return the layer at `path`.
 
         Raises:
             ComponentError: it is gone.
@@ -211,7 +211,7 @@ class LayerIndex:
         return self._modules[path]()
 
     def names_of(self, target: Target) -> Sequence[str]:
-        """Everything that a layer, or the whole it is a part of, is called, in any spelling."""
+        """Return every name of a layer, or of the whole it is a part of, in any spelling."""
         if self._names is None:
             self._names = {}
             for name, place in self._dotted.items():
@@ -220,11 +220,11 @@ class LayerIndex:
         return self._names.get(target.path, [target.path])
 
     def names(self) -> Iterable[str]:
-        """Every dotted name that a layer is found by."""
+        """Return every dotted name that a layer is found by."""
         return self._dotted
 
     def find(self, name: str, *, flattened: bool = False) -> Place | None:
-        """What `name` means, in any spelling the architectures know: a weight, or rows of some."""
+        """Return the meaning of `name` in any spelling the architectures know; None where no layer has it."""
         return (self._flat if flattened else self._dotted).get(name)
 
 
@@ -240,18 +240,53 @@ def parameter_of(index: LayerIndex, key: str) -> tuple[str, str] | None:
     return None
 
 
+@cached
+def alias_table() -> AliasTable:
+    """Return every name every known family has for its modules."""
+    known = known_architectures()
+    return AliasTable((alias for architecture in known for alias in architecture.aliases), known)
+
+
+_Components = tuple[tuple[str, tuple[Target, ...]], ...]
+
+
+def _components(indexes: Iterable[LayerIndex]) -> _Components:
+    return tuple([(index.component, index.targets) for index in indexes])
+
+
 def blocks_of(indexes: Iterable[LayerIndex]) -> BlockNames:
-    """The blocks of the model that these components are."""
-    return _blocks_of(tuple((index.component, index.targets) for index in indexes))
+    """Return the blocks of the model that has these components."""
+    return _blocks_of(_components(indexes))
 
 
 @lru_cache(maxsize=32)
-def _blocks_of(components: tuple[tuple[str, tuple[Target, ...]], ...]) -> BlockNames:
+def _blocks_of(components: _Components) -> BlockNames:
     return names_of((component, [target.path for target in targets]) for component, targets in components)
 
 
+def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:
+    """Return the family of a model, by the names and widths of its own layers."""
+    return _family_of_layers(_components(indexes))
+
+
+@cached
+def _family_of_layers(components: _Components) -> Family | None:
+    return family_of(
+        fact(component, target.name, target.shape[1] if len(target.shape) > 1 else None)
+        for component, targets in components
+        for target in targets
+    )
+
+
+def is_flow(indexes: Iterable[LayerIndex], component: str) -> bool:
+    """Return whether the timesteps of a component are shares of noise."""
+    family = family_of_model(indexes)
+    known = next((one for one in known_architectures() if family is not None and one.name == family.name), None)
+    return component.startswith("transformer") and (known is None or known.flow)
+
+
 def _structure(module: nn.Module) -> list[int]:
-    """Identity of every module of a tree, in order, and which of them call fused projections; quicker than naming."""
+    """Return the identity of every module of a tree, in order, and which of them call fused projections."""
     found = every(module)
     return [*map(id, found), *[i for i, one in enumerate(found) if are_fused(one)]]
 
@@ -273,7 +308,7 @@ def _name_tables(
 
 
 def _joint_projections(places: Mapping[str, Place]) -> list[tuple[str, Place]]:
-    """Projections under the names that diffusers would give them fused: SimpleTuner may train them so.
+    """Return projections under the names that diffusers would give them fused: SimpleTuner may train them so.
 
     Source: bghira/SimpleTuner simpletuner/helpers/models/common.py, `fuse_qkv_projections`, which nobody undoes before
     a LoRA is saved.
@@ -290,7 +325,7 @@ def _joint_projections(places: Mapping[str, Place]) -> list[tuple[str, Place]]:
 
 
 _WRAPPED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""What torch's compiler, FSDP and checkpointing call the module that they wrap."""
+"""Names that torch's compiler, FSDP and checkpointing give the module that they wrap."""
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 """These call it `module`, as others call layers of their own."""
 
@@ -319,7 +354,7 @@ def _renamed(target: Target, wrappers: Sequence[str]) -> Target:
 
 
 def _wrappers(component: nn.Module) -> tuple[str, ...]:
-    """Paths up to the modules that are wrapped as `module`, the innermost first."""
+    """Return the paths up to the modules that are wrapped as `module`, the innermost first."""
     found = [path for path, module in component.named_modules() if isinstance(module, _WRAPPERS)]
     return tuple(f"{path}.module." if path else "module." for path in reversed(found))
 

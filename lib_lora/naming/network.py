@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
+from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -16,17 +18,17 @@ from ..adapters._part import part_of
 from ..adapters.base import Adapter, At
 from ..errors import ComponentError, FileError, NumberError
 from ..files.components import EXACT, candidates, noise_of
-from ..files.file import AdapterFile
-from ..files.reading import USUAL, Reading
+from ..files.config import USUAL, Reading
+from ..files.file import AdapterFile, Stamp
+from ..files.formats.base import NumberingError
+from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.base_weight import read_base_weight
+from .architectures.base import input_layers
 from .blocks import BlockNames
-from .families import alias_table, family_of_model, input_layers
-from .index import LayerIndex, blocks_of, check_named
-from .numbered import Numbered, numbered
-from .parsed import Group, Miss, Outcome, ParsedFile, key_formats, misfit
+from .index import LayerIndex, alias_table, blocks_of, check_named, family_of_model
+from .parsed import Group, Miss, Outcome, ParsedFile, Recipe, key_formats, misfit
 from .places import Place, Target
-from .recipe import Recipe
 from .whole import Whole
 
 _PLURAL = {
@@ -36,6 +38,8 @@ _PLURAL = {
     "norm": "norms",
     "attention": "fused attention",
 }
+_MODELS = 4
+"""Models, or ways of reading it, for which one file is kept resolved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +54,33 @@ class Bound:
 
     @property
     def weight(self) -> tuple[str, str, str]:
-        """Component, layer and parameter."""
+        """Return component, layer and parameter."""
         return self.component, self.target.path, self.target.param
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Candidate:
     """A layer of the file, and where it may act."""
 
     group: Group
     tiers: Sequence[Sequence[tuple[str, Place]]]
-    """Component and place, the likeliest first; those of one tier together."""
+    """Component and place, the likeliest first; all of one tier are meant together."""
     meant: Sequence[str]
     """The components that its keys speak of."""
     absence: Miss
     """Why it acts on nothing, if there is no such place."""
 
-    @property
     def turn(self) -> int:
-        """Layers that the file has fused come first, parts of the model's last.
+        """Return 0 for a layer that the file has fused, which comes first, and 2 for a part of the model's.
 
         A file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
         """
-        place = next((place for tier in self.tiers for _, place in tier), None)
-        if place is None or place.target is not None:
-            return 1
-        return 0 if len({one.target.name for one in place.segments}) > 1 else 2
+        for tier in self.tiers:
+            for _, place in tier:
+                if place.target is not None:
+                    return 1
+                return 0 if len({one.target.name for one in place.segments}) > 1 else 2
+        return 1
 
 
 class Network:
@@ -86,36 +91,41 @@ class Network:
         self._parsed = parsed
         self._reading = reading
         self._indexes = {index.component: index for index in indexes}
-        self._numbers: dict[tuple[str, str | None, str], Numbered] = {}
+        self._scopes: dict[str | None, tuple[list[tuple[str, ...]], Sequence[str], Miss]] = {}
+        self._numbers: dict[tuple[str, str | None, str], dict[str, str] | NumberingError] = {}
         self._family = family_of_model(indexes)
-        self._unused: list[Unused] = []
-        self._by_weight: dict[tuple[str, str, str], list[Bound]] = {}
-        asked = sorted(map(self._asked, parsed.groups), key=lambda one: one.turn)
+        unused: list[Unused] = []
+        by_weight: dict[tuple[str, str, str], list[Bound]] = {}
         acting: list[Group] = []
-        idle: list[_Asked] = []
-        for one in asked:
-            if self._bind(one):
+        idle: list[_Candidate] = []
+        candidates = sorted([self._candidate(group) for group in parsed.groups], key=_Candidate.turn)
+        fits = [(one, self._fit(one)) for one in candidates]
+        bad = parsed.not_finite([one.group for one, fit in fits if not isinstance(fit, Miss)])
+        for one, fit in fits:
+            miss = fit if isinstance(fit, Miss) else self._add(one.group, fit, by_weight, bad)
+            if miss is None:
                 acting.append(one.group)
             else:
                 idle.append(one)
-        self.bound: tuple[Bound, ...] = tuple(one for own in self._by_weight.values() for one in own)
-        self._unused += parsed.unshared(acting)
+                unused += miss.of(one.group)
+        self.bound: tuple[Bound, ...] = tuple([one for own in by_weight.values() for one in own])
+        components = frozenset([one.component for one in self.bound])
         self.report = parsed.report(
             Outcome(
                 adapters=[one.adapter for one in self.bound],
                 idle=[one.group for one in idle],
-                absent=sum(not one.meant for one in idle),
-                unused=self._unused,
+                absent=sum([not one.meant for one in idle]),
+                unused=unused + parsed.unshared(acting),
                 changed=len({(one.component, one.target.path) for one in self.bound}),
-                components=frozenset(one.component for one in self.bound),
-                noise=noise_of({one.component for one in self.bound}, self._indexes),
+                components=components,
+                noise=noise_of(components, self._indexes),
                 model=self._family,
             )
         )
 
     @property
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
-        """{name: {part: vectors (tokens, width)}} of the textual inversions that came in the file.
+        """Return {name: {part: vectors (tokens, width)}} of the textual inversions that came in the file.
 
         Parts are as the file spells them: `string_to_param.*` for one text encoder, `clip_l` and `clip_g` for two.
         """
@@ -127,21 +137,28 @@ class Network:
 
         Reads all tensors of the file; where it is gone or changed, every file counts alike.
         """
+        most = 0.0
         try:
-            return max((_largest_product(self.file.private(one.adapter)) for one in self.bound), default=0.0)
+            for one in self.bound:
+                found = getattr(one.adapter, "scale", 1.0)
+                for _, tensor in self.file.private(one.adapter).tensors():
+                    if tensor.is_floating_point() and tensor.numel():
+                        found *= float(tensor.abs().max())
+                most = max(most, abs(float(found)))
         except FileError:
             return 1.0
+        return most
 
     @property
     def adapters(self) -> dict[str, dict[str, Adapter]]:
-        """{component: {layer name in the model: adapter}}."""
+        """Return {component: {layer name in the model: adapter}}."""
         found: dict[str, dict[str, Adapter]] = {}
         for one in self.bound:
             found.setdefault(one.component, {})[one.target.name] = one.adapter
         return found
 
     def delta_weight(self, component: str, path: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The dense change of one layer's weight at multiplier 1, on the CPU.
+        """Compute the dense change of one layer's weight at multiplier 1, on the CPU.
 
         Args:
             component: diffusers' name of the component.
@@ -154,87 +171,96 @@ class Network:
         """
         index = self._indexes.get(component)
         place = None if index is None else index.find(path)
-        params = set() if place is None else {(one.target.path, one.target.param) for one in place.segments}
-        found = [one for one in self.bound if (one.target.path, one.target.param) in params]
-        found = [one for one in found if one.component == component]
+        weights = [] if place is None else [(component, one.target.path, one.target.param) for one in place.segments]
+        found = [one for one in self.bound if one.weight in weights]
         if index is None or place is None or not found:
             raise ComponentError(f"{self.file.path.name} does not change {component}.{path}")
         self.file.verify()
         total = torch.zeros(place.shape, dtype=dtype)
         for one in found:
-            _add_delta(total, place, one, index)
+            target, adapter, weight = one.target, one.adapter, None
+            if adapter.reads_whole:
+                adapter = adapter.on(Whole(one.place, index).weight)
+            if adapter.reads_base:
+                weight = read_base_weight(index.module(target.path), target.param).to("cpu", dtype)
+                weight = weight if target.rows is None else weight[slice(*target.rows)]
+            delta = adapter.delta_weight(At(torch.device("cpu"), dtype, weight=weight)).reshape(target.shape)
+            for rows, own in place.rows_of(target):
+                total[rows] += delta[own]
         return total
 
-    def _asked(self, group: Group) -> _Asked:
-        """Where a group of the file may act."""
-        tiers = candidates(group.component, list(self._indexes), self._parsed.experts)
-        meant = _meant(group, tiers, self._indexes)
-        absence = _absence(group, meant)
-        if key_formats()[group.format].numberings:
-            return self._asked_by_number(group, tiers, meant, absence)
-        found = [
-            [
-                (name, place)
-                for name in tier
-                if (place := self._indexes[name].find(group.module, flattened=group.flattened)) is not None
-            ]
-            for tier in tiers
-        ]
-        return _Asked(group, found, meant, absence)
-
-    def _asked_by_number(
-        self, group: Group, tiers: Sequence[Sequence[str]], meant: Sequence[str], absence: Miss
-    ) -> _Asked:
-        found = []
+    def _candidate(self, group: Group) -> _Candidate:
+        """Find where a group of the file may act."""
+        if group.component not in self._scopes:
+            self._scopes[group.component] = self._scope(group.component)
+        tiers, meant, absence = self._scopes[group.component]
+        places: list[list[tuple[str, Place]]] = []
         for tier in tiers:
-            meanings = [(name, self._numbered(name, group)) for name in tier]
-            found.append([(name, one.places[group.module]) for name, one in meanings if group.module in one.places])
-            why = next((one for _, one in meanings if group.module not in one.places), None)
-            absence = absence if why is None else Miss("no_module", why.reason, why.detail)
-        return _Asked(group, found, meant, absence)
+            places.append([])
+            for component in tier:
+                name, flattened = group.module, group.flattened
+                if key_formats()[group.format].numbered:
+                    names = self._names_of(component, group)
+                    if isinstance(names, NumberingError):
+                        absence = Miss("no_module", names.reason, names.detail)
+                        continue
+                    name, flattened = names[name], False
+                place = self._indexes[component].find(name, flattened=flattened)
+                if place is not None:
+                    places[-1].append((component, place))
+        return _Candidate(group, places, meant, absence)
 
-    def _numbered(self, component: str, group: Group) -> Numbered:
-        """What the numbers mean that a group and its like have for names."""
+    def _scope(self, component: str | None) -> tuple[list[tuple[str, ...]], Sequence[str], Miss]:
+        """Return the tiers of components that keys of one may act in, what they mean, and why they act on nothing."""
+        tiers = candidates(component, list(self._indexes), self._parsed.experts)
+        meant: Sequence[str] = [name for tier in tiers for name in tier]
+        if component in EXACT:
+            meant = tiers[0] if component in self._indexes and tiers else ()
+        if not meant:
+            return tiers, meant, Miss("no_component", f"component {component} is absent in this model")
+        return tiers, meant, Miss("no_module", f"no module of that name in {', '.join(meant)}")
+
+    def _names_of(self, component: str, group: Group) -> dict[str, str] | NumberingError:
+        """Return the names in a component of the layers that a group and all like it have numbers for."""
         alike = group.format, group.component, component
         if alike not in self._numbers:
-            parsed, header = self._parsed, self.file.metadata.get(group.component or "")
             shapes = {
-                one.module: parsed.own_shape(one) for one in parsed.groups if (one.format, one.component) == alike[:2]
+                one.module: None if one.own_site is None else one.own_site.shape
+                for one in self._parsed.groups
+                if (one.format, one.component) == alike[:2]
             }
-            numberings = key_formats()[group.format].numberings
-            self._numbers[alike] = numbered(shapes, self._indexes[component], numberings, header)
+            index, header = self._indexes[component], self.file.metadata.get(group.component or "")
+            try:
+                self._numbers[alike] = key_formats()[group.format].names_of(
+                    component, shapes, index.names(), index.find, header
+                )
+            except NumberingError as error:
+                self._numbers[alike] = error
         return self._numbers[alike]
 
-    def _bind(self, asked: _Asked) -> bool:
-        """Let a group act where it fits; False where that is nowhere, which is then in the report."""
-        group = asked.group
-        recipe = group.recipe
-        if recipe is None:
-            self._unused.extend(group.unread())
-            return False
-        miss = asked.absence
-        for tier in asked.tiers:
+    def _fit(self, candidate: _Candidate) -> list[Bound] | Miss:
+        """Make a group's adapters in the likeliest components that it fits, or tell why it fits nowhere."""
+        group = candidate.group
+        if group.recipe is None:
+            return group.unread()
+        miss = candidate.absence
+        for tier in candidate.tiers:
             found: list[Bound] = []
             for component, place in tier:
-                fit = self._fit(component, place, group, recipe)
+                fit = self._bound(component, place, group, group.recipe)
                 if not isinstance(fit, Miss):
                     found += fit
-                elif component in asked.meant:
+                elif component in candidate.meant:
                     miss = fit  # in another component than the one the key means, only what fits counts
             if found:
-                try:
-                    self._parsed.check_finite(group)
-                except NumberError as error:
-                    miss = misfit(error)
-                    break
-                return self._take(group, found)
-        self._unused.extend(miss.of(group))
-        return False
+                return found
+        return miss
 
-    def _fit(self, component: str, place: Place, group: Group, recipe: Recipe) -> list[Bound] | Miss:
-        """A group on each layer of the model that has a part in a place, or why it does not fit."""
-        if place.kind not in recipe.kinds:
-            return Miss("layer_kind", f"not defined for {_PLURAL[place.kind]}", f"{component}.{place.name}")
+    def _bound(self, component: str, place: Place, group: Group, recipe: Recipe) -> list[Bound] | Miss:
+        """Make a group's adapter for each layer of the model with a part in a place, or tell why it does not fit."""
+        kind = place.site.kind
+        if kind not in recipe.kinds:
+            return Miss("layer_kind", f"not defined for {_PLURAL[kind]}", f"{component}.{place.name}")
         try:
             adapter = self._parsed.adapter(group, recipe, place.site, self._reading)
         except ValueError as error:
@@ -244,72 +270,123 @@ class Network:
             adapter = widened
         return [
             Bound(component, piece.target, adapter if piece.rows is None else part_of(adapter, piece.rows), place)
-            for piece in place.pieces()
+            for piece in place.pieces
         ]
 
     def _widened(self, component: str, place: Place, group: Group, recipe: Recipe) -> Adapter | None:
-        """A group as an adapter of a layer that takes more than the latents; None where it is not just that."""
-        index, own, made_for = self._indexes[component], self._parsed.own_shape(group), self._parsed.family
-        if own is None or (made_for is not None and self._family is not None and made_for.name != self._family.name):
+        """Make an adapter of a layer that takes more than the latents; None where it is not just that."""
+        index, made_for = self._indexes[component], self._parsed.family
+        if group.own_site is None or (made_for and self._family and made_for.name != self._family.name):
             return None
         if not any(index.find(name) == place for name in input_layers(self._family)):
             return None
         out, kernel = place.shape[0], place.shape[2:]
-        inputs = math.prod(own[1:]) // math.prod(kernel)  # a kernel may be flattened into the inputs
-        own = (out, inputs, *kernel)
+        inputs = math.prod(group.own_site.shape[1:]) // math.prod(kernel)  # a kernel may be flattened into the inputs
         if inputs >= place.shape[1]:
             return None
+        site = replace(place.site, shape=(out, inputs, *kernel))
         try:
-            adapter = self._parsed.adapter(group, recipe, replace(place.site, shape=own), self._reading)
+            adapter = self._parsed.adapter(group, recipe, site, self._reading)
         except ValueError:
             return None  # the report says what does not fit the layer as it is
         return None if adapter.reads_base else Narrow(adapter, inputs, place.shape[1])
 
-    def _take(self, group: Group, found: Sequence[Bound]) -> bool:
-        """Let adapters act, unless one of the file changes some of their rows already."""
+    def _add(
+        self, group: Group, found: Sequence[Bound], by_weight: dict[tuple[str, str, str], list[Bound]], bad: set[str]
+    ) -> Miss | None:
+        """Let a group's adapters act, unless a number is not finite or others change these rows already."""
+        try:
+            self._parsed.check_finite(group, bad)
+        except NumberError as error:
+            return misfit(error)
         for one in found:
-            others = self._by_weight.get(one.weight, ())
-            if any(one.target.overlaps(other.target) for other in others):
-                miss = Miss("second_adapter", f"a second adapter for {one.component}.{one.target.name}")
-                self._unused.extend(miss.of(group))
-                return False
+            for other in by_weight.get(one.weight, ()):
+                if one.target.overlaps(other.target):
+                    return Miss("second_adapter", f"a second adapter for {one.component}.{one.target.name}")
         for one in found:
-            self._by_weight.setdefault(one.weight, []).append(one)
-        return True
+            by_weight.setdefault(one.weight, []).append(one)
+        return None
 
 
-def _meant(group: Group, tiers: Sequence[Sequence[str]], present: Collection[str]) -> Sequence[str]:
-    """The components that the keys of a group speak of; none where they name one that is not there."""
-    if group.component not in EXACT:
-        return [name for tier in tiers for name in tier]
-    return tiers[0] if group.component in present and tiers else ()
+@dataclass(slots=True)
+class _Kept:
+    """One file, with its network for each model it was used with and each way it was read."""
+
+    parsed: ParsedFile
+    networks: OrderedDict[tuple[Reading, tuple[tuple[str, int], ...]], Network] = field(default_factory=OrderedDict)
+    nbytes: int = field(init=False)
+    """Bytes of all tensors in the file."""
+
+    def __post_init__(self) -> None:
+        self.nbytes = sum([info.end - info.start for info in self.parsed.file.infos.values()])
 
 
-def _absence(group: Group, meant: Sequence[str]) -> Miss:
-    """Why a group acts on nothing, if no component has a layer of its name."""
-    if not meant:
-        return Miss("no_component", f"component {group.component} is absent in this model")
-    return Miss("no_module", f"no module of that name in {', '.join(meant)}")
+class NetworkCache:
+    """Networks by file and model: the least recently used go first, those in force never.
 
+    Args:
+        count: how many files to keep.
+        nbytes: how many bytes their tensors may have together, as the files have them; None for any.
+    """
 
-def _add_delta(total: Tensor, place: Place, one: Bound, index: LayerIndex) -> None:
-    """Add the dense change by one adapter to what it changes of a place."""
-    target, adapter = one.target, one.adapter
-    weight = None
-    if adapter.reads_whole:
-        adapter = adapter.on(Whole(one.place, index).weight)
-    if adapter.reads_base:
-        weight = read_base_weight(index.module(target.path), target.param).to("cpu", total.dtype)
-        weight = weight if target.rows is None else weight[slice(*target.rows)]
-    delta = adapter.delta_weight(At(torch.device("cpu"), total.dtype, weight=weight)).reshape(target.shape)
-    first, offset = 0 if target.rows is None else target.rows[0], 0
-    for segment in place.segments:
-        if (segment.target.path, segment.target.param) == (target.path, target.param):
-            start = segment.start + (segment.target.rows or (0,))[0] - first
-            low, high = max(start, 0), min(start + segment.count, target.shape[0])
-            if low < high:
-                total[offset + low - start : offset + high - start] += delta[low:high]
-        offset += segment.count
+    def __init__(self, count: int, nbytes: int | None = None) -> None:
+        self._count = count
+        self._limit = nbytes
+        self._files: OrderedDict[tuple[Path, Stamp, int], _Kept] = OrderedDict()
+
+    def resolved(self, path: Path, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> Network:
+        """Return the network of a file for a model. The cache may go beyond its limits until the next `trim`.
+
+        Raises:
+            LoraError: the file cannot be read, or no format or adapter kind knows it.
+        """
+        try:
+            key = path, Stamp.of(path.stat()), version()
+        except OSError as error:
+            raise FileError(path, f"cannot be read: {error.strerror or error}") from error
+        began = time.perf_counter()
+        kept = self._files.get(key)
+        if kept is None:
+            kept = self._files[key] = _Kept(ParsedFile(AdapterFile.open(path)))
+        self._files.move_to_end(key)
+        use = reading, tuple(index.signature for index in indexes)
+        network = kept.networks.get(use)
+        if network is None:
+            network = kept.networks[use] = Network(kept.parsed, indexes, reading)
+            network.report = replace(network.report, seconds=time.perf_counter() - began)
+        kept.networks.move_to_end(use)
+        return network
+
+    def trim(self, in_force: Collection[Network] = ()) -> None:
+        """Forget networks beyond the limits, the least recently used first, but none that is in force."""
+        used = {id(network.file) for network in in_force}
+        total = self.nbytes
+        for key, kept in list(self._files.items()):
+            while len(kept.networks) > _MODELS:
+                kept.networks.popitem(last=False)
+            if len(self._files) <= self._count and (self._limit is None or total <= self._limit):
+                continue
+            if id(kept.parsed.file) not in used:
+                total -= kept.nbytes
+                del self._files[key]
+
+    def holds(self, network: Network) -> bool:
+        """Return whether a network is still kept."""
+        return any(network is one for kept in self._files.values() for one in kept.networks.values())
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._files.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of the tensors of all files that are kept."""
+        return sum(kept.nbytes for kept in self._files.values())
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Return the files that are kept, the least recently used first."""
+        return tuple(path for path, _, _ in self._files)
 
 
 def load_network(path: str | Path, components: Mapping[str, nn.Module], *, reading: Reading = USUAL) -> Network:
@@ -327,14 +404,6 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
     check_named(components, "load_network(path, {})")
     indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
     return Network(ParsedFile(AdapterFile.open(path)), indexes, reading)
-
-
-def _largest_product(adapter: Adapter) -> float:
-    found = getattr(adapter, "scale", 1.0)
-    for _, tensor in adapter.tensors():
-        if tensor.is_floating_point() and tensor.numel():
-            found *= float(tensor.abs().max())
-    return abs(float(found))
 
 
 def inspect_file(path: str | Path) -> NetworkReport:

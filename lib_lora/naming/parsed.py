@@ -11,27 +11,133 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..adapters.base import Adapter, Origin, Site
+from .. import adapters
+from ..adapters._modifier import Modifier
+from ..adapters.base import Adapter, Kind, Origin, Site
 from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError
 from ..files import formats
 from ..files.components import EXPERTS, experts_named
+from ..files.config import USUAL, Alpha, PeftConfig, Reading, base_model
 from ..files.file import AdapterFile
-from ..files.formats.base import BUNDLED, KeyFormat, ParsedKey
+from ..files.formats.base import BUNDLED, KeyFormat, ParsedKey, compiled
 from ..files.patterns import EffortError
-from ..files.peft_config import PeftConfig
-from ..files.provenance import base_model
-from ..files.reading import USUAL, Alpha, Reading
-from ..registry import discover
+from ..registry import cached, discover, discover_classes
 from ..report import Cause, Family, NetworkReport, Unused
 from ..tensors import LARGEST
-from .architectures.base import fact
-from .families import family_of
-from .recipe import Recipe, recipe_of
+from .architectures.base import fact, family_of
 
 SHAPE_DIFFERS = "of another shape"
+NOT_FINITE = "of a layer with numbers that are NaN or infinite"
 _SCALED = frozenset({"lora", "dora", "loha", "lokr"})
 _NO_SCALE = "its scale is unknown and taken as 1, as it has neither alpha nor adapter_config.json beside it"
-NOT_FINITE = "of a layer with numbers that are NaN or infinite"
+_LOOKS = {
+    "model.diffusion_model.": "a whole checkpoint: load it as the model",
+    "img_in.weight": "a whole checkpoint: load it as the model",
+    "emb_params": "a textual inversion embedding: it belongs in the embeddings folder",
+    "control_model.": "a ControlNet: load it with ControlNet",
+    "first_stage_model.": "a VAE: load it as the VAE",
+    "decoder.conv_in.": "a VAE: load it as the VAE",
+}
+"""How keys begin in a file that is no adapter -> what it probably is."""
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Canonical parameter -> shape in the file."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One algorithm and, from the inside out, the modifiers around it."""
+
+    kind: type[Adapter]
+    modifiers: tuple[type[Modifier], ...] = ()
+
+    @cached_property
+    def name(self) -> str:
+        """Return the name, such as `lora` or `lora+dora`."""
+        return "+".join((self.kind.name, *(modifier.name for modifier in self.modifiers)))
+
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """Return the kinds of layer it is defined for."""
+        return self.kind.kinds.intersection(*(modifier.kinds for modifier in self.modifiers))
+
+    def own_site(self, shapes: Shapes) -> Site | None:
+        """Return the weight that parameters of these shapes were made for; None where they do not tell."""
+        shape = self.kind.own_shape(shapes)
+        if shape is None:
+            return None
+        return Site(shape, "norm" if len(shape) == 1 else "conv" if len(shape) > 2 else "linear")
+
+    def build(self, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
+        """Make the adapter for the weight at `site`.
+
+        Raises:
+            ValueError: the tensors do not fit each other or the site; the text says want and got.
+        """
+        least = 1 if site.kind == "norm" and "norm" in self.kinds else 2
+        if len(site.shape) < least or 0 in site.shape:  # a file may make itself out to be for such a weight
+            raise ValueError(f"want the parameters of a weight, got those of one of the shape {site.shape}")
+        adapter: Adapter = self.kind.from_params(params, site, origin)
+        for modifier in self.modifiers:
+            adapter = modifier.around(adapter, params, site, origin)
+        return adapter
+
+
+def recipe_of(shapes: Shapes) -> Recipe | None:
+    """Return the recipe for parameters of these names and shapes; None where no algorithm reads all of them."""
+    return _recipe(shapes, _modifiers())
+
+
+def _recipe(shapes: Shapes, modifiers: Sequence[type[Modifier]]) -> Recipe | None:
+    for kind in _kinds():
+        if kind.claims(shapes):
+            return Recipe(kind)
+    for i, modifier in enumerate(modifiers):
+        own = modifier.takes(shapes)
+        if own:
+            rest = {name: shape for name, shape in shapes.items() if name not in own}
+            inner = _recipe(rest, modifiers[i + 1 :])
+            if inner is not None:
+                return Recipe(inner.kind, (*inner.modifiers, modifier))
+    return None
+
+
+@cached
+def _kinds() -> tuple[type[Adapter], ...]:
+    found = discover_classes(adapters, Adapter)  # type: ignore[type-abstract]
+    return tuple(kind for kind in found if not issubclass(kind, Modifier))
+
+
+def _modifiers() -> tuple[type[Modifier], ...]:
+    """Return the modifiers, the outermost first."""
+    return discover_classes(adapters, Modifier)  # type: ignore[type-abstract]
+
+
+@cached
+def key_formats() -> Mapping[str, KeyFormat]:
+    """Return all formats, in the order in which they are tried."""
+    kinds = (*_kinds(), *_modifiers())
+    every = [kind.params.required | kind.params.optional for kind in kinds]
+    named = {name for names in every for name in names if "weight" not in names and "." not in name}
+    shared = {name for kind in kinds for name in kind.shared}
+    return {name: one.with_params(named, shared) for name, one in discover(formats, KeyFormat).items()}
+
+
+def parse_key(key: str, said: str | None = None) -> tuple[str, ParsedKey | None]:
+    """Return the format of a key and what it means there; an empty name where no format understands it.
+
+    Args:
+        key: of a tensor.
+        said: what the header says under the same name.
+    """
+    for name, one in key_formats().items():
+        if said is not None and said == one.embedding:
+            return name, one.parse(key, said)
+        for pattern in one.patterns:
+            match = compiled(pattern).fullmatch(key)
+            if match is not None:
+                return name, one.parsed(match.groupdict())
+    return "", None
 
 
 @dataclass(slots=True)
@@ -46,12 +152,13 @@ class Group:
     keys: dict[str, str] = field(default_factory=dict)
     """Canonical parameter -> key in the file."""
     recipe: Recipe | None = None
-    """The algorithm that reads it, and what goes around that; None where none does."""
+    """The algorithm that reads it; None where none does."""
+    own_site: Site | None = None
+    """The weight that it was made for; None where its parameters do not tell."""
 
-    def unread(self) -> list[Unused]:
-        """All keys, for the reason that no algorithm claims them."""
-        reason = f"no adapter kind reads {', '.join(sorted(self.keys))} together"
-        return Miss("unknown_parameters", reason).of(self)
+    def unread(self) -> Miss:
+        """Return that no algorithm reads its parameters."""
+        return Miss("unknown_parameters", f"no adapter kind reads {', '.join(sorted(self.keys))} together")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +170,21 @@ class Miss:
     detail: str = ""
 
     def of(self, group: Group) -> list[Unused]:
-        """All its keys, for this."""
+        """Return all keys of a group as unused for this reason."""
         return [Unused(key, self.cause, self.reason, self.detail) for key in group.keys.values()]
+
+
+def misfit(error: ValueError, where: str = "") -> Miss:
+    """Tell why the parameters of a layer cannot be used.
+
+    Args:
+        error: that making an adapter of them raised.
+        where: the layer of the model.
+    """
+    detail = f"{where}: {error}" if where else str(error)
+    if isinstance(error, NumberError):
+        return Miss("not_finite", NOT_FINITE, detail)
+    return Miss("shape", SHAPE_DIFFERS, detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +193,7 @@ class Outcome:
 
     adapters: Sequence[Adapter]
     idle: Sequence[Group]
-    """Those that act on nothing."""
+    """Groups that act on nothing."""
     absent: int
     """How many of them are for components that the model does not have."""
     unused: Sequence[Unused]
@@ -100,20 +220,18 @@ class ParsedFile:
         self.groups = [group for group in groups if group.belongs == "layer"]
         self.shared = {param: key for one in groups if one.belongs == "file" for param, key in one.keys.items()}
         self.bundled = {one.module: one.keys for one in groups if one.belongs == "embedding"}
-        for group in self.groups:
-            group.recipe = recipe_of(self.shapes(group))
+        self._find_recipes()
         self._refuse_strangers()
-        self.config = PeftConfig.of(file, beside=any(group.format == "peft" for group in self.groups))
-        self._refuse_endless_patterns()
+        self.config = PeftConfig.of(file, beside="peft" in [group.format for group in self.groups])
+        try:
+            self.config.match_patterns([(group.component, group.module) for group in self.groups])
+        except EffortError as error:
+            raise FileError(file.path, f"cannot be used: {error}") from error
 
     @property
     def format(self) -> str:
-        """Names of the formats seen, the most frequent first."""
-        return "+".join(name for name, _ in Counter(group.format for group in self.groups).most_common())
-
-    def shapes(self, group: Group) -> dict[str, tuple[int, ...]]:
-        """Canonical parameter -> shape in the file."""
-        return {param: self.file.infos[key].shape for param, key in group.keys.items()}
+        """Return the names of the formats seen, the most frequent first."""
+        return "+".join([name for name, _ in Counter([group.format for group in self.groups]).most_common()])
 
     def adapter(self, group: Group, recipe: Recipe, site: Site, reading: Reading = USUAL) -> Adapter:
         """Build the group's adapter for one weight.
@@ -121,39 +239,22 @@ class ParsedFile:
         Raises:
             ValueError: the tensors do not fit each other or the weight; the text says want and got.
         """
-        params = {param: self.file.tensor(key) for param, key in group.keys.items()}
-        return recipe.build(params, site, self.origin(group, reading))
+        return recipe.build(self.file.tensors(group.keys), site, self.origin(group, reading))
 
     def origin(self, group: Group, reading: Reading = USUAL) -> Origin:
-        """What the file says about a group beside its own parameters."""
+        """Return what the file says about a group beside its own parameters."""
         return Origin(
             alpha=self.alpha(group),
             spelling=group.format,
             config=self.config.values(group.component, group.module),
             metadata=self.file.metadata,
-            shared={param: self.file.tensor(key) for param, key in self.shared.items()},
+            shared=self.file.tensors(self.shared) if self.shared else {},
             module=group.module,
             reading=reading,
         )
 
-    def embeddings(self) -> dict[str, dict[str, Tensor]]:
-        """The textual inversions that came in the file: {name: {part: vectors}}."""
-        found: dict[str, dict[str, Tensor]] = {}
-        for name, keys in self.bundled.items():
-            parts = {param.removeprefix(BUNDLED): self.file.tensor(key) for param, key in keys.items()}
-            found[name] = {part: one.unsqueeze(0) if one.ndim == 1 else one for part, one in parts.items()}
-        return found
-
-    @cached_property
-    def family(self) -> Family | None:
-        """The model family the file was made for."""
-        facts = [
-            f"meta:{key.replace('.', '_')}:{value}" for key, value in self.file.metadata.items() if len(value) < 200
-        ]
-        return family_of([*facts, *(fact(group.component, group.module, self._width(group)) for group in self.groups)])
-
     def alpha(self, group: Group) -> Alpha:
-        """The group's own alpha, else the one its configuration gives."""
+        """Return the group's own alpha, else the one its configuration gives."""
         key = group.keys.get("alpha")
         if key is None:
             return self.config.alpha(group.component, group.module)
@@ -164,26 +265,77 @@ class ParsedFile:
             raise NumberError(f"want a finite number as alpha, got {value}")
         return Alpha(value)
 
+    def embeddings(self) -> dict[str, dict[str, Tensor]]:
+        """Return the textual inversions that came in the file: {name: {part: vectors}}."""
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, keys in self.bundled.items():
+            parts = self.file.tensors({param.removeprefix(BUNDLED): key for param, key in keys.items()})
+            found[name] = {part: one.unsqueeze(0) if one.ndim == 1 else one for part, one in parts.items()}
+        return found
+
+    @property
+    def facts(self) -> list[str]:
+        """Return what signs of families are searched in; see `architectures.base.fact`."""
+        metadata = self.file.metadata.items()
+        found = [f"meta:{key.replace('.', '_')}:{value}" for key, value in metadata if len(value) < 200]
+        for group in self.groups:
+            shape = () if group.own_site is None else group.own_site.shape
+            found.append(fact(group.component, group.module, shape[1] if len(shape) > 1 else None))
+        return found
+
+    @cached_property
+    def family(self) -> Family | None:
+        """Return the model family the file was made for."""
+        return family_of(self.facts)
+
     @cached_property
     def experts(self) -> tuple[str, ...]:
-        """Those of `EXPERTS` that keys are for which do not say so: both, unless the file or a name of it tells."""
-        if any(group.component == EXPERTS[1] for group in self.groups):
+        """Return the `EXPERTS` that keys mean which name none: both, unless another key or the file's name tells."""
+        if EXPERTS[1] in [group.component for group in self.groups]:
             return EXPERTS[:1]
         names = (self.file.path.stem, self.file.metadata.get("ss_output_name", ""))  # the file may have been renamed
         return next((found for found in map(experts_named, names) if found), EXPERTS)
 
+    def not_finite(self, groups: Sequence[Group]) -> set[str]:
+        """Return the keys of groups, and of what they share, whose tensors have numbers that are not finite.
+
+        One such number makes a picture of nothing else.
+
+        Raises:
+            FileError: the file changed on disk.
+        """
+        return self.file.not_finite([key for group in groups for key in self._read_by(group)])
+
+    def check_finite(self, group: Group, bad: set[str]) -> None:
+        """Check that a group has none of the keys that `not_finite` returned.
+
+        Raises:
+            NumberError: it has one; the text names it.
+        """
+        key = next((key for key in self._read_by(group) if key in bad), None)
+        if key is not None:
+            raise NumberError(f"{key} has numbers that are NaN or infinite; download the file again, or train it again")
+
+    def unshared(self, acting: Iterable[Group]) -> list[Unused]:
+        """Return the keys of parameters that layers share, where no layer that acts reads them."""
+        if not self.shared:
+            return []
+        read = {param for group in acting if group.recipe is not None for param in group.recipe.kind.shared}
+        reason = "shared by layers of which none acts"
+        return [Unused(key, "unread", reason) for param, key in self.shared.items() if param not in read]
+
     def report(self, outcome: Outcome | None = None) -> NetworkReport:
-        """Sum up; without an outcome, that is without a model, by what the file says of itself."""
-        kinds = Counter(group.recipe.name for group in self.groups if group.recipe is not None)
+        """Sum up; without an outcome, by what the file says of itself."""
+        kinds = Counter([group.recipe for group in self.groups if group.recipe is not None])
         own, misfits = self._unbound(self.groups if outcome is None else outcome.idle)
         acting = () if outcome is None else outcome.adapters
-        ranks = [rank for rank in {adapter.rank for adapter in (*own, *acting)} if rank is not None]
+        ranks = {rank for adapter in (*own, *acting) if (rank := adapter.rank) is not None}
         unused = [*misfits, *self.unshared(self.groups)] if outcome is None else outcome.unused
         return NetworkReport(
             path=self.file.path,
             format=self.format,
             family=self.family,
-            kinds=MappingProxyType(dict(kinds)),
+            kinds=MappingProxyType({recipe.name: count for recipe, count in kinds.items()}),
             ranks=(min(ranks), max(ranks)) if ranks else None,
             hit=0 if outcome is None else len(self.groups) - len(outcome.idle),
             changed=0 if outcome is None else outcome.changed,
@@ -200,9 +352,70 @@ class ParsedFile:
             base_model=base_model(self.file.metadata, self.config.base_model),
         )
 
+    def _grouped(self) -> list[Group]:
+        # by format and name, so that what a key becomes does not depend on where in the file it is
+        order = {name: i for i, name in enumerate(("", *key_formats()))}
+        parsed = []
+        for key in self.file.infos:
+            name, one = parse_key(key, self.file.metadata.get(key))
+            parsed.append((order[name], key, name, one))
+        parsed.sort()
+        names = {one.adapter for *_, one in parsed if one is not None and one.adapter is not None}
+        wanted = "default" if "default" in names else min(names, default=None)
+        groups: dict[tuple[str | None, str], Group] = {}
+        for _, key, name, one in parsed:
+            if one is None:
+                self.unused.append(Unused(key, "unknown_key", "not understood by any key format"))
+                continue
+            if one.adapter is not None and one.adapter != wanted:
+                reason = f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
+                self.unused.append(Unused(key, "unchosen_adapter", reason))
+                continue
+            group = groups.get((one.component, one.module))
+            if group is None:
+                belongs: Literal["layer", "file", "embedding"] = "file" if one.file_wide else "layer"
+                belongs = "embedding" if one.bundled else belongs
+                group = Group(one.component, one.module, one.flattened, name, belongs)
+                groups[one.component, one.module] = group
+            if one.param in group.keys:
+                self.unused.append(Unused(key, "repeated", f"says the same as {group.keys[one.param]}"))
+            else:
+                group.keys[one.param] = key
+        return list(groups.values())
+
+    def _find_recipes(self) -> None:
+        """Find the algorithm of each group; groups of equal names and shapes have the same."""
+        known: dict[tuple[tuple[str, tuple[int, ...]], ...], tuple[Recipe | None, Site | None]] = {}
+        for group in self.groups:
+            shapes = {param: self.file.infos[key].shape for param, key in group.keys.items()}
+            same = tuple(shapes.items())
+            if same not in known:
+                recipe = recipe_of(shapes)
+                known[same] = recipe, None if recipe is None else recipe.own_site(shapes)
+            group.recipe, group.own_site = known[same]
+
+    def _refuse_strangers(self) -> None:
+        keys = self.file.keys
+        seen = ", ".join(keys[:4]) or "none"
+        companions = {one.name for one in key_formats().values() if not one.alone}
+        if companions.issuperset([group.format for group in self.groups]):
+            looks = next((what for start, what in _LOOKS.items() for key in keys if key.startswith(start)), "")
+            hint = f"; it looks like {looks}" if looks else ""
+            text = f"is no adapter known here: none of its {len(keys)} keys is an adapter's ({seen}, …){hint}"
+            raise UnknownFormatError(self.file.path, text, keys[:4])
+        if not [group for group in self.groups if group.recipe is not None]:
+            params = ", ".join(sorted({param for group in self.groups for param in group.keys}))
+            text = f"holds adapters of a kind not supported here, with the parameters {params} (keys {seen}, …)"
+            raise UnknownAdapterError(self.file.path, text, keys[:4])
+
+    def _read_by(self, group: Group) -> list[str]:
+        """Return the keys of a group's own parameters and of the shared ones that it reads."""
+        read = frozenset() if group.recipe is None else group.recipe.kind.shared
+        return [*group.keys.values(), *[key for param, key in self.shared.items() if param in read]]
+
     @property
     def _lacks_scale(self) -> bool:
-        """Whether PEFT's configuration is missing, without which nothing tells the scale of its files."""
+        """Return whether PEFT's configuration is missing, without which nothing tells the scale of its files."""
         scaled = [one for one in self.groups if one.format == "peft" and one.recipe and one.recipe.kind.name in _SCALED]
         return any("alpha" not in one.keys and self._alpha_of_config(one) == Alpha() for one in scaled)
 
@@ -212,166 +425,26 @@ class ParsedFile:
         except NumberError:
             return None  # the layer is left out, and says so
 
-    def unshared(self, acting: Iterable[Group]) -> list[Unused]:
-        """The keys of parameters that layers share, where none of those that act reads them."""
-        read = {param for group in acting if group.recipe is not None for param in group.recipe.kind.shared}
-        reason = "shared by layers of which none acts"
-        return [Unused(key, "unread", reason) for param, key in self.shared.items() if param not in read]
-
     def _unbound(self, groups: Iterable[Group]) -> tuple[list[Adapter], list[Unused]]:
-        """Adapters with the shapes they claim for themselves, and the keys that fit not even each other."""
+        """Return adapters with the shapes they claim for themselves, and the keys that do not fit even each other."""
         found: list[Adapter] = []
         misfits: list[Unused] = []
         for group in groups:
-            recipe = group.recipe
-            if recipe is None:
-                misfits.extend(group.unread())
-                continue
-            site = recipe.own_site(self.shapes(group))
-            if site is None:
-                continue  # its parameters do not tell; a model will
-            try:
-                found.append(self.adapter(group, recipe, site))
-            except ValueError as error:
-                misfits.extend(misfit(error).of(group))
+            if group.recipe is None:
+                misfits.extend(group.unread().of(group))
+            elif group.own_site is not None:  # else its parameters do not tell; a model will
+                try:
+                    found.append(self.adapter(group, group.recipe, group.own_site))
+                except ValueError as error:
+                    misfits.extend(misfit(error).of(group))
         return found, misfits
-
-    def _grouped(self) -> list[Group]:
-        # by format and name, so that what a key becomes does not depend on where in the file it is
-        asked = ["", *key_formats()]
-        parsed = [(key, *parse_key(key, self.file.metadata.get(key))) for key in self.file.infos]
-        parsed.sort(key=lambda one: (asked.index(one[1]), one[0]))
-        names = {one.adapter for _, _, one in parsed if one is not None and one.adapter is not None}
-        wanted = "default" if "default" in names else min(names, default=None)
-        groups: dict[tuple[str | None, str], Group] = {}
-        for key, name, one in parsed:
-            if one is None:
-                self.unused.append(Unused(key, "unknown_key", "not understood by any key format"))
-            elif one.adapter is not None and one.adapter != wanted:
-                reason = f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
-                self.unused.append(Unused(key, "unchosen_adapter", reason))
-            else:
-                group = groups.setdefault((one.component, one.module), _group(one, name))
-                if one.param in group.keys:
-                    self.unused.append(Unused(key, "repeated", f"says the same as {group.keys[one.param]}"))
-                else:
-                    group.keys[one.param] = key
-        return list(groups.values())
-
-    def _refuse_strangers(self) -> None:
-        keys = self.file.keys
-        seen = ", ".join(keys[:4]) or "none"
-        companions = {one.name for one in key_formats().values() if not one.alone}
-        if all(group.format in companions for group in self.groups):
-            text = f"is no adapter known here: none of its {len(keys)} keys is an adapter's ({seen}, …){_hint(keys)}"
-            raise UnknownFormatError(self.file.path, text, keys[:4])
-        if all(group.recipe is None for group in self.groups):
-            params = sorted({param for group in self.groups for param in group.keys})
-            text = (
-                f"holds adapters of a kind not supported here, with the parameters {', '.join(params)} (keys {seen}, …)"
-            )
-            raise UnknownAdapterError(self.file.path, text, keys[:4])
-
-    def _refuse_endless_patterns(self) -> None:
-        """Ask for what the configuration says of each layer, which it remembers.
-
-        Raises:
-            FileError: that would take too long.
-        """
-        try:
-            for group in self.groups:
-                self.config.values(group.component, group.module)
-        except EffortError as error:
-            raise FileError(self.file.path, f"cannot be used: {error}") from error
-
-    def check_finite(self, group: Group) -> None:
-        """Check that all numbers of a group are finite, and those that it shares with others of the file.
-
-        One that is not makes a picture of nothing else.
-
-        Raises:
-            NumberError: a tensor has one that is not; the text names it.
-            FileError: the file changed on disk.
-        """
-        read = frozenset() if group.recipe is None else group.recipe.kind.shared
-        shared = (key for param, key in self.shared.items() if param in read)
-        key = self.file.first_not_finite((*group.keys.values(), *shared))
-        if key is not None:
-            raise NumberError(f"{key} has numbers that are NaN or infinite; download the file again, or train it again")
-
-    def own_shape(self, group: Group) -> tuple[int, ...] | None:
-        """The shape of the weight that a group was made for; None where its parameters do not tell."""
-        recipe = group.recipe
-        site = None if recipe is None else recipe.own_site(self.shapes(group))
-        return None if site is None else site.shape
-
-    def _width(self, group: Group) -> int | None:
-        shape = self.own_shape(group)
-        return shape[1] if shape is not None and len(shape) > 1 else None
-
-
-def misfit(error: ValueError, where: str = "") -> Miss:
-    """Tell why the parameters of a layer cannot be used.
-
-    Args:
-        error: that making an adapter of them raised.
-        where: the layer of the model.
-    """
-    detail = f"{where}: {error}" if where else str(error)
-    return (
-        Miss("not_finite", NOT_FINITE, detail)
-        if isinstance(error, NumberError)
-        else Miss("shape", SHAPE_DIFFERS, detail)
-    )
 
 
 def _bytes_of(adapters: Iterable[Adapter]) -> int:
-    """Bytes of all their tensors, of which some may be of several adapters."""
+    """Return the bytes of all their tensors; several adapters may have one of them."""
     sizes: dict[int, int] = {}
     for adapter in adapters:
         for _, tensor in adapter.tensors():
             start = tensor.data_ptr()
             sizes[start] = max(tensor.numel() * tensor.element_size(), sizes.get(start, 0))
     return sum(sizes.values())
-
-
-def key_formats() -> Mapping[str, KeyFormat]:
-    """All formats, in the order in which they are asked."""
-    return discover(formats, KeyFormat)
-
-
-def parse_key(key: str, said: str | None = None) -> tuple[str, ParsedKey | None]:
-    """The format of a key and what it means there; an empty name where no format understands it.
-
-    Args:
-        key: of a tensor.
-        said: what the header says under the same name.
-    """
-    for name, one in key_formats().items():
-        parsed = one.parse(key, said)
-        if parsed is not None:
-            return name, parsed
-    return "", None
-
-
-def _group(one: ParsedKey, name: str) -> Group:
-    belongs: Literal["layer", "file", "embedding"] = "layer"
-    if one.file_wide or one.bundled:
-        belongs = "file" if one.file_wide else "embedding"
-    return Group(one.component, one.module, one.flattened, name, belongs)
-
-
-def _hint(keys: Sequence[str]) -> str:
-    """What a file that is no adapter probably is."""
-    looks = {
-        "model.diffusion_model.": "a whole checkpoint: load it as the model",
-        "img_in.weight": "a whole checkpoint: load it as the model",
-        "emb_params": "a textual inversion embedding: it belongs in the embeddings folder",
-        "control_model.": "a ControlNet: load it with ControlNet",
-        "first_stage_model.": "a VAE: load it as the VAE",
-        "decoder.conv_in.": "a VAE: load it as the VAE",
-    }
-    for start, what in looks.items():
-        if any(key.startswith(start) for key in keys):
-            return f"; it looks like {what}"
-    return ""

@@ -17,7 +17,7 @@ from .places import Place
 
 
 class Whole:
-    """Layers of a model in the order in which a file has them as one. Holds them weakly."""
+    """Layers of a model in the order in which a file has them as one, held weakly."""
 
     def __init__(self, place: Place, index: LayerIndex) -> None:
         self.place = place
@@ -28,11 +28,11 @@ class Whole:
 
     @property
     def layers(self) -> list[nn.Module]:
-        """Those that are still there."""
+        """Return the layers that are still there."""
         return [layer for ref in self._layers.values() if (layer := ref()) is not None]
 
     def known(self, adapter: Adapter, rank: int | None, private: Callable[[Adapter], Adapter]) -> Adapter:
-        """What `on` makes of an adapter of one of them: what it finds out about all of them is found once for all.
+        """Return what `on` makes of an adapter of one of them; it reads the weights once for all of them.
 
         Args:
             adapter: with `reads_whole`, so a part.
@@ -58,7 +58,7 @@ class Whole:
         return [None if layer is None else WeightMark.of(layer, param) for layer, param in layers]
 
     def weight(self) -> Tensor:
-        """Their base weights as one, on the device of the first that is on one, else on the CPU.
+        """Return their base weights as one, on the device of the first that is on one, else on the CPU.
 
         Raises:
             ComponentError: one is gone, or its weight cannot be read.

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..compiler import uncompiled
 from ..errors import RegionError, RowsError
 from ..files.components import is_denoiser
-from ..naming.families import is_image_first
+from ..naming.architectures.base import is_image_first
 from ..tensors import plain_mode
 from .regions import LatentGrid, patch_of
 from .strength import Clock, Moment, sigma_of

@@ -12,9 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..execution.hooks import Executor
-from ..naming.cache import NetworkCache
-from ..naming.families import alias_table
-from ..naming.index import LayerIndex
+from ..naming.index import LayerIndex, alias_table
+from ..naming.network import NetworkCache
 from ..placement.resident import Keeping
 from ..plan import PlanKey, make_plan
 from ..stack import Entry, Mode, Stack

@@ -13,8 +13,7 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 from lib_lora import Engine, Entry, Stack, load_network
-from lib_lora.naming.families import alias_table
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.skeleton import skeleton
 from tests.fakes.families import models
 from tests.fakes.files import pair, save
@@ -62,7 +61,7 @@ def test_open_clip_rows_are_those_of_diffusers_converter(family, component, laye
             continue
         place = ldm.find(name)
         assert place is not None, key
-        (piece,) = place.pieces()
+        (piece,) = place.pieces
         fused = piece.target.param == "in_proj_weight"
         layer = f"{piece.target.path}.in_proj" if fused else piece.target.name
         first = starts[layer.removeprefix("model.")] + (piece.target.rows or (0, 0))[0]

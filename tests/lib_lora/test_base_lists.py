@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from lib_lora.naming.families import alias_table
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.index import LayerIndex, alias_table
 from tests.families import families
 
 BASES = {listed: base for family in families().values() for listed, base in family.bases.items()}

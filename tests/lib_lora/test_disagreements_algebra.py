@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from lib_lora import Reading
 from lib_lora.adapters.base import Adapter, At, Origin, RankSchedule, Site
 from lib_lora.adapters.lokr import LoKr, _cheapest
-from lib_lora.files.reading import Alpha
-from lib_lora.naming.recipe import _kinds, recipe_of
+from lib_lora.files.config import Alpha
+from lib_lora.naming.parsed import _kinds, recipe_of
 from lib_lora.weights.operation import Operation
 from tests.selection import examples
 

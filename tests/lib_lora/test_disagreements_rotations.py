@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lib_lora.adapters._rotation import Turn, mix, mix_butterfly
 from lib_lora.adapters.base import Adapter, At, Origin, Site
-from lib_lora.naming.recipe import recipe_of
+from lib_lora.naming.parsed import recipe_of
 from lib_lora.weights.operation import Operation
 
 LINEAR = Site((24, 12))

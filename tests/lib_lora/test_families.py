@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import load_network
-from lib_lora.naming.architectures.base import fact, recognise
-from lib_lora.naming.families import alias_table, known_architectures
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.architectures.base import fact, known_architectures, recognise
+from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Bound, Network
 from lib_lora.naming.parsed import SHAPE_DIFFERS, parse_key
 from lib_lora.naming.places import Place

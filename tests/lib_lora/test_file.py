@@ -308,7 +308,7 @@ def test_a_file_that_is_truncated_in_place_kills_no_process(tmp_path, monkeypatc
     os.truncate(path, 8192)
     if when == "while it is read":
         monkeypatch.setattr(AdapterFile, "verify", lambda self: None)
-    for read in (lambda: file.private(mapped), lambda: file.first_not_finite(["a"])):
+    for read in (lambda: file.private(mapped), lambda: file.not_finite(["a"])):
         with pytest.raises(FileError, match=r"a\.safetensors: (changed on disk|was truncated) while in use"):
             read()
 

@@ -8,8 +8,7 @@ from torch import nn
 
 from lib_lora import load_network
 from lib_lora.files.components import candidates
-from lib_lora.naming.families import alias_table
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.index import LayerIndex, alias_table
 from tests.fakes.files import pair, save
 
 WIDTH, NARROW, RANK = 16, 8, 2

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from lib_lora import inspect_file, load_network
 from lib_lora.files.formats.cloneofsimo import CLONEOFSIMO
-from lib_lora.naming.families import alias_table
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Network
 from tests.fakes.families import diffusers_unet, models
 from tests.fakes.files import save
@@ -63,7 +62,7 @@ def numbers_of(network: Network, names: Sequence[str], layers: LayerIndex) -> li
     """What the adapter of each of these layers is full of."""
     adapters = network.adapters[layers.component]
     places = [layers.find(name) for name in names]
-    return [float(adapters[place.pieces()[0].target.name].factors().up[0, 0]) for place in places if place is not None]
+    return [float(adapters[place.pieces[0].target.name].factors().up[0, 0]) for place in places if place is not None]
 
 
 def header(component: str, classes: Sequence[str]) -> dict[str, str]:

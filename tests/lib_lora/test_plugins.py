@@ -17,9 +17,8 @@ from torch import nn
 from lib_lora import ActivationError, Engine, Entry, Stack, plugins, register, uninstall, unregister
 from lib_lora.adapters.base import Adapter
 from lib_lora.errors import RegistryError
-from lib_lora.naming.families import known_architectures
-from lib_lora.naming.parsed import parse_key
-from lib_lora.naming.recipe import recipe_of
+from lib_lora.naming.architectures.base import known_architectures
+from lib_lora.naming.parsed import parse_key, recipe_of
 from lib_lora.placement import schemes
 from lib_lora.weights.base_weight import read_base_weight
 from tests.test_contributing import outside

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from lib_lora import PickleError, load_network
-from lib_lora.naming.families import alias_table
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Network
 from tests.fakes.families import models
 

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-import lib_lora.naming.families
+import lib_lora.naming.index
 from lib_lora import ActivationError, Engine, Entry, Stack, inspect_file, load_network
-from lib_lora.files.provenance import base_model
-from lib_lora.naming.families import alias_table, family_of_model
-from lib_lora.naming.index import LayerIndex
+from lib_lora.files.config import base_model
+from lib_lora.naming.index import LayerIndex, alias_table, family_of_model
 from lib_lora.naming.skeleton import skeleton
 from lib_lora.report import Cause, Family
 from tests.fakes.families import UNETS, models
@@ -235,9 +234,9 @@ def test_the_family_of_a_model_is_found_out_once(tmp_path, monkeypatch):
     parts = {"unet": Unet()}
     paths = [save(tmp_path / f"{i}.safetensors", pair("lora_unet_proj", (12, 8), 2, seed=i)) for i in range(3)]
     asked = []
-    family_of = lib_lora.naming.families.family_of
-    monkeypatch.setattr(lib_lora.naming.families, "family_of", lambda facts: asked.append(1) or family_of(facts))
-    lib_lora.naming.families._family_of_layers.cache_clear()
+    family_of = lib_lora.naming.index.family_of
+    monkeypatch.setattr(lib_lora.naming.index, "family_of", lambda facts: asked.append(1) or family_of(facts))
+    lib_lora.naming.index._family_of_layers.cache_clear()
     engine = Engine(parts)
     for path in (*paths, *paths):
         engine.activate(Stack([Entry(path)]))

@@ -14,8 +14,7 @@ from lib_lora import Engine, Entry, Stack, load_network
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.low_rank import LowRankExecutor
-from lib_lora.naming.families import alias_table
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.skeleton import skeleton
 from tests.fakes.families import models
 from tests.fakes.files import save
@@ -199,7 +198,7 @@ def test_the_first_format_gives_the_adapter(name, tree, tmp_path):
         index = LayerIndex(component, components(name, tree)[component], alias_table())
         place = index.find(layer)
         assert place is not None
-        (piece,) = place.pieces()
+        (piece,) = place.pieces
         found = network.adapters[component][piece.target.name].factors()
         assert torch.equal(found.down, down), layer
         assert torch.equal(found.up, up), layer

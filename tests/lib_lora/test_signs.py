@@ -10,8 +10,7 @@ import pytest
 from torch import nn
 
 from lib_lora import load_network
-from lib_lora.naming.architectures.base import fact, recognise
-from lib_lora.naming.families import family_of, known_architectures
+from lib_lora.naming.architectures.base import fact, family_of, known_architectures, recognise
 from lib_lora.report import Family as Told
 from tests.fakes.files import pair, save
 from tests.families import families

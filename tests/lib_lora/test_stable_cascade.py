@@ -6,8 +6,7 @@ import pytest
 from torch import nn
 
 from lib_lora import inspect_file, load_network
-from lib_lora.naming.families import alias_table
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.skeleton import skeleton
 from tests.fakes.files import pair, save
 

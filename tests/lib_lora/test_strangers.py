@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from lib_lora import ActivationError, Engine, Entry, Stack, model_family
 from lib_lora.files.components import DENOISER, role
-from lib_lora.naming.architectures.base import Alias, Architecture, fact
-from lib_lora.naming.families import family_of, known_architectures
+from lib_lora.naming.architectures.base import Alias, Architecture, fact, family_of, known_architectures
 from tests.fakes.files import pair, save
 
 WIDTH = 12

@@ -12,8 +12,7 @@ import transformers
 from torch import nn
 
 from lib_lora import load_network
-from lib_lora.naming.families import alias_table
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.skeleton import skeleton
 from tests.fakes.files import pair, save
 

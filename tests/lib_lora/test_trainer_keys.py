@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from lib_lora.files.config import PeftConfig
 from lib_lora.files.file import AdapterFile
 from lib_lora.files.formats.base import FILE_WIDE
-from lib_lora.files.peft_config import PeftConfig
 from lib_lora.naming.parsed import parse_key
 
 LORA = {"lora_down.weight", "lora_up.weight"}

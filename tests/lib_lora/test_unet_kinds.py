@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from lib_lora import load_network
-from lib_lora.naming.families import alias_table
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.skeleton import skeleton
 from tests.fakes.families import diffusers_unet
 from tests.fakes.kinds import SAMPLES

@@ -9,8 +9,7 @@ from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffu
 from torch import Tensor, nn
 
 from lib_lora import load_network
-from lib_lora.naming.families import alias_table
-from lib_lora.naming.index import LayerIndex
+from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.places import Place
 from tests.fakes.files import pair, save
 from tests.families.base import Shapes, below, linear, norm, on_meta

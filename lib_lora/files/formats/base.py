@@ -1,16 +1,21 @@
-"""What a key format is. No torch here: a format is a table about strings."""
+"""Key formats: tables about strings, free of torch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Protocol
 
 FILE_WIDE = "*"
 """`ParsedKey.module` of a parameter that all layers of a file share."""
 BUNDLED = "bundle_emb."
 """Begin of `ParsedKey.param` for a part of a bundled embedding."""
+ADAPTER_PARAMS = "<params>"
+"""In a pattern: any parameter of an adapter kind, but those of kinds that call one as a checkpoint does, `weight`."""
+SHARED_PARAMS = "<shared>"
+"""In a pattern: any parameter of an adapter kind that all layers of a file share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,40 +41,36 @@ class ParsedKey:
 
     @property
     def file_wide(self) -> bool:
-        """Whether the parameter is one that all layers of the file share."""
+        """Return whether all layers of the file share the parameter."""
         return self.module == FILE_WIDE
 
     @property
     def bundled(self) -> bool:
-        """Whether this is a part of a textual inversion embedding that came with the file."""
+        """Return whether this is a part of a textual inversion embedding that came with the file."""
         return self.param.startswith(BUNDLED)
 
 
-@dataclass(frozen=True, slots=True)
-class Numbering:
-    """The layers that a trainer means who numbers them instead of naming them, and the order in which it counts."""
+class Layer(Protocol):
+    """A layer of a model, as far as a format looks at it."""
 
-    layers: Mapping[str, str]
-    """Class of modules that are trained -> pattern of the layers below such modules, by diffusers' names.
+    @property
+    def name(self) -> str: ...
 
-    The classes are those that the header lists, as JSON, under the component's name; all where it lists none.
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+class NumberingError(Exception):
+    """The numbers that a file has for layers mean nothing in a model.
+
+    Args:
+        reason: the same for all layers, without names.
+        detail: what does not fit.
     """
-    order: tuple[str, ...]
-    """Every step of those names that is not a number, in the order in which the modules are registered."""
 
-    def numbered(self, names: Iterable[str], classes: Iterable[str] | None) -> list[str]:
-        """Those of `names` that are counted: the layer of number n is at n.
-
-        Args:
-            names: diffusers' names of a component's layers; others may be among them.
-            classes: of modules, all of them in `layers`; None for all.
-        """
-        patterns = [self.layers[name] for name in (self.layers if classes is None else classes)]
-        counted = [name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)]
-        return sorted(counted, key=lambda name: [self._place(step) for step in name.split(".")])
-
-    def _place(self, step: str) -> int:
-        return int(step) if step.isdecimal() else self.order.index(step)
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail = reason, detail
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,8 @@ class KeyFormat:
     flattened: bool = False
     alone: bool = True
     """Whether a file of nothing else is an adapter; False where a checkpoint has keys like these."""
-    numberings: tuple[Numbering, ...] = ()
-    """For a spelling whose modules are numbers: what these may mean. Where several do, the shapes have to tell."""
+    numbered: bool = False
+    """Whether modules have numbers for names, which `names_of` gives names."""
     embedding: str | None = None
     """What the header says under the name of a textual inversion embedding, where that name is all of its key."""
     before: tuple[str, ...] = ()
@@ -108,12 +109,13 @@ class KeyFormat:
         if said is not None and said == self.embedding:
             return ParsedKey(None, key, f"{BUNDLED}string_to_param.*", self.flattened)
         for pattern in self.patterns:
-            match = _compiled(pattern).fullmatch(key)
+            match = compiled(pattern).fullmatch(key)
             if match is not None:
-                return self._parsed(match.groupdict())
+                return self.parsed(match.groupdict())
         return None
 
-    def _parsed(self, groups: dict[str, str | None]) -> ParsedKey:
+    def parsed(self, groups: Mapping[str, str | None]) -> ParsedKey:
+        """Return a key by the groups of the pattern that matched it."""
         module, param = groups.get("module") or FILE_WIDE, groups["param"] or ""
         leaf, rest, component = groups.get("leaf"), groups.get("rest"), groups.get("component")
         if leaf is not None:
@@ -128,8 +130,36 @@ class KeyFormat:
             adapter=groups.get("adapter"),
         )
 
+    def with_params(self, params: Iterable[str], shared: Iterable[str]) -> KeyFormat:
+        """Return the format with these parameters in the places of `ADAPTER_PARAMS` and `SHARED_PARAMS`."""
+        own, of_all = ("|".join(map(re.escape, sorted(names))) for names in (params, shared))
+        patterns = [one.replace(ADAPTER_PARAMS, own).replace(SHARED_PARAMS, of_all) for one in self.patterns]
+        return replace(self, patterns=tuple(patterns))
+
+    def names_of(
+        self,
+        component: str,
+        shapes: Mapping[str, tuple[int, ...] | None],
+        names: Iterable[str],
+        find: Callable[[str], Layer | None],
+        header: str | None,
+    ) -> dict[str, str]:
+        """Return the names of numbered layers, by number. Only where `numbered`.
+
+        Args:
+            component: the model's.
+            shapes: number -> the weight that its parameters were made for, None where they do not tell.
+            names: every name of a layer in the model.
+            find: gives the layer of a name.
+            header: what the file's header says under the name of the component; None where it says nothing.
+
+        Raises:
+            NumberingError: the numbers mean nothing in the model.
+        """
+        raise NotImplementedError
+
 
 @cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """A format's pattern: `re` looks its own up more slowly than it matches most keys."""
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Compile a format's pattern: `re` looks its own up more slowly than it matches most keys."""
     return re.compile(pattern)

@@ -7,6 +7,10 @@
 The header also lists the classes of modules that were trained, `"unet": '["CrossAttention", "Attention", "GEGLU"]'`.
 There is no alpha: the trainer multiplies `up` by the scale before it saves.
 
+A number is right only if the trainer counted the same layers in the same order, which nothing in the file says in full.
+So all numbers of a component are compared with the model's shapes together: one layer that does not fit means that the
+trainer counted otherwise, and then no number is trusted.
+
 Source: cloneofsimo/lora lora_diffusion/lora.py, `save_safeloras_with_embeds` and `_find_modules_v2`: linear layers
 below modules of these classes, and with `inject_trainable_lora_extended` convolutions, too. The order of the modules is
 that of diffusers' UNet2DConditionModel and transformers' CLIPAttention, down to the lines of their `__init__`.
@@ -14,7 +18,13 @@ that of diffusers' UNet2DConditionModel and transformers' CLIPAttention, down to
 
 from __future__ import annotations
 
-from .base import KeyFormat, Numbering
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from .base import KeyFormat, Layer, NumberingError
 
 _ATTENTION = r"(down_blocks\.\d+|up_blocks\.\d+|mid_block)\.attentions\.\d+\.transformer_blocks\.\d+"
 _PROJECTION = rf"{_ATTENTION}\.attn[12]\.to_(q|k|v|out\.0)"
@@ -33,11 +43,95 @@ _BLOCKS = ("down_blocks", "up_blocks", "mid_block", "attentions", "resnets", "tr
 _INSIDE = ("to_q", "to_k", "to_v", "to_out", "net", "proj", "conv1", "time_emb_proj", "conv2", "conv_shortcut")
 _TEXT = ("text_model", "encoder", "layers", "self_attn", "k_proj", "v_proj", "q_proj", "out_proj")
 
-CLONEOFSIMO = KeyFormat(
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """One way in which the trainer may have counted layers."""
+
+    layers: Mapping[str, str]
+    """Class of modules that are trained -> pattern of the layers below such modules, by diffusers' names."""
+    order: tuple[str, ...]
+    """Every step of those names that is not a number, in the order in which the modules are registered."""
+
+    def numbered(self, names: Iterable[str], classes: Iterable[str] | None) -> list[str]:
+        """Return the names that are counted: the layer of number n is at n.
+
+        Args:
+            names: diffusers' names of a component's layers; others may be among them.
+            classes: of modules, all of them in `layers`; None for all.
+        """
+        patterns = [self.layers[name] for name in (self.layers if classes is None else classes)]
+        counted = [name for name in names if any(re.fullmatch(pattern, name) for pattern in patterns)]
+        return sorted(counted, key=lambda name: [self._place(step) for step in name.split(".")])
+
+    def _place(self, step: str) -> int:
+        return int(step) if step.isdecimal() else self.order.index(step)
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedFormat(KeyFormat):
+    """A format with numbers for names, which may have been counted in several ways: the shapes tell in which."""
+
+    numberings: tuple[Numbering, ...] = ()
+
+    def names_of(
+        self,
+        component: str,
+        shapes: Mapping[str, Shape | None],
+        names: Iterable[str],
+        find: Callable[[str], Layer | None],
+        header: str | None,
+    ) -> dict[str, str]:
+        classes = None if header is None else _classes(header)
+        usable = [one for one in self.numberings if classes is None or one.layers.keys() >= set(classes)]
+        if not usable:
+            raise NumberingError("numbered among modules of a class not known here", f"classes {header}")
+        fitting: list[dict[str, str]] = []
+        misfits: list[str] = []
+        for numbering in usable:
+            counted = numbering.numbered(names, classes)
+            found = {number: counted[int(number)] for number in shapes if int(number) < len(counted)}
+            misfit = _misfit(shapes, {number: find(name) for number, name in found.items()})
+            if misfit:
+                misfits.append(misfit)
+            elif found not in fitting:
+                fitting.append(found)
+        if not fitting:
+            raise NumberingError("numbered as the layers of this model are not", f"{component}: {misfits[0]}")
+        if len(fitting) > 1:
+            raise NumberingError("numbered in a way that means more than one layer", component)
+        return fitting[0]
+
+
+def _classes(header: str) -> list[str]:
+    """Return the classes that a header lists; itself where it is no list."""
+    try:
+        found = json.loads(header)
+    except (ValueError, RecursionError):
+        return [header]
+    return [str(name) for name in found] if isinstance(found, list) else [header]
+
+
+def _misfit(shapes: Mapping[str, Shape | None], layers: Mapping[str, Layer | None]) -> str:
+    """Return the first fault of a way of counting; empty where all layers fit."""
+    for number in sorted(shapes, key=int):
+        shape, layer = shapes[number], layers.get(number)
+        if layer is None:
+            return f"there is no layer {number}"
+        # a linear layer may be saved with a kernel of 1
+        if shape is not None and any(a != b for a, b in zip_longest(shape, layer.shape, fillvalue=1)):
+            return f"layer {number} is {layer.name} of {layer.shape}, in the file of {shape}"
+    return ""
+
+
+CLONEOFSIMO = NumberedFormat(
     name="cloneofsimo",
     patterns=(r"(?P<component>unet|text_encoder):(?P<module>[0-9]{1,5}):(?P<param>up|down)",),
     example="unet:4:up",
     params={"up": "lora_up.weight", "down": "lora_down.weight"},
+    numbered=True,
     numberings=tuple(
         Numbering({**_LAYERS, **resnet}, (*_BLOCKS, *block, *_INSIDE, *_TEXT))
         for block in (("attn1", "ff", "attn2"), ("attn1", "attn2", "ff"))

@@ -14,8 +14,8 @@ it comes from `adapter_config.json` or from the header's `lora_adapter_metadata`
 
 from __future__ import annotations
 
-from ._dotted import COMPONENT, COMPONENTS, START, WRAPPER
-from .base import KeyFormat
+from ._dotted import COMPONENT, COMPONENTS, PARAMS, START, WRAPPER
+from .base import ADAPTER_PARAMS, SHARED_PARAMS, KeyFormat
 
 _MODULE = START + r"(?P<module>.+)"
 _WRAPPED = rf"{WRAPPER}(?:{COMPONENT})?(?P<module>.+)"
@@ -24,8 +24,6 @@ _NAMED = rf"(?:\.{_ADAPTER})?"
 
 # what LyCORIS also has: only PEFT's where PEFT's prefix or its adapter name says so
 _LYCORIS = r"(?P<param>hada_w[12]_[ab]|hada_t[12]|lokr_w[12](?:_[ab])?|lokr_t2)"
-# parameters that are tensors, not layers: no `.weight` behind the adapter's name
-_BARE = "lora_embedding_[AB]|lora_E|ranknum|ia3_l|boft_[Rs]|hra_u|vera_lambda_[bd]"
 
 PEFT = KeyFormat(
     name="peft",
@@ -36,12 +34,13 @@ PEFT = KeyFormat(
         _MODULE + rf"\.lora_B{_NAMED}\.(?P<param>bias)",
         _MODULE + rf"\.(?P<param>lora_magnitude_vector){_NAMED}(?:\.weight)?",
         _MODULE + r"\.(?P<param>magnitude)",
-        _MODULE + rf"\.(?P<param>{_BARE}){_NAMED}",
+        # tensors, not layers, so no `.weight` follows; what kohya or LyCORIS has, too, is the format `diffusers`
+        _MODULE + rf"\.(?!(?:{PARAMS})(?:\.|$))(?P<param>{ADAPTER_PARAMS}){_NAMED}",
         _MODULE + rf"\.(?P<param>oft_R){_NAMED}\.(?P<rest>weight|scaled_oft)",
         _MODULE + rf"\.{_LYCORIS}\.{_ADAPTER}",
         _WRAPPED + rf"\.{_LYCORIS}",
         _WRAPPED + r"\.(?P<param>alpha)",
-        rf"base_model\.(?P<param>vera_[AB]){_NAMED}",
+        rf"base_model\.(?P<param>{SHARED_PARAMS}){_NAMED}",
     ),
     example="base_model.model.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight",
     components=COMPONENTS,

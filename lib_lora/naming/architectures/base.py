@@ -1,13 +1,20 @@
-"""What an architecture is. No torch here: a family is a table of names and of tell-tale shapes."""
+"""Architectures: each family of models is a table of names and of tell-tale shapes, free of torch.
+
+Files and models are recognised by the same signs.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Literal
 
 from ...files.components import DENOISER, role
+from ...registry import cached, discover
+from ...report import Family
+from .. import architectures as folder
 
 Size = Literal["in", "rest"]
 """Rows of a part of a fused layer: as many as it has inputs, or an equal share of what is left."""
@@ -49,17 +56,17 @@ class Alias:
 
     @property
     def only_names(self) -> bool:
-        """Whether it gives layers another name and does nothing else."""
+        """Return whether it gives layers another name and does nothing else."""
         return isinstance(self.diffusers, str) and not self.swapped and self.times is None
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """diffusers' names."""
+        """Return diffusers' names."""
         return (self.diffusers,) if isinstance(self.diffusers, str) else self.diffusers
 
 
 def aliases(component: str, table: Mapping[str, str | tuple[str, ...]]) -> tuple[Alias, ...]:
-    """Aliases of one component from a table native -> diffusers."""
+    """Make the aliases of one component from a table native -> diffusers."""
     return tuple(Alias(component, native, diffusers) for native, diffusers in table.items())
 
 
@@ -78,19 +85,17 @@ class Sign:
         if not self.pattern.startswith("^"):
             raise ValueError(f"{self.pattern!r} must begin with ^")
 
-    def seen(self, text: str) -> bool:
-        """Whether a line of `text` has it; each line begins with a line feed."""
-        # not with ^ itself: it would be tried at every character instead of once for a line
-        return re.search(f"\n{self.pattern[1:]}", text, re.MULTILINE) is not None
-
 
 _META = r"^meta:(ss_base_model_version|modelspec_architecture):"
 
 
 def named(words: str) -> Sign:
-    """What trainers call the family in the metadata of a file, capitals aside: the beginning of it, as a pattern.
+    """Make a sign of a family's name in the metadata of a file.
 
     It outweighs no layers that are of one family alone, as trainers call families they do not know by others' names.
+
+    Args:
+        words: a pattern of how the name begins, capitals aside.
     """
     return Sign(f"{_META}(?i:{words})")
 
@@ -122,46 +127,80 @@ class Architecture:
         return self._score(_lines(facts))
 
     def is_named(self, facts: Iterable[str]) -> bool:
-        """Whether the metadata among the facts names it."""
-        text = _lines(facts)
-        return any(sign.seen(text) for sign in self.signs if sign.pattern.startswith(_META))
+        """Return whether the metadata among the facts names it."""
+        return bool(_seen([sign for sign in self.signs if sign.pattern.startswith(_META)], _lines(facts)))
 
     def _score(self, text: str) -> int:
-        if self.never is not None and self.never.seen(text):
+        if self.never is not None and _seen([self.never], text):
             return 0
-        return sum(sign.weight for sign in self.signs if sign.seen(text))
+        return sum([sign.weight for sign in _seen(self.signs, text)])
 
 
 def fact(component: str | None, module: str, width: int | None) -> str:
-    """One line about one layer and how many inputs it has: `denoiser:down_blocks_1_…_attn2_to_k:768`.
+    """Make one line about one layer and how many inputs it has: `denoiser:down_blocks_1_…_attn2_to_k:768`.
 
-    `?` where something is not known; whatever denoises has its role for a name.
+    `?` stands for what is not known; the name of a denoiser is its role.
     """
     named = DENOISER if component and role(component) == DENOISER else component
     return f"{named or '?'}:{module.replace('.', '_')}:{'?' if width is None else width}"
 
 
+CLEAR = 2
+"""The weight that signs must have, above any other family's, to speak clearly. A sign of weight 1 is only a hint."""
+
+
 def ranked(architectures: Iterable[Architecture], facts: Iterable[str]) -> list[tuple[Architecture, int]]:
-    """The families that facts speak for and their scores, the best first; of those that are level the earlier first."""
+    """Return the families that facts speak for with their scores, the best first; the earlier first where level."""
     text = _lines(facts)
     scores = [(architecture, architecture._score(text)) for architecture in architectures]
-    return sorted((one for one in scores if one[1]), key=lambda one: -one[1])
+    return sorted([one for one in scores if one[1]], key=itemgetter(1), reverse=True)
 
 
 def recognise(architectures: Iterable[Architecture], facts: Iterable[str]) -> Architecture | None:
-    """The family most facts speak for; the earlier one when two are level; None when nothing speaks."""
+    """Return the family most facts speak for, the earlier where two are level; None when nothing speaks."""
     return next((architecture for architecture, _ in ranked(architectures, facts)), None)
-
-
-CLEAR = 2
-"""What the signs must weigh, and more than those of any other family. One of weight 1 is no more than a hint."""
 
 
 def clear(scores: Sequence[tuple[Architecture, int]]) -> tuple[Architecture, ...]:
     """Return the families that facts clearly speak for: the best of `ranked`, and those as good but for a hint."""
     most = scores[0][1] if scores else 0
-    return tuple(one for one, score in scores if score > most - CLEAR) if most >= CLEAR else ()
+    return tuple([one for one, score in scores if score > most - CLEAR]) if most >= CLEAR else ()
+
+
+@cached
+def known_architectures() -> tuple[Architecture, ...]:
+    """Return all families, in the order in which they are tried."""
+    return tuple(discover(folder, Architecture).values())
+
+
+def family_of(facts: Iterable[str]) -> Family | None:
+    """Return the family that facts speak for, see `fact`; None where nothing speaks."""
+    lines = list(facts)
+    scores = ranked(known_architectures(), lines)
+    if not scores:
+        return None
+    found, most = scores[0]
+    also = tuple([Family(one.name, one.title, sure=False) for one in clear(scores)[1:]])
+    return Family(found.name, found.title, most >= CLEAR and not also, also, found.is_named(lines))
+
+
+def input_layers(family: Family | None) -> frozenset[str]:
+    """Return the names of layers that take the latents, in a model of a family; None stands for all families."""
+    known = known_architectures()
+    return frozenset(name for one in known if family is None or one.name == family.name for name in one.inputs)
+
+
+def is_image_first(model: object) -> bool:
+    """Return whether a model puts the prompt's tokens behind the picture's where both are one sequence."""
+    names = {name for one in known_architectures() for name in one.image_first}
+    return any(cls.__name__ in names for cls in type(model).__mro__)
 
 
 def _lines(facts: Iterable[str]) -> str:
-    return "".join(f"\n{one}" for one in facts)
+    return "\n".join(["", *facts])
+
+
+def _seen(signs: Iterable[Sign], text: str) -> list[Sign]:
+    """Return the signs that a line of `text` has; each line begins with a line feed."""
+    # not with ^ itself: it would be tried at every character instead of once for a line
+    return [sign for sign in signs if re.search(f"\n{sign.pattern[1:]}", text, re.MULTILINE)]

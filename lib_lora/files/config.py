@@ -1,0 +1,218 @@
+"""What trainers write beside the tensors: alpha, the model that was trained, choices that change what tensors mean.
+
+PEFT writes `adapter_config.json` beside the file. diffusers packs one such configuration per component into the
+header's `lora_adapter_metadata`, as `unet.lora_alpha`, `text_encoder.r` and so on. SimpleTuner puts the arguments of
+LyCORIS into the header's `lycoris_config`, OneTrainer all its settings into `ot_config`.
+
+Sources: huggingface/peft tuners/*/config.py and `utils/other.py:get_pattern_key`; huggingface/diffusers
+loaders/lora_base.py; bghira/SimpleTuner helpers/training/save_hooks.py; Nerogar/OneTrainer
+modules/modelSaver/mixin/DtypeModelSaverMixin.py and modules/util/config/TrainConfig.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ..errors import FileError, NumberError
+from ..tensors import LARGEST
+from .file import AdapterFile, adapter_config
+from .patterns import Table
+
+PEFT_HEADER = "lora_adapter_metadata"
+LYCORIS_HEADER = "lycoris_config"
+ONETRAINER_HEADER = "ot_config"
+
+# The rest of OneTrainer's settings says nothing that the tensors do not say, or says it of the training: its
+# `lora_alpha` is already in the tensors, as `alpha` or folded into `lora_B`.
+_ONETRAINER = {
+    "oft_block_size": "oft_block_size",
+    "oft_block_share": "block_share",
+    "base_model_name": "base_model_name_or_path",
+}
+# what may differ from module to module, and the name of the table that says so
+_PATTERNS = {"lora_alpha": "alpha_pattern", "alpha": "alpha_pattern", "r": "rank_pattern"}
+
+# kohya's scripts and musubi-tuner write the first and the third of these, ai-toolkit the third, OneTrainer and
+# SimpleTuner the fourth; `modelspec.title` is what the file itself is called
+_NAMES = ("ss_sd_model_name", "ss_base_model")
+_VERSIONS = ("ss_base_model_version", "modelspec.architecture")
+_LONGEST = 120  # characters
+_NOTHING = frozenset({"", "None", "unknown"})  # what trainers write where they know nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Choices where the trainer of a file and the programs that load it disagree.
+
+    By default a file acts as it does in other programs: pictures and strengths that users know stay what they are.
+    """
+
+    split_qkv_as_trained: bool = False
+    """kohya's `split_qkv=True` trains q, k and v (and the MLP beside them) as LoRA of their own, at alpha / r. It saves
+    them as one of rank 3 r or 4 r with the alpha unchanged, so that they act at a third or a quarter of what they
+    learned (kohya-ss/sd-scripts networks/lora_flux.py, `state_dict`). True multiplies those layers by 3 or 4.
+    """
+    dylora_as_trained: bool = False
+    """LyCORIS' DyLoRA trains at alpha / number of blocks and is loaded at alpha / rank (modules/dylora.py). True
+    multiplies it by the size of its blocks.
+    """
+    fragments: bool = False
+    """Apply a file of which most fits no layer of the model. By default it is refused: what fits by accident, such as a
+    layer that has the same name in another model, gives a picture that nobody wants.
+    """
+
+
+USUAL = Reading()
+"""As other programs read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alpha:
+    """The source of a scale: the file's alpha, and whether it is divided by r or by sqrt(r)."""
+
+    value: float | None = None
+    """None or 0 means scale 1, as in every trainer."""
+    rank_stabilized: bool = False
+    """rsLoRA, https://arxiv.org/abs/2312.03732."""
+
+    def scale(self, rank: int) -> float:
+        """Return alpha / rank."""
+        if not self.value:
+            return 1.0
+        return self.value / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+
+_NO_ALPHA = Alpha()
+
+
+class PeftConfig:
+    """The configurations that belong to one file.
+
+    Args:
+        values: one configuration, or several with `component.` before each name.
+    """
+
+    def __init__(self, values: Mapping[str, object]) -> None:
+        self._common: dict[str, object] = {}
+        self._components: dict[str, dict[str, object]] = {}
+        self._tables: dict[int, dict[str, Table]] = {}
+        for key, value in values.items():
+            component, dot, name = key.rpartition(".")
+            part = self._components.setdefault(component, {}) if dot else self._common
+            part[name] = value
+
+    @classmethod
+    def of(cls, file: AdapterFile, *, beside: bool = True) -> PeftConfig:
+        """Read the configuration in the header, else `adapter_config.json` beside the file; empty without both.
+
+        Args:
+            file: an adapter file.
+            beside: whether a configuration beside the file can be meant for it.
+
+        Raises:
+            FileError: one is there but cannot be read.
+        """
+        for key in (PEFT_HEADER, LYCORIS_HEADER, ONETRAINER_HEADER):
+            text = file.metadata.get(key)
+            if text is None:
+                continue
+            try:
+                values = json.loads(text)
+            except ValueError as error:
+                raise FileError(file.path, f"metadata {key} is no JSON: {error}") from error
+            if not isinstance(values, dict):
+                raise FileError(file.path, f"metadata {key} is no JSON object")
+            if key == ONETRAINER_HEADER:
+                values = {ours: values[own] for own, ours in _ONETRAINER.items() if own in values}
+            return cls(values)
+        return cls((adapter_config(file.path) if beside else None) or {})
+
+    def values(self, component: str | None, module: str | None = None) -> Mapping[str, object]:
+        """Return the configuration of one component, as its trainer wrote it and without the component's name.
+
+        Args:
+            component: diffusers' name of the component; None gives what is said of no component in particular, as does
+                one of which the file does not speak.
+            module: a dotted path. With it, `r`, `alpha` and `lora_alpha` are this module's.
+
+        Raises:
+            EffortError: patterns of names take too long to match.
+        """
+        values = self._common if component is None else self._components.get(component, self._common)
+        if module is None or not values:
+            return MappingProxyType(values)
+        tables = self._tables.get(id(values))
+        if tables is None:  # the configurations stay as long as this object does
+            found = {name: values.get(table) for name, table in _PATTERNS.items() if name in values}
+            tables = {name: Table(one.items()) for name, one in found.items() if isinstance(one, dict) and one}
+            self._tables[id(values)] = tables
+        own = {name: value for name, table in tables.items() if (value := table.value(module)) is not None}
+        return MappingProxyType(ChainMap(own, values))  # no copy: each layer has one, and a file may say much
+
+    def match_patterns(self, layers: Iterable[tuple[str | None, str]]) -> None:
+        """Match the patterns of names with layers, which are remembered, as they may take too long.
+
+        Args:
+            layers: component and module of each.
+
+        Raises:
+            EffortError: they take too long.
+        """
+        if self._common or self._components:
+            for component, module in layers:
+                self.values(component, module)
+
+    @property
+    def base_model(self) -> object:
+        """Return the model it was trained on, by name or path; None where no configuration tells."""
+        every = (self._common, *self._components.values())
+        return next((one["base_model_name_or_path"] for one in every if one.get("base_model_name_or_path")), None)
+
+    def alpha(self, component: str | None, module: str) -> Alpha:
+        """Return the alpha of one layer; `Alpha(None)` where no configuration speaks of it.
+
+        Raises:
+            NumberError: it is not finite.
+        """
+        values = self.values(component, module)
+        value = values.get("lora_alpha", values.get("alpha"))  # the second in PEFT's LoHa and LoKr
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return _NO_ALPHA
+        if not -LARGEST <= value <= LARGEST:  # nan is neither, and an int may be too large for a float
+            raise NumberError(f"want a finite number as alpha, got {str(value)[:20]}")
+        return Alpha(float(value), rank_stabilized=values.get("use_rslora") is True)
+
+
+def base_model(metadata: Mapping[str, str], configured: object = None) -> str | None:
+    """Return the name and version of the model a file was made from, for people; None where the header says nothing.
+
+    Args:
+        metadata: the header's.
+        configured: the model's name or path in the trainer's configuration.
+    """
+    names = [*(metadata.get(key) for key in _NAMES), configured]
+    name = next((text for one in names if (text := _name(one))), "")
+    # ModelSpec and OneTrainer append something: `stable-diffusion-xl-v1-base/lora`, `sdxl_`
+    versions = [_clean(metadata.get(key)).partition("/")[0].rstrip("_") for key in _VERSIONS]
+    version = next(filter(None, versions), "")
+    return (f"{name} ({version})" if name and version else name or version) or None
+
+
+def _name(value: object) -> str:
+    """Return a file's name without its folders, or a name as on a hub, `owner/name`."""
+    text = _clean(value)
+    parts = re.split(r"[\\/]+", text.rstrip("\\/"))
+    return parts[-1] if "\\" in text or text.startswith("/") or len(parts) > 2 else text
+
+
+def _clean(value: object) -> str:
+    """Return one line of printable text: a file may say anything."""
+    text = value if isinstance(value, str) else ""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return "" if line in _NOTHING else line[:_LONGEST]
