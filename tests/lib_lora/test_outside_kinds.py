@@ -1,4 +1,5 @@
-"""MiSS and FourierFT as another package would write them, on files that PEFT saves: a class each and a key format."""
+"""MiSS and FourierFT as another package would write them, on files that PEFT saves: a class each,
+and no list of parameters to edit."""
 
 from __future__ import annotations
 
@@ -10,12 +11,11 @@ from typing import ClassVar
 import peft
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from typing_extensions import Self
 
 from lib_lora import Engine, Entry, Stack, register, uninstall, unregister
-from lib_lora.plugins import Adapter, At, KeyFormat, Origin, Params, Rows, Site, taken
+from lib_lora.plugins import Adapter, At, Origin, Params, Rows, Site, taken
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,19 +77,11 @@ class FourierFT(Adapter):
         return torch.fft.ifft2(dense.reshape(out, inside)).real * (self.scale * at.multiplier)
 
 
-FORMAT = KeyFormat(
-    name="peft_outside",
-    patterns=(r"base_model\.model\.(?P<module>.+)\.(?P<param>miss_block|fourierft_spectrum)",),
-    example="base_model.model.a.miss_block",
-    before=("peft",),
-)
-
-
 @pytest.fixture
 def registered() -> Iterator[None]:
-    register(MiSS, FourierFT, FORMAT)
+    register(MiSS, FourierFT)
     yield
-    unregister(MiSS, FourierFT, FORMAT)
+    unregister(MiSS, FourierFT)
     uninstall()
 
 
@@ -110,15 +102,6 @@ CONFIGS = {
 }
 
 
-def saved(trained: peft.PeftModel, folder: Path) -> Path:
-    """Save an adapter by PEFT, with its configuration in the header as diffusers does."""
-    trained.save_pretrained(str(folder))
-    config = (folder / "adapter_config.json").read_text(encoding="utf-8")
-    tensors = load_file(str(folder / "adapter_model.safetensors"))
-    save_file(tensors, str(folder / "a.safetensors"), {"lora_adapter_metadata": config})
-    return folder / "a.safetensors"
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("name", CONFIGS)
 @torch.no_grad()
@@ -129,12 +112,12 @@ def test_a_file_of_peft_gives_the_output_of_peft(name: str, registered: None, tm
     for key, parameter in trained.named_parameters():
         if "miss_" in key or "fourierft_" in key:
             parameter.normal_()
-    file = saved(trained, tmp_path)
+    trained.save_pretrained(str(tmp_path))
     x = torch.randn(3, 10, dtype=torch.float64)
     want, plain = trained(x), trained.unload()
     engine = Engine({"unet": plain})
     before = plain(x)
-    report = engine.activate(Stack([Entry(file)])).entries[0]
+    report = engine.activate(Stack([Entry(tmp_path / "adapter_model.safetensors")])).entries[0]
     assert (dict(report.kinds), report.unused) == ({name: 2}, ())
     assert (plain(x) - want).abs().max() < 1e-5
     assert (want - before).abs().max() > 0.1
