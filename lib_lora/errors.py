@@ -3,15 +3,15 @@
 LoraError
 ├── FileError(path)                     unreadable, not safetensors, damaged, or changed on disk
 │   └── PickleError(path)               a pickle: refused unread, with the way to convert it
-├── UnknownFormatError(path, keys)      no key format claims the keys: not an adapter, or not one known here
+├── UnknownFormatError(path, keys)      no key format claims the keys: no adapter, or an unknown one
 ├── UnknownAdapterError(path, params)   keys are understood, but no adapter kind claims their parameters
 ├── NoMatchError(path)                  a good adapter file that fits nothing in the given model
-├── StackError(index)                   a wish that cannot be: strength not finite, rank below 1, no such entry
+├── StackError(index)                   an invalid stack: strength not finite, rank below 1, no such entry
 ├── ActivationError(index, name)        one entry of a stack failed; the cause is chained
 ├── RowsError                           rows of a call that do not fit the images of the stack
-├── RegionError                         a call of a model whose places in the picture nothing tells
-├── StorageError                        adapters cannot be stored the way that was asked for
-├── ComponentError                      a component or layer that is not there, gone, or served by another engine
+├── RegionError                         a model call that does not tell where its tokens lie in the picture
+├── StorageError                        adapters cannot be stored in the requested way
+├── ComponentError                      a component or layer that is missing, gone, or hooked by another engine
 └── RegistryError                       a plug-in folder is inconsistent (programmer error)
 
 The text of each is one sentence for the user: what, where, and what to do.
@@ -24,7 +24,7 @@ from pathlib import Path
 
 
 class LoraError(Exception):
-    """Base of everything raised on purpose by lib_lora."""
+    """Base of all errors of lib_lora."""
 
 
 class FileError(LoraError, ValueError):
@@ -62,15 +62,15 @@ class UnknownAdapterError(UnknownFormatError):
 
 
 class NoMatchError(FileError):
-    """Nothing in the file fits a layer of the given components, or too little of it to mean anything."""
+    """Nothing in the file fits a layer of the given components, or too little to matter."""
 
 
 class NumberError(ValueError):
-    """A number of a file is not finite; the text says which. Costs the layer that it is of."""
+    """A number of a file is not finite; the text says which. Only its layer is left out."""
 
 
 class StackError(LoraError, ValueError):
-    """A wish that cannot be fulfilled as written."""
+    """An invalid stack."""
 
     def __init__(self, message: str, index: int | None = None) -> None:
         super().__init__(message)
@@ -92,23 +92,23 @@ class ActivationError(LoraError):
 
 
 class RowsError(LoraError, ValueError):
-    """The rows of a call cannot be told to belong to the images of the stack."""
+    """The rows of a call do not fit the images of the stack."""
 
 
 class RegionError(LoraError, ValueError):
-    """An entry is for a part of the picture, and nothing tells what of a model call is where."""
+    """An entry has a region, and a model call does not tell where its tokens lie in the picture."""
 
 
 class MomentError(LoraError, ValueError):
-    """A strength depends on the step or the noise, and nothing tells them of a model call."""
+    """A strength depends on the step or the noise, and a model call does not tell them."""
 
 
 class StorageError(LoraError, ValueError):
-    """Adapters cannot be stored on the device the way that was asked for."""
+    """Adapters cannot be stored on the device in the requested way."""
 
 
 class ComponentError(LoraError, KeyError):
-    """A component or layer that is not there, is gone, or is served by another engine."""
+    """A component or layer is missing, gone, or hooked by another engine."""
 
     def __str__(self) -> str:
         return str(self.args[0])  # KeyError would show the repr

@@ -1,4 +1,4 @@
-"""What became of a file: what was used, what was not, and why. Data only; hosts decide how to show it."""
+"""Reports on files, keys, layers and memory. Data only; hosts decide how to show it."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ class Family:
     """A model family."""
 
     name: str
-    """Of its `architectures.base.Architecture`, as in `sdxl`."""
+    """As in `Architecture.name`: `sdxl`."""
     title: str
     """For people, as in `Stable Diffusion XL`."""
     sure: bool = True
-    """False where there are only hints, or as much speaks for another family."""
+    """False where there are only hints, or another family is as likely."""
     also: tuple[Family, ...] = ()
-    """The other families for which about as much speaks. Empty where there are only hints."""
+    """Other families that are about as likely. Empty where there are only hints."""
     named: bool = False
-    """Whether the file's metadata says so, too."""
+    """Whether the file's metadata names the family, too."""
 
     @property
     def titles(self) -> str:
-        """Its title and those of the others that it may be as well, for people."""
+        """Return the titles of the family and of those in `also`, for people."""
         *others, last = (self.title, *(one.title for one in self.also))
         return f"{', '.join(others)} or {last}" if others else last
 
     def differs(self, other: Family) -> bool:
-        """Whether both are known, and are none of each other's families."""
+        """Tell whether both are known and have no family in common."""
         mine, its = ({one.name, *(also.name for also in one.also)} for one in (self, other))
         return all(one.sure or one.also for one in (self, other)) and not mine & its
 
     def to_json(self) -> dict[str, object]:
-        """Plain data for `json.dumps`."""
+        """Return plain data for `json.dumps`."""
         return {"name": self.name, "title": self.title, "sure": self.sure}
 
 
@@ -68,9 +68,9 @@ class Unused:
     key: str
     cause: Cause
     reason: str
-    """Why, in words that other keys of the same fate share; a reason has one cause."""
+    """Why, in words that other unused keys share; a reason has one cause."""
     detail: str = ""
-    """What is particular to this key: the layer, the shape wanted and got."""
+    """For this key alone: the layer, the expected and the actual shape."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,46 +95,46 @@ class NetworkReport:
     unused: tuple[Unused, ...]
     metadata: Mapping[str, str]
     resolved: bool = True
-    """False where the file was read without a model, so that `hit` says nothing."""
+    """False where the file was read without a model, so that `hit` means nothing."""
     absent: int = 0
-    """Layers of the file that are for components which the model does not have."""
+    """Layers of the file for components that the model does not have."""
     notes: tuple[str, ...] = ()
-    """One sentence for each thing that the file does not say and that was assumed."""
+    """One sentence for each assumption about what the file does not say."""
     changed: int = 0
-    """Layers of the model that are changed: three for one of the file that is q, k and v, one for the reverse."""
+    """Layers of the model that are changed: three for one fused q, k and v of the file, one for the reverse."""
     components: frozenset[str] = frozenset()
-    """Those of the model that have a layer which the file changes."""
+    """Components of the model in which the file changes a layer."""
     noise: str = ""
-    """`high` or `low` where only one of the model's two experts is changed, be it by the keys or by the file's name."""
+    """`high` or `low` where the keys or the file's name choose one of the model's two experts."""
     model: Family | None = None
     """The family of the model; None where nothing tells, or without one."""
     base_model: str | None = None
     """The model the file was made from, in its trainer's words."""
     seconds: float = 0.0
-    """That an engine took to open the file and find its layers; 0 where nobody measured it."""
+    """To open the file and find its layers; 0 where it was not measured."""
 
     @property
     def name(self) -> str:
-        """The file's name without its ending."""
+        """Return the file's name without its ending."""
         return self.path.stem
 
     @property
     def architecture(self) -> str | None:
-        """Name of the model family the file was made for; None where nothing tells."""
+        """Return the name of the model family the file was made for; None where it is not known."""
         return None if self.family is None else self.family.name
 
     @property
     def warning(self) -> str:
-        """Say what makes the effect of the file doubtful: it is made for another family, or layers of it are left out.
+        """Return why the file may not work: it is made for another family, or layers are left out; empty if neither.
 
-        Where all its layers fit, only what the file says of itself is held against the model.
+        If every layer fits, warn only when the file's own metadata names another family.
         """
         own, model = self.family, self.model
         if self._differs and own is not None and model is not None:
             fit = f"{self.hit} of {self.layers} layers fit"
             return f"made for {own.titles}, the loaded model is {model.titles}: {fit}"
         if not self.hit or self.hit >= self.layers - self.absent:
-            return ""  # where none acts, an error says so
+            return ""  # if no layer acts, the activation raises an error
         left = [one for one in self.unused if one.cause in _LEFT_OUT]
         names = f", such as {left[0].key}" if left else ""
         return f"{self.layers - self.absent - self.hit} of {self.layers} layers are left out{names}"
@@ -148,33 +148,33 @@ class NetworkReport:
 
     @property
     def whole(self) -> bool:
-        """Whether all its layers act."""
+        """Return whether all layers of the file act."""
         return self.hit == self.layers
 
     @property
     def is_fragment(self) -> bool:
-        """Whether most of what is for the model's components fits none of their layers."""
+        """Return whether most layers of the file for the model's components fit none of theirs."""
         return self.resolved and 2 * self.hit < self.layers - self.absent
 
     def reasons(self) -> dict[str, list[str]]:
-        """Reason -> the keys that go unused for it."""
+        """Return reason -> the keys that are unused for it."""
         grouped: dict[str, list[str]] = {}
         for item in self.unused:
             grouped.setdefault(item.reason, []).append(item.key)
         return grouped
 
     def causes(self) -> dict[str, Cause]:
-        """Reason -> its cause."""
+        """Return reason -> its cause."""
         return {item.reason: item.cause for item in self.unused}
 
     def why(self) -> str:
-        """Return the reasons with how many keys each concerns, in one line."""
+        """Return the reasons and their numbers of keys, in one line."""
         return "; ".join(
             f"{reason} ({len(keys)} {'key' if len(keys) == 1 else 'keys'})" for reason, keys in self.reasons().items()
         )
 
     def summary(self) -> str:
-        """One line for a log or under a row of the stack, what is wrong with it at its end."""
+        """Return one line for a log, with what is wrong at its end."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
         rank = "" if self.ranks is None else f", rank {_range(*self.ranks)}"
         hit = f"{self.hit} of {self.layers} layers" if self.resolved else f"{self.layers} layers"
@@ -182,14 +182,14 @@ class NetworkReport:
             hit += f", in {self.noise} noise only"
         line = f"{self.name}: {hit} ({kinds}{rank}; {self.format}, {self.architecture or 'unknown architecture'})"
         doubtful = "" if self.hit < self.layers - self.absent and not self._differs else self.warning
-        for text in (doubtful, *self.notes):  # which layers are left out is said of their keys
+        for text in (doubtful, *self.notes):  # the unused keys tell which layers are left out
             line += f"; {text}" if text else ""
         if self.unused:
             line += f"; {len(self.unused)} keys unused: {self.why()}"
         return line
 
     def to_json(self) -> dict[str, object]:
-        """Plain data for `json.dumps`."""
+        """Return plain data for `json.dumps`."""
         return {
             "file": str(self.path),
             "name": self.name,
@@ -225,7 +225,7 @@ class Uncalled:
     """Of the layer in the component."""
     reason: str
     expected: bool = False
-    """Whether the user's own settings leave it out, such as CLIP skip."""
+    """Whether a setting of the user leaves it out, such as CLIP skip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,23 +238,23 @@ class ActivationReport:
     live: Mapping[str, int] = field(default_factory=dict)
     """Why layers were not merged though the stack asks for it -> how many."""
     uncalled: tuple[Uncalled, ...] = ()
-    """Layers that were never called, of the components that have been called since."""
+    """Layers that were never called, of the components that were."""
     changed: int = 0
     """Layers of the model that have adapters."""
     idle: Mapping[int, str] = field(default_factory=dict)
     """Entries that have no effect, by their positions -> why."""
     partly_idle: Mapping[int, str] = field(default_factory=dict)
-    """Entries that act on text encoders alone at their strengths, by their positions -> where not, and why."""
+    """Entries that act on text encoders alone, by their positions -> where not, and why."""
     too_strong: Mapping[int, str] = field(default_factory=dict)
-    """The strongest entries, by their positions, where the output of a denoiser was not finite -> since which call."""
+    """The strongest entries, by their positions, if a denoiser's output was not finite -> since which call."""
 
     def summary(self) -> str:
-        """One line per entry, one on merging where that was asked for, and one on layers that are never called."""
+        """Return one line per entry, one on merging if it was requested, and one on layers that were never called."""
         lines = [self._line(i, entry) for i, entry in enumerate(self.entries)]
         return "\n".join([*lines, *filter(None, [self.merging, self.silence])])
 
     def without_effect(self, i: int) -> str:
-        """Return that an entry has no effect, or none on some of what it is for, and why; empty where it acts."""
+        """Return why an entry has no effect, or no effect on some components; empty where it has."""
         if i in self.idle:
             return f"no effect: {self.idle[i]}"
         return f"no effect {self.partly_idle[i]}" if i in self.partly_idle else ""
@@ -267,7 +267,7 @@ class ActivationReport:
 
     @property
     def silence(self) -> str:
-        """Which layers with adapters were never called, and why; empty where all were."""
+        """Return which layers with adapters were never called, and why; empty where all were."""
         if not self.uncalled:
             return ""
         by_reason: dict[str, list[str]] = {}
@@ -281,7 +281,7 @@ class ActivationReport:
 
     @property
     def merging(self) -> str:
-        """What became of the wish to merge; nothing where there was none."""
+        """Return one line on merging; empty where it was not requested."""
         if not (self.merged or self.live):
             return ""
         return f"{self.merged} layers merged" + "".join(f"; {n} live: {reason}" for reason, n in self.live.items())
@@ -289,27 +289,27 @@ class ActivationReport:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """What an engine takes, in bytes."""
+    """The memory of an engine, in bytes."""
 
     placed: Mapping[str, int]
-    """Device -> adapters that are there now."""
+    """Device -> adapters on it."""
     streaming: int
     """How many layers are streamed."""
     home: int
     """Copies in the computer's memory of layers that are streamed."""
     files: int
-    """Tensors of the files that are kept open. They are mapped: in memory as far as the system likes to cache them."""
+    """Tensors of the files that are kept open. They are mapped: the system decides how much of them is in memory."""
     backups: int
     """Copies of weights that were merged into."""
     scratch: int
     """Effective weights and the like, of all engines of the process."""
     parked: int = 0
-    """Adapters of stacks that were in force before, in the computer's memory."""
+    """Adapters of earlier stacks, in the computer's memory."""
     steady: int = 0
-    """Memory of compiled models for adapters, in force or not. What is in force counts as placed, too."""
+    """Memory of compiled models for adapters, active or not; active ones count as placed, too."""
 
     def summary(self) -> str:
-        """One line for a log."""
+        """Return one line for a log."""
         placed = ", ".join(f"{nbytes >> 20} MB on {device}" for device, nbytes in self.placed.items())
         streams = f", {self.streaming} layers streamed" if self.streaming else ""
         names = ("home", "files", "backups", "scratch", "parked")

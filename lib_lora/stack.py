@@ -1,4 +1,4 @@
-"""What the user asked for: an ordered stack of entries. Values only; nothing here touches a file or a model."""
+"""The user's ordered stack of entries. Values only; nothing here touches a file or a model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Entry:
 
     path: str | Path
     multiplier: AnyMultiplier = 1.0
-    """Those of images that are all the same are kept as one."""
+    """Equal multipliers of all images become one."""
     rank: int | None = None
     """Use only the first so many rank components (`dyn` in prompts)."""
 
@@ -46,32 +46,32 @@ class Entry:
             raise StackError(f"Entry takes the path of a file, not {what}; write Entry('lora.safetensors', 0.8)")
         if not isinstance(self.path, Path):
             object.__setattr__(self, "path", Path(self.path))
-        if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as they are moved by sliders
+        if type(self.multiplier) is not float or not abs(self.multiplier) <= MOST:  # as sliders write it
             object.__setattr__(self, "multiplier", check_multiplier(self.multiplier, self.name))
         if self.rank is not None and (type(self.rank) is not int or self.rank < 1):
             raise StackError(f"{self.name}: rank {self.rank!r} must be a whole number from 1 up")
 
     @property
     def name(self) -> str:
-        """The file's name without its ending."""
+        """Return the file's name without its ending."""
         return Path(self.path).stem
 
     @property
     def multipliers(self) -> tuple[Multiplier | Halves, ...]:
-        """One for each image of the batch, or a single one that is that of all."""
+        """Return one multiplier for each image of the batch, or a single one that all images have."""
         return image_multipliers(self.multiplier)
 
     def of_image(self, image: int, *, negative: bool = False) -> Multiplier:
-        """The multiplier of one image of the batch, for its positive prompt or for its negative one."""
+        """Return the multiplier of one image of the batch, for its positive prompt or for its negative one."""
         return image_multiplier(self.multiplier, image, negative=negative)
 
     @property
     def every(self) -> tuple[Multiplier, ...]:
-        """Those of all images, and of both halves."""
+        """Return the multipliers of all images, and of both halves."""
         return all_multipliers(self.multiplier)
 
     def strength(self, component: str, image: int = 0) -> float:
-        """The multiplier for one component of one image of the batch, at the beginning, but for weights of blocks."""
+        """Return the strength on a component for one image of the batch, at the beginning and before block weights."""
         return as_strength(self.of_image(image)).at(component, None, None)
 
 
@@ -84,17 +84,17 @@ class Stack:
     """Entries in order. Two entries of one file both act.
 
     Args:
-        entries: what to apply.
+        entries: to apply.
         mode: `live` never writes a base weight. `merged` writes the deltas into the weights that can be put back bit
-            for bit, which costs nothing per step, and serves the others live. `auto` merges where that pays.
+            for bit, which costs nothing per step, and computes the others live. `auto` merges where that is faster.
         in_order: let each entry act on what the ones before it left, as AUTOMATIC1111 bakes, instead of adding up all
             changes of the base. They differ for kinds whose change depends on the weight: DoRA, OFT, GLoRA, IA3.
-        calls: how many times the model will be called, for `auto`; None where nobody knows.
-        reading: what to make of files that other programs read otherwise than they were trained.
+        calls: how many times the model will be called, for `auto`; None where it is not known.
+        reading: how to read files that other programs read otherwise than they were trained.
 
     Raises:
         StackError: something else than entries, no such mode, a number of calls below 0, or entries with multipliers
-            per image of batches that differ in size.
+            for different numbers of images.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -131,14 +131,14 @@ class Stack:
 
     @property
     def variants(self) -> tuple[tuple[int, bool], ...]:
-        """The (image, negative) that may have strengths of their own; see `model_call.variant`."""
+        """Return the (image, negative) that may have strengths of their own, in the order of the strength table."""
         return tuple(
             (image, negative) for image in range(self.images) for negative in ((False, True)[: 1 + self.halved])
         )
 
     @property
     def wishes(self) -> tuple[tuple[str, AnyMultiplier], ...]:
-        """The name and the multiplier of each entry."""
+        """Return the name and the multiplier of each entry."""
         return tuple((entry.name, entry.multiplier) for entry in self.entries)
 
     def __len__(self) -> int:
@@ -149,10 +149,10 @@ class Stack:
 
 
 def _checked(entries: object) -> tuple[Entry, ...]:
-    """Return them as they are kept.
+    """Return the entries as a tuple.
 
     Raises:
-        StackError: they are something else, or one of them is; the text says what to write.
+        StackError: something else than entries; the text says what to write.
     """
     if isinstance(entries, str) or not isinstance(entries, Iterable):
         what = "None" if entries is None else f"a {type(entries).__name__}"

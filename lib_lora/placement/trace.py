@@ -1,9 +1,8 @@
-"""What is decided and what moves, told in detail to whoever asks for it in the environment.
+"""Detailed logs of decisions and moves, switched on by environment variables.
 
-`SD_LORA_DEBUG` tells of every activation: each layer with the way it is served, each key without effect and why.
-`SD_MOVE_DEBUG` tells of every move of what lies beside a layer: file, layer, from, to, bytes, why. Anything but nothing
-and 0 asks. It is logged as warnings: those are what every host shows, however it has set up its log. Nothing else
-changes, and while nobody asks, a move costs the look-up of one attribute.
+`SD_LORA_DEBUG` logs each activation: how each layer is computed, and why a key is unused. `SD_MOVE_DEBUG` logs each
+move of a layer's adapters: file, layer, from, to, bytes, why. Any value but 0 switches a log on. Both log warnings, as
+every host shows these. Otherwise a move costs the look-up of one attribute.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ DECISIONS, MOVES = "SD_LORA_DEBUG", "SD_MOVE_DEBUG"
 logger = logging.getLogger(__name__)
 
 decisions = False
-"""Whether decisions are told."""
+"""Whether decisions are logged."""
 moves = False
-"""Whether moves are told."""
+"""Whether moves are logged."""
 
 
 def ask(environment: Mapping[str, str]) -> None:
-    """Tell from now on what these variables ask for, and only that."""
+    """Switch both logs on or off."""
     global decisions, moves
     decisions, moves = (environment.get(name, "").strip() not in ("", "0") for name in (DECISIONS, MOVES))
 
 
 def files(reports: Iterable[NetworkReport]) -> None:
-    """Say what became of the files of a stack, key by key."""
+    """Log the reports of a stack's files, key by key."""
     for report in reports:
         logger.warning("%s: %s", DECISIONS, report.summary())
         for one in report.unused:
@@ -50,18 +49,18 @@ def executor(layer: str, adapters: Iterable[str], chosen: str, why: str | None) 
         layer: component and path.
         adapters: file and kind of each.
         chosen: the name of its executor.
-        why: why its weight is not merged into, where that was asked for.
+        why: why its weight is not merged, where that was requested.
     """
     reason = f"; live: {why}" if why else ""
     logger.warning("%s: %s: %s: %s%s", DECISIONS, layer, chosen, ", ".join(adapters), reason)
 
 
 def anew(kept: bool, parked: bool = False) -> None:
-    """Say whether an activation had to choose executors, or only wrote strengths.
+    """Log whether an activation chose executors, or only wrote strengths.
 
     Args:
-        kept: whether those that were in force serve it.
-        parked: whether those that were in force at another time do.
+        kept: whether the plan in force was used again.
+        parked: whether an earlier plan was used again.
     """
     what = "the same files and layers: strengths written" if kept else "executors chosen again"
     logger.warning("%s: %s", DECISIONS, "as at an earlier time: what was kept is used again" if parked else what)
@@ -70,14 +69,14 @@ def anew(kept: bool, parked: bool = False) -> None:
 def move(
     path: str, files: Iterable[str], before: torch.device | str, after: torch.device | str, nbytes: int, why: str
 ) -> None:
-    """Say that what lies beside a layer moved.
+    """Log a move of a layer's adapters.
 
     Args:
         path: of the layer.
-        files: names of the files that it has adapters of.
-        before: device, or what else it came from.
-        after: the same.
-        nbytes: how much.
+        files: names of the adapters' files.
+        before: device, or another source.
+        after: likewise.
+        nbytes: of the adapters.
         why: in a few words.
     """
     names = "+".join(dict.fromkeys(files))
