@@ -10,6 +10,7 @@ LoraError
 ├── ActivationError(index, name)        one entry of a stack failed; the cause is chained
 ├── RowsError                           rows of a call that do not fit the images of the stack
 ├── RegionError                         a model call that does not tell where its tokens lie in the picture
+├── MomentError                         a strength depends on a step or noise that a model call does not tell
 ├── StorageError                        adapters cannot be stored in the requested way
 ├── ComponentError                      a component or layer that is missing, gone, or hooked by another engine
 └── RegistryError                       a plug-in folder is inconsistent (programmer error)

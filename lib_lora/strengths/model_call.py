@@ -323,18 +323,12 @@ class CallLock:
 class StrengthHook:
     """Sets the strength table before each call of one model; it holds no engine and no model."""
 
-    name: str
-    """Of the model's class."""
-    patch: int
-    """Of its tokens, as in `LatentGrid`."""
-    image_first: bool
-    """As in `LatentGrid`."""
-    flow: bool
-    """Whether the model's timesteps are fractions of noise."""
-    images: int
-    """Of the stack."""
-    halved: bool
-    """Whether positive and negative rows of the stack differ."""
+    name: str  # of the model's class
+    patch: int  # as in `LatentGrid`
+    image_first: bool  # likewise
+    flow: bool  # whether the model's timesteps are fractions of noise
+    images: int  # of the stack
+    halved: bool  # whether positive and negative rows of the stack differ
     table: StrengthTable
     settings: CallSettings
     lock: CallLock
@@ -361,14 +355,12 @@ class StrengthHook:
                 if call.repeats_rows and len(set(variants)) > 1:
                     text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
                     raise RowsError(f"{text}; make them in batches of one")
-                table.set_rows(variants)
-                table.set_parts(tuple(row.part for row in rows))
+                table.set_rows(variants, tuple(row.part for row in rows))
 
     def end(self) -> None:
         """Set the table to calls that tell nothing."""
         table = self.table
         with plain_mode(_CPU):
-            table.show(self.settings.chosen)
             if table.latents is not None and not table.regions.was_placed and not self.warned:
                 self.warned = True
                 logger.warning(
@@ -376,8 +368,7 @@ class StrengthHook:
                     "LoRA for a part of it act everywhere, by its share",
                     self.name,
                 )
-            table.set_latents(None)
-            table.set_parts(())
+            table.end_call(self.settings.chosen)
         self.lock.end(self.name)
 
     def _latents(self, call: ModelCall) -> LatentGrid:

@@ -204,14 +204,7 @@ class LatentGrid:
 
     @classmethod
     def from_input(cls, x: object, kwargs: Mapping[str, Any], patch: int, *, image_first: bool) -> LatentGrid | None:
-        """Return the grid of a call; None where the call does not tell its height and width.
-
-        Args:
-            x: what the call denoises, see `ModelCall.denoised`.
-            kwargs: of the call.
-            patch: see above, of latents that are no tokens yet.
-            image_first: see above.
-        """
+        """Return the grid of a call that denoises `x`; None where it does not tell its height and width."""
         if isinstance(x, list | tuple):  # a tensor (channels, frames, height, width) for each picture
             rows, shapes = len(x), {tuple(one.shape) for one in x if isinstance(one, Tensor)}
             x = x[0].unsqueeze(0) if len(shapes) == 1 else None
@@ -386,14 +379,7 @@ class RegionWeights:
         return bool(self._columns)
 
     def for_row(self, variant: int, groups: Sequence[int], grid: TokenGrid | None, part: int | None) -> tuple[int, ...]:
-        """Return the region's number of each strength group on a row.
-
-        Args:
-            variant: of the row.
-            groups: their ids.
-            grid: None where the layer's tokens have no place, as the prompt's.
-            part: of the prompt that the row is of.
-        """
+        """Return the region's number of each strength group on a row of a variant and a part of the prompt."""
         regions, parts = self.by_variant[variant], self.parts[variant]
         return tuple(region_on_row(regions[group], parts[group], grid, part) for group in groups)
 
@@ -411,9 +397,9 @@ class RegionWeights:
         Args:
             grid: of the places; None is a single one outside the picture.
             regions: for each row, n numbers from 1, `EVERYWHERE` or `NOWHERE`.
-            device: of the result.
-            dtype: of the result.
-            channels_first: see above.
+            device: of the weights.
+            dtype: of the weights.
+            channels_first: the order of their dimensions.
         """
         key = grid, regions, device, dtype, channels_first
         found = self._made.get(key)

@@ -403,8 +403,12 @@ def largest(multiplier: AnyMultiplier) -> float:
 
 def named_components(multiplier: Multiplier | Halves) -> tuple[str, ...]:
     """Return the components that a multiplier names."""
-    every = [as_strength(one).of for one in all_multipliers(multiplier)]
-    return tuple(name for of in every if isinstance(of, Mapping) for name in of)
+    found: list[str] = []
+    for one in all_multipliers(multiplier):
+        of = one.of if isinstance(one, Strength) else one
+        if isinstance(of, Mapping):
+            found += of
+    return tuple(found)
 
 
 def check_multiplier(multiplier: AnyMultiplier, name: str) -> AnyMultiplier:

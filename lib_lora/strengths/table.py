@@ -127,17 +127,22 @@ class StackStrengths:
             [as_strength(image_multiplier(multiplier, image, negative=negative)) for _, multiplier in wishes]
             for image, negative in variants
         ]
-        every = [(i, one) for variant in self._variants for i, one in enumerate(variant)]
-        weighed = any(one.blocks is not None for _, one in every)
-        self._block_weights = [list(self._weigh(variant)) for variant in self._variants] if weighed else None
-        self.varying = frozenset(i for i, one in every if one.varies)
+        self.varying: set[int] = set()
         """The entries whose strength differs from moment to moment."""
+        self.by_noise = False
+        """Whether the timestep or the noise makes a difference."""
         denoising = {entry for entry, _, side in groups.shared if side is not None}
+        has_blocks = has_regions = False
+        for variant in self._variants:
+            for entry, one in enumerate(variant):
+                has_blocks |= one.blocks is not None
+                has_regions |= one.region is not None and entry in denoising
+                if one.varies:
+                    self.varying.add(entry)
+                    self.by_noise |= one.by_noise
         self.varies = not self.varying.isdisjoint(denoising)
         """Whether the moment makes a difference."""
-        self.by_noise = any(one.by_noise for i, one in every if i in self.varying)
-        """Whether the timestep or the noise makes a difference."""
-        has_regions = any(one.region is not None and i in denoising for i, one in every)
+        self._block_weights = [list(self._weigh(variant)) for variant in self._variants] if has_blocks else None
         self.regions = self._find_regions() if has_regions else NO_REGIONS
 
     @property
@@ -440,14 +445,7 @@ class StrengthTable:
     # which rows and regions there are, and what weights are made already, no graph is to know
     @uncompiled
     def weights(self, start: int, factors: Tensor, grid: TokenGrid | None, *, channels_first: bool) -> Tensor:
-        """Return how far some factors act at each place, in their dtype and on their device; see `RegionWeights.at`.
-
-        Args:
-            start: of the first of them.
-            factors: (n,), for their number.
-            grid: of the places.
-            channels_first: see `RegionWeights.at`.
-        """
+        """Return how far the n factors from `start` on act at each place, like `factors`; see `RegionWeights.at`."""
         regions = self._regions_of_rows(start, factors.shape[0], grid)
         return self.regions.at(grid, regions, factors.device, factors.dtype, channels_first=channels_first)
 
@@ -485,8 +483,9 @@ class StrengthTable:
                 self.shown = variant
                 self._write_vectors()
 
-    def set_rows(self, rows: tuple[int, ...]) -> None:
-        """Set the variant of each row of the next model call; shows at once in every view."""
+    def set_rows(self, rows: tuple[int, ...], parts: tuple[int | None, ...] = ()) -> None:
+        """Set the variant and the part of the prompt of each row of the next model call, as `show` does."""
+        self.parts = parts if self.regions.has_parts and any(part is not None for part in parts) else ()
         with self._lock:
             if max(rows, default=0) >= len(self.values):  # another stack came since the call began
                 self.show(0)
@@ -499,15 +498,15 @@ class StrengthTable:
                 self._write_rows()
             self.mixed = True
 
-    def set_parts(self, parts: tuple[int | None, ...]) -> None:
-        """Set the part of the prompt of each row of the next model call; empty where it is not known."""
-        self.parts = parts if self.regions.has_parts and any(part is not None for part in parts) else ()
-
-    def set_latents(self, latents: LatentGrid | None) -> None:
-        """Set the latents of the next model call; None after it."""
-        if latents is not None:
-            self.regions.set_latents(latents)
+    def set_latents(self, latents: LatentGrid) -> None:
+        """Set the latents of the next model call."""
+        self.regions.set_latents(latents)
         self.latents = latents
+
+    def end_call(self, variant: int) -> None:
+        """Forget what a model call told; the next calls are of one variant."""
+        self.show(variant)
+        self.latents, self.parts = None, ()
 
     def set_moment(self, moment: Moment) -> None:
         """Set the moment of the next model call; shows at once in every view.
