@@ -1,4 +1,8 @@
-"""`python -m lib_lora inspect FILE [--model PATH] [--json]`: what is in an adapter file, and what of it would act."""
+"""The command line of the library.
+
+`python -m lib_lora inspect FILE [--model PATH] [--json]` shows what is in an adapter file, and what of it would act;
+`python -m lib_lora families FILE` shows how well the file fits the signs of each model family.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from pathlib import Path
 
 from .errors import LoraError
 from .files.file import AdapterFile
+from .naming.architectures.base import known_architectures
 from .naming.index import LayerIndex, alias_table
 from .naming.network import Network, inspect_file
 from .naming.parsed import ParsedFile
@@ -23,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0, or 1 when the file or model cannot be used (the reason goes to stderr)."""
     options = _parser().parse_args(arguments)
     try:
+        if options.command == "families":
+            print(_scores(options.file))
+            return 0
         report = inspect(options.file, options.model)
     except LoraError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -46,7 +54,7 @@ def inspect(file: Path, model: Path | None) -> NetworkReport:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lib_lora")
-    commands = parser.add_subparsers(required=True)
+    commands = parser.add_subparsers(required=True, dest="command")
     command = commands.add_parser("inspect", help="show what is in an adapter file")
     command.add_argument("file", type=Path, metavar="FILE", help="a .safetensors adapter")
     command.add_argument(
@@ -56,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         help="a diffusers folder, one of its components, or a checkpoint: also show which layers would be hit",
     )
     command.add_argument("--json", action="store_true", help="print JSON")
+    families = commands.add_parser("families", help="show the score of each model family and the signs that are seen")
+    families.add_argument("file", type=Path, metavar="FILE", help="a .safetensors adapter")
     return parser
 
 
@@ -82,6 +92,17 @@ def _text(report: NetworkReport) -> str:
         lines += [f"    {key}{f' ({details[key]})' if details[key] else ''}" for key in keys[:_KEYS_SHOWN]]
         lines += [f"    and {len(keys) - _KEYS_SHOWN} more"] if len(keys) > _KEYS_SHOWN else []
     lines += [f"metadata      {key} = {value[:200]}" for key, value in sorted(report.metadata.items())]
+    return "\n".join(lines)
+
+
+def _scores(file: Path) -> str:
+    """List every family with its score on a file and the signs that are seen, the best first."""
+    facts = ParsedFile(AdapterFile.open(file)).facts
+    scored = [(one.score(facts), one) for one in known_architectures()]
+    lines = []
+    for score, one in sorted(scored, key=lambda pair: -pair[0]):
+        lines.append(f"{score:>3} {one.name:<16} {one.title}")
+        lines += [f"    {sign.weight:>3} {sign.pattern}" for sign in one.seen(facts)]
     return "\n".join(lines)
 
 

@@ -1,51 +1,53 @@
-"""Components of a model: what each does, and which of them a key of a file means.
+"""Components of a model: the role of each, and which of them a key of a file means.
 
-Names are diffusers'. Files are not as exact: kohya calls whatever denoises `lora_unet`, ComfyUI `diffusion_model`, and
-numbers of text encoders differ from trainer to trainer. So a key names a component or a role, and the layers it names
-decide where that leaves a choice.
+Names are diffusers'. Files are not as exact: kohya calls every denoiser `lora_unet`, ComfyUI `diffusion_model`, and
+trainers number text encoders differently. So a key names a component or a role, and the layers it names decide where
+that leaves a choice.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 DENOISER = "denoiser"
-"""Role of what denoises: a UNet or a transformer."""
+"""Role of the denoiser: a UNet or a transformer."""
 TEXT_ENCODER = "text_encoder"
-"""Role of text encoders. It is the first one's name, too, and so that is asked first."""
+"""Role of text encoders, and the name of the first."""
 
 EXPERTS = ("transformer", "transformer_2")
 """Two halves of one denoiser: the first acts in high noise, the second in low (Wan 2.2)."""
 
 
 EXACT = frozenset({"unet", "prior", *EXPERTS, "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4"})
-"""Names of one component each; what else a key says is a role."""
+"""Names of one component each; any other name in a key is a role."""
 _DENOISERS = frozenset({DENOISER, "diffusion_model", "unet", "prior", "decoder"})
 
 _INSIDE = {"llm_adapter": DENOISER, "text_conditioner": DENOISER}
-"""Components that other programs keep inside another, and so files have their layers among its: Anima's adapter."""
+"""Components that other programs keep inside another one, so that files have them there: Anima's adapter."""
 
 
+@lru_cache(maxsize=1024)
 def role(component: str) -> str:
-    """What a component does; its own name if that is nothing that others do, too."""
+    """Return the role of a component; its own name if no other component has that role."""
     if component in _DENOISERS or component in EXPERTS:
         return DENOISER
     return TEXT_ENCODER if component.startswith(TEXT_ENCODER) else component
 
 
 def is_denoiser(component: str) -> bool:
-    """Whether a component is called at each step, by its name."""
+    """Return whether a component is called at each step, by its name."""
     return component.startswith(("unet", "transformer", "prior"))
 
 
 def candidates(wanted: str | None, present: Sequence[str], experts: Sequence[str] = EXPERTS) -> list[tuple[str, ...]]:
-    """The components a key may be for, the likeliest first; those of one tuple are meant together.
+    """Return the components that a key may mean, the likeliest first; a tuple's components are meant together.
 
     Args:
-        wanted: what the key says: a component, a role, or None where it says nothing.
-        present: the model's.
-        experts: those of `EXPERTS` that the file is for as far as its keys do not tell. Asked where a model has both.
+        wanted: a component or a role, as the key says; None where it says nothing.
+        present: the model's components.
+        experts: the `EXPERTS` that the file is for where its keys do not tell, in a model that has both.
     """
     if wanted == EXPERTS[1]:
         return [(wanted,)] if wanted in present else []
@@ -58,7 +60,7 @@ def candidates(wanted: str | None, present: Sequence[str], experts: Sequence[str
 
 
 def noise_of(changed: Collection[str], present: Collection[str]) -> str:
-    """`high` or `low` where a model has both experts and one alone is changed; else nothing."""
+    """Return `high` or `low` where a model has both experts and one alone is changed; else an empty text."""
     found = [noise for noise, expert in zip(_NOISE, EXPERTS, strict=True) if expert in changed]
     return found[0] if len(found) == 1 and set(EXPERTS) <= set(present) else ""
 
@@ -79,7 +81,7 @@ _CAPITALS = re.compile(r"(?<![A-Za-z])(HIGH|LOW)(?![A-Za-z])")
 
 
 def experts_named(name: str) -> tuple[str, ...]:
-    """Those of `EXPERTS` that the name of a file speaks of; none or both where it leaves the choice.
+    """Return the `EXPERTS` that the name of a file speaks of; none or both where it leaves the choice.
 
     Trainers write Wan 2.2's LoRA in pairs, `…_high_noise` and `…_low_noise` (ostris/ai-toolkit, `save_lora`); what is
     published is called `HighNoise`, `T2V_HIGH_Lightning`, `low-v2` and so on as well. Where noise is spoken of, other

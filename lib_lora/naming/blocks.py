@@ -1,4 +1,4 @@
-"""The blocks of a model, by the names people give them weights by: IN00, M00, OUT11, D00, S37, BASE.
+"""The blocks of a model, by the names that block weights have: IN00, M00, OUT11, D00, S37, BASE.
 
 UNets have ldm's numbering on every host. Of transformers, double blocks are D and single blocks S, as the block-weight
 extension calls those of Flux; blocks of a model with one list of them are B. Layers of no block are IN and OUT there;
@@ -65,7 +65,7 @@ _OUT = re.compile(r"^(?:norm_out|proj_out|final_layer|final_layernorm|out_layer|
 
 
 def block_of(component: str, name: str) -> str:
-    """The block of a layer; empty for what is in none.
+    """Return the block of a layer; empty for a layer in no block.
 
     Args:
         component: whose layer it is.
@@ -88,12 +88,12 @@ def block_of(component: str, name: str) -> str:
 
 
 def _is_list(name: str) -> bool:
-    """Whether blocks are in it, and not the parts of a feed-forward or an embedder."""
+    """Return whether a list holds blocks, and not the parts of a feed-forward or an embedder."""
     return name in _LETTERS or any(word in name for word in ("block", "layer", "refiner"))
 
 
 def _unet_block(dotted: str) -> str | None:
-    """The block of a UNet's layer; empty beside the blocks, None where it is of no UNet."""
+    """Return the block of a UNet's layer; empty beside the blocks, None where it is no UNet's."""
     if _MIDDLE.match(dotted):
         return "M00"
     if ldm := _LDM.match(dotted):
@@ -110,9 +110,9 @@ def _unet_block(dotted: str) -> str | None:
 
 
 def side_of(block: str) -> Side:
-    """Which of SD.Next's `in`, `mid` and `out` a block of the denoiser belongs to.
+    """Return which of SD.Next's `in`, `mid` and `out` a block of the denoiser belongs to.
 
-    Source: vladmandic/sdnext modules/lora/network.py, `multiplier`, where what is in none is `in`.
+    Source: vladmandic/sdnext modules/lora/network.py, `multiplier`, where a layer in no block is `in`.
     """
     if block.startswith("OUT"):
         return "out"
@@ -128,19 +128,19 @@ class BlockNames:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The blocks of the denoiser."""
+        """Return the blocks of the denoiser."""
         return tuple(one for one in self.of_model if not one.startswith("text_encoder"))
 
     @property
     def is_unet(self) -> bool:
-        """Whether lists are those of UNets."""
+        """Return whether the model takes the lists of UNets."""
         return "M00" in self.parts
 
     def lists(self) -> tuple[tuple[str, ...], ...]:
-        """The lists of weights this model takes, of different lengths; the one that suits it best first.
+        """Return the lists of weights this model takes, of different lengths; the one that suits it best first.
 
         A model of transformer blocks takes a weight for each, or BASE before them, or BASE and IN before and OUT
-        behind them as well; Flux takes that of the block-weight extension besides.
+        behind them as well; Flux also takes the list of the block-weight extension.
         """
         if self.is_unet:
             own = set(self.parts)
@@ -156,7 +156,7 @@ class BlockNames:
 
 
 def names_of(components: Iterable[tuple[str, Iterable[str]]]) -> BlockNames:
-    """The blocks of a model.
+    """Return the blocks of a model.
 
     Args:
         components: each with the names of its layers, in order.
@@ -193,15 +193,15 @@ class Element:
 
     @property
     def unweighted(self) -> Element:
-        """The rule alone, as two of them may differ in their weights only."""
+        """Return the rule alone, as two of them may differ in their weights only."""
         return replace(self, weight=0.0)
 
     def suits(self, block: str, names: Iterable[str], model: BlockNames) -> bool:
-        """Whether it is for a layer.
+        """Return whether the rule applies to a layer.
 
         Args:
             block: of the layer, as `block_of` names it.
-            names: everything the layer is called.
+            names: every name of the layer.
             model: its blocks, for ranges.
         """
         shown = BASE if block.startswith("text_encoder") else block
@@ -243,16 +243,16 @@ class BlockWeights:
 
     @property
     def largest(self) -> float:
-        """The largest factor, without its sign; 1 where a block may have none."""
+        """Return the largest factor, without its sign; 1 where a block may have none."""
         factors = [abs(one) for one in (*(self.values or (1.0,)), *(one.weight for one in self.elements))]
         return max(factors)
 
     def weight(self, block: str, suits: Mapping[Element, bool], model: BlockNames) -> float:
-        """The factor of one layer.
+        """Return the factor of one layer.
 
         Args:
             block: as `block_of` names it.
-            suits: which of the elements, `unweighted`, are for the layer.
+            suits: whether each of the elements, `unweighted`, applies to the layer.
             model: its blocks.
 
         Raises:
@@ -269,7 +269,7 @@ class BlockWeights:
 
 
 def read_list(values: Sequence[float], model: BlockNames) -> dict[str, float]:
-    """The weight of each block of a model, by a list.
+    """Return the weight of each block of a model, by a list.
 
     Raises:
         StackError: the model takes no list of this length.
@@ -277,7 +277,7 @@ def read_list(values: Sequence[float], model: BlockNames) -> dict[str, float]:
     lists = model.lists()
     names = next((one for one in lists if len(one) == len(values)), None)
     if names is None and lists and len(set(values)) == 1:
-        return dict.fromkeys(model.of_model, values[0])  # what is the same for all blocks, whichever they are
+        return dict.fromkeys(model.of_model, values[0])  # one value for all blocks
     if names is None:
         lengths = ", ".join(str(len(one)) for one in lists) or "none, having no blocks"
         raise StackError(f"a list of {len(values)} block weights; the loaded model takes {lengths}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..adapters._narrow import Narrow
 from ..adapters._part import part_of
 from ..adapters.base import Adapter, At
-from ..errors import ComponentError, FileError, NumberError
+from ..errors import ComponentError, FileError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.config import USUAL, Reading
 from ..files.file import AdapterFile, Stamp
@@ -295,16 +295,16 @@ class Network:
         self, group: Group, found: Sequence[Bound], by_weight: dict[tuple[str, str, str], list[Bound]], bad: set[str]
     ) -> Miss | None:
         """Let a group's adapters act, unless a number is not finite or others change these rows already."""
-        try:
-            self._parsed.check_finite(group, bad)
-        except NumberError as error:
-            return misfit(error)
-        for one in found:
-            for other in by_weight.get(one.weight, ()):
+        spoiled = self._parsed.spoiled(group, bad) if bad else None
+        if spoiled is not None:
+            return spoiled
+        others = [by_weight.setdefault(one.weight, []) for one in found]
+        for one, own in zip(found, others, strict=True):
+            for other in own:
                 if one.target.overlaps(other.target):
                     return Miss("second_adapter", f"a second adapter for {one.component}.{one.target.name}")
-        for one in found:
-            by_weight.setdefault(one.weight, []).append(one)
+        for one, own in zip(found, others, strict=True):
+            own.append(one)
         return None
 
 

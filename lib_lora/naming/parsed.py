@@ -19,7 +19,7 @@ from ..files import formats
 from ..files.components import EXPERTS, experts_named
 from ..files.config import USUAL, Alpha, PeftConfig, Reading, base_model
 from ..files.file import AdapterFile
-from ..files.formats.base import BUNDLED, KeyFormat, ParsedKey, compiled
+from ..files.formats.base import BUNDLED, FILE_WIDE, KeyFormat, ParsedKey, compiled
 from ..files.patterns import EffortError
 from ..registry import cached, discover, discover_classes
 from ..report import Cause, Family, NetworkReport, Unused
@@ -304,17 +304,21 @@ class ParsedFile:
         Raises:
             FileError: the file changed on disk.
         """
-        return self.file.not_finite([key for group in groups for key in self._read_by(group)])
+        keys = [key for group in groups for key in group.keys.values()]
+        if self.shared:
+            read = {param for group in groups if group.recipe is not None for param in group.recipe.kind.shared}
+            keys += [key for param, key in self.shared.items() if param in read]
+        return self.file.not_finite(keys)
 
-    def check_finite(self, group: Group, bad: set[str]) -> None:
-        """Check that a group has none of the keys that `not_finite` returned.
-
-        Raises:
-            NumberError: it has one; the text names it.
-        """
-        key = next((key for key in self._read_by(group) if key in bad), None)
-        if key is not None:
-            raise NumberError(f"{key} has numbers that are NaN or infinite; download the file again, or train it again")
+    def spoiled(self, group: Group, bad: set[str]) -> Miss | None:
+        """Return the miss of a group that reads one of the keys that `not_finite` returned; None if it reads none."""
+        read = frozenset() if group.recipe is None else group.recipe.kind.shared
+        keys = [*group.keys.values(), *[key for param, key in self.shared.items() if param in read]]
+        key = next((key for key in keys if key in bad), None)
+        if key is None:
+            return None
+        text = f"{key} has numbers that are NaN or infinite; download the file again, or train it again"
+        return Miss("not_finite", NOT_FINITE, text)
 
     def unshared(self, acting: Iterable[Group]) -> list[Unused]:
         """Return the keys of parameters that layers share, where no layer that acts reads them."""
@@ -373,8 +377,8 @@ class ParsedFile:
                 continue
             group = groups.get((one.component, one.module))
             if group is None:
-                belongs: Literal["layer", "file", "embedding"] = "file" if one.file_wide else "layer"
-                belongs = "embedding" if one.bundled else belongs
+                belongs: Literal["layer", "file", "embedding"] = "file" if one.module == FILE_WIDE else "layer"
+                belongs = "embedding" if one.param.startswith(BUNDLED) else belongs
                 group = Group(one.component, one.module, one.flattened, name, belongs)
                 groups[one.component, one.module] = group
             if one.param in group.keys:
@@ -407,11 +411,6 @@ class ParsedFile:
             params = ", ".join(sorted({param for group in self.groups for param in group.keys}))
             text = f"holds adapters of a kind not supported here, with the parameters {params} (keys {seen}, …)"
             raise UnknownAdapterError(self.file.path, text, keys[:4])
-
-    def _read_by(self, group: Group) -> list[str]:
-        """Return the keys of a group's own parameters and of the shared ones that it reads."""
-        read = frozenset() if group.recipe is None else group.recipe.kind.shared
-        return [*group.keys.values(), *[key for param, key in self.shared.items() if param in read]]
 
     @property
     def _lacks_scale(self) -> bool:

@@ -32,7 +32,7 @@ _UNET = ("input_blocks.", "down_blocks.", "time_embed.")
 _ENCODER_STARTS = ("text_model.", "encoder.block.", "model.layers.", "model.language_model.", "visual.")
 """CLIP, T5 and language models, in a file of their own."""
 _OTHERS = re.compile(r"(first_stage_model|vae|encoder|decoder|control_model)\.|(.*[._])?(lora|lokr|hada|oft)_")
-"""What is no model here: VAEs, ControlNets, adapters."""
+"""Begin of keys in files that are no model here: VAEs, ControlNets, adapters."""
 _BLOCK = re.compile(r"(.*\.)?\w*(blocks|layers|refiner)\.\d+\.")
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -53,7 +53,7 @@ def model_skeleton(path: str | Path) -> dict[str, nn.Module]:
 
 
 def skeleton(shapes: Shapes) -> nn.Module:
-    """A tree of meta layers that would have these parameters: {parameter name: shape}."""
+    """Build a tree of meta layers with these parameters: {parameter name: shape}."""
     root = nn.Module()
     for name, shape in shapes.items():
         owner, _, param = name.rpartition(".")
@@ -64,7 +64,7 @@ def skeleton(shapes: Shapes) -> nn.Module:
 
 
 def prefixes_of(component: str) -> Iterator[str]:
-    """What the keys of a component may begin with in a checkpoint of several."""
+    """Return how the keys of a component may begin in a checkpoint of several."""
     own = DENOISER if role(component) == DENOISER else component
     return (prefix for prefix, owner in _PREFIXES.items() if owner == own)
 
@@ -85,7 +85,7 @@ def _weights(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _components(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The components of a checkpoint in one file."""
+    """Return the components of a checkpoint in one file."""
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for key, shape in shapes.items():
         owner, name = _owner(key)
@@ -97,7 +97,7 @@ def _components(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
 
 
 def _owner(key: str) -> tuple[str | None, str]:
-    """The component, role or encoder's kind that a key is of, and the rest of it."""
+    """Return the component, role or encoder's kind of a key, and the rest of the key."""
     for prefix, owner in _PREFIXES.items():
         if key.startswith(prefix):
             return owner, key.removeprefix(prefix)
@@ -106,7 +106,7 @@ def _owner(key: str) -> tuple[str | None, str]:
 
 
 def _sole_owner(shapes: Shapes) -> str | None:
-    """What a file without prefixes is."""
+    """Return the role of a file without prefixes; None if it is no model here."""
     if any(key.startswith(_ENCODER_STARTS) for key in shapes):
         return TEXT_ENCODER
     if any(_OTHERS.match(key) for key in shapes):
@@ -115,7 +115,7 @@ def _sole_owner(shapes: Shapes) -> str | None:
 
 
 def _name(owner: str, shapes: Shapes, owners: Iterable[str]) -> str:
-    """diffusers' name of a component."""
+    """Return diffusers' name of a component."""
     if owner == DENOISER:
         return "unet" if any(key.startswith(_UNET) for key in shapes) else "transformer"
     kinds = [one for one in owners if one.startswith(f"{TEXT_ENCODER}s.")]

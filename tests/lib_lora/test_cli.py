@@ -12,6 +12,7 @@ import torch
 
 from lib_lora import ComponentError
 from lib_lora.__main__ import main
+from lib_lora.naming.architectures.base import known_architectures
 from lib_lora.naming.skeleton import model_skeleton
 from tests.fakes.files import pair, save
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet
@@ -49,6 +50,17 @@ def test_json_against_a_model(lora, model, capsys):
     data = json.loads(capsys.readouterr().out)
     assert data["hit"] == data["layers"] > 90
     assert data["unused"] == {}
+
+
+def test_every_family_has_its_score_on_a_file(lora, capsys):
+    assert main(["families", str(lora)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    scores = {line.split()[1]: int(line[:3]) for line in lines if line[3] == " " and line[:3].strip()}
+    assert list(scores) == sorted(scores, key=lambda name: -scores[name])
+    assert set(scores) == {one.name for one in known_architectures()}
+    assert max(scores, key=scores.__getitem__) == "sd1"
+    own = lines[1 : 1 + next(i for i, line in enumerate(lines[1:]) if line[:3].strip())]
+    assert sum(int(line.split()[0]) for line in own) == scores["sd1"]
 
 
 def test_against_a_single_checkpoint(tmp_path, capsys):

@@ -6,8 +6,9 @@ Files and models are recognised by the same signs.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from operator import itemgetter
 from typing import Literal
 
@@ -126,14 +127,23 @@ class Architecture:
         """Weigh the facts; 0 means nothing speaks for this family."""
         return self._score(_lines(facts))
 
+    def seen(self, facts: Iterable[str]) -> list[Sign]:
+        """Return the signs that the facts have."""
+        text = _lines(facts)
+        return [sign for sign in self.signs if _searched(sign.pattern)(text)]
+
     def is_named(self, facts: Iterable[str]) -> bool:
         """Return whether the metadata among the facts names it."""
-        return bool(_seen([sign for sign in self.signs if sign.pattern.startswith(_META)], _lines(facts)))
+        return any(sign.pattern.startswith(_META) for sign in self.seen(facts))
 
     def _score(self, text: str) -> int:
-        if self.never is not None and _seen([self.never], text):
+        if self.never is not None and _searched(self.never.pattern)(text):
             return 0
-        return sum([sign.weight for sign in _seen(self.signs, text)])
+        found = 0
+        for sign in self.signs:
+            if _searched(sign.pattern)(text):
+                found += sign.weight
+        return found
 
 
 def fact(component: str | None, module: str, width: int | None) -> str:
@@ -196,11 +206,12 @@ def is_image_first(model: object) -> bool:
     return any(cls.__name__ in names for cls in type(model).__mro__)
 
 
+@cache
+def _searched(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    """Return a search for a sign in text of which each line begins with a line feed."""
+    # not with ^ itself: it would be tried at every character instead of once for a line
+    return re.compile(f"\n{pattern[1:]}", re.MULTILINE).search
+
+
 def _lines(facts: Iterable[str]) -> str:
     return "\n".join(["", *facts])
-
-
-def _seen(signs: Iterable[Sign], text: str) -> list[Sign]:
-    """Return the signs that a line of `text` has; each line begins with a line feed."""
-    # not with ^ itself: it would be tried at every character instead of once for a line
-    return [sign for sign in signs if re.search(f"\n{sign.pattern[1:]}", text, re.MULTILINE)]
