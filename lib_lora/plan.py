@@ -357,7 +357,7 @@ class _Chooser:
             return "a file has it as one with other layers, and its adapter depends on the weights of all of them"
         if any(binding.group in self._varying for binding in bindings):
             return "the strength differs from step to step"
-        if any(binding.group in self._strengths.regional for binding in bindings):
+        if any(binding.group in self._strengths.regional_groups for binding in bindings):
             return "a LoRA is for a part of the picture"
         return why_not_merged(layer, bindings, self._shared)
 

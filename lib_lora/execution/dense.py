@@ -230,7 +230,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _regions(self, image: int | None) -> tuple[_Where, ...]:
         """Return the region of each binding, and the part of the prompt that describes it."""
         strengths = self._strengths
-        if strengths.regional.isdisjoint(self._groups):
+        if strengths.regional_groups.isdisjoint(self._groups):
             return (_EVERYWHERE,) * len(self._bindings)
         variant = strengths.shown if image is None else image
         regions, parts = strengths.regions.by_variant[variant], strengths.regions.parts[variant]

@@ -175,7 +175,7 @@ class LowRankExecutor(Resident[Placed]):
     @property
     def is_regional(self) -> bool:
         """Tell whether some of its strengths differ from place to place."""
-        regional = self._strengths.regional
+        regional = self._strengths.regional_groups
         return bool(regional) and not regional.isdisjoint(self._groups)  # a graph is not to know groups in vain
 
     def _token_layout(self, tensor: Tensor) -> TokenLayout:

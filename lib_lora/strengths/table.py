@@ -252,13 +252,14 @@ class StackStrengths:
         numbers: dict[Region, int] = {}
         by_variant, parts = [], []
         for strengths in self._variants:
-            of_entries, parts_of_entries = [], []
-            for one in strengths:
-                of_entries.append(0 if one.region is None else numbers.setdefault(one.region, len(numbers) + 1))
-                parts_of_entries.append(None if one.region is None else one.part)
-            groups = self.groups.all
-            by_variant.append(tuple(0 if one.side is None else of_entries[one.entry] for one in groups))
-            parts.append(tuple(None if one.side is None else parts_of_entries[one.entry] for one in groups))
+            everywhere: tuple[int, int | None] = (0, None)
+            entries = [
+                everywhere if one.region is None else (numbers.setdefault(one.region, len(numbers) + 1), one.part)
+                for one in strengths
+            ]
+            own = [everywhere if group.side is None else entries[group.entry] for group in self.groups.all]
+            by_variant.append(tuple(region for region, _ in own))
+            parts.append(tuple(part for _, part in own))
         return RegionWeights(tuple(numbers), tuple(by_variant), tuple(parts))
 
 
@@ -551,8 +552,7 @@ class StrengthTable:
 
     def _set_regions(self, regions: RegionWeights) -> None:
         self.regions = regions
-        self.regional = regions.groups
-        """The groups that do not act everywhere."""
+        self.regional_groups = regions.groups
         self.has_regions = bool(regions.groups)
         """Whether there are any; a graph knows nothing else of regions."""
         self._row_regions: dict[tuple[object, ...], RowRegions] = {}  # by factors, rows, and whether there are places
