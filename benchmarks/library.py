@@ -221,7 +221,7 @@ def in_browser(folder: Path, chromium: str) -> dict[str, float]:
         page = browser.new_page(viewport={"width": 1400, "height": 1000})
         page.goto(address)
         page.wait_for_function(
-            "window.remoraTab?.state.loaded && !window.remoraTab.catalog.scan.running", timeout=120_000
+            "window.remoraTab?.state.loaded && !window.remoraTab.library.catalog.scan.running", timeout=120_000
         )
         page.wait_for_timeout(3000)
         keys = sorted(page.evaluate(_SEARCH))

@@ -1,17 +1,56 @@
-// The tab of Remora: mounted on whatever element of the page is `#remora-tab`.
+// The tab of Remora, mounted on the page's element `#remora-tab`.
 
 import {html, render} from "./vendor/preact.js";
-import {Controller, POLL, READ} from "./controller.js";
+import {Api} from "./api.js";
+import {KEPT, Kept} from "./kept.js";
+import {LIBRARY, Library, remember, remembered} from "./library.js";
+import {SERVER, Server} from "./server.js";
+import {STACK, Stack} from "./stack.js";
+import {Store} from "./store.js";
 import {App} from "./ui/app.js";
 
-const LOOK = 100; // milliseconds between two looks for the element
+const POLL = 2000; // milliseconds between two polls of the server, while the tab is visible
+const READ = 250; // the same for the prompts
+const LOOK = 100; // milliseconds between two searches for the element
+
+const SHOWN = {
+    pane: "library",
+    details: /** @type {string | null} */ (null), // id of a file
+    dialog: "",
+};
+
+/** @typedef {typeof STACK & typeof KEPT & typeof LIBRARY & typeof SERVER & typeof SHOWN} State */
+
+/** The tab without its elements: its state, and the parts that change it. */
+export class Tab {
+    /** @param {string} base the address below which the server's routes are */
+    constructor(base) {
+        this.api = new Api(base);
+        /** @type {Store<State>} */
+        this.store = new Store({...STACK, ...KEPT, ...LIBRARY, ...SERVER, ...SHOWN, ...remembered()});
+        this.server = new Server(this);
+        this.library = new Library(this);
+        this.kept = new Kept(this);
+        this.stack = new Stack(this);
+    }
+
+    get state() {
+        return this.store.state;
+    }
+
+    /** @param {Partial<State>} changes */
+    set(changes) {
+        this.store.set(changes);
+        if ("sort" in changes || "view" in changes) remember(this.state);
+    }
+}
 
 /**
- * Begin.
+ * Mount the tab as soon as the page has its element, and keep it up to date.
  * @param {string} base the address below which the server's routes are
  */
 export function start(base) {
-    const controller = new Controller(base);
+    const tab = new Tab(base);
     /** @type {HTMLElement | null} */
     let root = null;
     let seen = false;
@@ -23,26 +62,26 @@ export function start(base) {
         root = element;
         root.classList.add("rt");
         root.replaceChildren();
-        render(html`<${App} controller=${controller} root=${root} />`, root);
+        render(html`<${App} tab=${tab} root=${root} />`, root);
         tick();
     }
 
     const isSeen = () => root?.isConnected === true && !document.hidden && root.getClientRects().length > 0;
 
-    // Called again and again; asks only while somebody looks.
+    // Called every `POLL` milliseconds; sends requests only while the tab is visible.
     function tick() {
         const now = isSeen();
         const came = now && !seen;
         seen = now;
         if (came) {
-            controller.readBoxes();
-            controller.start();
+            tab.stack.readBoxes();
+            tab.server.start();
         } else if (now) {
-            controller.poll();
+            tab.server.poll();
         }
     }
 
-    // Pages make their elements late, and some make them anew.
+    // Pages make their elements late, and some replace them.
     let waiting = false;
     new MutationObserver(() => {
         if (waiting) return;
@@ -54,10 +93,10 @@ export function start(base) {
     }).observe(document.body, {childList: true, subtree: true});
     mount();
     setInterval(tick, POLL);
-    setInterval(() => isSeen() && controller.readBoxes(), READ);
+    setInterval(() => isSeen() && tab.stack.readBoxes(), READ);
     document.addEventListener("input", (event) => {
-        if (isSeen() && /** @type {Element} */ (event.target).tagName === "TEXTAREA") controller.readBoxes();
+        if (isSeen() && /** @type {Element} */ (event.target).tagName === "TEXTAREA") tab.stack.readBoxes();
     });
     document.addEventListener("click", () => setTimeout(() => !seen && tick(), 50)); // a tab was chosen
-    return controller;
+    return tab;
 }

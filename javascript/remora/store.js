@@ -1,4 +1,4 @@
-// What the tab knows, in one place; whoever shows a part of it is told when it changed.
+// The state of the tab, in one place, with listeners for changes.
 
 import {useEffect, useReducer} from "./vendor/preact.js";
 
@@ -48,4 +48,13 @@ export function useStore(store) {
     const [, again] = useReducer(/** @type {(count: number, action: void) => number} */ ((count) => count + 1), 0);
     useEffect(() => store.subscribe(again), [store]);
     return store.state;
+}
+
+/**
+ * Tell whether two values have the same JSON.
+ * @param {unknown} one
+ * @param {unknown} other
+ */
+export function same(one, other) {
+    return JSON.stringify(one) === JSON.stringify(other);
 }

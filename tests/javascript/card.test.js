@@ -16,10 +16,8 @@ const LORA = /** @type {any} */ ({
  * @returns {any[]}
  */
 function elements(props = {}, target = "txt2img") {
-    const controller = /** @type {any} */ ({state: {target}, api: {}});
-    const made = [
-        /** @type {any} */ (Card({lora: LORA, controller, view: "grid", used: false, against: "", ...props})),
-    ];
+    const tab = /** @type {any} */ ({state: {target}, api: {}});
+    const made = [/** @type {any} */ (Card({lora: LORA, tab, view: "grid", used: false, against: "", ...props}))];
     for (const one of made) made.push(...[one?.props?.children].flat(9).filter((child) => child?.props));
     return made;
 }

@@ -1,7 +1,7 @@
 // The whole tab.
 
 /**
- * @import {Controller, State} from "../controller.js"
+ * @import {State, Tab} from "../main.js"
  * @import {Filled} from "../vendor/preact.js"
  */
 
@@ -15,19 +15,19 @@ import {Stack} from "./stack.js";
 
 const WIDE = 720; // pixels from which both panes are side by side
 
-/** @param {{controller: Controller, root: HTMLElement}} props */
-export function App({controller, root}) {
-    const state = useStore(controller.store);
+/** @param {{tab: Tab, root: HTMLElement}} props */
+export function App({tab, root}) {
+    const state = useStore(tab.store);
     const wide = useWide(root);
-    useKeys(controller, root);
-    const count = controller.rows().length + state.always.entries.length;
-    const outcomes = controller.outcomes(); // also while the stack is not shown: it knows which rows there were
+    useKeys(tab, root);
+    const count = tab.stack.rows().length + state.always.entries.length;
+    const outcomes = tab.stack.outcomes(); // also while the stack is not shown: it knows which rows there were
     const errors = outcomes.errors ? `${outcomes.errors} ${outcomes.errors > 1 ? "errors" : "error"}` : "";
     const content = [count || "", errors].filter(Boolean).join(", ");
     const shown = (/** @type {string} */ pane) => wide || state.pane === pane;
     return html`
-        <${Notices} controller=${controller} state=${state} />
-        ${state.login && html`<${Login} controller=${controller} />`}
+        <${Notices} tab=${tab} state=${state} />
+        ${state.login && html`<${Login} tab=${tab} />`}
         ${
             !wide
             && html`<div class="rt-switch" role="group" aria-label="What is shown">
@@ -37,17 +37,17 @@ export function App({controller, root}) {
             ].map(
                 ([pane, title]) => html`
                 <button type="button" key=${pane} aria-pressed=${String(state.pane === pane)}
-                    onClick=${() => controller.set({pane})}>${title}</button>`,
+                    onClick=${() => tab.set({pane})}>${title}</button>`,
             )}
         </div>`
         }
         <div class=${`rt-panes${wide ? " rt-wide" : ""}`}>
-            ${shown("library") && html`<${Library} controller=${controller} state=${state} />`}
-            ${shown("stack") && html`<${Stack} controller=${controller} state=${state} outcomes=${outcomes} />`}
+            ${shown("library") && html`<${Library} tab=${tab} state=${state} />`}
+            ${shown("stack") && html`<${Stack} tab=${tab} state=${state} outcomes=${outcomes} />`}
         </div>
-        ${state.details && html`<${Details} key=${state.details} controller=${controller} id=${state.details} />`}
-        ${state.dialog === "presets" && html`<${Presets} controller=${controller} state=${state} />`}
-        ${state.dialog === "compare" && html`<${Compare} controller=${controller} state=${state} />`}`;
+        ${state.details && html`<${Details} key=${state.details} tab=${tab} id=${state.details} />`}
+        ${state.dialog === "presets" && html`<${Presets} tab=${tab} state=${state} />`}
+        ${state.dialog === "compare" && html`<${Compare} tab=${tab} state=${state} />`}`;
 }
 
 /** @param {HTMLElement} root */
@@ -65,10 +65,10 @@ function useWide(root) {
 
 /**
  * Listen to Ctrl+Z and Ctrl+Y, where nothing is being typed; "/" goes to the search.
- * @param {Controller} controller
+ * @param {Tab} tab
  * @param {HTMLElement} root
  */
-function useKeys(controller, root) {
+function useKeys(tab, root) {
     useEffect(() => {
         const pressed = (/** @type {KeyboardEvent} */ event) => {
             const target = /** @type {Element} */ (event.target);
@@ -77,8 +77,8 @@ function useKeys(controller, root) {
             if (typing || event.altKey) return;
             const key = event.key.toLowerCase();
             if ((event.ctrlKey || event.metaKey) && (key === "z" || key === "y")) {
-                if (key === "y" || event.shiftKey) controller.redo();
-                else controller.undo();
+                if (key === "y" || event.shiftKey) tab.stack.redo();
+                else tab.stack.undo();
             } else if (key === "/" && !event.ctrlKey && !event.metaKey) {
                 /** @type {HTMLElement | null} */ (root.querySelector("input[type=search]"))?.focus();
             } else {
@@ -89,14 +89,14 @@ function useKeys(controller, root) {
         };
         root.addEventListener("keydown", pressed);
         return () => root.removeEventListener("keydown", pressed);
-    }, [controller, root]);
+    }, [tab, root]);
 }
 
-/** @param {{controller: Controller, state: State}} props */
-function Notices({controller, state}) {
+/** @param {{tab: Tab, state: State}} props */
+function Notices({tab, state}) {
     const {server} = state;
     const {stackProblem, presetProblem, regionProblem, blocks} = state;
-    const texts = [stackProblem, controller.catalog.problem, presetProblem, regionProblem, blocks?.problem];
+    const texts = [stackProblem, tab.library.catalog.problem, presetProblem, regionProblem, blocks?.problem];
     if (server && !server.enabled) {
         texts.push(
             "Remora is off in the settings: the web UI applies LoRA itself, and what is set here has no effect.",
@@ -110,14 +110,14 @@ function Notices({controller, state}) {
         <div role="alert">${state.error && html`<p class="rt-error">${state.error}</p>`}</div>`;
 }
 
-/** @param {{controller: Controller}} props */
-function Login({controller}) {
+/** @param {{tab: Tab}} props */
+function Login({tab}) {
     const user = /** @type {Filled<HTMLInputElement>} */ (useRef()),
         password = /** @type {Filled<HTMLInputElement>} */ (useRef());
     const enter = (/** @type {Event} */ event) => {
         event.preventDefault();
-        controller.api.logIn(user.current.value, password.current.value);
-        controller.start();
+        tab.api.logIn(user.current.value, password.current.value);
+        tab.server.start();
     };
     return html`<form class="rt-login rt-line" onSubmit=${enter}>
         <label>User <input type="text" autocomplete="username" required ref=${user} /></label>

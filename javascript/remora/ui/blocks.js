@@ -2,7 +2,7 @@
 
 /**
  * @import {BlockPreset, Blocks as Told} from "../api.js"
- * @import {Controller} from "../controller.js"
+ * @import {Tab} from "../main.js"
  * @import {FieldEvent, Key, Pointer} from "../vendor/preact.js"
  * @import {Attempt} from "./parts.js"
  * @import {Entry} from "./stack.js"
@@ -27,12 +27,12 @@ const OWN = "*"; // stands for weights of no preset; no preset has this name
 /** @type {Omit<Told, "rules"> & {rules?: string[]}} */
 const UNKNOWN = {blocks: [], layouts: [], presets: [], problem: ""};
 
-/** @param {{controller: Controller, entry: Entry}} props */
-export function Blocks({controller, entry}) {
+/** @param {{tab: Tab, entry: Entry}} props */
+export function Blocks({tab, entry}) {
     const [trouble, attempt] = useTrouble();
-    const {blocks, server} = controller.state;
+    const {blocks, server} = tab.state;
     useEffect(() => {
-        attempt(() => controller.askBlocks());
+        attempt(() => tab.kept.loadBlocks());
     }, [server?.model]);
     const told = blocks ?? UNKNOWN;
     const text = entry.values.lbw ?? "";
@@ -53,7 +53,7 @@ export function Blocks({controller, entry}) {
         }
         ${
             blocks
-            && html`<${Presets} controller=${controller} entry=${entry} text=${text} told=${told} cells=${cells} preset=${preset}
+            && html`<${Presets} tab=${tab} entry=${entry} text=${text} told=${told} cells=${cells} preset=${preset}
             write=${write} attempt=${attempt} />`
         }
         <${Rules} entry=${entry} told=${told} />
@@ -231,7 +231,7 @@ function Readout({block, name, cell, put}) {
 
 /**
  * @param {object} props
- * @param {Controller} props.controller
+ * @param {Tab} props.tab
  * @param {Entry} props.entry
  * @param {string} props.text
  * @param {Told} props.told
@@ -240,20 +240,20 @@ function Readout({block, name, cell, put}) {
  * @param {(value: string) => void} props.write
  * @param {Attempt} props.attempt
  */
-function Presets({controller, entry, text, told, cells, preset, write, attempt}) {
+function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
     const [saving, setSaving] = useState(false);
     const {length} = shownBlocks(told);
     const chosen = preset ? preset.name : text ? OWN : "";
     const save = (/** @type {string} */ name) =>
         attempt(async () => {
-            await controller.saveBlocks(name, /** @type {string[]} */ (cells).join(","));
+            await tab.kept.saveBlocks(name, /** @type {string[]} */ (cells).join(","));
             setSaving(false);
         });
     // the tag says what the preset said: without it, its name would mean nothing
     const remove = () =>
         attempt(async () => {
             const {name, values} = /** @type {BlockPreset} */ (preset);
-            await controller.deleteBlocks(name);
+            await tab.kept.deleteBlocks(name);
             write(values);
         });
     return html`

@@ -2,7 +2,7 @@
 
 /**
  * @import {Lora} from "../api.js"
- * @import {Controller} from "../controller.js"
+ * @import {Tab} from "../main.js"
  */
 
 import {html} from "../vendor/preact.js";
@@ -11,24 +11,24 @@ import {size} from "../catalog.js";
 import {Icon} from "./icons.js";
 import {Button, Picture} from "./parts.js";
 
-/** @param {{lora: Lora, controller: Controller, view: string, used: boolean, against: string}} props */
-export function Card({lora, controller, view, used, against}) {
-    const {state} = controller;
+/** @param {{lora: Lora, tab: Tab, view: string, used: boolean, against: string}} props */
+export function Card({lora, tab, view, used, against}) {
+    const {state} = tab;
     const label = used
         ? `Remove ${lora.name} from the prompt`
         : state.target
           ? `Insert ${lora.name} into the prompt`
           : `Add ${lora.name} to those that are always on`;
     const dim = against ? " rt-against" : "";
-    const open = () => controller.set({details: lora.id});
+    const open = () => tab.set({details: lora.id});
     const about = [rank(lora), size(lora.size)].filter(Boolean).join(" · ");
     const path = lora.picture && `thumbnail?${query({id: lora.id, v: lora.picture})}`;
     const alias = lora.alias === lora.name || lora.alias === lora.file.split("/").pop() ? "" : lora.alias;
     return html`<div class=${`rt-card rt-card-${view}${used ? " rt-used" : ""}${dim}`}>
         <button type="button" class="rt-pick" aria-pressed=${String(used)} aria-label=${label} disabled=${!lora.readable}
             title=${[lora.file, alias, lora.words && `words: ${lora.words}`, against].filter(Boolean).join("\n")}
-            onClick=${() => controller.toggle(lora)}>
-            <span class="rt-thumb"><${Picture} api=${controller.api} path=${path} name=${lora.name} /></span>
+            onClick=${() => tab.stack.toggle(lora)}>
+            <span class="rt-thumb"><${Picture} api=${tab.api} path=${path} name=${lora.name} /></span>
             <span class="rt-card-text">
                 <span class="rt-card-name">${lora.name}</span>
                 <span class="rt-hint">${

@@ -2,7 +2,7 @@
 
 /**
  * @import {Comparison, CompareState} from "../api.js"
- * @import {Controller, State} from "../controller.js"
+ * @import {State, Tab} from "../main.js"
  */
 
 import {html, useEffect, useState} from "../vendor/preact.js";
@@ -27,12 +27,12 @@ const NUMBERS = [
     ["seed", "Seed (-1 draws one)"],
 ];
 
-/** @param {{controller: Controller, state: State}} props */
-export function Compare({controller, state}) {
+/** @param {{tab: Tab, state: State}} props */
+export function Compare({tab, state}) {
     const [trouble, attempt] = useTrouble();
     const names = [
         ...new Set(
-            controller
+            tab.stack
                 .rows()
                 .filter((row) => row.on && !row.problem)
                 .map((row) => row.name),
@@ -46,8 +46,7 @@ export function Compare({controller, state}) {
     );
     const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
     const running = Boolean(told?.comparison?.running);
-    const ask = (/** @type {string} */ method) =>
-        attempt(async () => setTold(await controller.api.ask(method, "compare")));
+    const ask = (/** @type {string} */ method) => attempt(async () => setTold(await tab.api.ask(method, "compare")));
     useEffect(() => {
         ask("GET");
     }, []);
@@ -68,12 +67,12 @@ export function Compare({controller, state}) {
                 ...numbersOf(wanted),
             };
             if (mode === "strengths" || mode === "against") body.values = valuesOf(values);
-            setTold(await controller.api.ask("POST", "compare", body));
+            setTold(await tab.api.ask("POST", "compare", body));
         });
     };
     const flip = (/** @type {string} */ name) =>
         setChosen(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]);
-    return html`<${Dialog} title="Compare" close=${() => controller.set({dialog: ""})} class="rt-wide-dialog">
+    return html`<${Dialog} title="Compare" close=${() => tab.set({dialog: ""})} class="rt-wide-dialog">
         <form class="rt-compare" onSubmit=${start}>
             <fieldset class="rt-tags"><legend>LoRA</legend>
                 ${names.map(
@@ -115,12 +114,12 @@ export function Compare({controller, state}) {
             </div>
         </form>
         ${told && !told.possible && html`<p class="rt-notice">This web UI makes no pictures for the tab.</p>`}
-        ${told?.comparison && html`<${Grid} controller=${controller} made=${told.comparison} />`}
+        ${told?.comparison && html`<${Grid} tab=${tab} made=${told.comparison} />`}
     <//>`;
 }
 
-/** @param {{controller: Controller, made: Comparison}} props */
-function Grid({controller, made}) {
+/** @param {{tab: Tab, made: Comparison}} props */
+function Grid({tab, made}) {
     const done = made.done.filter(Boolean).length;
     const total = made.done.length;
     const ready = !made.running && done > 0;
@@ -130,14 +129,14 @@ function Grid({controller, made}) {
           ? `Cancelled after ${done} of ${total} pictures`
           : `${done} of ${total} pictures`;
     const use = (/** @type {number} */ cell) => {
-        controller.readBoxes();
-        controller.change({prompt: made.prompts[cell]});
-        controller.set({dialog: "", said: "The prompt has the LoRAs of that picture now."});
+        tab.stack.readBoxes();
+        tab.stack.change({prompt: made.prompts[cell]});
+        tab.set({dialog: "", said: "The prompt has the LoRAs of that picture now."});
     };
     return html`<div class="rt-result">
         <div class="rt-line"><progress max=${total} value=${done + made.fraction} aria-label="Pictures made"></progress>
             <span class="rt-hint" role="status">${say}, seed ${made.seed}</span>
-            ${ready && html`<a href=${`${controller.api.base}compare/picture`} download="comparison.png">Save as one picture</a>`}</div>
+            ${ready && html`<a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a>`}</div>
         ${made.problem && html`<p class="rt-error" role="alert">${made.problem}</p>`}
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label="Comparison"><table class="rt-grid"><thead><tr><td></td>
             ${made.columns.map((title) => html`<th scope="col" key=${title}>${title}</th>`)}</tr></thead>
@@ -149,7 +148,7 @@ function Grid({controller, made}) {
                     return html`<td key=${cell}>${
                         made.done[cell]
                             ? html`<${Button} label=${`Use the prompt of ${label}`} class="rt-cell"
-                        onClick=${() => use(cell)}><${Picture} api=${controller.api} name=${label}
+                        onClick=${() => use(cell)}><${Picture} api=${tab.api} name=${label}
                         path=${`compare/picture?${query({cell, v: made.id})}`} /><//>`
                             : html`<span class="rt-cell rt-hint">${made.running && made.at === cell ? `${Math.round(made.fraction * 100)} %` : ""}</span>`
                     }</td>`;

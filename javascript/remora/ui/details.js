@@ -2,7 +2,7 @@
 
 /**
  * @import {LoraDetails} from "../api.js"
- * @import {Controller} from "../controller.js"
+ * @import {Tab} from "../main.js"
  * @import {Filled} from "../vendor/preact.js"
  * @import {Attempt} from "./parts.js"
  */
@@ -23,13 +23,13 @@ const HASHED = 1500; // milliseconds after which a hash that was not known is as
  * The texts of the fields.
  */
 
-/** @param {{controller: Controller, id: string}} props */
-export function Details({controller, id}) {
+/** @param {{tab: Tab, id: string}} props */
+export function Details({tab, id}) {
     const [lora, setLora] = useState(/** @type {LoraDetails | null} */ (null));
     const [draft, setDraft] = useState(/** @type {Draft | null} */ (null));
     const [trouble, attempt] = useTrouble();
-    const close = () => controller.set({details: null});
-    const ask = () => controller.api.get(/** @type {const} */ (`lora?${query({id})}`));
+    const close = () => tab.set({details: null});
+    const ask = () => tab.api.get(/** @type {const} */ (`lora?${query({id})}`));
     const take = (/** @type {LoraDetails} */ told) => {
         setLora(told);
         setDraft(draftOf(told));
@@ -58,7 +58,7 @@ export function Details({controller, id}) {
     const edit = (/** @type {Partial<Draft>} */ changes) => setDraft((now) => now && {...now, ...changes});
     const send = async (/** @type {object} */ changes, /** @type {(told: LoraDetails) => void} */ show) => {
         try {
-            show(await controller.note(lora, changes));
+            show(await tab.library.setNotes(lora, changes));
         } catch (error) {
             if (error instanceof ApiError && error.status === CHANGED) renew(await ask());
             throw error;
@@ -72,12 +72,12 @@ export function Details({controller, id}) {
             close();
         });
     const picture = (/** @type {Blob | undefined} */ blob) =>
-        blob && attempt(async () => renew(await controller.setPicture(lora, blob)));
-    const used = controller.used().has(lora.id);
+        blob && attempt(async () => renew(await tab.library.setPicture(lora, blob)));
+    const used = tab.stack.used().has(lora.id);
     return html`<${Dialog} title=${lora.name} close=${close} class="rt-wide-dialog">
         <div class="rt-details">
             <div class="rt-details-side">
-                <div class="rt-thumb rt-large"><${Picture} api=${controller.api} name=${lora.name}
+                <div class="rt-thumb rt-large"><${Picture} api=${tab.api} name=${lora.name}
                     path=${lora.picture && `thumbnail?${query({id: lora.id, v: lora.picture})}`} /></div>
                 <div class="rt-line">
                     <${Stars} rating=${lora.rating} name=${lora.name} set=${(/** @type {number} */ rating) => note({rating})} />
@@ -85,13 +85,13 @@ export function Details({controller, id}) {
                         onClick=${() => note({favourite: !lora.favourite})}><${Icon} name="heart" filled=${lora.favourite} /><//>
                 </div>
                 <${NewPicture} take=${picture} attempt=${attempt} />
-                <button type="button" disabled=${!lora.readable} onClick=${() => controller.toggle(controller.catalog.byId.get(lora.id) ?? lora)}>
+                <button type="button" disabled=${!lora.readable} onClick=${() => tab.stack.toggle(tab.library.catalog.byId.get(lora.id) ?? lora)}>
                     ${used ? "Remove from the prompt" : "Insert into the prompt"}</button>
             </div>
             <div class="rt-details-main">
                 ${!lora.readable && html`<p class="rt-error">${lora.reason}</p>`}
                 ${lora.problems.map((text) => html`<p class="rt-notice" key=${text}>${text}</p>`)}
-                <${Facts} lora=${lora} controller=${controller} />
+                <${Facts} lora=${lora} tab=${tab} />
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />
                 <${Trouble} text=${trouble} />
                 <div class="rt-line rt-end">
@@ -109,9 +109,9 @@ export function Details({controller, id}) {
     <//>`;
 }
 
-/** @param {{lora: LoraDetails, controller: Controller}} props */
-function Facts({lora, controller}) {
-    const family = controller.catalog.familyOf(lora);
+/** @param {{lora: LoraDetails, tab: Tab}} props */
+function Facts({lora, tab}) {
+    const family = tab.library.catalog.familyOf(lora);
     const facts = [
         ["File", lora.path],
         ["Made for", family && (family.reason || family.title)],

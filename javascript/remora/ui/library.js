@@ -3,7 +3,7 @@
 /**
  * @import {Scan as ScanState} from "../api.js"
  * @import {Catalog, Facet, Filters as Chosen, Listed} from "../catalog.js"
- * @import {Controller, State} from "../controller.js"
+ * @import {State, Tab} from "../main.js"
  */
 
 import {html, useMemo, useState} from "../vendor/preact.js";
@@ -15,33 +15,32 @@ import {Virtual} from "./virtual.js";
 
 const SIZES = {grid: {width: 132, height: 196}, list: {width: 0, height: 62}};
 
-/** @param {{controller: Controller, state: State}} props */
-export function Library({controller, state}) {
-    const {catalog} = controller;
+/** @param {{tab: Tab, state: State}} props */
+export function Library({tab, state}) {
+    const {catalog} = tab.library;
     const [more, setMore] = useState(false);
     const found = useMemo(
         () => select(catalog, state.query, state.filters, state.sort),
         [state.version, state.query, state.filters, state.sort],
     );
-    const used = controller.used();
+    const used = tab.stack.used();
     const names = /** @type {(keyof Chosen)[]} */ (Object.keys(NO_FILTERS));
     const active = names.filter((name) => state.filters[name] !== NO_FILTERS[name]).length;
-    const filter = (/** @type {Partial<Chosen>} */ changes) =>
-        controller.set({filters: {...state.filters, ...changes}});
-    const clear = () => controller.set({query: "", filters: NO_FILTERS});
+    const filter = (/** @type {Partial<Chosen>} */ changes) => tab.set({filters: {...state.filters, ...changes}});
+    const clear = () => tab.set({query: "", filters: NO_FILTERS});
     return html`<section class="rt-library" aria-label="LoRA files">
         <div class="rt-line">
             <input type="search" aria-label="Search LoRA" placeholder="Search LoRA" autocomplete="off" spellcheck=${false}
-                value=${state.query} onInput=${(event) => controller.set({query: event.target.value})} />
+                value=${state.query} onInput=${(event) => tab.set({query: event.target.value})} />
             <${Button} label="Filters" class="rt-small" aria-expanded=${String(more)} onClick=${() => setMore(!more)}>
                 ${active ? `Filters (${active})` : "Filters"}<//>
             <${Button} label=${state.view === "grid" ? "Show as a list" : "Show as a grid"} class="rt-small"
-                onClick=${() => controller.set({view: state.view === "grid" ? "list" : "grid"})}>
+                onClick=${() => tab.set({view: state.view === "grid" ? "list" : "grid"})}>
                 <${Icon} name=${state.view === "grid" ? "list" : "grid"} /><//>
             <${Button} label="Look for LoRA files again" class="rt-small"
-                onClick=${() => controller.tell(() => controller.refresh("POST"))}><${Icon} name="refresh" /><//>
+                onClick=${() => tab.server.attempt(() => tab.library.refresh("POST"))}><${Icon} name="refresh" /><//>
         </div>
-        ${more && html`<${Filters} catalog=${catalog} state=${state} filter=${filter} controller=${controller} />`}
+        ${more && html`<${Filters} catalog=${catalog} state=${state} filter=${filter} tab=${tab} />`}
         <p class="rt-hint rt-found" role="status">
             <span>${countOf(state, found, catalog)}</span>
             ${(active > 0 || state.query) && html` <button type="button" class="rt-link" onClick=${clear}>Show all</button>`}
@@ -50,7 +49,7 @@ export function Library({controller, state}) {
         <${Virtual} items=${found} size=${SIZES[state.view]} label="LoRA found" draw=${(
             /** @type {Listed} */ lora,
         ) => html`
-            <${Card} key=${lora.id} lora=${lora} controller=${controller} view=${state.view} used=${used.has(lora.id)}
+            <${Card} key=${lora.id} lora=${lora} tab=${tab} view=${state.view} used=${used.has(lora.id)}
                 against=${catalog.against(lora)} />`} />
     </section>`;
 }
@@ -79,8 +78,8 @@ function Scan({scan}) {
     </div>`;
 }
 
-/** @param {{catalog: Catalog, state: State, filter: (changes: Partial<Chosen>) => void, controller: Controller}} props */
-function Filters({catalog, state, filter, controller}) {
+/** @param {{catalog: Catalog, state: State, filter: (changes: Partial<Chosen>) => void, tab: Tab}} props */
+function Filters({catalog, state, filter, tab}) {
     const known = useMemo(() => facets(catalog), [state.version]);
     const {filters} = state;
     /**
@@ -108,7 +107,7 @@ function Filters({catalog, state, filter, controller}) {
                 ${[1, 2, 3, 4, 5].map((stars) => html`<option key=${stars} value=${stars}>${"★".repeat(stars)} and better</option>`)}
             </select></label>
         <label class="rt-field"><span>Sort by</span>
-            <select value=${state.sort} onChange=${(event) => controller.set({sort: event.target.value})}>
+            <select value=${state.sort} onChange=${(event) => tab.set({sort: event.target.value})}>
                 ${Object.entries(SORTS).map(([name, [title]]) => html`<option key=${name} value=${name}>${title}</option>`)}
             </select></label>
         <label class="rt-check"><input type="checkbox" checked=${filters.favourite}

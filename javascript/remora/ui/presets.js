@@ -2,7 +2,8 @@
 
 /**
  * @import {Preset as Kept} from "../api.js"
- * @import {Controller, Row, State} from "../controller.js"
+ * @import {State, Tab} from "../main.js"
+ * @import {Row} from "../stack.js"
  * @import {Attempt} from "./parts.js"
  */
 
@@ -21,35 +22,35 @@ import {Button, Dialog, NameForm, Picture, Trouble, useTrouble} from "./parts.js
 /** @param {string} name */
 const nameProblem = (name) => (name ? "" : "Give the preset a name.");
 
-/** @param {{controller: Controller, state: State}} props */
-export function Presets({controller, state}) {
+/** @param {{tab: Tab, state: State}} props */
+export function Presets({tab, state}) {
     const [trouble, attempt] = useTrouble();
     const [kept, setKept] = useState(0); // presets kept; the next name begins empty
     // being exported or imported
     const [text, setText] = useState(/** @type {{value: string, importing?: boolean} | null} */ (null));
-    const close = () => controller.set({dialog: ""});
+    const close = () => tab.set({dialog: ""});
     /** @type {Ask} */
     const ask = (method, path, names, body) =>
         attempt(async () => {
-            await controller.keepPresets(method, path, names, body);
+            await tab.kept.writePresets(method, path, names, body);
             return true;
         });
     useEffect(() => {
-        attempt(() => controller.askPresets());
+        attempt(() => tab.kept.loadPresets());
     }, []);
-    const rows = controller.rows().filter((row) => row.on && !row.problem);
+    const rows = tab.stack.rows().filter((row) => row.on && !row.problem);
     const save = (/** @type {string} */ name) =>
         attempt(async () => {
             if (!rows.length) throw new Error("The prompt has no LoRA to keep; insert some first.");
-            const lines = rows.map((row) => `${row.text} ${wordsIn(controller, row)}`.trim());
-            await controller.keepPresets("PUT", `preset?${query({name})}`, [name], {text: lines.join("\n")});
+            const lines = rows.map((row) => `${row.text} ${wordsIn(tab, row)}`.trim());
+            await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name], {text: lines.join("\n")});
             setKept(kept + 1);
         });
     const exportOne = (/** @type {Kept} */ preset) =>
-        attempt(async () => setText({value: await controller.api.text(`preset?${query({name: preset.name})}`)}));
+        attempt(async () => setText({value: await tab.api.text(`preset?${query({name: preset.name})}`)}));
     const importAll = () =>
         attempt(async () => {
-            await controller.keepPresets("POST", "presets", [], {text: text?.value});
+            await tab.kept.writePresets("POST", "presets", [], {text: text?.value});
             setText(null);
         });
     return html`<${Dialog} title="Presets" close=${close}>
@@ -73,7 +74,7 @@ export function Presets({controller, state}) {
         }
         <ul class="rt-presets" aria-label="Presets">
             ${(state.presets ?? []).map(
-                (preset) => html`<${Preset} key=${preset.name} preset=${preset} controller=${controller}
+                (preset) => html`<${Preset} key=${preset.name} preset=${preset} tab=${tab}
                 ask=${ask} attempt=${attempt} close=${close} exportOne=${exportOne} />`,
             )}
         </ul>
@@ -84,13 +85,13 @@ export function Presets({controller, state}) {
 /**
  * @param {object} props
  * @param {Kept} props.preset
- * @param {Controller} props.controller
+ * @param {Tab} props.tab
  * @param {Ask} props.ask
  * @param {Attempt} props.attempt
  * @param {() => void} props.close
  * @param {(preset: Kept) => void} props.exportOne
  */
-function Preset({preset, controller, ask, attempt, close, exportOne}) {
+function Preset({preset, tab, ask, attempt, close, exportOne}) {
     const [renaming, setRenaming] = useState(false);
     const path = preset.thumbnail && `preset/thumbnail?${query({name: preset.name, v: preset.thumbnail})}`;
     const rename = async (/** @type {string} */ name) => {
@@ -99,7 +100,7 @@ function Preset({preset, controller, ask, attempt, close, exportOne}) {
         if (await ask("PUT", path, [name, preset.name], changed)) setRenaming(false);
     };
     const apply = (/** @type {boolean} */ replacing) => {
-        applyPreset(controller, preset, replacing);
+        applyPreset(tab, preset, replacing);
         close();
     };
     const picture = () =>
@@ -110,7 +111,7 @@ function Preset({preset, controller, ask, attempt, close, exportOne}) {
         });
     const tags = preset.text.split("\n").map((line) => readTags(line)[0]?.text ?? line);
     return html`<li class="rt-preset">
-        <span class="rt-thumb"><${Picture} api=${controller.api} path=${path} name=${preset.name} /></span>
+        <span class="rt-thumb"><${Picture} api=${tab.api} path=${path} name=${preset.name} /></span>
         <div class="rt-preset-text">
             ${
                 renaming
@@ -133,27 +134,27 @@ function Preset({preset, controller, ask, attempt, close, exportOne}) {
 
 /**
  * Return the words of an entry, where the prompt has them.
- * @param {Controller} controller
+ * @param {Tab} tab
  * @param {Row} row
  */
-function wordsIn(controller, row) {
-    const words = controller.wordsOf(row.name);
-    return words && hasWords(controller.state.prompt, words) ? words : "";
+function wordsIn(tab, row) {
+    const words = tab.library.wordsOf(row.name);
+    return words && hasWords(tab.state.prompt, words) ? words : "";
 }
 
 /**
- * @param {Controller} controller
+ * @param {Tab} tab
  * @param {Kept} preset
  * @param {boolean} replacing
  */
-function applyPreset(controller, preset, replacing) {
-    if (replacing) controller.clear();
-    controller.readBoxes();
-    let {prompt} = controller.state;
+function applyPreset(tab, preset, replacing) {
+    if (replacing) tab.stack.clear();
+    tab.stack.readBoxes();
+    let {prompt} = tab.state;
     for (const line of preset.text.split("\n")) {
         const tag = readTags(line)[0];
         if (tag) prompt = withEntry(prompt, tag.text, line.slice(tag.end).trim());
     }
-    controller.change({prompt});
-    controller.set({said: `Preset ${preset.name} ${replacing ? "in use" : "added"}.`});
+    tab.stack.change({prompt});
+    tab.set({said: `Preset ${preset.name} ${replacing ? "in use" : "added"}.`});
 }

@@ -2,7 +2,7 @@
 
 /**
  * @import {Region} from "../api.js"
- * @import {Controller} from "../controller.js"
+ * @import {Tab} from "../main.js"
  * @import {Weights} from "../regions.js"
  * @import {FieldEvent, Filled} from "../vendor/preact.js"
  * @import {Entry} from "./stack.js"
@@ -19,14 +19,14 @@ import {draw, weightsAt} from "./pixels.js";
 const OTHER = "*"; // stands for a text that is no name; no region has this name
 const MOST_FEATHER = 0.5;
 
-/** @param {{controller: Controller, entry: Entry}} props */
-export function Regions({controller, entry}) {
+/** @param {{tab: Tab, entry: Entry}} props */
+export function Regions({tab, entry}) {
     const [trouble, attempt] = useTrouble();
     const [known, setKnown] = useState(/** @type {{[name: string]: Weights} | null} */ (null));
     const [painting, setPainting] = useState(/** @type {{name: string, weights: Weights | null} | null} */ (null));
-    const {regions} = controller.state;
+    const {regions} = tab.state;
     useEffect(() => {
-        attempt(() => controller.askRegions());
+        attempt(() => tab.kept.loadRegions());
     }, []);
     useEffect(() => {
         let here = true;
@@ -49,13 +49,13 @@ export function Regions({controller, entry}) {
     const write = (/** @type {string} */ value, what = "") =>
         entry.edit((body) => setField(value ? body : setField(body, "feather", ""), "mask", value), what);
     const save = async (/** @type {string} */ name, /** @type {string} */ picture) => {
-        await controller.saveRegion(name, picture);
+        await tab.kept.saveRegion(name, picture);
         write(name);
         setPainting(null);
     };
     const remove = () =>
         attempt(async () => {
-            await controller.deleteRegion(/** @type {Region} */ (own).name);
+            await tab.kept.deleteRegion(/** @type {Region} */ (own).name);
             write("");
         });
     return html`<div class="rt-part" role="group" aria-label=${`Region of ${entry.name}`}>

@@ -2,7 +2,7 @@
 
 /**
  * @import {LoraOutcome} from "../api.js"
- * @import {Controller} from "../controller.js"
+ * @import {Tab} from "../main.js"
  * @import {Curve} from "../curve.js"
  * @import {Entry, Handle} from "./stack.js"
  */
@@ -18,10 +18,10 @@ import {Regions} from "./regions.js";
 import {Schedule} from "./schedule.js";
 import {summary} from "./summary.js";
 
-/** @param {{controller: Controller, entry: Entry, outcome: LoraOutcome | undefined, handle: Handle}} props */
-export function Row({controller, entry, outcome, handle}) {
+/** @param {{tab: Tab, entry: Entry, outcome: LoraOutcome | undefined, handle: Handle}} props */
+export function Row({tab, entry, outcome, handle}) {
     const {name, unet} = entry;
-    const {lora, problem} = controller.meaning(name);
+    const {lora, problem} = tab.library.meaning(name);
     const [apart, setApart] = useState(entry.teText !== entry.unetText);
     const [more, setMore] = useState(false);
     const split = apart || entry.teText !== entry.unetText;
@@ -33,7 +33,7 @@ export function Row({controller, entry, outcome, handle}) {
     };
     const said = entry.problem || problem;
     const told = said || !entry.on ? undefined : outcome;
-    const doubt = !said && lora && !told?.warning ? controller.catalog.against(lora) : "";
+    const doubt = !said && lora && !told?.warning ? tab.library.catalog.against(lora) : "";
     // chips stand last: where they came above the editors, those would move away under the pointer that draws in them
     return html`
         <div class="rt-row-head">
@@ -42,7 +42,7 @@ export function Row({controller, entry, outcome, handle}) {
             ${
                 lora
                     ? html`<button type="button" class="rt-name rt-link" title=${lora.file}
-                onClick=${() => controller.set({details: lora.id})}>${name}</button>`
+                onClick=${() => tab.set({details: lora.id})}>${name}</button>`
                     : html`<span class="rt-name">${name || entry.text}</span>`
             }
             <span class="rt-row-tools">
@@ -58,10 +58,10 @@ export function Row({controller, entry, outcome, handle}) {
         ${
             more
             && html`<div class="rt-more">
-            <${Blocks} controller=${controller} entry=${entry} />
+            <${Blocks} tab=${tab} entry=${entry} />
             <${Schedule} entry=${entry} />
             <${Passes} entry=${entry} />
-            <${Regions} controller=${controller} entry=${entry} />
+            <${Regions} tab=${tab} entry=${entry} />
         </div>`
         }
         ${chips.length > 0 && html`<div class="rt-chips">${chips.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`}

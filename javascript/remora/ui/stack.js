@@ -2,7 +2,8 @@
 
 /**
  * @import {StackEntry} from "../api.js"
- * @import {BodyChange, Controller, Row as PromptRow, State} from "../controller.js"
+ * @import {State, Tab} from "../main.js"
+ * @import {BodyChange, Row as PromptRow} from "../stack.js"
  * @import {Reading} from "../tag.js"
  * @import {Filled, Key, Pointer, Value} from "../vendor/preact.js"
  * @import {IconName} from "./icons.js"
@@ -35,22 +36,22 @@ import {Row} from "./row.js";
  * @typedef {{from: number, to: number}} Drag
  */
 
-/** @param {{controller: Controller, state: State, outcomes: ReturnType<Controller["outcomes"]>}} props */
-export function Stack({controller, state, outcomes: {of, others}}) {
-    const rows = controller.rows();
+/** @param {{tab: Tab, state: State, outcomes: ReturnType<Tab["stack"]["outcomes"]>}} props */
+export function Stack({tab, state, outcomes: {of, others}}) {
+    const rows = tab.stack.rows();
     return html`<section class="rt-stack" aria-label="Stack of LoRA">
-        <${Targets} controller=${controller} state=${state} />
-        <${Tools} controller=${controller} state=${state} rows=${rows} />
+        <${Targets} tab=${tab} state=${state} />
+        <${Tools} tab=${tab} state=${state} rows=${rows} />
         ${
-            controller.tooLong
+            tab.stack.tooLong
             && html`<p class="rt-error" role="alert">The prompt has ${state.prompt.length.toLocaleString()}
             characters; one as long is not read here. It is left as it is.</p>`
         }
         ${
             state.target
             && html`<${Rows} rows=${rows} label="Stack" move=${(/** @type {number} */ from, /** @type {number} */ to) =>
-                controller.move(from, to)} draw=${(/** @type {PromptRow} */ row, /** @type {Handle} */ handle) => html`
-            <${Row} handle=${handle} controller=${controller} outcome=${of(row, false)} entry=${inPrompt(controller, row)} />`} />`
+                tab.stack.move(from, to)} draw=${(/** @type {PromptRow} */ row, /** @type {Handle} */ handle) => html`
+            <${Row} handle=${handle} tab=${tab} outcome=${of(row, false)} entry=${inPrompt(tab, row)} />`} />`
         }
         ${
             state.target
@@ -65,11 +66,11 @@ export function Stack({controller, state, outcomes: {of, others}}) {
             read it. It is shown as it is now, and your change is not saved.
             <div class="rt-line">
                 <${Button} label="Save my change in place of the other one" class="rt-small"
-                    onClick=${() => controller.decide(true)}>Use mine<//>
-                <${Button} label="Forget my change" class="rt-small" onClick=${() => controller.decide(false)}>Forget mine<//>
+                    onClick=${() => tab.kept.decide(true)}>Use mine<//>
+                <${Button} label="Forget my change" class="rt-small" onClick=${() => tab.kept.decide(false)}>Forget mine<//>
             </div></div>`
         }
-        <${Always} controller=${controller} state=${state} of=${of} />
+        <${Always} tab=${tab} state=${state} of=${of} />
         ${
             others.length > 0
             && html`<div><h4>Others in the latest picture</h4>
@@ -82,19 +83,19 @@ export function Stack({controller, state, outcomes: {of, others}}) {
     </section>`;
 }
 
-/** @param {{controller: Controller, state: State}} props */
-function Targets({controller, state}) {
+/** @param {{tab: Tab, state: State}} props */
+function Targets({tab, state}) {
     if (state.targets.length < 2) return null;
     return html`<div class="rt-switch" role="group" aria-label="Prompt that is shown">
         ${state.targets.map(
             (name) => html`<button type="button" key=${name} aria-pressed=${String(name === state.target)}
-            onClick=${() => controller.choose(name)}>${name}</button>`,
+            onClick=${() => tab.stack.choose(name)}>${name}</button>`,
         )}
     </div>`;
 }
 
-/** @param {{controller: Controller, state: State, rows: PromptRow[]}} props */
-function Tools({controller, state, rows}) {
+/** @param {{tab: Tab, state: State, rows: PromptRow[]}} props */
+function Tools({tab, state, rows}) {
     const [byHand, setByHand] = useState("");
     const copy = async () => {
         const on = [
@@ -106,7 +107,7 @@ function Tools({controller, state, rows}) {
         const text = on.join(" ");
         const done = text !== "" && (await boxes.copy(text));
         setByHand(done ? "" : text);
-        controller.set({
+        tab.set({
             said: !text
                 ? "There is no LoRA to copy."
                 : done
@@ -115,14 +116,14 @@ function Tools({controller, state, rows}) {
         });
     };
     return html`<div class="rt-line rt-tools">
-        <${Button} label="Undo" class="rt-small" disabled=${!state.canUndo} onClick=${() => controller.undo()}><${Icon} name="undo" /><//>
-        <${Button} label="Redo" class="rt-small" disabled=${!state.canRedo} onClick=${() => controller.redo()}><${Icon} name="redo" /><//>
-        <${Button} label="Presets" class="rt-small" onClick=${() => controller.set({dialog: "presets"})}>Presets<//>
+        <${Button} label="Undo" class="rt-small" disabled=${!state.canUndo} onClick=${() => tab.stack.undo()}><${Icon} name="undo" /><//>
+        <${Button} label="Redo" class="rt-small" disabled=${!state.canRedo} onClick=${() => tab.stack.redo()}><${Icon} name="redo" /><//>
+        <${Button} label="Presets" class="rt-small" onClick=${() => tab.set({dialog: "presets"})}>Presets<//>
         <${Button} label="Compare" class="rt-small" disabled=${!state.target}
-            onClick=${() => controller.set({dialog: "compare"})}>Compare<//>
+            onClick=${() => tab.set({dialog: "compare"})}>Compare<//>
         <${Button} label="Copy the LoRAs as a prompt" class="rt-small" onClick=${copy}>Copy<//>
         <${Button} label="Take all LoRAs out of the prompt" class="rt-small" disabled=${!rows.length}
-            onClick=${() => controller.clear()}>Clear<//>
+            onClick=${() => tab.stack.clear()}>Clear<//>
     </div>
     ${byHand && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;
 }
@@ -191,29 +192,29 @@ function classOf(row, at, drag) {
 
 /**
  * Return the contents and the actions of a row of the prompt.
- * @param {Controller} controller
+ * @param {Tab} tab
  * @param {PromptRow} row
  * @returns {Entry}
  */
-function inPrompt(controller, row) {
+function inPrompt(tab, row) {
     return {
         ...row,
-        setOn: (on) => controller.setOn(row, on),
-        edit: (change, what) => controller.edit(row, change, what),
-        setStrength: (te, unet) => controller.setStrength(row, te, unet),
-        remove: () => controller.remove(row),
-        move: () => controller.pin(row),
+        setOn: (on) => tab.stack.setOn(row, on),
+        edit: (change, what) => tab.stack.edit(row, change, what),
+        setStrength: (te, unet) => tab.stack.setStrength(row, te, unet),
+        remove: () => tab.stack.remove(row),
+        move: () => tab.stack.pin(row),
         moveLabel: `Give ${row.name} to every picture, always`,
         moveIcon: "always",
     };
 }
 
-/** @param {{controller: Controller, state: State, of: ReturnType<Controller["outcomes"]>["of"]}} props */
-function Always({controller, state, of}) {
+/** @param {{tab: Tab, state: State, of: ReturnType<Tab["stack"]["outcomes"]>["of"]}} props */
+function Always({tab, state, of}) {
     const {always} = state;
     if (!always.entries.length && state.target) return null;
     const change = (/** @type {StackEntry} */ entry, /** @type {Partial<StackEntry>} */ changes) =>
-        controller.changeAlways(
+        tab.stack.changeAlways(
             {...always, entries: always.entries.map((one) => (one === entry ? {...entry, ...changes} : one))},
             `always ${entry.name}`,
         );
@@ -228,30 +229,30 @@ function Always({controller, state, of}) {
         if (to < 0 || to >= always.entries.length) return;
         const entries = [...always.entries];
         entries.splice(to, 0, ...entries.splice(from, 1));
-        controller.changeAlways({...always, entries});
+        tab.stack.changeAlways({...always, entries});
     };
     /** @type {(row: AlwaysRow) => Entry} */
     const described = (row) => ({
         ...row,
         setOn: (on) => change(row.entry, {on}),
-        edit: (what, kind) => controller.editAlways(row.entry, what, kind),
+        edit: (what, kind) => tab.stack.editAlways(row.entry, what, kind),
         setStrength: (te, unet) =>
-            controller.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
-        remove: () => controller.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
-        move: state.target ? () => controller.unpin(row.entry) : null,
+            tab.stack.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
+        remove: () => tab.stack.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
+        move: state.target ? () => tab.stack.unpin(row.entry) : null,
         moveLabel: `Put ${row.name} into the prompt instead`,
         moveIcon: "prompt",
     });
     return html`<div class="rt-always">
         <label class="rt-check"><input type="checkbox" checked=${always.on}
-            onChange=${(event) => controller.changeAlways({...always, on: event.target.checked})} />
+            onChange=${(event) => tab.stack.changeAlways({...always, on: event.target.checked})} />
             <h4>Always on</h4></label>
         <p class="rt-hint">Every picture gets these besides its prompt’s; where a prompt names one of them, its prompt counts.</p>
         <${Rows} rows=${rows} label="Always on" move=${move} draw=${(
             /** @type {AlwaysRow} */ row,
             /** @type {Handle} */ handle,
         ) => html`
-            <${Row} handle=${handle} controller=${controller} outcome=${of({name: row.name, body: bodyOf(row.entry)}, true)}
+            <${Row} handle=${handle} tab=${tab} outcome=${of({name: row.name, body: bodyOf(row.entry)}, true)}
                 entry=${described(row)} />`} />
     </div>`;
 }

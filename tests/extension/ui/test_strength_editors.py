@@ -416,4 +416,4 @@ def test_they_fit_and_have_no_fault(served: Served, browser: Any, theme: str, wi
             block(row, "OUT11").scroll_into_view_if_needed()
             box = block(row, "OUT11").bounding_box()
             page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)  # half of -1 to 2
-            page.wait_for_function("window.remoraTab.tags()[0].values.lbw.endsWith(',0.5')")
+            page.wait_for_function("window.remoraTab.stack.tags()[0].values.lbw.endsWith(',0.5')")

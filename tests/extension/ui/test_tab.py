@@ -197,7 +197,7 @@ def test_what_is_typed_in_a_dialog_outlives_all_that_the_server_tells(tab: Tab, 
     told.raise_for_status()
     httpx.post(f"{served.url}/remora/v1/refresh").raise_for_status()
     tab.page.wait_for_function(
-        "() => window.remoraTab.catalog.all.some(lora => lora.notes === 'elsewhere')", timeout=LONG
+        "() => window.remoraTab.library.catalog.all.some(lora => lora.notes === 'elsewhere')", timeout=LONG
     )
     dialog.get_by_role("radio", name="4 of 5").click()  # which is kept at once, and answered
     dialog.get_by_role("radiogroup", name="Rating of copied: 4 of 5").wait_for()
@@ -300,7 +300,7 @@ def test_entries_are_switched_off_and_on_where_they_were(tab: Tab) -> None:
     tab.prompt_is("<lora:zorp:0.5> a fox x <lora:night:1>")
     tab.strength("stripes").fill("0.4")
     tab.row("stripes").get_by_label("stripes on").check()
-    names = "window.remoraTab.rows().map(row => [row.name, row.unet, row.on])"
+    names = "window.remoraTab.stack.rows().map(row => [row.name, row.unet, row.on])"
     assert tab.page.evaluate(names) == [["zorp", 0.5, True], ["stripes", 0.4, True], ["night", 1, True]]
 
 

@@ -112,7 +112,7 @@ def test_words_of_a_file_bring_no_other_lora_along(tab: Tab, noted: Any) -> None
     tab.insert("cats")
     tab.prompt_is("<lora:cats:1> cat lady, __colour__, <s1>, lora:stripes:1")
     assert negative(tab) == "dog bad"
-    assert tab.page.evaluate("window.remoraTab.rows().map(row => row.name)") == ["cats"]
+    assert tab.page.evaluate("window.remoraTab.stack.rows().map(row => row.name)") == ["cats"]
     tab.button("Remove cats from the prompt").click()
     tab.prompt_is("")
     assert negative(tab) == ""

@@ -1,0 +1,154 @@
+// The library of LoRA files: the catalog, the meaning of names in tags, and notes and pictures of files.
+
+/**
+ * @import {Lora, Meaning} from "./api.js"
+ * @import {Listed} from "./catalog.js"
+ * @import {Tab} from "./main.js"
+ */
+
+import {query} from "./api.js";
+import {Catalog, NO_FILTERS, SORTS} from "./catalog.js";
+import {plainWords, split} from "./prompt.js";
+
+const STORAGE = "remora"; // key in the browser's storage
+const MOST_NAMES = 50; // that the server resolves in one request
+
+export const LIBRARY = {
+    version: 0, // of the catalog
+    scan: {running: false, done: 0, total: 0},
+    loaded: false,
+    query: "",
+    filters: NO_FILTERS,
+    sort: "name",
+    view: /** @type {"grid" | "list"} */ ("grid"),
+};
+
+export class Library {
+    /** @param {Tab} tab */
+    constructor(tab) {
+        this.tab = tab;
+        this.catalog = new Catalog(tab.api);
+        /** @type {Map<string, Meaning>} */
+        this.meanings = new Map(); // the server's answers for names in tags that are no name of one file
+        /** @type {Set<string>} */
+        this.requested = new Set();
+    }
+
+    /** @param {"GET" | "POST"} [method] */
+    async refresh(method = "GET") {
+        await this.catalog.update(method);
+        this.meanings.clear();
+        this.requested.clear();
+        this.changed();
+    }
+
+    changed() {
+        this.tab.set({version: this.catalog.version, scan: this.catalog.scan, loaded: true});
+        this.resolveNames();
+    }
+
+    async resolveNames() {
+        const names = [...this.tab.stack.tags(), ...this.tab.state.always.entries]
+            .map((one) => one.name)
+            .filter((name) => name && !this.catalog.named(name) && !this.requested.has(name));
+        if (!names.length || !this.tab.state.loaded) return;
+        for (const name of names) this.requested.add(name);
+        const left = [...new Set(names)];
+        while (left.length) {
+            const some = left.splice(0, MOST_NAMES);
+            const answer = await this.tab.server.attempt(() => this.tab.api.ask("POST", "resolve", {names: some}));
+            if (!answer) return;
+            for (const [name, meaning] of Object.entries(answer.names)) this.meanings.set(name, meaning);
+        }
+        this.catalog.version += 1;
+        this.tab.set({version: this.catalog.version});
+    }
+
+    /**
+     * Return the file that a name in a tag means, or a problem; neither while the server resolves the name.
+     * @param {string} name
+     * @returns {{lora: Listed | undefined, problem: string, candidates: string[]}}
+     */
+    meaning(name) {
+        const lora = this.catalog.named(name);
+        if (lora) return {lora, problem: lora.readable ? "" : lora.reason, candidates: []};
+        const said = this.meanings.get(name);
+        if (!said) return {lora: undefined, problem: "", candidates: []};
+        return {
+            lora: said.id ? this.catalog.byId.get(said.id) : undefined,
+            problem: said.problem,
+            candidates: said.candidates,
+        };
+    }
+
+    /**
+     * Return the trigger words of a name, without tags.
+     * @param {string} name
+     */
+    wordsOf(name) {
+        return plainWords(this.meaning(name).lora?.words ?? "");
+    }
+
+    /**
+     * Return the phrases of a name for the negative prompt.
+     * @param {string} name
+     */
+    negativesOf(name) {
+        return split(plainWords(this.meaning(name).lora?.negative ?? ""));
+    }
+
+    /**
+     * Change the notes on a file; throws errors of the server.
+     * @param {Lora} lora
+     * @param {object} changes
+     */
+    async setNotes(lora, changes) {
+        const path = /** @type {const} */ (`lora?${query({id: lora.id})}`);
+        /** @type {{[field: string]: unknown}} */
+        let now = {...lora};
+        const reload = async () => {
+            const told = await this.tab.api.get(path);
+            now = {...told};
+            this.catalog.put({...told});
+            this.changed();
+        };
+        const part = () => Object.keys(changes).map((field) => now[field]);
+        const told = await this.tab.server.write("PATCH", path, changes, {reload, part});
+        this.catalog.put({...told});
+        this.changed();
+        return told;
+    }
+
+    /**
+     * @param {Lora} lora
+     * @param {Blob} blob
+     */
+    async setPicture(lora, blob) {
+        const told = await this.tab.api.ask("PUT", `picture?${query({id: lora.id})}`, blob);
+        this.catalog.put({...told});
+        this.changed();
+        return told;
+    }
+}
+
+/** @returns {Partial<Pick<typeof LIBRARY, "sort" | "view">>} */
+export function remembered() {
+    try {
+        const {sort, view} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
+        return {
+            ...(Object.hasOwn(SORTS, sort) && {sort}),
+            ...(["grid", "list"].includes(view) && {view}),
+        };
+    } catch {
+        return {}; // the browser's storage is off
+    }
+}
+
+/** @param {Pick<typeof LIBRARY, "sort" | "view">} state */
+export function remember({sort, view}) {
+    try {
+        localStorage.setItem(STORAGE, JSON.stringify({sort, view}));
+    } catch {
+        // the browser's storage is off
+    }
+}
