@@ -7,16 +7,25 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lib_lora import Entry, Halves, Multiplier, PerImage, Stack, Strength
-from lib_lora import is_off as is_zero
+from lib_lora import Entry, Halves, Multiplier, PerImage, Stack, Strength, is_off
 
 from ..library.catalog import CatalogFile
-from ..text.tag import Wished
 
 
-def is_off(wish: Wished) -> bool:
-    """Tell whether every multiplier is 0, which equals no LoRA."""
-    return is_zero(wish.multiplier)
+@dataclass(frozen=True)
+class Wish:
+    """One LoRA of one image in this pass."""
+
+    name: str
+    """The name in its tag."""
+    file: CatalogFile
+    rank: int | None
+    multiplier: Multiplier | Halves
+
+    @property
+    def is_off(self) -> bool:
+        """Return whether every multiplier is 0, which equals no LoRA."""
+        return is_off(self.multiplier)
 
 
 @dataclass
@@ -36,7 +45,7 @@ class Wanted:
         return Entry(self.file.path, every, self.rank)
 
 
-def wanted(images: Sequence[Sequence[tuple[Wished, CatalogFile]]], *, in_order: bool) -> list[Wanted]:
+def wanted(images: Sequence[Sequence[Wish]], *, in_order: bool) -> list[Wanted]:
     """Gather the LoRA of all images; a LoRA that several images share becomes one item.
 
     Args:
@@ -46,9 +55,9 @@ def wanted(images: Sequence[Sequence[tuple[Wished, CatalogFile]]], *, in_order: 
     alike = all(len(image) == len(images[0]) and _keys(image) == _keys(images[0]) for image in images)
     found: dict[object, Wanted] = {}
     for number, image in enumerate(images):
-        for key, (wish, file) in zip(_keys(image), image, strict=True):
+        for key, wish in zip(_keys(image), image, strict=True):
             own: object = (number, key) if in_order and not alike else key
-            found.setdefault(own, Wanted(wish.name, file, wish.rank)).multipliers[number] = wish.multiplier
+            found.setdefault(own, Wanted(wish.name, wish.file, wish.rank)).multipliers[number] = wish.multiplier
     return list(found.values())
 
 
@@ -80,11 +89,12 @@ def text_keys(
     return tuple(keys)
 
 
-def _keys(image: Sequence[tuple[Wished, CatalogFile]]) -> list[tuple[Path, int | None, int]]:
+def _keys(image: Sequence[Wish]) -> list[tuple[Path, int | None, int]]:
     """Return a key per LoRA, equal for the same LoRA in two images; a repeated LoRA gets a different key."""
     seen: Counter[tuple[Path, int | None]] = Counter()
     keys = []
-    for wish, file in image:
-        seen[file.path, wish.rank] += 1
-        keys.append((file.path, wish.rank, seen[file.path, wish.rank]))
+    for wish in image:
+        path = wish.file.path
+        seen[path, wish.rank] += 1
+        keys.append((path, wish.rank, seen[path, wish.rank]))
     return keys

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Literal, TypeAlias
 
-from lib_lora import Reading
+from lib_lora import Halves, Multiplier, Reading
 
-from ..text.tag import LIMIT, PASSES, Tag, Wished
+from ..text.tag import LIMIT, PASSES, Tag
 
 Mode: TypeAlias = Literal["live", "merged", "auto"]
 """See `lib_lora.Stack`."""
@@ -64,10 +64,13 @@ class Request:
     seeds: tuple[int, ...] = ()
     at: str = "base"
 
-    def of_image(self, image: int) -> list[Wished]:
-        """Return one image's LoRA in this pass."""
-        tags = self.images[image if len(self.images) > 1 else 0] if self.images else ()
-        return [tag.wished(self.at, self._seed(image), image) for tag in tags]
+    def of_image(self, image: int) -> tuple[Tag, ...]:
+        """Return one image's own tags."""
+        return self.images[image if len(self.images) > 1 else 0] if self.images else ()
+
+    def multiplier(self, tag: Tag, image: int = 0) -> Multiplier | Halves:
+        """Return the multiplier of a tag in this pass of one image."""
+        return tag.multiplier_in(self.at, self.seeds[image] if image < len(self.seeds) else None, image)
 
     @property
     def count(self) -> int:
@@ -107,10 +110,3 @@ class Request:
                 passes = ",".join(one for one in PASSES if one in tag.passes)
                 found[f"{tag.name} has had no effect: it is for pass={passes}, and no such pass was made"] = None
         return tuple(found)
-
-    def of_all(self) -> list[Wished]:
-        """Return the LoRA that every image has in addition."""
-        return [tag.wished(self.at, self._seed(0)) for tag in self.always]
-
-    def _seed(self, image: int) -> int | None:
-        return self.seeds[image] if image < len(self.seeds) else None

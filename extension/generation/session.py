@@ -8,7 +8,17 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from lib_lora import RANK_BUCKETS, ActivationReport, Engine, LoraError, Stack, is_denoiser, model_blocks, model_family
+from lib_lora import (
+    RANK_BUCKETS,
+    ActivationReport,
+    Engine,
+    LoraError,
+    Stack,
+    is_denoiser,
+    is_off,
+    model_blocks,
+    model_family,
+)
 from lib_lora.tuning import Tuner
 
 from ..kept.always_on import AlwaysOnFile
@@ -18,8 +28,8 @@ from ..kept.region_files import RegionFiles
 from ..library.catalog import Catalog, CatalogError, CatalogFile, Lookup
 from ..text.known import Known
 from ..text.prompt import parse_arguments
-from ..text.tag import Tag, Wished
-from .batch import Wanted, is_off, text_keys, wanted
+from ..text.tag import Tag
+from .batch import Wanted, Wish, text_keys, wanted
 from .request import USUAL, Memory, Request, Settings
 
 if TYPE_CHECKING:
@@ -345,18 +355,17 @@ class Session:
         left_out = [Skipped(tag.name, why, always_on=tag in batch.always) for why, tag in batch.strays().items()]
         for one in left_out:
             self._say(one.reason, logging.WARNING)
-        skip_bad = batch.settings.skip_bad
         lookup = Lookup(self.catalog)
-        always = self._always(lookup, batch.of_all(), skip_bad, left_out)
-        wishes = map(batch.of_image, range(batch.count))
-        own = [self._found(lookup, one, skip_bad, left_out, off_too=bool(always)) for one in wishes] or [[]]
+        always = self._always(lookup, batch, left_out)
+        count = max(1, batch.count)
+        own = [self._found(lookup, batch, image, left_out, off_too=bool(always)) for image in range(count)]
         besides = [_besides(always, image) for image in own]
         images = [
-            [*(always[position] for position in sorted(front)), *(one for one in image if not is_off(one[0]))]
+            [*(always[position] for position in sorted(front)), *(one for one in image if not one.is_off)]
             for front, image in zip(besides, own, strict=True)
         ]
         entries = wanted(images, in_order=batch.settings.in_order)
-        of_stack = [file for _, file in always.values()]
+        of_stack = [wish.file for wish in always.values()]
         report, stack = self._activate_what_can_be(entries, len(images), batch, of_stack, left_out)
         active = tuple(
             Active(one.name, one.file, its_report, tuple(sorted(one.multipliers)))
@@ -370,7 +379,7 @@ class Session:
         keys = tuple((how, key) if key else () for key in of_images)
         files = {one.file for one in active}
         used = sorted(set().union(*besides))
-        in_force = {position: always[position][1] for position in used if always[position][1] in files}
+        in_force = {position: always[position].file for position in used if always[position].file in files}
         notes = (*limited, *self._lend_embeddings(active))
         waiting = batch.waiting(self._passes)
         return Activation(active, tuple(left_out), report, notes, keys, in_force, waiting)
@@ -397,31 +406,30 @@ class Session:
                 del entries[culprit]
 
     def _found(
-        self, lookup: Lookup, wishes: Sequence[Wished], skip_bad: bool, left_out: list[Skipped], *, off_too: bool
-    ) -> list[tuple[Wished, CatalogFile]]:
+        self, lookup: Lookup, batch: Request, image: int, left_out: list[Skipped], *, off_too: bool
+    ) -> list[Wish]:
         """Find the files of one image's LoRA; a LoRA at 0 is looked up only with `off_too`, and never fails."""
-        named = []
-        for wish in wishes:
-            if is_off(wish) and not off_too:
+        found = []
+        for tag in batch.of_image(image):
+            multiplier = batch.multiplier(tag, image)
+            if is_off(multiplier) and not off_too:
                 continue
             try:
-                named.append((wish, lookup.find(wish.name)))
+                found.append(Wish(tag.name, lookup.find(tag.name), tag.rank, multiplier))
             except LoraError as error:
-                if not is_off(wish):
-                    self._skip_or_raise(wish.name, error, skip_bad, left_out)
-        return named
+                if not is_off(multiplier):
+                    self._skip_or_raise(tag.name, error, batch.settings.skip_bad, left_out)
+        return found
 
-    def _always(
-        self, lookup: Lookup, wishes: Sequence[Wished], skip_bad: bool, left_out: list[Skipped]
-    ) -> dict[int, tuple[Wished, CatalogFile]]:
+    def _always(self, lookup: Lookup, batch: Request, left_out: list[Skipped]) -> dict[int, Wish]:
         """Find the files of the always-on LoRA, by position."""
         found = {}
-        for position, wish in enumerate(wishes):
+        for position, tag in enumerate(batch.always):
             try:
-                found[position] = (wish, lookup.find(wish.name))
+                found[position] = Wish(tag.name, lookup.find(tag.name), tag.rank, batch.multiplier(tag))
             except LoraError as error:
-                self._skip_or_raise(wish.name, error, skip_bad, left_out, always_on=True)
-        return {position: one for position, one in found.items() if not is_off(one[0])}
+                self._skip_or_raise(tag.name, error, batch.settings.skip_bad, left_out, always_on=True)
+        return {position: wish for position, wish in found.items() if not wish.is_off}
 
     def _skip_or_raise(
         self, name: str, error: LoraError, skip_bad: bool, left_out: list[Skipped], *, always_on: bool = False
@@ -514,7 +522,7 @@ def make_engine(host: Host, memory: Memory) -> Engine:
     )
 
 
-def _besides(always: Mapping[int, tuple[Wished, CatalogFile]], image: Sequence[tuple[Wished, CatalogFile]]) -> set[int]:
+def _besides(always: Mapping[int, Wish], image: Sequence[Wish]) -> set[int]:
     """Return the positions of the always-on LoRA that an image has: all that its prompt does not name."""
-    own = {file for _, file in image}
-    return {position for position, (_, file) in always.items() if file not in own}
+    own = {wish.file for wish in image}
+    return {position for position, wish in always.items() if wish.file not in own}

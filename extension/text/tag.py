@@ -24,15 +24,6 @@ _EVERYTHING = ("text_encoder", *_DENOISERS)
 
 
 @dataclass(frozen=True)
-class Wished:
-    """A LoRA and its multiplier in one pass."""
-
-    name: str
-    multiplier: Multiplier | Halves
-    rank: int | None = None
-
-
-@dataclass(frozen=True)
 class Tag:
     """One LoRA tag of a prompt."""
 
@@ -62,10 +53,10 @@ class Tag:
     @property
     def multiplier(self) -> Multiplier | Halves:
         """Return the multiplier for the first image in the first pass, without drawn block weights."""
-        return self.wished().multiplier
+        return self.multiplier_in()
 
-    def wished(self, at: str = "base", seed: int | None = None, image: int = 0) -> Wished:
-        """Return the LoRA of this tag in a pass.
+    def multiplier_in(self, at: str = "base", seed: int | None = None, image: int = 0) -> Multiplier | Halves:
+        """Return the multiplier in a pass.
 
         Args:
             at: the pass.
@@ -73,15 +64,15 @@ class Tag:
             image: of the batch, from 0.
         """
         if self.rows and image + 1 not in self.rows:
-            return Wished(self.name, 0.0, self.rank)
+            return 0.0
         multiplier = self._multiplier(at, seed)
         if not self.half or is_off(multiplier):
-            return Wished(self.name, multiplier, self.rank)
+            return multiplier
         # a text encoder cannot tell the prompts apart, so `neg` does not change it
         texts = self if self.half == "pos" else replace(self, te=0.0, hires_te=0.0)
         without = replace(texts, unet=0.0, hires_unet=0.0, sides={})._multiplier(at, seed)
         halves = (texts._multiplier(at, seed), without)
-        return Wished(self.name, Halves(*(halves if self.half == "pos" else halves[::-1])), self.rank)
+        return Halves(*(halves if self.half == "pos" else halves[::-1]))
 
     def _multiplier(self, at: str, seed: int | None) -> Multiplier:
         if self.passes and at not in self.passes:
@@ -124,7 +115,7 @@ class Tag:
     @property
     def is_off(self) -> bool:
         """Return whether every multiplier is 0 in every pass, which equals no tag."""
-        return all(is_off(replace(self, rows=frozenset()).wished(one).multiplier) for one in PASSES)
+        return all(is_off(replace(self, rows=frozenset()).multiplier_in(one)) for one in PASSES)
 
     @property
     def _amounts(self) -> tuple[Amount, ...]:

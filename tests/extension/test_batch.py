@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from extension.generation.batch import text_keys, wanted
+from extension.generation.batch import Wish, text_keys, wanted
 from extension.library.catalog import CatalogFile
 from extension.text.prompt import parse
-from extension.text.tag import Tag, Wished
 from lib_lora import PerImage, Stack
 
 TEXTS = ("text_encoder",)
 
 
-def image(prompt: str) -> list[tuple[Wished, CatalogFile]]:
-    tags = parse(prompt).tags
-    return [(tag.wished(), CatalogFile(Path(f"{tag.name}.safetensors"), tag.name, 1, 1)) for tag in tags]
+def image(prompt: str) -> list[Wish]:
+    return [
+        Wish(tag.name, CatalogFile(Path(f"{tag.name}.safetensors"), tag.name, 1, 1), tag.rank, tag.multiplier)
+        for tag in parse(prompt).tags
+    ]
 
 
 def stack(*prompts: str, in_order: bool = False) -> tuple[Stack, list[CatalogFile]]:
@@ -68,10 +69,10 @@ def test_text_keys_are_equal_where_the_text_encoders_output_is() -> None:
 
 
 def test_a_file_that_changed_on_disk_is_another_one() -> None:
-    tag = Tag("a")
     old = CatalogFile(Path("a.safetensors"), "a", 1, 1)
     new = CatalogFile(Path("a.safetensors"), "a", 1, 2)
     keys = [
-        text_keys(Stack([wanted([[(tag, file)]], in_order=False)[0].entry(1)]), [file], TEXTS) for file in (old, new)
+        text_keys(Stack([wanted([[Wish("a", file, None, 1.0)]], in_order=False)[0].entry(1)]), [file], TEXTS)
+        for file in (old, new)
     ]
     assert keys[0] != keys[1]

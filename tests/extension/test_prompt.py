@@ -182,9 +182,9 @@ def test_presets_are_those_that_are_given() -> None:
 def test_what_a_tag_means_in_a_pass() -> None:
     (tag,) = parse("<lora:a:0.5:1:hr=0.2:pass=base,hires>").tags
     model = dict.fromkeys(("unet", "transformer", "prior", "llm_adapter"), 1.0)
-    assert tag.wished("base").multiplier == {"text_encoder": 0.5, **model}
-    assert tag.wished("hires").multiplier == 0.2
-    assert tag.wished("refiner").multiplier == 0.0
+    assert tag.multiplier_in("base") == {"text_encoder": 0.5, **model}
+    assert tag.multiplier_in("hires") == 0.2
+    assert tag.multiplier_in("refiner") == 0.0
     assert not tag.is_off
     assert parse("<lora:a:0:hr=0:pass=detailer>").tags[0].is_off
     assert not parse("<lora:a:0:hr=1>").tags[0].is_off
@@ -215,8 +215,8 @@ def test_what_a_half_means() -> None:
     assert Entry("a", found.negative).strength("unet") == 0.0
     assert {Entry("a", half).strength("text_encoder") for half in (found.positive, found.negative)} == {0.5}
     (tag,) = parse("<lora:a:0.5:1:half=neg:rows=2>").tags
-    assert tag.wished(image=0).multiplier == 0.0
-    found = tag.wished(image=1).multiplier
+    assert tag.multiplier_in(image=0) == 0.0
+    found = tag.multiplier_in(image=1)
     assert isinstance(found, Halves)
     assert Entry("a", found.negative).strength("unet") == 1.0
     assert {Entry("a", half).strength("text_encoder") for half in (found.positive, found.negative)} == {0.0}
@@ -227,7 +227,7 @@ def test_drawn_weights_are_those_of_the_seed() -> None:
     (other,) = parse("<lora:a:1:lbw=R,U,X,X+0.5,X-.25,R:x=2>").tags
 
     def drawn(of: Tag, seed: int | None) -> tuple[float, ...]:
-        found = of.wished(seed=seed).multiplier
+        found = of.multiplier_in(seed=seed)
         assert isinstance(found, Strength)
         assert found.blocks is not None
         assert found.blocks.values is not None

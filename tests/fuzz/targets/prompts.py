@@ -93,7 +93,7 @@ def meaning(tag: Tag) -> object:
     if not set("<>:") & set(tag.name):
         demand(parse(format_tag(tag), KNOWN).tags == (tag,), f"it is read back otherwise: {format_tag(tag)!r}")
     for at in PASSES:
-        multiplier = tag.wished(at, seed=3, image=1).multiplier
+        multiplier = tag.multiplier_in(at, seed=3, image=1)
         if isinstance(multiplier, Strength) and multiplier.region is not None:
             multiplier.region.weights(6, 9)
     if tag.curve is not None:
