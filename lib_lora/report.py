@@ -47,7 +47,7 @@ class Family:
 
     @property
     def titles(self) -> str:
-        """Return the titles of the family and of those in `also`, for people."""
+        """Return the titles of the family and of the ones in `also`, for people."""
         *others, last = (self.title, *(one.title for one in self.also))
         return f"{', '.join(others)} or {last}" if others else last
 
@@ -81,7 +81,7 @@ class NetworkReport:
     format: str
     """Spelling of the keys; several, joined by `+`, where a file mixes them."""
     family: Family | None
-    """The model family the file was made for; None where nothing tells."""
+    """The model family the file was made for; None where it is not known."""
     kinds: Mapping[str, int]
     """Adapter algorithm -> number of layers in the file."""
     ranks: tuple[int, int] | None
@@ -107,7 +107,7 @@ class NetworkReport:
     noise: str = ""
     """`high` or `low` where the keys or the file's name choose one of the model's two experts."""
     model: Family | None = None
-    """The family of the model; None where nothing tells, or without one."""
+    """The family of the model; None where it is not known, or without a model."""
     base_model: str | None = None
     """The model the file was made from, in its trainer's words."""
     seconds: float = 0.0

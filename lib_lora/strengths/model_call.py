@@ -1,7 +1,7 @@
 """One call of a denoiser: its timestep, rows and latents, and the hooks that set the strength table to them.
 
-The call's own arguments tell the timestep and the number of rows, so no host has to. A host's clock, and what
-`Engine.set_moment` said, tell the rest. Rows of a layer inside the call follow the rows of the call.
+The call's own arguments have the timestep and the number of rows. The host's clock, or `Engine.set_moment`, adds the
+step and the noise. Rows of a layer inside the call follow the rows of the call.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ModelCall:
         if isinstance(found, Tensor):
             if found.numel() == 0 or found.is_complex():
                 return None
-            found = found.flatten()[0].item()  # one image's: those of a batch are at one step
+            found = found.flatten()[0].item()  # all images of a batch are at one step
             if isinstance(found, float) and 0.0 < found < 1.0:
                 found *= _PURE_NOISE
         return float(found) if isinstance(found, int | float) else None
@@ -175,7 +175,7 @@ Rows: TypeAlias = Callable[[int], "Sequence[int | Row] | None"]
 
 
 class CallSettings:
-    """What the host tells of model calls: their moment, and how images and prompts lie in their rows."""
+    """The host's settings of model calls: their moment, and the images and prompts of their rows."""
 
     def __init__(self) -> None:
         self.clock: Clock | None = None
@@ -184,7 +184,7 @@ class CallSettings:
         self.rows: Rows | None = None
         """None for the layout of all known hosts: whole batches one after the other."""
         self.chosen = 0
-        """The variant of calls that tell no rows, such as calls of a text encoder."""
+        """The variant of calls without known rows, such as calls of a text encoder."""
 
     def choose_image(self, index: int, images: int, *, halved: bool = False) -> None:
         """Choose the image of the next calls of text encoders; a batch of one image has all indexes.
@@ -228,18 +228,18 @@ class CallSettings:
         count, halves = call.rows, call.halves
         if count is None:
             raise RowsError(f"a model call does not tell its rows, and the stack has {images} images")
-        told = None if self.rows is None else self.rows(count)
-        if told is None:
+        given = None if self.rows is None else self.rows(count)
+        if given is None:
             if count % images:
                 raise RowsError(f"a model call of {count} rows holds no whole batches of the stack's {images} images")
-            told = [row % images for row in range(count)]
-        elif len(told) != count:
-            raise RowsError(f"a model call has {count} rows, and {len(told)} were told")
-        knows_halves = halves is not None or all(isinstance(one, Row) for one in told)
-        rows = [one if isinstance(one, Row) else Row(one) for one in told]
+            given = [row % images for row in range(count)]
+        elif len(given) != count:
+            raise RowsError(f"a model call has {count} rows, and {len(given)} were told")
+        knows_halves = halves is not None or all(isinstance(one, Row) for one in given)
+        rows = [one if isinstance(one, Row) else Row(one) for one in given]
         if halves is not None:
             rows = [row._replace(negative=half) for row, half in zip(rows, halves, strict=True)]
-        if images == 1:  # what is the same for all images is, whatever the host counts
+        if images == 1:  # all images have the same, whatever the host counts
             rows = [row._replace(image=0) for row in rows]
         strange = next((row.image for row in rows if not 0 <= row.image < images), None)
         if strange is not None:
@@ -358,7 +358,7 @@ class StrengthHook:
                 table.set_rows(variants, tuple(row.part for row in rows))
 
     def end(self) -> None:
-        """Set the table to calls that tell nothing."""
+        """Set the table to calls outside a denoiser."""
         table = self.table
         with plain_mode(_CPU):
             if table.latents is not None and not table.regions.was_placed and not self.warned:
@@ -395,7 +395,7 @@ def hook_strengths(
     Args:
         components: of the model, by name.
         table: of the plan in force.
-        settings: what the host tells.
+        settings: of the host.
         flow: whether the timesteps of a component are fractions of noise.
         images: of the batch that have strengths of their own.
         halved: whether positive and negative rows have strengths of their own.

@@ -4,7 +4,7 @@ A region is a grid of weights that is stretched over the picture, whatever the p
 so one region serves the first pass and a larger second one.
 
 A UNet's layers have a pixel of the latents, or 2 x 2, 4 x 4 … of them, for each token or each place of a map. A
-transformer has one token for each patch, in some layers together with those of the prompt, before or behind the
+transformer has one token for each patch, in some layers together with the prompt's tokens, before or behind the
 picture's. Other input, such as the prompt's tokens for keys and values, has no place in the picture: its weight is the
 region's share of the picture.
 """
@@ -147,7 +147,7 @@ def _averaging(places: int, cells: int) -> Tensor:
 
 
 def _faded(weights: Tensor, cells: float, dim: int) -> Tensor:
-    """Average over so many cells along a dimension; beyond the picture's edge the cells repeat those at the edge."""
+    """Average over so many cells along a dimension; the outermost cells are repeated beyond the picture's edge."""
     reach = math.ceil(max(cells - 1, 0) / 2)
     if reach == 0:
         return weights
@@ -303,7 +303,7 @@ def is_of_text(path: str) -> bool:
 
 def patch_of(model: nn.Module) -> int:
     """Return the places along each side of a transformer's token; nearly all have 2."""
-    config = getattr(model, "config", None)  # first: diffusers warns of what is in it and asked of the model
+    config = getattr(model, "config", None)  # first: diffusers warns when the model is asked for its entries
     for holder in (model,) if config is None else (config, model):
         found = getattr(holder, "patch_size", None)
         if isinstance(found, list | tuple) and found:
@@ -440,7 +440,7 @@ def region_on_row(region: int, described: int | None, grid: TokenGrid | None, pa
         region: number of the region.
         described: the part of the prompt that describes it; None where none does.
         grid: None where the layer's tokens have no place.
-        part: of the prompt that the row is of; None where nobody knows, as for a negative one.
+        part: of the prompt that the row is of; None where it is not known, as for a negative one.
     """
     if grid is not None or described is None or part is None:
         return region

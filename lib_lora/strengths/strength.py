@@ -29,7 +29,7 @@ Shape = Literal["linear", "step", "cosine"]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The time of a model call; None for what is not known."""
+    """The time of a model call; None where it is not known."""
 
     step: int | None = None
     """Of the present pass, from 0; the second call of a second-order sampler is of the same step."""
@@ -208,7 +208,7 @@ def _known(value: float | None, what: str) -> float:
 
 
 def sigma_of(timestep: float, *, flow: bool) -> float:
-    """Return the noise at a timestep between 0 and 1000, for hosts that do not tell it.
+    """Return the noise at a timestep between 0 and 1000, for hosts that do not give it.
 
     The noise of flow models is a fraction. For all others it follows from the schedule that Stable Diffusion is
     trained with, betas of 0.00085 to 0.012, linear in their roots. Source: CompVis/stable-diffusion
@@ -266,7 +266,7 @@ class Strength:
     part: int | None = None
     """Of a prompt in several parts, each with rows of its own, the one that describes the region; from 0.
 
-    Layers that are given the prompt have the whole strength on the rows of that part, and none on those of others.
+    Layers that are given the prompt have the whole strength on the rows of that part, and none on other rows.
     """
 
     def __post_init__(self) -> None:

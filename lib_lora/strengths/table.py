@@ -336,7 +336,7 @@ class StrengthView:
 
 
 def _layer_rows(rows: Tensor, start: int, count: int, length: int) -> Tensor:
-    """Return one layer's matrix (rows, count) among those of all layers, whose vectors are `length` long."""
+    """Return one layer's matrix (rows, count) out of the rows of all layers, which are `length` long."""
     number = rows.shape[0] // length
     return rows.narrow(0, number * start, number * count).view(number, count)
 
@@ -362,7 +362,7 @@ class StrengthTable:
         self.moments = 0
         """How many moments there were."""
         self.latents: LatentGrid | None = None
-        """Of the present call; None where nothing tells."""
+        """Of the present call; None where they are not known."""
         self.parts: tuple[int | None, ...] = ()
         """The part of the prompt of each row of the present call; empty where that makes no difference."""
         self._starts: dict[FactorShares, int] = {}
@@ -505,7 +505,7 @@ class StrengthTable:
         self.latents = latents
 
     def end_call(self, variant: int) -> None:
-        """Forget what a model call told; the next calls are of one variant."""
+        """Forget the latents and the parts of a call; the next calls are of one variant."""
         self.show(variant)
         self.latents, self.parts = None, ()
 
