@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, ClassVar
 
@@ -99,18 +99,25 @@ def wide(*dtypes: torch.dtype) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-@contextmanager
-def plain_mode(device: torch.device) -> Iterator[None]:
+def plain_mode(device: torch.device) -> AbstractContextManager[None]:
     """Leave inference mode, autograd and autocast, whatever the host's forward runs under.
 
     Inference tensors could not be written in place later, and autocast would make products in half precision.
     """
-    with ExitStack() as stack:  # entered for every layer that is placed, so only what is not so already
+    autocast = autocasts("cpu") or (device.type != "cpu" and autocasts(device.type))
+    if autocast or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return _left_modes({"cpu", device.type})
+    return nullcontext()  # for each layer that is placed
+
+
+@contextmanager
+def _left_modes(kinds: Iterable[str]) -> Iterator[None]:
+    with ExitStack() as stack:
         if torch.is_inference_mode_enabled():
             stack.enter_context(torch.inference_mode(False))
         if torch.is_grad_enabled():
             stack.enter_context(torch.no_grad())
-        for kind in {"cpu", device.type}:
+        for kind in kinds:
             if autocasts(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
         yield

@@ -92,20 +92,21 @@ def split_parts(origin: Origin, up: Tensor) -> int:
     return 1 if rest or any(bool(one.float().any()) for one in others) else parts
 
 
-def lora_scale(origin: Origin, rank: int, up: Tensor) -> float:
-    """Return the factor on up @ down of a LoRA, as its trainer used it.
+def lora_scale_and_schedule(origin: Origin, rank: int, up: Tensor) -> tuple[float, RankSchedule | None]:
+    """Return the factor on up @ down of a LoRA, and the schedule of its ranks, as its trainer used them.
 
     Args:
         origin: of the adapter.
         rank: of the adapter.
         up: (out, rank).
     """
-    scale = lycoris_scale(origin, rank)
+    said = arguments(origin)
+    scale = lycoris_scale(origin, rank) if "rs_lora" in said else origin.alpha.scale(rank)
     if origin.reading.dylora_as_trained:
         scale *= dylora_block(origin, rank)
     if origin.reading.split_qkv_as_trained:
         scale *= split_parts(origin, up)
-    return scale
+    return scale, rank_schedule(origin, up.shape[1]) if "use_timestep_mask" in said else None
 
 
 def rank_schedule(origin: Origin, rank: int, *, certain: bool = False) -> RankSchedule | None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
-from ._trainer import lora_scale, rank_schedule
+from ._trainer import lora_scale_and_schedule
 from .base import (
     Adapter,
     At,
@@ -66,15 +66,18 @@ class LoRA(Adapter):
         rank = up.shape[1] if up.ndim > 1 else 0
         if rank == 0 or up.numel() != out * rank:
             raise ValueError(f"want up ({out}, r), got {shape_text(up)}")
-        down, up = _down(down, mid, rank, site), up.reshape(out, rank)
+        up = up.reshape(out, rank)
+        if mid is not None or down.shape != (rank, *site.shape[1:]):
+            down = _down(down, mid, rank, site)
+        scale, schedule = lora_scale_and_schedule(origin, down.shape[0], up)
         return cls(
             down=down,
             up=up,
-            scale=lora_scale(origin, down.shape[0], up),
+            scale=scale,
             shape=site.shape,
             mid=mid,
             bias=None if bias is None else bias_for(site, "a bias", bias),
-            schedule=rank_schedule(origin, rank),
+            schedule=schedule,
         )
 
     @classmethod
