@@ -27,7 +27,7 @@ from ..weights.base_weight import read_base_weight
 from .architectures.base import input_layers
 from .blocks import BlockNames
 from .index import LayerIndex, alias_table, blocks_of, check_named, family_of_model
-from .parsed import Group, Miss, Outcome, ParsedFile, Recipe, key_formats, misfit
+from .parsed import Group, Miss, ParsedFile, Recipe, key_formats, misfit
 from .places import Place, Target
 from .whole import Whole
 
@@ -110,17 +110,16 @@ class Network:
                 unused += miss.of(one.group)
         self.bound: tuple[Bound, ...] = tuple([one for own in by_weight.values() for one in own])
         components = frozenset([one.component for one in self.bound])
-        self.report = parsed.report(
-            Outcome(
-                adapters=[one.adapter for one in self.bound],
-                idle=[one.group for one in idle],
-                absent=sum([not one.meant for one in idle]),
-                unused=unused + parsed.unshared(acting),
-                changed=len({(one.component, one.target.path) for one in self.bound}),
-                components=components,
-                noise=noise_of(components, self._indexes),
-                model=self._family,
-            )
+        self.report = replace(
+            parsed.report([one.group for one in idle], [one.adapter for one in self.bound]),
+            hit=len(acting),
+            changed=len({(one.component, one.target.path) for one in self.bound}),
+            unused=(*parsed.unused, *unused, *parsed.unshared(acting)),
+            resolved=True,
+            components=components,
+            noise=noise_of(components, self._indexes),
+            absent=len([one for one in idle if not one.meant]),
+            model=self._family,
         )
 
     @property

@@ -187,23 +187,6 @@ def misfit(error: ValueError, where: str = "") -> Miss:
     return Miss("shape", SHAPE_DIFFERS, detail)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a file on a model, for its report."""
-
-    adapters: Sequence[Adapter]
-    idle: Sequence[Group]
-    """Groups that act on nothing."""
-    absent: int
-    """How many of them are for components that the model does not have."""
-    unused: Sequence[Unused]
-    changed: int
-    """Layers of the model."""
-    components: frozenset[str]
-    noise: str
-    model: Family | None
-
-
 class ParsedFile:
     """A file taken apart by its keys, without a model.
 
@@ -328,31 +311,29 @@ class ParsedFile:
         reason = "shared by layers of which none acts"
         return [Unused(key, "unread", reason) for param, key in self.shared.items() if param not in read]
 
-    def report(self, outcome: Outcome | None = None) -> NetworkReport:
-        """Sum up; without an outcome, by what the file says of itself."""
+    def report(self, idle: Sequence[Group] | None = None, acting: Sequence[Adapter] = ()) -> NetworkReport:
+        """Sum up what the file says of itself; `Network` adds what became of it on a model.
+
+        Args:
+            idle: groups that act on nothing on the model; None without a model.
+            acting: the adapters that act.
+        """
         kinds = Counter([group.recipe for group in self.groups if group.recipe is not None])
-        own, misfits = self._unbound(self.groups if outcome is None else outcome.idle)
-        acting = () if outcome is None else outcome.adapters
+        own, misfits = self._unbound(self.groups if idle is None else idle)
         ranks = {rank for adapter in (*own, *acting) if (rank := adapter.rank) is not None}
-        unused = [*misfits, *self.unshared(self.groups)] if outcome is None else outcome.unused
         return NetworkReport(
             path=self.file.path,
             format=self.format,
             family=self.family,
             kinds=MappingProxyType({recipe.name: count for recipe, count in kinds.items()}),
             ranks=(min(ranks), max(ranks)) if ranks else None,
-            hit=0 if outcome is None else len(self.groups) - len(outcome.idle),
-            changed=0 if outcome is None else outcome.changed,
+            hit=0,
             layers=len(self.groups),
-            nbytes=_bytes_of(own if outcome is None else acting),
-            unused=(*self.unused, *unused),
+            nbytes=_bytes_of(own if idle is None else acting),
+            unused=(*self.unused, *misfits, *self.unshared(self.groups)),
             metadata=self.file.metadata,
-            resolved=outcome is not None,
-            components=frozenset() if outcome is None else outcome.components,
-            noise="" if outcome is None else outcome.noise,
-            absent=0 if outcome is None else outcome.absent,
+            resolved=False,
             notes=(_NO_SCALE,) if self._lacks_scale else (),
-            model=None if outcome is None else outcome.model,
             base_model=base_model(self.file.metadata, self.config.base_model),
         )
 
