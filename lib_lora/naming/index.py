@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Protocol, TypeGuard
+from typing import cast
 
 from torch import nn
 
@@ -58,27 +58,17 @@ def fused(attention: nn.Module) -> Iterator[tuple[str, dict[str, nn.Module]]]:
             yield name, found
 
 
-class _Conv(Protocol):
-    in_channels: int
-    out_channels: int
-    groups: int
-    kernel_size: tuple[int, ...]
-
-
-class _Embedding(Protocol):
-    num_embeddings: int
-    embedding_dim: int
-
-
 def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     """Return the adaptable weights of one module; empty when it has none of its own."""
     if isinstance(module, nn.MultiheadAttention):
         return _attention_targets(path, module)
-    if _is_conv(module):
-        shape = (module.out_channels, module.in_channels // module.groups, *module.kernel_size)
-        return (Target(path, path, "conv", "weight", shape, groups=module.groups),)
-    if _is_embedding(module):
-        return (Target(path, path, "embedding", "weight", (module.num_embeddings, module.embedding_dim)),)
+    if hasattr(module, "_conv_forward") and not getattr(module, "transposed", False):
+        conv = cast(nn.Conv2d, module)  # or a host's own class
+        shape = (conv.out_channels, conv.in_channels // conv.groups, *conv.kernel_size)
+        return (Target(path, path, "conv", "weight", shape, groups=conv.groups),)
+    entries, width = getattr(module, "num_embeddings", None), getattr(module, "embedding_dim", None)
+    if isinstance(entries, int) and isinstance(width, int):
+        return (Target(path, path, "embedding", "weight", (entries, width)),)
     norm = _norm_param(module)
     if norm is not None:
         takes_bias = "bias" in module._parameters
@@ -97,16 +87,6 @@ def _linear_shape(module: nn.Module) -> tuple[int, ...] | None:
     reader = reader_of(module, "weight")
     shape = None if reader is None else reader.shape(module, "weight")
     return shape if shape is not None and len(shape) == 2 else None
-
-
-def _is_conv(module: object) -> TypeGuard[_Conv]:
-    return hasattr(module, "_conv_forward") and not getattr(module, "transposed", False)
-
-
-def _is_embedding(module: object) -> TypeGuard[_Embedding]:
-    return isinstance(getattr(module, "num_embeddings", None), int) and isinstance(
-        getattr(module, "embedding_dim", None), int
-    )
 
 
 def _norm_param(module: nn.Module) -> str | None:
