@@ -17,7 +17,7 @@ from extension.library import Index, beside, read_notes, walk
 from extension.library.catalog import Catalog, CatalogError
 from extension.library.facts import Facts, FactsReader
 from extension.library.pictures import Thumbnails
-from tests.extension.collection.test_facts import lora
+from tests.extension.library.test_facts import lora
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="pipes and devices are files on POSIX systems alone")
 

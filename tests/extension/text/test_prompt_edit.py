@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from extension.text.prompt import PromptError, parse
 from extension.text.prompt_edit import names_in, renamed, set_field, set_multipliers, with_field, with_strength, without
 
-CASES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "prompt_edits.json").read_text("utf-8"))
+CASES: dict[str, Any] = json.loads((Path(__file__).parents[2] / "data" / "prompt_edits.json").read_text("utf-8"))
 TEXT = st.text(st.characters(exclude_characters="<>", exclude_categories=["Cs"]), max_size=30)
 NUMBER = st.floats(-100, 100, allow_nan=False).map(lambda value: round(value, 4))
 

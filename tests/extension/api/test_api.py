@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64, "seed": 7, "samp
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
 STACK = "/remora/v1/stack"
 STATE = "/remora/v1/state"
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from extension.text.tag import PASSES, Tag
 from lib_lora import Curve, Element, Entry, Halves, LoraError, Region, Shape, Strength, Unit, Window
 from tests.selection import examples
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 FUZZ = settings(max_examples=int(os.environ.get("REMORA_EXAMPLES") or examples(1000)), deadline=None)
 """100,000 in the long run."""
 

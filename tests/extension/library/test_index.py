@@ -22,7 +22,7 @@ from extension.library import Index, Row, walk
 from extension.library.catalog import Catalog
 from extension.library.index import _COLUMNS
 from lib_lora import glance
-from tests.extension.collection.test_facts import lora
+from tests.extension.library.test_facts import lora
 
 
 @pytest.fixture
