@@ -90,8 +90,10 @@ class LowRankExecutor(Resident[Placed]):
         outputs = [i for i, form in enumerate(self._forms) if form and form.on_output]
         self._inputs, self._outputs = inputs, outputs
         self._only_pairs = bool(self._shares) and not inputs and not outputs
+        self._input_shares = [self._bindings[i].shares for i in inputs]
+        self._output_shares = [self._bindings[i].shares for i in outputs]
         if inputs or outputs:
-            strengths.register(*[binding.shares for binding in self._bindings])
+            strengths.register(*self._input_shares, *self._output_shares)
 
     def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
         """Follow the layer to a device, see `Resident.move`."""
@@ -224,7 +226,7 @@ class LowRankExecutor(Resident[Placed]):
         return deltas
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
-        view, adapters = self._strengths.view, self._adapters(layer)
+        adapters = self._adapters(layer)
         biases = [
             self._in_all(binding, adapter.delta_bias()).unsqueeze(0)
             for adapter, binding in zip(adapters, self._bindings, strict=True)
@@ -237,12 +239,11 @@ class LowRankExecutor(Resident[Placed]):
             outputs=tuple([adapters[i].output_effect(device, dtype) for i in outputs]),
             bias=stacked(biases, 0, device, dtype) if biases else None,
         )
-        strengths = LayerStrengths(
-            pair=view(self._shares, device, dtype),
-            inputs=tuple([view(self._bindings[i].shares, device, input_dtype) for i in inputs]),
-            outputs=tuple([view(self._bindings[i].shares, device, dtype) for i in outputs]),
-            bias=view(self._bias_shares, device, dtype),
+        pair, bias, *of_outputs = self._strengths.views(
+            [self._shares, self._bias_shares, *self._output_shares], device, dtype
         )
+        of_inputs = self._strengths.views(self._input_shares, device, input_dtype) if inputs else []
+        strengths = LayerStrengths(pair, tuple(of_inputs), tuple(of_outputs), bias)
         rows = tuple([self._bindings[i].target.rows for i in outputs])
         return Placed(
             device, dtype, input_dtype, store(parts, self._storage), strengths.for_all(self._spatial), strengths, rows

@@ -384,14 +384,14 @@ class StrengthTable:
         """The variant of each row of the present call. Only while it is `mixed`."""
 
     def register(self, *layouts: FactorShares, own: bool = False) -> list[FactorShares]:
-        """Reserve room for a layer's factors, before the first `view`; layers with equal shares have the same room.
+        """Reserve room for a layer's factors, before the first of `views`; layers with equal shares have the same room.
 
         Args:
             layouts: shares of factors that are read together.
             own: where plans share memory, give the layer room of its own, so that addresses do not depend on others.
 
         Returns:
-            The shares to call `view` and `for_variant` with.
+            The shares to call `views` and `for_variant` with.
         """
         found = []
         for shares in layouts:
@@ -420,17 +420,20 @@ class StrengthTable:
         """Return whether anything depends on the timestep or the noise."""
         return bool(self._scheduled) or (self.stack_strengths.varies and self.stack_strengths.by_noise)
 
-    def view(self, shares: FactorShares, device: torch.device, dtype: torch.dtype) -> StrengthView:
-        """Return the factors of a layer."""
+    def views(self, layouts: Sequence[FactorShares], device: torch.device, dtype: torch.dtype) -> list[StrengthView]:
+        """Return the factors of a layer, a view for each of the layouts."""
         placed = self._devices.get((device, dtype)) or self._place(device, dtype)
-        start, count = self._starts[shares], 0
-        for share in shares:
-            count += share.count
-        view = StrengthView(placed.factors.narrow(0, start, count), start, self)
-        placed.views.add(view)
-        if placed.rows is not None:
-            view.set_rows(placed.rows)
-        return view
+        found = []
+        for shares in layouts:
+            start, count = self._starts[shares], 0
+            for share in shares:
+                count += share.count
+            view = StrengthView(placed.factors.narrow(0, start, count), start, self)
+            placed.views.add(view)
+            if placed.rows is not None:
+                view.set_rows(placed.rows)
+            found.append(view)
+        return found
 
     def for_variant(
         self, shares: FactorShares, device: torch.device, dtype: torch.dtype, variant: int | None = None
