@@ -16,7 +16,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -255,45 +255,43 @@ class Adapter(TensorFields, ABC):
         """Return the shape of the weight that these parameters were made for; None if their shapes do not tell."""
         return None
 
-    @property
-    def rank(self) -> int | None:
-        """Return the rank, if the algorithm has one."""
-        return None
+    if TYPE_CHECKING:  # at run time these are plain attributes, which cost no call; a subclass may have properties
 
-    @property
-    def reads_base(self) -> bool:
-        """Return whether `delta_weight` needs the base weight, so that stacking in order differs from adding up."""
-        return False
+        @property
+        def rank(self) -> int | None:
+            """Return the rank, if the algorithm has one."""
 
-    @property
-    def reads_whole(self) -> bool:
-        """Return whether `on` needs the whole weight of the file's layer, not only the rows of the model's layer."""
-        return False
+        @property
+        def reads_base(self) -> bool:
+            """Return whether `delta_weight` needs the base weight, so that stacking in order differs from adding up."""
 
-    @property
-    def by_rows(self) -> bool:
-        """Return whether `delta_weight` can give some rows alone."""
-        return False
+        @property
+        def reads_whole(self) -> bool:
+            """Return whether `on` needs the whole weight of the file's layer, not only some rows of it."""
 
-    @property
-    def by_columns(self) -> bool:
-        """Return whether `delta_weight` can give some columns alone, of no more of the base weight than these."""
-        return False
+        @property
+        def by_rows(self) -> bool:
+            """Return whether `delta_weight` can give some rows alone."""
 
-    @property
-    def dense_for_many(self) -> bool:
-        """Return whether an effective weight is cheaper than `form` for more tokens than a linear layer has inputs."""
-        return False
+        @property
+        def by_columns(self) -> bool:
+            """Return whether `delta_weight` can give some columns alone, of no more of the base weight than these."""
 
-    @property
-    def prefers_dense(self) -> bool:
-        """Return whether an effective weight is cheaper than the parts beside the layer, with a plain base weight."""
-        return False
+        @property
+        def dense_for_many(self) -> bool:
+            """Return whether an effective weight is cheaper than `form` for more tokens than inputs."""
 
-    @property
-    def has_bias(self) -> bool:
-        """Return whether it changes the layer's bias, too."""
-        return False
+        @property
+        def prefers_dense(self) -> bool:
+            """Return whether an effective weight is cheaper than `form`, with a plain base weight."""
+
+        @property
+        def has_bias(self) -> bool:
+            """Return whether it changes the layer's bias, too."""
+
+    else:
+        rank = None
+        reads_base = reads_whole = by_rows = by_columns = dense_for_many = prefers_dense = has_bias = False
 
     @abstractmethod
     def delta_weight(self, at: At) -> Tensor:
