@@ -1,16 +1,15 @@
 """Regular expressions of files that nobody has checked, matched without backtracking.
 
-PEFT names layers by regular expressions, and Python's own may take forever over 30 letters. Here a pattern is taken
-apart into names, sets of letters, choices and repeats, and all places of all patterns that a text may have come to are
-followed at once. What a pattern may hold: letters, `\\d` and `\\w`, `.`, `[...]`, `(...)`, `(?:...)`, `|`, `*`, `+`,
-`?`, and `^` and `$` around it. Any other pattern is a name as it stands.
+PEFT names layers by regular expressions, and Python's own may take forever over 30 letters. Here all patterns of a
+table become one automaton, and all places of it that a text may have come to are followed at once. A pattern may hold:
+letters, `\\d` and `\\w`, `.`, `[...]`, `(...)`, `(?:...)`, `|`, `*`, `+`, `?`, and `^` and `$` around it. Any other
+pattern is a name as it stands.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 _LONGEST = 1000  # letters of a pattern, and of a name that is one
@@ -18,7 +17,10 @@ _DEEPEST = 4  # groups in groups: each may repeat
 _MOST = 200  # patterns of one table that are more than names
 _EFFORT = 8_000_000  # places of patterns looked at for one table, in seconds; what people share takes a tenth
 _NAME = re.compile(r"[\w.\-]+")
-_ESCAPED: dict[str, Callable[[str], bool]] = {"d": str.isdecimal, "w": lambda one: one.isalnum() or one == "_"}
+
+Fits = Callable[[str], bool]
+"""Whether a letter is meant."""
+_ESCAPED: dict[str, Fits] = {"d": str.isdecimal, "w": lambda one: one.isalnum() or one == "_"}
 
 
 class EffortError(ValueError):
@@ -45,11 +47,9 @@ class Table:
         for number, (pattern, value) in enumerate(values):
             self._values.append(value)
             anchored, name = pattern.startswith("^"), pattern.removeprefix("^").removesuffix("$")
-            part = None if _NAME.fullmatch(name) or more == _MOST else compiled(pattern)
-            if part is None:
+            if _NAME.fullmatch(name) or more == _MOST or not self._automaton.add(name, number, anchored=anchored):
                 (self._whole if anchored else self._names).setdefault(name, number)
             else:
-                self._automaton.add(part, number, anchored=anchored)
                 more += 1
         lengths = {len(name) for name in self._names}
         self._lengths = sorted(length for length in lengths if length <= _LONGEST)
@@ -71,36 +71,24 @@ class Table:
 
     def _numbers(self, name: str) -> Iterator[int]:
         """Yield the numbers of patterns that match, the first one among them."""
-        whole = self._whole.get(name)
-        if whole is not None:
-            yield whole
+        found = [self._whole.get(name), self._automaton.first(name)]
         for length in self._lengths:
             start = len(name) - length
             if start < 0:
                 break
             if start == 0 or name[start - 1] == ".":
-                number = self._names.get(name[start:])
-                if number is not None:
-                    yield number
-        number = self._automaton.first(name)
-        if number is not None:
-            yield number
+                found.append(self._names.get(name[start:]))
+        yield from (number for number in found if number is not None)
 
 
-def compiled(pattern: str) -> Part | None:
-    """Take a pattern apart; None where it holds something that is not read here."""
-    if len(pattern) > _LONGEST:
-        return None
-    reader = _Reader(pattern.removeprefix("^").removesuffix("$"))
-    try:
-        part = reader.choices(0)
-    except _UnknownError:
-        return None
-    return part if reader.ended else None
+def compiled(pattern: str) -> _Automaton | None:
+    """Take one pattern apart; None where it holds something that is not read here."""
+    automaton = _Automaton()
+    return automaton if automaton.add(pattern.removeprefix("^").removesuffix("$"), 0, anchored=False) else None
 
 
 class _State:
-    """Places that a beginning of a name has come to."""
+    """The set of places that a beginning of a name has come to."""
 
     __slots__ = ("first", "moves", "places")
 
@@ -120,8 +108,8 @@ class _Automaton:
     """
 
     def __init__(self) -> None:
-        self._fits: list[Callable[[str], bool] | None] = []  # None at forks and ends
-        self._next: list[tuple[int, ...]] = []
+        self._fits: list[Fits | None] = []  # None at forks and ends
+        self._next: list[list[int]] = []
         self._ends: dict[int, int] = {}
         self._starts: list[int] = []
         self._anchored: list[int] = []
@@ -130,26 +118,35 @@ class _Automaton:
         self._again: frozenset[int] = frozenset()
         self._effort = 0
 
-    def add(self, part: Part, number: int, *, anchored: bool) -> None:
-        """Add a pattern; an anchored one starts at the beginning of a name only."""
-        end = self.place((), None)
-        self._ends[end] = number
-        (self._anchored if anchored else self._starts).append(part(self, end))
+    def add(self, pattern: str, number: int, *, anchored: bool) -> bool:
+        """Add a pattern and return True; return False where it holds something that is not read here.
 
-    def place(self, following: tuple[int, ...], fits: Callable[[str], bool] | None) -> int:
-        """Make a place.
-
-        Args:
-            following: where it leads.
-            fits: the letters that lead there; None where none is needed.
+        An anchored pattern starts at the beginning of a name only.
         """
-        self._fits.append(fits)
-        self._next.append(following)
+        if len(pattern) > _LONGEST:
+            return False
+        reader = _Reader(self, pattern)
+        try:
+            start = self.place()
+            end = reader.choices(start, 0)
+        except _UnknownError:
+            return False
+        if not reader.ended:
+            return False
+        self._ends[end] = number
+        (self._anchored if anchored else self._starts).append(start)
+        return True
+
+    def place(self) -> int:
+        """Make a place that leads nowhere yet."""
+        self._fits.append(None)
+        self._next.append([])
         return len(self._fits) - 1
 
-    def lead(self, place: int, following: tuple[int, ...]) -> None:
-        """Have a place lead elsewhere."""
-        self._next[place] = following
+    def lead(self, place: int, to: int, fits: Fits | None = None) -> None:
+        """Let a place lead to another one: by a letter that fits, or by itself."""
+        self._fits[place] = fits
+        self._next[place].append(to)
 
     def first(self, name: str) -> int | None:
         """Return the number of the first pattern that is the whole of `name` or its last parts.
@@ -199,116 +196,103 @@ class _Automaton:
             raise EffortError("its patterns of names of layers take too long to match; write the names themselves")
 
 
-Part = Callable[[_Automaton, int], int]
-"""Puts a part of a pattern before a place of an automaton, and gives the place where it begins."""
-
-
-@dataclass(slots=True)
 class _Reader:
-    """A pattern, and how much of it has been read."""
+    """A reader of one pattern, which adds it to an automaton from a place on, and returns the place where it ends."""
 
-    text: str
-    at: int = 0
+    def __init__(self, automaton: _Automaton, text: str) -> None:
+        self._automaton = automaton
+        self._text = text
+        self._at = 0
 
     @property
     def ended(self) -> bool:
-        return self.at == len(self.text)
+        """Return whether all has been read."""
+        return self._at == len(self._text)
 
-    def take(self, *starts: str) -> str:
-        """Return the first of these that comes next, and go on behind it; empty where none does."""
-        found = next((one for one in starts if self.text.startswith(one, self.at)), "")
-        self.at += len(found)
-        return found
-
-    def choices(self, depth: int) -> Part:
+    def choices(self, start: int, depth: int) -> int:
         """Read up to the end of a group."""
         if depth > _DEEPEST:
             raise _UnknownError
-        choices = [self.sequence(depth)]
-        while self.take("|"):
-            choices.append(self.sequence(depth))
-        return choices[0] if len(choices) == 1 else _any_of(choices)
+        end = self._automaton.place()
+        while True:
+            first = self._automaton.place()
+            self._automaton.lead(start, first)
+            self._automaton.lead(self._sequence(first, depth), end)
+            if not self._take("|"):
+                return end
 
-    def sequence(self, depth: int) -> Part:
-        parts: list[Part] = []
-        while not self.ended and self.text[self.at] not in "|)":
-            part = self.group(depth) if self.take("(?:", "(") else _letter(self.letters())
-            sign = self.take("*", "+", "?")
-            parts.append(_repeated(part, sign) if sign else part)
-        return _in_order(parts)
+    def _sequence(self, place: int, depth: int) -> int:
+        """Read up to the end of a choice, from a place that leads nowhere yet."""
+        new, lead = self._automaton.place, self._automaton.lead
+        while not self.ended and self._text[self._at] not in "|)":
+            fork, fits = place, None
+            if self._take("(?:", "("):
+                begin = new()
+                end = self.choices(begin, depth + 1)
+                if not self._take(")"):
+                    raise _UnknownError
+            else:
+                end, fits = new(), self._letters()
+            sign = self._take("*", "+", "?")
+            if fits is not None:
+                begin = new() if sign else fork
+                lead(begin, end, fits)
+            if begin != fork:
+                lead(fork, begin)
+            place = end
+            if sign:
+                behind = new()
+                lead(end, behind)
+                if sign != "?":
+                    lead(end, begin)
+                if sign != "+":
+                    lead(fork, behind)
+                place = behind
+        return place
 
-    def group(self, depth: int) -> Part:
-        part = self.choices(depth + 1)
-        if not self.take(")"):
-            raise _UnknownError
-        return part
-
-    def letters(self) -> Callable[[str], bool]:
+    def _letters(self) -> Fits:
         """Read what stands for one letter."""
-        letter = self.next()
+        letter = self._letter()
         if letter == "[":
-            return self.set()
+            return self._set()
         if letter == "\\":
-            return self.escaped()
+            return self._escaped()
         if letter == ".":
             return lambda one: True
         if letter in "*+?{}^$()]":
             raise _UnknownError
         return letter.__eq__
 
-    def set(self) -> Callable[[str], bool]:
-        outside, members = bool(self.take("^")), list[Callable[[str], bool]]()
-        while not self.take("]"):
-            letter = self.next()
+    def _set(self) -> Fits:
+        outside, members = bool(self._take("^")), list[Fits]()
+        while not self._take("]"):
+            letter = self._letter()
             if letter == "\\":
-                members.append(self.escaped())
-            elif self.take("-"):
-                members.append(_between(letter, self.next()))
+                members.append(self._escaped())
+            elif self._take("-"):
+                members.append(_between(letter, self._letter()))
             else:
                 members.append(letter.__eq__)
         return lambda one: any(member(one) for member in members) is not outside
 
-    def escaped(self) -> Callable[[str], bool]:
-        letter = self.next()
+    def _escaped(self) -> Fits:
+        letter = self._letter()
         if letter.isalnum() and letter not in _ESCAPED:
             raise _UnknownError
         return _ESCAPED.get(letter, letter.__eq__)
 
-    def next(self) -> str:
+    def _letter(self) -> str:
         if self.ended:
             raise _UnknownError
-        self.at += 1
-        return self.text[self.at - 1]
+        self._at += 1
+        return self._text[self._at - 1]
+
+    def _take(self, *starts: str) -> str:
+        """Return the first of these that comes next, and go on behind it; empty where none does."""
+        found = next((one for one in starts if self._text.startswith(one, self._at)), "")
+        self._at += len(found)
+        return found
 
 
-def _between(low: str, high: str) -> Callable[[str], bool]:
+def _between(low: str, high: str) -> Fits:
     return lambda one: low <= one <= high
-
-
-def _letter(fits: Callable[[str], bool]) -> Part:
-    return lambda automaton, end: automaton.place((end,), fits)
-
-
-def _any_of(choices: Sequence[Part]) -> Part:
-    return lambda automaton, end: automaton.place(tuple(part(automaton, end) for part in choices), None)
-
-
-def _in_order(parts: Sequence[Part]) -> Part:
-    def put(automaton: _Automaton, end: int) -> int:
-        for part in reversed(parts):
-            end = part(automaton, end)
-        return end
-
-    return put
-
-
-def _repeated(part: Part, sign: str) -> Part:
-    def put(automaton: _Automaton, end: int) -> int:
-        if sign == "?":
-            return automaton.place((part(automaton, end), end), None)
-        again = automaton.place((), None)
-        begin = part(automaton, again)
-        automaton.lead(again, (begin, end))
-        return again if sign == "*" else begin
-
-    return put
