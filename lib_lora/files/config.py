@@ -50,7 +50,7 @@ _NOTHING = frozenset({"", "None", "unknown"})  # what trainers write where they 
 class Reading:
     """Choices where the trainer of a file and the programs that load it disagree.
 
-    By default a file acts as it does in other programs: pictures and strengths that users know stay what they are.
+    By default a file acts as it does in other programs: pictures and strengths that users know stay as they are.
     """
 
     split_qkv_as_trained: bool = False
@@ -137,8 +137,8 @@ class PeftConfig:
         """Return the configuration of one component, as its trainer wrote it and without the component's name.
 
         Args:
-            component: diffusers' name of the component; None gives what is said of no component in particular, as does
-                one of which the file does not speak.
+            component: diffusers' name of the component; None, and one that the file does not name, give the
+                values for no component in particular.
             module: a dotted path. With it, `r`, `alpha` and `lora_alpha` are this module's.
 
         Raises:

@@ -163,7 +163,7 @@ class AdapterFile:
         return found
 
     def not_finite(self, keys: Iterable[str]) -> set[str]:
-        """Return those of `keys` whose tensors have a NaN or a number beyond float32.
+        """Return the keys whose tensors have a NaN or a number beyond float32.
 
         The first check of a tensor reads it whole; all tensors of one element are read at once, see `numbers`.
 

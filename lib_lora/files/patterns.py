@@ -1,4 +1,4 @@
-"""Regular expressions of files that nobody has checked, matched without backtracking.
+"""Regular expressions of untrusted files, matched without backtracking.
 
 PEFT names layers by regular expressions, and Python's own may take forever over 30 letters. Here all patterns of a
 table become one automaton, and all places of it that a text may have come to are followed at once. A pattern may hold:
@@ -97,14 +97,14 @@ class _State:
         self.first = first
         """The first pattern that ends here."""
         self.moves: dict[str, _State] = {}
-        """By the next letter, as far as that has been asked for."""
+        """By the next letter, as far as names had it."""
 
 
 class _Automaton:
     """All patterns of a table as one, which reads a name once, from all beginnings of its parts at the same time.
 
     A place is in front of a letter, at a fork, or at the end of a pattern. Sets of places are remembered, so that names
-    that begin alike, as those of layers do, cost a look-up for each letter.
+    that begin alike, as layers' names do, cost a look-up for each letter.
     """
 
     def __init__(self) -> None:

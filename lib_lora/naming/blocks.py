@@ -1,7 +1,7 @@
 """The blocks of a model, by the names that block weights have: IN00, M00, OUT11, D00, S37, BASE.
 
 UNets have ldm's numbering on every host. Of transformers, double blocks are D and single blocks S, as the block-weight
-extension calls those of Flux; blocks of a model with one list of them are B. Layers of no block are IN and OUT there;
+extension calls Flux's; blocks of a model with one list of them are B. Layers of no block are IN and OUT there;
 in a UNet they have no name and always act in full. Text encoders are BASE, or CLIP and T5.
 
 Source of the UNets' and Flux' names, and of the lists by length: hako-mikan/sd-webui-lora-block-weight

@@ -169,7 +169,7 @@ class LayerIndex:
         self.signature = component, hash(self.targets)
         """Equal for components with the same layers, shapes and names."""
         self._dotted, self._flat = _name_tables(component, self.targets, aliases)
-        self._names: dict[str, list[str]] | None = None  # by path, made when asked for
+        self._names: dict[str, list[str]] | None = None  # by path, made at first use
 
     def holds(self, module: nn.Module) -> bool:
         """Return whether `module` is built as it was when it was indexed, layer by layer the same objects."""
@@ -290,7 +290,7 @@ def _name_tables(
 def _joint_projections(places: Mapping[str, Place]) -> list[tuple[str, Place]]:
     """Return projections under the names that diffusers would give them fused: SimpleTuner may train them so.
 
-    Source: bghira/SimpleTuner simpletuner/helpers/models/common.py, `fuse_qkv_projections`, which nobody undoes before
+    Source: bghira/SimpleTuner simpletuner/helpers/models/common.py, `fuse_qkv_projections`, not undone before
     a LoRA is saved.
     """
     found = []
@@ -340,7 +340,7 @@ def _wrappers(component: nn.Module) -> tuple[str, ...]:
 
 
 def check_named(components: object, call: str) -> None:
-    """Refuse what is no mapping of names to modules.
+    """Refuse anything but a mapping of names to modules.
 
     Args:
         components: of a model.

@@ -210,7 +210,7 @@ class Network:
         return _Candidate(group, places, meant, absence)
 
     def _scope(self, component: str | None) -> tuple[list[tuple[str, ...]], Sequence[str], Miss]:
-        """Return the tiers of components that keys of one may act in, what they mean, and why they act on nothing."""
+        """Return the tiers of components for keys of one, the components they speak of, and the miss if none fits."""
         tiers = candidates(component, list(self._indexes), self._parsed.experts)
         meant: Sequence[str] = [name for tier in tiers for name in tier]
         if component in EXACT:

@@ -38,7 +38,7 @@ _LOOKS = {
     "first_stage_model.": "a VAE: load it as the VAE",
     "decoder.conv_in.": "a VAE: load it as the VAE",
 }
-"""How keys begin in a file that is no adapter -> what it probably is."""
+"""Begin of keys in a file that is no adapter -> a guess at the file."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Canonical parameter -> shape in the file."""
@@ -124,7 +124,7 @@ def key_formats() -> Mapping[str, KeyFormat]:
 
 
 def parse_key(key: str, said: str | None = None) -> tuple[str, ParsedKey | None]:
-    """Return the format of a key and what it means there; an empty name where no format understands it.
+    """Return the format of a key and its parts; an empty name where no format understands it.
 
     Args:
         key: of a tensor.
@@ -280,7 +280,7 @@ class ParsedFile:
         return next((found for found in map(experts_named, names) if found), EXPERTS)
 
     def not_finite(self, groups: Sequence[Group]) -> set[str]:
-        """Return the keys of groups, and of what they share, whose tensors have numbers that are not finite.
+        """Return the keys that groups read whose tensors have numbers that are not finite.
 
         One such number makes a picture of nothing else.
 
@@ -338,7 +338,7 @@ class ParsedFile:
         )
 
     def _grouped(self) -> list[Group]:
-        # by format and name, so that what a key becomes does not depend on where in the file it is
+        # by format and name, so that nothing depends on the order of keys in the file
         order = {name: i for i, name in enumerate(("", *key_formats()))}
         parsed = []
         for key in self.file.infos:

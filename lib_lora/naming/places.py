@@ -198,7 +198,7 @@ class AliasTable:
         self._names = _indexed(alias for alias in every if alias.only_names)
 
     def places(self, component: str, own: Mapping[str, Place]) -> dict[str, Place]:
-        """Return every name and what it means, the model's own names first.
+        """Return every name and its place, the model's own names first.
 
         Args:
             component: whose layers they are.
@@ -233,7 +233,7 @@ def _indexed(aliases: Iterable[Alias]) -> dict[str, list[_Rule]]:
 def _others(
     rules: Mapping[str, Sequence[_Rule]], component: str, name: str, known: Mapping[str, Place], *, below_all: bool
 ) -> Iterator[tuple[str, Place]]:
-    """Yield the other names of a layer, and of what it is a part of, with their places."""
+    """Yield the other names of a layer, and of the whole it is a part of, with their places."""
     steps = name.split(".")
     normal = ["#" if step.isdecimal() else step for step in steps]
     owners = {component, role(component)}

@@ -19,7 +19,7 @@ from ..files.file import AdapterFile
 _PREFIXES = {  # of a single-file checkpoint's keys -> component, or role
     "model.diffusion_model.": DENOISER,
     "diffusion_model.": DENOISER,
-    "net.": DENOISER,  # Cosmos and what is made of it
+    "net.": DENOISER,  # Cosmos and its descendants
     "cond_stage_model.": "text_encoder",
     "conditioner.embedders.0.": "text_encoder",
     "conditioner.embedders.1.": "text_encoder_2",

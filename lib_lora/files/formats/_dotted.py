@@ -3,9 +3,9 @@
 A file may mix them: OneTrainer and ai-toolkit write `lora_A.weight` beside `alpha`, `dora_scale` or `magnitude`.
 
 `transformer.` is diffusers' component, but also where OpenCLIP keeps its blocks; those are `transformer.resblocks.`.
-`diffusion_model.` is ComfyUI's name for whatever denoises, and `text_encoders.clip_l.transformer.` that of a text
-encoder: they say what a component does, not which it is, see `components.py`. Only the two CLIP models have one number
-wherever they are; T5 is the first, second or third, as the family has it.
+`diffusion_model.` is ComfyUI's name for every denoiser, `text_encoders.clip_l.transformer.` its name for a text
+encoder: they give a role, not a component, see `components.py`. The two CLIP models alone have one number everywhere;
+T5 is the first, second or third, as the family has it.
 
 ai-toolkit puts the two experts of Wan 2.2 below `diffusion_model.` where one file has both
 (`diffusion_model.transformer_1.`, `split_multistage_loras`); PixArt's first LoRA have PEFT's wrapper behind the
@@ -24,7 +24,7 @@ COMPONENT = (
     r"(?P<component>unet|prior|transformer(?:_[12])?(?!\.resblocks\.)|text_encoder(?:_[234])?|diffusion_model"
     r"|text_encoders\.\w+(?:\.transformer)?|lora_te[1-4]?)\."
 )
-"""What tells the keys of one component from another's, and from those of a plain checkpoint."""
+"""Begin of the keys of one component; a plain checkpoint has none."""
 START = rf"(?:{WRAPPER})?(?:{COMPONENT}(?:{WRAPPER})?)?"
 """What may come before the layer."""
 ENCODERS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}

@@ -13,7 +13,7 @@ FILE_WIDE = "*"
 BUNDLED = "bundle_emb."
 """Begin of `ParsedKey.param` for a part of a bundled embedding."""
 ADAPTER_PARAMS = "<params>"
-"""In a pattern: any parameter of an adapter kind, but those of kinds that call one as a checkpoint does, `weight`."""
+"""In a pattern: any parameter of an adapter kind, unless the kind has one named `weight`, as checkpoints do."""
 SHARED_PARAMS = "<shared>"
 """In a pattern: any parameter of an adapter kind that all layers of a file share."""
 
@@ -27,13 +27,13 @@ class ParsedKey:
     module: str
     """The layer, spelled as in the file: dotted, or flattened with `_` for `.`.
 
-    Two kinds of key belong to no layer: `*` stands for a parameter that all layers share (`file_wide`), and what is
-    `bundled` has the name of the embedding here.
+    Two kinds of key belong to no layer: `*` stands for a parameter that all layers share (`file_wide`), and a
+    `bundled` key has the name of the embedding here.
     """
     param: str
     """Canonical parameter name, such as `lora_down.weight`, `alpha` or `bundle_emb.clip_l`.
 
-    Kohya's and LyCORIS' name where they have the parameter, else that of the trainer that has.
+    Kohya's and LyCORIS' name where they have the parameter, else the name of the trainer that has it.
     """
     flattened: bool
     adapter: str | None = None
@@ -88,7 +88,7 @@ class KeyFormat:
     """A real key of this spelling."""
     components: Mapping[str, str | None] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
-    """Parameter as spelled -> canonical; what is not listed is canonical already."""
+    """Parameter as spelled -> canonical; any other is canonical already."""
     leaves: Mapping[str, str] = field(default_factory=dict)
     flattened: bool = False
     alone: bool = True

@@ -3,7 +3,7 @@
 `double_blocks.0.img_attn.norm.query_norm.scale` -> double_blocks.0.img_attn.norm.query_norm, set_weight
 
 A checkpoint has the same keys, so they make no adapter by themselves. The others are PEFT's: `img_in.lora_A.weight`,
-`img_in.lora_B.bias`. `img_in` is wider there than that of FLUX.1-dev, as the control image goes in beside the latents:
+`img_in.lora_B.bias`. `img_in` is wider there than in FLUX.1-dev, as the control image goes in beside the latents:
 it fits a model that was widened so (diffusers' FluxControlPipeline), and none else.
 
 Source: Comfy-Org/ComfyUI comfy/lora_convert.py, `convert_lora_bfl_control`; huggingface/diffusers

@@ -12,8 +12,8 @@ So all numbers of a component are compared with the model's shapes together: one
 trainer counted otherwise, and then no number is trusted.
 
 Source: cloneofsimo/lora lora_diffusion/lora.py, `save_safeloras_with_embeds` and `_find_modules_v2`: linear layers
-below modules of these classes, and with `inject_trainable_lora_extended` convolutions, too. The order of the modules is
-that of diffusers' UNet2DConditionModel and transformers' CLIPAttention, down to the lines of their `__init__`.
+below modules of these classes, and with `inject_trainable_lora_extended` convolutions, too. The modules are
+in the order of diffusers' UNet2DConditionModel and transformers' CLIPAttention, down to the lines of their `__init__`.
 """
 
 from __future__ import annotations

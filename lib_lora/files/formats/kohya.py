@@ -4,7 +4,7 @@
 `lora_te2_text_model_encoder_layers_0_mlp_fc1.alpha`            -> text_encoder_2
 
 Source: kohya-ss/sd-scripts networks/lora.py, `LORA_PREFIX_UNET`, `LORA_PREFIX_TEXT_ENCODER` and its numbered kin.
-The parameter is whatever follows the first dot: every kind that LyCORIS, OneTrainer or musubi-tuner trains is saved so.
+The parameter is all that follows the first dot: every kind that LyCORIS, OneTrainer or musubi-tuner trains is saved so.
 The block names may be diffusers' or ldm's; that is the architecture's matter, not the spelling's.
 """
 

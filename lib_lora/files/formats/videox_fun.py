@@ -1,6 +1,6 @@
 """VideoX-Fun: `lora_unet__`, where kohya has one underscore, before the flattened path of a transformer's layer.
 
-`lora_unet__blocks_0_cross_attn_k.lora_down.weight` -> whatever denoises, blocks.0.cross_attn.k
+`lora_unet__blocks_0_cross_attn_k.lora_down.weight` -> the denoiser, blocks.0.cross_attn.k
 `lora_unet__layers_0_attention_to_k.alpha`          -> the same for Z-Image, whose LoRA are often spelled so
 
 Source: aigc-apps/VideoX-Fun videox_fun/utils/lora_utils.py, `LoRANetwork.create_modules`: prefix, name of the model in

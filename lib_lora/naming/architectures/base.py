@@ -18,7 +18,7 @@ from ...report import Family
 from .. import architectures as folder
 
 Size = Literal["in", "rest"]
-"""Rows of a part of a fused layer: as many as it has inputs, or an equal share of what is left."""
+"""Rows of a part of a fused layer: as many as it has inputs, or an equal share of the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Architecture:
     aliases: tuple[Alias, ...] = ()
     inputs: tuple[str, ...] = ()
     """Layers of the denoiser that take the latents, by diffusers' names; inpainting and control models have more inputs
-    there, behind those of the latents.
+    there, behind the latents.
     """
     before: tuple[str, ...] = ()
     image_first: tuple[str, ...] = ()
@@ -121,7 +121,7 @@ class Architecture:
     never: Sign | None = None
     """Layers of other models, which have some of this family's layers by the same names and widths."""
     flow: bool = True
-    """Whether the timesteps of its transformer are shares of noise; those of UNets never are."""
+    """Whether the timesteps of its transformer are shares of noise; a UNet's never are."""
 
     def score(self, facts: Iterable[str]) -> int:
         """Weigh the facts; 0 means nothing speaks for this family."""
@@ -149,7 +149,7 @@ class Architecture:
 def fact(component: str | None, module: str, width: int | None) -> str:
     """Make one line about one layer and how many inputs it has: `denoiser:down_blocks_1_…_attn2_to_k:768`.
 
-    `?` stands for what is not known; the name of a denoiser is its role.
+    `?` stands for an unknown; the name of a denoiser is its role.
     """
     named = DENOISER if component and role(component) == DENOISER else component
     return f"{named or '?'}:{module.replace('.', '_')}:{'?' if width is None else width}"
