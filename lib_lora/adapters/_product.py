@@ -94,7 +94,7 @@ def product(
 ) -> Product:
     """Read a product from parameters of these names.
 
-    Beside a core both factors lie with the rank first, as LyCORIS and PEFT save them.
+    Beside a core both factors have the rank first, as LyCORIS and PEFT save them.
 
     Args:
         params: of one adapter.

@@ -1,7 +1,7 @@
 """Butterfly OFT as LyCORIS trains it, https://arxiv.org/abs/2311.06243: m block rotations of the outputs in a chain.
 
 Q_i = B_i - B_i^T, shrunk to |Q| <= c over all factors, c = alpha * out, 0 being no bound; R_i = (I + Q_i)(I - Q_i)^-1;
-W' = s * R_m ... R_1 W, not transposed as Diag-OFT's. Factor i acts on pairs of half blocks that lie 2^i halves apart,
+W' = s * R_m ... R_1 W, not transposed as Diag-OFT's. Factor i acts on pairs of half blocks 2^i halves apart,
 their channels alternating. The multiplier lerps each factor to I, m R_i + (1 - m) I, which is how LyCORIS trains and
 previews, and differs from lerping the whole; s is 1 + m (s - 1), as in Diag-OFT.
 Sources: LyCORIS modules/boft.py, functional/boft.py.

@@ -1,4 +1,4 @@
-"""Full difference: the file holds dW itself as `diff`, and that of the bias as `diff_b`; either may be missing.
+"""Full difference: the file holds dW itself as `diff`, and db as `diff_b`; either may be missing.
 
 W' = W + m diff, b' = b + m diff_b, LyCORIS modules/full.py; also what ComfyUI extracts of norms and embeddings.
 """

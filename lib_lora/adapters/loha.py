@@ -1,7 +1,7 @@
 """LoHa: the Hadamard product of two low-rank matrices, FedPara, https://arxiv.org/abs/2108.06098.
 
 dW = alpha / r * (w1_a w1_b) * (w2_a w2_b), entry by entry (LyCORIS functional/loha.py). Each half may have a tucker
-core, `hada_t1` and `hada_t2`; its factors then lie with the rank first. LyCORIS 3.x merges at the square of the scale,
+core, `hada_t1` and `hada_t2`; its factors then have the rank first. LyCORIS 3.x merges at the square of the scale,
 but trains at the scale itself, which is what counts; so does PEFT.
 
 The product of matrices of rank r1 and r2 has rank r1 * r2 at most, and as a pair of that rank it is written down at

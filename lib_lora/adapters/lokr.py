@@ -183,7 +183,7 @@ class LoKr(Adapter):
         rows = torch.arange(self.first.rows * self.second.rows, device=self.first.right.device)
         rows = rows if self.rows is None else taken(rows, self.rows)
         rows = rows if at.rows is None else rows[slice(*at.rows)]
-        # row i of a Kronecker product is that of row i // c of w1 and row i % c of w2
+        # row i of a Kronecker product is the product of row i // c of w1 and row i % c of w2
         first = self.first.dense(at.device, at.dtype, rows // self.second.rows)
         second = self.second.dense(at.device, at.dtype, rows % self.second.rows)
         delta = (first * (self.scale * at.multiplier)).unsqueeze(2) * second.unsqueeze(1)

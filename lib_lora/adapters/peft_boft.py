@@ -1,7 +1,7 @@
 """Butterfly OFT as PEFT trains it, https://arxiv.org/abs/2311.06243: rotations of the input, then a scale.
 
 S = (A - A^T) / 2, R = (I - S)(I + S)^-1; x' = x R_m ... R_1 as a row, y = s * W x' + b, W as (out, in * kernel) and s
-being `boft_s`. Factor i acts on pairs of half blocks that lie 2^i halves apart. PEFT has no multiplier: it scales the
+being `boft_s`. Factor i acts on pairs of half blocks 2^i halves apart. PEFT has no multiplier: it scales the
 complete effect, W' = W + m (... - W).
 Source: huggingface/peft tuners/boft/layer.py. (Without its CUDA extension PEFT trains one factor only.)
 """

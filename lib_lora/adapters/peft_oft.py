@@ -2,13 +2,13 @@
 
 `oft_R.weight` (k, b (b - 1) / 2) holds the upper triangles of skew Q; one row is for every block. x' = x R as a row,
 W' = W R^T, with R by default no rotation but the series I + 2 Q + 2 Q^2 + 2 Q^3 + Q^4, otherwise the Cayley transform
-(I - Q)(I + Q)^-1, whose series is that of -Q: PEFT's two branches are each other's transpose. `use_cayley_neumann`,
+(I - Q)(I + Q)^-1, the same series for -Q: PEFT's two branches are each other's transpose. `use_cayley_neumann`,
 `num_cayley_neumann_terms`, `coft` and `eps` are in PEFT's configuration.
 
 OneTrainer always takes the series of 5 terms. Its `scaled_oft` says that Q is to be divided by 2 sqrt(b - 1), and on
 convolutions its forward makes W' = W R, not transposed. A convolution's blocks are of in * kernel entries. PEFT's own
 forward there adds up the overlapping patches of its input, so that not even Q = 0 leaves the layer as it is; its
-merged weight is what is followed. Neither trainer has a multiplier: it lerps R to I.
+merged weight is the definition here. Neither trainer has a multiplier: it lerps R to I.
 
 Sources: huggingface/peft tuners/oft/layer.py; Nerogar/OneTrainer modules/module/oft_utils.py, LoRAModule.py.
 """

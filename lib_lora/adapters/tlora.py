@@ -163,7 +163,7 @@ def _begun(weight: Tensor, now: _Triplets, part: Part) -> _Triplets:
     """Return the singular triplets of a weight that `now` began as.
 
     By the eigenvectors of the smaller Gram matrix, which are less work than the whole singular value decomposition and
-    in fp64 more exact than the trainer's in fp32. A triplet's sign is that of the trained one: it is anybody's choice,
+    in fp64 more exact than the trainer's in fp32. A triplet's sign is the trained one's: it is arbitrary,
     and the difference of the two is small only if they agree.
     """
     device = weight.device if weight.device.type in ("cpu", "cuda") else torch.device("cpu")  # others lack fp64

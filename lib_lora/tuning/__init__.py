@@ -21,7 +21,7 @@ class Tuner(Auto):
     """The measurements of one engine: where merging pays, and which kernel adds a LoRA to a linear layer.
 
     Args:
-        rates: the file for what is measured of a device; None measures in each process.
+        rates: the file for a device's measurements; None measures in each process.
         kernels: whether a Triton kernel may be used on CUDA devices, for the shapes for which it is measured to be
             faster than torch's products and as exact.
     """

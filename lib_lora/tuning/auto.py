@@ -1,8 +1,7 @@
-"""The mode `auto`: the first call of a model is live and tells how many places each layer computes; then it is decided.
+"""The mode `auto`: the first call of a model is live and counts the places of each layer; then each layer is decided.
 
-Deciding is by what a device was measured to take, see `rates.py`, layer by layer: what the remaining calls would cost
-beside the layer against merging into it and putting it back. Each activation begins live again, so that a picture is
-the same whatever was made before it.
+A layer is merged if, by the device's measured rates (`rates.py`), merging and restoring it cost less than the remaining
+calls beside it. Each activation begins live again, so that a picture does not depend on the ones before it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .rates import RateBook, Work
 logger = logging.getLogger(__name__)
 
 Exchange = Callable[[Mapping[nn.Module, Executor]], None]
-"""Has these ways serve their layers from now on."""
+"""Exchanges the executors of these layers."""
 
 
 class Auto:
@@ -41,7 +40,7 @@ class Auto:
         self._book = book
         self._left = 0  # calls that are still to come
         self.stops: list[Callable[[], None]] = []
-        """Ends what was begun."""
+        """Removers of the hooks."""
 
     def begin(
         self,
@@ -56,7 +55,7 @@ class Auto:
             choices: by layer.
             components: of the model.
             calls: how many there will be.
-            exchange: gives what has the layers that are to be merged served so, if that is still there.
+            exchange: returns the function that exchanges executors, or None if the engine is gone.
         """
         self.end()
         self._left = calls
@@ -146,7 +145,7 @@ class _Watch:
         places = {layer: self._places[id(layer)] for layer in choices}
         try:
             chosen = auto.pays(choices, places, calls)
-        except (LoraError, OSError, RuntimeError, MemoryError) as error:  # what is measured takes memory, and a file
+        except (LoraError, OSError, RuntimeError, MemoryError) as error:  # measuring takes memory and a file
             logger.warning("auto: nothing is merged, as the device could not be measured: %s", error)
             chosen = {}
         exchange(chosen)

@@ -127,7 +127,7 @@ class Chooser:
         """Add x down^T diag(strength) up^T onto `y`, if a kernel does that faster.
 
         Args:
-            y: (…, outputs), contiguous, which nobody else holds; written.
+            y: (…, outputs), contiguous, in memory of its own; written.
             x: (…, inputs), of the same dtype.
             down: (R, inputs).
             up: (outputs, R).

@@ -107,7 +107,7 @@ class RateBook:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            logger.warning("%s cannot be read, its measurements are made anew: %s", self._path, error)
+            logger.warning("%s cannot be read, its measurements are made again: %s", self._path, error)
             return {}
         return {key: rates for key, rates in found.items() if all(map(_is_time, astuple(rates)))}
 
@@ -121,7 +121,7 @@ class RateBook:
             new.write_text(text, encoding="utf-8")
             new.replace(self._path)
         except OSError as error:
-            logger.warning("%s cannot be written, so its measurements are made anew next time: %s", self._path, error)
+            logger.warning("%s cannot be written, so its measurements are made again next time: %s", self._path, error)
 
 
 def _is_time(value: object) -> bool:

@@ -21,7 +21,7 @@ class WeightReader(ABC):
     name: ClassVar[str]
     before: ClassVar[tuple[str, ...]] = ()
     plain: ClassVar[bool] = False
-    """Whether the weight lies there as numbers to compute with, so that reading costs nothing."""
+    """Whether the weight is stored as numbers to compute with, so that reading costs nothing."""
     holds_values: ClassVar[bool] = False
     """Whether the parameter's numbers are the weight's own, so that writing them changes it."""
 
@@ -58,7 +58,7 @@ def found(layer: nn.Module, param: str) -> Tensor:
     """Return the stored tensor of a matched reader with its numbers, which an offloader may keep elsewhere.
 
     Raises:
-        ComponentError: it is on meta, and nobody is known to have its numbers.
+        ComponentError: it is on meta, and no known library keeps its numbers.
     """
     tensor = stored(layer, param)
     assert tensor is not None

@@ -77,7 +77,7 @@ def _unpacked(library: Any, codes: Tensor, state: Any) -> tuple[Tensor, Any]:
     """Undo, on a copy, the order in which CPUs with AVX-512 BF16 keep the codes from the first forward on.
 
     The library's own inverse restores the first order in place. It would quantize nested scales a second time, so it
-    is told that there are none: they lie there decoded, (blocks, out) in bf16.
+    is told that there are none: they are stored decoded, (blocks, out) in bf16.
     """
     state = copy.copy(state)
     state.original_nested = False
