@@ -102,6 +102,7 @@ class PeftConfig:
         self._common: dict[str, object] = {}
         self._components: dict[str, dict[str, object]] = {}
         self._tables: dict[int, dict[str, Table]] = {}
+        self.empty = not values
         for key, value in values.items():
             component, dot, name = key.rpartition(".")
             part = self._components.setdefault(component, {}) if dot else self._common
@@ -164,7 +165,7 @@ class PeftConfig:
         Raises:
             EffortError: they take too long.
         """
-        if self._common or self._components:
+        if not self.empty:
             for component, module in layers:
                 self.values(component, module)
 

@@ -183,7 +183,13 @@ class AdapterFile:
         Raises:
             FileError: the file changed on disk since it was opened, or cannot be read.
         """
-        return self._with_stream(lambda stream: adapter.mapped(partial(self._copy, stream)))
+        try:  # as `_with_stream`, with two calls fewer for each layer
+            with self.path.open("rb", buffering=0) as stream:
+                found = adapter.mapped(partial(self._copy, stream))
+        except OSError as error:
+            raise self._unreadable(error) from error
+        self.verify()
+        return found
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
@@ -216,10 +222,13 @@ class AdapterFile:
             with self.path.open("rb", buffering=0) as stream:
                 found = read(stream)
         except OSError as error:
-            self.verify()
-            raise FileError(self.path, f"cannot be read: {error.strerror or error}") from error
+            raise self._unreadable(error) from error
         self.verify()
         return found
+
+    def _unreadable(self, error: OSError) -> FileError:
+        self.verify()
+        return FileError(self.path, f"cannot be read: {error.strerror or error}")
 
     def _bytes(self, stream: BinaryIO, offset: int, nbytes: int) -> bytearray:
         content = bytearray(nbytes)

@@ -181,7 +181,7 @@ class LayerIndex:
         Raises:
             ComponentError: it is gone.
         """
-        module = self.get(path)
+        module = self._modules[path]()
         if module is None:
             raise ComponentError(f"{self.component}.{path} is gone; the model was unloaded")
         return module

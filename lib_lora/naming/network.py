@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 
 import torch
@@ -69,18 +70,11 @@ class _Candidate:
     """The components that its keys speak of."""
     absence: Miss
     """Why it acts on nothing, if there is no such place."""
+    turn: int
+    """0 for a layer that the file has fused, which comes first, 2 for a part of a layer of the model, else 1.
 
-    def turn(self) -> int:
-        """Return 0 for a layer that the file has fused, which comes first, and 2 for a part of the model's.
-
-        A file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
-        """
-        for tier in self.tiers:
-            for _, place in tier:
-                if place.target is not None:
-                    return 1
-                return 0 if len({one.target.name for one in place.segments}) > 1 else 2
-        return 1
+    A file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
+    """
 
 
 class Network:
@@ -98,7 +92,7 @@ class Network:
         by_weight: dict[tuple[str, str, str], list[Bound]] = {}
         acting: list[Group] = []
         idle: list[_Candidate] = []
-        candidates = sorted([self._candidate(group) for group in parsed.groups], key=_Candidate.turn)
+        candidates = sorted([self._candidate(group) for group in parsed.groups], key=attrgetter("turn"))
         fits = [(one, self._fit(one)) for one in candidates]
         bad = parsed.not_finite([one.group for one, fit in fits if not isinstance(fit, Miss)])
         for one, fit in fits:
@@ -194,6 +188,7 @@ class Network:
             self._scopes[group.component] = self._scope(group.component)
         tiers, meant, absence = self._scopes[group.component]
         places: list[list[tuple[str, Place]]] = []
+        first: Place | None = None
         for tier in tiers:
             places.append([])
             for component in tier:
@@ -207,7 +202,11 @@ class Network:
                 place = self._indexes[component].find(name, flattened=flattened)
                 if place is not None:
                     places[-1].append((component, place))
-        return _Candidate(group, places, meant, absence)
+                    first = first or place
+        turn = 1
+        if first is not None and first.target is None:
+            turn = 0 if len({one.target.name for one in first.segments}) > 1 else 2
+        return _Candidate(group, places, meant, absence, turn)
 
     def _scope(self, component: str | None) -> tuple[list[tuple[str, ...]], Sequence[str], Miss]:
         """Return the tiers of components for keys of one, the components they speak of, and the miss if none fits."""

@@ -229,7 +229,7 @@ class ParsedFile:
         return Origin(
             alpha=self.alpha(group),
             spelling=group.format,
-            config=self.config.values(group.component, group.module),
+            config={} if self.config.empty else self.config.values(group.component, group.module),
             metadata=self.file.metadata,
             shared=self.file.tensors(self.shared) if self.shared else {},
             module=group.module,

@@ -9,7 +9,7 @@
 
 Sources: huggingface/peft utils/save_and_load.py and tuners/*/layer.py; for `magnitude` ostris/ai-toolkit
 toolkit/models/DoRA.py; for `scaled_oft` Nerogar/OneTrainer modules/module/oft_utils.py. Alpha is not among the tensors;
-it comes from `adapter_config.json` or from the header's `lora_adapter_metadata`, see `peft_config.py`.
+it comes from `adapter_config.json` or from the header's `lora_adapter_metadata`, see `config.py`.
 """
 
 from __future__ import annotations
