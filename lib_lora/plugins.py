@@ -63,6 +63,7 @@ __all__ = [
     "OutputEffect",
     "Pair",
     "Params",
+    "RegistryError",
     "Rows",
     "Scheme",
     "Sign",
@@ -82,6 +83,7 @@ Plugin: TypeAlias = type[Adapter] | KeyFormat | Architecture | type[WeightReader
 
 _FOLDERS: dict[type[Any], ModuleType] = {
     Adapter: adapters,
+    Modifier: adapters,
     KeyFormat: formats,
     Architecture: architectures,
     WeightReader: readers,
@@ -102,30 +104,32 @@ def register(*plugins: Plugin) -> None:
             or forms a circle. Those before it are registered.
     """
     for plugin in plugins:
-        kind = _kind(plugin)
-        if kind is None:
+        kinds = _kinds(plugin)
+        if not kinds:
             known = ", ".join(one.__name__ for one in _FOLDERS)
             raise RegistryError(f"{plugin!r} is no plug-in: want a subclass or an instance of {known}")
         if inspect.isabstract(plugin):
             lacking = ", ".join(sorted(getattr(plugin, "__abstractmethods__", ())))
             raise RegistryError(f"{plugin!r} lacks {lacking}")
-        registry.add(_FOLDERS[kind], kind, plugin)
+        registry.add(_FOLDERS[kinds[0]], kinds, plugin)
 
 
 def unregister(*plugins: Plugin) -> None:
-    """Remove plug-ins that were registered. Others are ignored."""
+    """Remove plug-ins that were registered. Others are ignored.
+
+    Raises:
+        RegistryError: the `before` of a plug-in that stays names one of them.
+    """
     for plugin in plugins:
-        kind = _kind(plugin)
-        if kind is not None:
-            registry.remove(_FOLDERS[kind], plugin)
+        kinds = _kinds(plugin)
+        if kinds:
+            registry.remove(_FOLDERS[kinds[0]], kinds, plugin)
 
 
-def _kind(plugin: object) -> type[Any] | None:
-    """Return the base class of a plug-in; None if it is none."""
-    for kind in _FOLDERS:
-        if issubclass(plugin, kind) if isinstance(plugin, type) else isinstance(plugin, kind):
-            return kind
-    return None
+def _kinds(plugin: Any) -> list[type[Any]]:
+    """Return the base classes of a plug-in: one, two of a modifier, none if it is no plug-in."""
+    is_class = issubclass(type(plugin), type)  # to Python 3.10, list[int] is an instance of `type`
+    return [kind for kind in _FOLDERS if (issubclass if is_class else isinstance)(plugin, kind)]
 
 
 def _load_entry_points() -> None:
@@ -143,9 +147,9 @@ def _load_entry_points() -> None:
 def _defined_in(module: ModuleType) -> Iterator[Any]:
     """Yield the plug-ins that a module defines, without classes that it imports."""
     for value in vars(module).values():
-        if isinstance(value, type) and (value.__module__ != module.__name__ or inspect.isabstract(value)):
-            continue
-        if _kind(value) is not None:
+        imported = getattr(value, "__module__", module.__name__) != module.__name__
+        is_class = issubclass(type(value), type)
+        if _kinds(value) and not (is_class and (imported or inspect.isabstract(value))):
             yield value
 
 

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import pkgutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType, ModuleType
 from typing import Any, Protocol, TypeVar
@@ -77,29 +77,37 @@ def load_with(loader: Callable[[], None]) -> None:
     _clear()
 
 
-def add(package: ModuleType, kind: type[Any], plugin: Any) -> None:
-    """Add a plug-in of another package to those of `kind` in `package`. Adding it again changes nothing.
+def add(package: ModuleType, kinds: Sequence[type[Any]], plugin: Any) -> None:
+    """Add a plug-in of another package, of all of `kinds`, to those in `package`. Adding it again changes nothing.
 
     Raises:
-        RegistryError: as `discover`. Then the plug-in is not added.
+        RegistryError: as `discover`. Then nothing changes.
     """
     added = _added[package.__name__]
-    if any(one is plugin for one in added):
-        return
-    added.append(plugin)
+    if not any(one is plugin for one in added):
+        _replace(package, kinds, [*added, plugin])
+
+
+def remove(package: ModuleType, kinds: Sequence[type[Any]], plugin: Any) -> None:
+    """Remove a plug-in that was added.
+
+    Raises:
+        RegistryError: the `before` of another one names it. Then nothing changes.
+    """
+    _replace(package, kinds, [one for one in _added[package.__name__] if one is not plugin])
+
+
+def _replace(package: ModuleType, kinds: Sequence[type[Any]], plugins: list[Any]) -> None:
+    former, _added[package.__name__] = _added[package.__name__], plugins
     _clear()
     try:
-        (discover_classes if isinstance(plugin, type) else discover)(package, kind)
+        of_classes = any(isinstance(one, type) for one in (*former, *plugins))
+        for kind in kinds:
+            (discover_classes if of_classes else discover)(package, kind)
     except RegistryError:
-        remove(package, plugin)
+        _added[package.__name__] = former
+        _clear()
         raise
-
-
-def remove(package: ModuleType, plugin: Any) -> None:
-    """Remove a plug-in that was added."""
-    added = _added[package.__name__]
-    added[:] = [one for one in added if one is not plugin]
-    _clear()
 
 
 def version() -> int:

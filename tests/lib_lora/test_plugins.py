@@ -16,6 +16,7 @@ from torch import nn
 
 from lib_lora import ActivationError, Engine, Entry, Stack, plugins, register, uninstall, unregister
 from lib_lora.adapters.base import Adapter
+from lib_lora.adapters.bias import Bias
 from lib_lora.errors import RegistryError
 from lib_lora.naming.architectures.base import known_architectures
 from lib_lora.naming.parsed import parse_key, recipe_of
@@ -142,7 +143,15 @@ def test_mistakes_are_named_and_change_nothing(modules: dict[str, ModuleType]) -
     ):
         with pytest.raises(RegistryError, match=text):
             register(wrong)
+    around = type("Around", (Bias,), {"name": "around", "before": ("lora",)})
+    with pytest.raises(RegistryError, match="'around' wants to be before unknown 'lora'"):
+        register(around)  # modifiers are in an order of their own
+    first = plugins.KeyFormat("first", (), "", before=("tide",))
+    register(first)
+    with pytest.raises(RegistryError, match="'first' wants to be before unknown 'tide'"):
+        unregister(tide)
     assert has_each() == [False, True, False, False, False]
+    unregister(first)
 
 
 def test_a_plugin_imports_stable_names() -> None:
