@@ -184,7 +184,7 @@ def _stamp(path: Path) -> str | None:
     """Return a stamp that changes with the content; None if there is no file that may be shown."""
     try:
         stat = path.stat()
-        if path.is_symlink() and not _stays(path):
+        if S_ISREG(stat.st_mode) and path.is_symlink() and not _stays(path):
             _leave_out(path, "it is a link to a file of another name in another folder")
             return None
     except OSError:

@@ -19,6 +19,7 @@ from lib_lora import BlockWeights, Element
 
 NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"  # `\d` matches digits of all alphabets
 _NUMBER = re.compile(NUMBER)
+_SEPARATORS = re.compile(r"[\x1c-\x1f]")
 _LARGEST = 3.4e38
 """Just below the largest float32 number; strengths are applied in float32."""
 _INHERITED = re.compile(r"X(?:([+-])([0-9]+(?:\.[0-9]*)?|\.[0-9]+))?")
@@ -200,7 +201,8 @@ def _drawn(value: Value, x: float, draw: random.Random) -> float:
 def _element(text: str) -> Element | None:
     """Parse one rule, or return None if it is invalid."""
     parts = text.split(":")
-    if len(parts) != 3 or not is_number(parts[2].strip()):
+    # browsers and `float` treat these characters as no blanks, and `strip` does
+    if len(parts) != 3 or _SEPARATORS.search(parts[2]) or not is_number(parts[2].strip()):
         return None
     (not_blocks, blocks), (not_words, words) = (_negated(part) for part in parts[:2])
     return Element(blocks, words, float(parts[2]), not_blocks, not_words)

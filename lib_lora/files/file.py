@@ -435,12 +435,15 @@ def _tensor_infos(path: Path, entries: Mapping[str, Any], base: int) -> dict[str
             _unique(path, pairs)
         if code not in _SIZES:
             raise FileError(path, f"tensor {key!r} has the unknown dtype {code!r}")
-        size = 1
+        size = extent = 1
         for number in (*shape, start, end):
             if type(number) is not int or not 0 <= number < _MOST:
                 raise FileError(path, f"header entry {key!r} has a shape or an offset that is no natural number")
         for length in shape:
             size *= length
+            extent *= length or 1
+        if extent > _MOST:  # strides are as large, of a tensor without entries, too
+            raise FileError(path, f"tensor {key!r} has a shape that no tensor can have: {str(shape)[:60]}")
         dtype, width = _SIZES[code]
         if end - start != size * width:
             raise FileError(path, f"tensor {key!r} of shape {shape} and dtype {code} cannot have {end - start} bytes")

@@ -34,6 +34,7 @@ DATABASE = (CORPUS / "databases" / "broken_table").read_bytes()
         pytest.param("regions", b"!" * 3000 + b"left", id="a region that is inverted thousands of times"),
         # an expression takes this for a blank, and `float` does not
         pytest.param("regions", b"0,0,1,\x1c1", id="an edge behind a separator of files"),
+        pytest.param("block_weights", b":::\x1d1", id="a weight of blocks behind a separator of groups"),
         # what SQLite said of it was no text, so the collection could not be opened at all
         pytest.param("databases", DATABASE, id="a database whose table has a name that is no text"),
         # its error named the place of the content in memory

@@ -101,6 +101,7 @@ BAD = {
     "metadata no strings": (raw({"__metadata__": {"k": 1}}), "__metadata__"),
     "entry incomplete": (raw({"a": {"dtype": "F32"}}), "lacks dtype, shape or data_offsets"),
     "unknown dtype": (raw({"a": entry(dtype="F3")}, bytes(8)), "unknown dtype 'F3'"),
+    "endless shape": (raw({"a": entry(0, 0, shape=(2, 0, *(4,) * 40))}, b""), "a shape that no tensor can have"),
     "negative shape": (raw({"a": entry(shape=(-2,))}, bytes(8)), "no natural number"),
     "boolean offset": (raw({"a": {"dtype": "U8", "shape": [1], "data_offsets": [False, True]}}, b"1"), "no natural"),
     "size wrong": (raw({"a": entry(shape=(3,))}, bytes(8)), "cannot have 8 bytes"),
