@@ -35,6 +35,7 @@ from .report import ActivationReport, MemoryReport
 from .stack import Entry, Stack
 from .strengths.model_call import CallSettings, Rows, hook_strengths
 from .strengths.strength import Clock, Halves, Moment, Multiplier, PerImage, largest
+from .strengths.table import block_rules
 from .tensors import plain_mode
 
 logger = logging.getLogger(__name__)
@@ -283,7 +284,8 @@ class Engine:
     def set_multiplier(self, index: int, multiplier: Multiplier | Halves | PerImage) -> None:
         """Change the strength of one entry of the active stack; writes numbers and touches no layer.
 
-        Only where the stack is merged, and its images begin or cease to differ, is it activated anew.
+        The stack is activated again only where the multiplier has other rules for blocks, or where the stack is merged
+        and its images begin or cease to differ.
 
         Raises:
             StackError: no such entry, no finite number, or another number of images than other entries have.
@@ -296,7 +298,8 @@ class Engine:
             stack = replace(self._stack, entries=tuple(entries))
             self._model.check_names(stack)
             key = self._plan.key
-            if stack.mode != "live" and key != PlanKey.of(stack, key.networks, key.indexes):
+            other_rules = key.patterns[index] != block_rules(multiplier)
+            if other_rules or (stack.mode != "live" and key != PlanKey.of(stack, key.networks, key.indexes)):
                 self.activate(stack)
                 return
             self._write(stack)

@@ -228,6 +228,8 @@ def test_rules_take_the_place_of_block_weights(path, unet):
     served.activate(Stack([Entry(path, Strength(0.9, blocks=weights(0.5)))]))
     assert served._plan is not kept
     assert torch.equal(run(unet), fixed(path, Strength(0.9, blocks=weights(0.5))))
+    served.set_multiplier(0, Strength(0.9, blocks=BlockWeights(weights(0.5).values, (rule,))))
+    assert torch.equal(run(unet), got), "a rule that the activation did not have"
 
 
 def strengths_of(served: Engine, module: nn.Module) -> list[float]:

@@ -81,7 +81,9 @@ class Client:
         self._churn = churn
         self._ledger = ledger
         self._random = Random(seed)
-        self._http = httpx.Client(timeout=PATIENCE)
+        # a web UI ends a connection that was idle for five seconds, which is the default here, too: a request that is
+        # sent at that moment has no answer
+        self._http = httpx.Client(timeout=PATIENCE, limits=httpx.Limits(keepalive_expiry=2.0))
         self._fresh = 0
         self._mirrors: dict[str, tuple[int, int, dict[str, Any]]] = {}
         """Server -> its start, and the revision and the files of its list as told by changes."""
