@@ -18,7 +18,7 @@ from .compiler import is_compiled
 from .execution.dense import DenseExecutor
 from .execution.hooks import Executor
 from .execution.low_rank import LowRankExecutor, LowRankOrDense
-from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
+from .execution.merged import MergedExecutor, refuse_spoiled_in, why_not_merged
 from .naming.blocks import Element
 from .naming.index import LayerIndex, blocks_of
 from .naming.network import Network
@@ -205,8 +205,7 @@ class Plan:
             StackError: see `write`.
             ComponentError: a layer has a weight that a LoRA could not be taken off.
         """
-        for layer in list(self.executors):
-            refuse_spoiled(layer)
+        refuse_spoiled_in(list(self.executors))
         self.strengths.timestep = None
         self.strengths.drop_devices()
         self.write(stack)
@@ -214,7 +213,7 @@ class Plan:
     @property
     def host_bytes(self) -> int:
         """Return the bytes that stay in the computer's memory where the plan is kept."""
-        return sum(one.host_bytes for one in list(self.executors.values()) if not one.reads_base)
+        return sum([one.host_bytes for one in list(self.executors.values()) if not one.reads_base])
 
     @property
     def backup_bytes(self) -> int:
@@ -249,8 +248,7 @@ def make_plan(
     model = blocks_of(key.indexes)
     groups = StrengthGroups(stack.wishes, key.indexes, model)
     bindings = _bindings(stack, key, groups)
-    for _, layer, _ in bindings:
-        refuse_spoiled(layer)
+    refuse_spoiled_in([layer for _, layer, _ in bindings])
     stack_strengths = StackStrengths(stack.wishes, stack.variants, groups)
     keepings = _keepings(keeping, components)
     steady = next((one.steady for one in keepings.values() if one.steady is not None), None)
@@ -298,8 +296,11 @@ def _bindings(stack: Stack, key: PlanKey, groups: StrengthGroups) -> list[tuple[
             group = groups.number(i, one.component, one.target)
             binding = Binding(one.adapter, one.target, network.file, group, entry.rank, whole)
             found.setdefault(layer, (one.component, []))[1].append(binding)
-    every = [(component, layer, bound) for layer, (component, bound) in found.items()]
-    return sorted(every, key=lambda one: (one[0].startswith("text_encoder"), one[0], one[2][0].target.path))
+    every = [
+        (component.startswith("text_encoder"), component, bound[0].target.path, i, layer, bound)
+        for i, (layer, (component, bound)) in enumerate(found.items())
+    ]
+    return [(component, layer, bound) for _, component, _, _, layer, bound in sorted(every)]
 
 
 class _Chooser:
@@ -337,13 +338,22 @@ class _Chooser:
                 checkpoint = self._checkpoints.get(component)
                 merged = MergedExecutor(bindings, self._strengths, in_order=in_order, checkpoint=checkpoint)
                 if not self._key.auto:
-                    return _told(component, bindings, merged)
+                    self._log(component, bindings, merged)
+                    return merged
             else:
                 self.live[reason] += 1
         live = live_executor(layer, bindings, self._strengths, keeping=self._keepings[component], in_order=in_order)
         if merged is not None:
             self.choices[layer] = Choice(component, tuple(bindings), live, merged)
-        return _told(component, bindings, live, reason)
+        if trace.decisions:
+            self._log(component, bindings, live, reason)
+        return live
+
+    @staticmethod
+    def _log(component: str, bindings: Sequence[Binding], executor: Executor, why_live: str | None = None) -> None:
+        if trace.decisions:
+            adapters = (f"{one.file.path.name} ({type(one.adapter).__name__})" for one in bindings)
+            trace.executor(f"{component}.{bindings[0].target.path}", adapters, executor.name, why_live)
 
     def _why_live(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> str | None:
         """Return why a layer of a component that is to be merged is not; None where it is."""
@@ -360,13 +370,6 @@ class _Chooser:
         if any(binding.group in self._strengths.regional_groups for binding in bindings):
             return "a LoRA is for a part of the picture"
         return why_not_merged(layer, bindings, self._shared)
-
-
-def _told(component: str, bindings: Sequence[Binding], executor: Executor, why_live: str | None = None) -> Executor:
-    if trace.decisions:
-        adapters = (f"{one.file.path.name} ({type(one.adapter).__name__})" for one in bindings)
-        trace.executor(f"{component}.{bindings[0].target.path}", adapters, executor.name, why_live)
-    return executor
 
 
 def live_executor(

@@ -294,13 +294,11 @@ def ensure_in_force() -> bool:
             logger.warning("%s.forward was put back by another extension; patched again", cls.__name__)
             _patches[cls] = _renewed(patch)
             again = True
-    return again or any(_is_hidden(layer) for layer in _hooked)
-
-
-def _is_hidden(layer: nn.Module) -> bool:
-    """Tell whether the layer got a forward of its own, another class or a new patch since its slot was attached."""
-    slot = slot_of(layer)
-    return slot is not None and not is_attached(layer, slot)
+    for layer in list(_hooked):  # one may have got a forward of its own, another class or a new patch meanwhile
+        slot = layer.__dict__.get(SLOT)
+        if slot is not None and not is_attached(layer, slot):
+            return True
+    return again
 
 
 def _renewed(patch: ClassPatch) -> ClassPatch:
@@ -559,8 +557,12 @@ class HookedLayers:
                 executor.move(layer, device, now=executor.merges)
 
     def _slots(self) -> dict[nn.Module, Slot]:
-        found = ((layer, slot_of(layer)) for layer in list(_hooked))
-        return {layer: slot for layer, slot in found if slot is not None and slot.owner is self._token}
+        found: dict[nn.Module, Slot] = {}
+        for layer in list(_hooked):
+            slot = layer.__dict__.get(SLOT)
+            if slot is not None and slot.owner is self._token:
+                found[layer] = slot
+        return found
 
     def _slot(self, layer: nn.Module) -> Slot:
         slot = slot_of(layer)

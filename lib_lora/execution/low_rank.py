@@ -84,15 +84,21 @@ class LowRankExecutor(Resident[Placed]):
         self._forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
         shares = _shares(self._bindings, self._forms, keeping.buckets)
         self._shares, self._bias_shares = strengths.register(*shares, own=True)
-        self._rank = sum([share.count for share in self._shares])
+        self._rank = 0
+        for share in self._shares:
+            self._rank += share.count
         self._tuner, self._steady = keeping.tuner, keeping.steady
-        inputs = [i for i, form in enumerate(self._forms) if form and form.on_input]
-        outputs = [i for i, form in enumerate(self._forms) if form and form.on_output]
-        self._inputs, self._outputs = inputs, outputs
-        self._only_pairs = bool(self._shares) and not inputs and not outputs
-        self._input_shares = [self._bindings[i].shares for i in inputs]
-        self._output_shares = [self._bindings[i].shares for i in outputs]
-        if inputs or outputs:
+        self._inputs, self._outputs = list[int](), list[int]()
+        for i, form in enumerate(self._forms):
+            if form is not None and form.on_input:
+                self._inputs.append(i)
+            if form is not None and form.on_output:
+                self._outputs.append(i)
+        self._only_pairs = bool(self._shares) and not self._inputs and not self._outputs
+        self._input_shares, self._output_shares = list[FactorShares](), list[FactorShares]()
+        if self._inputs or self._outputs:
+            self._input_shares = [self._bindings[i].shares for i in self._inputs]
+            self._output_shares = [self._bindings[i].shares for i in self._outputs]
             strengths.register(*self._input_shares, *self._output_shares)
 
     def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
@@ -227,24 +233,19 @@ class LowRankExecutor(Resident[Placed]):
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
         adapters = self._adapters(layer)
-        biases = [
-            self._in_all(binding, adapter.delta_bias()).unsqueeze(0)
-            for adapter, binding in zip(adapters, self._bindings, strict=True)
-            if adapter.has_bias
-        ]
         inputs, outputs = self._inputs, self._outputs
         parts = Parts(
             pair=self._pair(adapters, device, dtype) if self._shares else None,
-            inputs=tuple([adapters[i].input_effect(device, input_dtype) for i in inputs]),
-            outputs=tuple([adapters[i].output_effect(device, dtype) for i in outputs]),
-            bias=stacked(biases, 0, device, dtype) if biases else None,
+            inputs=tuple([adapters[i].input_effect(device, input_dtype) for i in inputs]) if inputs else (),
+            outputs=tuple([adapters[i].output_effect(device, dtype) for i in outputs]) if outputs else (),
+            bias=self._biases(adapters, device, dtype) if self._bias_shares else None,
         )
         pair, bias, *of_outputs = self._strengths.views(
             [self._shares, self._bias_shares, *self._output_shares], device, dtype
         )
         of_inputs = self._strengths.views(self._input_shares, device, input_dtype) if inputs else []
         strengths = LayerStrengths(pair, tuple(of_inputs), tuple(of_outputs), bias)
-        rows = tuple([self._bindings[i].target.rows for i in outputs])
+        rows = tuple([self._bindings[i].target.rows for i in outputs]) if outputs else ()
         return Placed(
             device, dtype, input_dtype, store(parts, self._storage), strengths.for_all(self._spatial), strengths, rows
         )
@@ -253,14 +254,25 @@ class LowRankExecutor(Resident[Placed]):
         return placed if self._steady is None else replace(placed, stored=self._steady.settled(layer, placed.stored))
 
     def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
-        pairs, windows = [], []
+        downs, ups, windows = [], [], []
         for adapter, binding, form in zip(adapters, self._bindings, self._forms, strict=True):
             if form is not None and form.pair is not None:
-                pairs.append(adapter.factors(binding.rank))
+                factors = adapter.factors(binding.rank)
+                downs.append(factors.down)
+                ups.append(factors.up)
                 windows.append(binding.target.rows)
-        down = stacked([one.down for one in pairs], 0, device, dtype, length=self._rank)
-        up = stacked([one.up for one in pairs], 1, device, dtype, windows, self._width, length=self._rank)
+        down = stacked(downs, 0, device, dtype, length=self._rank)
+        up = stacked(ups, 1, device, dtype, windows, self._width, length=self._rank)
         return FusedPair(down, up)
+
+    def _biases(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Stack the changes of the bias, (n, out)."""
+        biases = [
+            self._in_all(binding, adapter.delta_bias()).unsqueeze(0)
+            for adapter, binding in zip(adapters, self._bindings, strict=True)
+            if adapter.has_bias
+        ]
+        return stacked(biases, 0, device, dtype)
 
     @property
     def _width(self) -> int:

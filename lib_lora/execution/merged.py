@@ -357,15 +357,15 @@ def refuse_spoiled(layer: nn.Module) -> None:
             raise ComponentError(f"{text}; load the model again")
 
 
-def refuse_spoiled_in(components: Iterable[nn.Module]) -> None:
-    """Refuse components with such a layer.
+def refuse_spoiled_in(modules: Iterable[nn.Module]) -> None:
+    """Refuse modules that are such a layer or contain one.
 
     Raises:
         ComponentError: there is one.
     """
     if _spoiled:
-        for component in components:
-            for layer in component.modules():
+        for module in modules:
+            for layer in module.modules():
                 refuse_spoiled(layer)
 
 

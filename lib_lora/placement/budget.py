@@ -136,7 +136,8 @@ class Budget:
             Whether it may stay after the call.
         """
         with self._lock:
-            self._count_gone()
+            if self._gone:
+                self._count_gone()
             stays = self._fits(share, device, nbytes)
             share.device, share.nbytes, share.known, share.streams = device, nbytes, nbytes, not stays
             share.used = max(share.used, self._clock)

@@ -72,7 +72,7 @@ P = TypeVar("P", bound=Placement[Any])
 
 
 class Resident(ABC, Generic[P]):
-    """A way that keeps something beside its layer."""
+    """Base class of the executors that place tensors beside their layer."""
 
     merges = False
 
@@ -82,7 +82,7 @@ class Resident(ABC, Generic[P]):
         self._share = keeping.budget.join(self)
         self._home: HostCopy[P] | None = None
         self._bindings = tuple(bindings)
-        self._groups = frozenset(binding.group for binding in self._bindings)
+        self._groups = frozenset([binding.group for binding in self._bindings])
         self._strengths = strengths
         self._placed: P | None = None
         self._other: P | None = None  # of another dtype, for layers that are called in two by turns
@@ -209,8 +209,11 @@ class Resident(ABC, Generic[P]):
         if self._home is not None and not self._home.placed.fits(*where):
             self._leave_home()
         self._budget.make_room(self._share, device)
-        placed = self._if_there_is_memory(layer, where)
-        if placed is None:  # asked for again only here, where the failure and all that it held are gone
+        try:
+            placed: P | None = self._brought(layer, where)
+        except OUT_OF_MEMORY:
+            placed = None
+        if placed is None:  # tried again only here, where the failure and all that it held are gone
             self._budget.shrink(device)
             placed = self._brought(layer, where)
         nbytes = placed.stored.nbytes + (0 if other is None else other.stored.nbytes)
@@ -219,9 +222,9 @@ class Resident(ABC, Generic[P]):
         if trace.moves:
             until = "" if may_stay else ", for this call only: no room"
             self._trace_move(self._source, device, placed, why + until)
-        if may_stay:
+        if may_stay and self._home is not None:
             self._leave_home()
-        elif self._home is None:
+        elif not may_stay and self._home is None:
             self._home = self._budget.host_copy(self._share, placed)
         self._stays = may_stay and stays(layer)
         self._placed = placed = self._settled(layer, placed) if self._stays else placed
@@ -230,12 +233,6 @@ class Resident(ABC, Generic[P]):
     def _settled(self, layer: nn.Module, placed: P) -> P:
         """Put what was placed and stays into the memory that the layer had for it before."""
         return placed
-
-    def _if_there_is_memory(self, layer: nn.Module, where: _Where) -> P | None:
-        try:
-            return self._brought(layer, where)
-        except OUT_OF_MEMORY:
-            return None
 
     def _brought(self, layer: nn.Module, where: _Where) -> P:
         """Place the host copy, or make the placement of the files."""
