@@ -1,4 +1,4 @@
-"""Pictures of files: found beside them or in their headers, shown as thumbnails, and replaced on request."""
+"""Pictures of files: the one beside a file, or in its header, as a thumbnail; replaced on request."""
 
 from __future__ import annotations
 
