@@ -139,7 +139,8 @@ class Scanner:
                 "beside": found.stamp,
                 "picture": found.picture,
             }
-        if changes:
+        # a file that went while it was read has no row again
+        if changes and (self.found is None or found.file.path in self.found):
             self.index.change(found.file, **changes)
 
     def _facts(self, file: CatalogFile) -> Facts:

@@ -92,6 +92,18 @@ def test_a_later_start_shows_what_it_knows_before_it_looks(
         later.close()
 
 
+def test_a_file_that_goes_while_it_is_read_has_no_row_again(started: Callable[[], Catalog], folder: Path) -> None:
+    path = lora(folder / "a.safetensors")
+    catalog = started()
+    assert catalog._scanner.found is not None
+    found = catalog._scanner.found[path]
+    path.unlink()
+    catalog.refresh()
+    assert catalog.wait(30)
+    catalog._scanner.read(found)
+    assert not catalog.index.rows()
+
+
 def test_a_changed_file_is_read_again_and_keeps_its_history(started: Callable[[], Catalog], folder: Path) -> None:
     path = lora(folder / "a.safetensors", ss_output_name="old")
     catalog = started()
