@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -54,7 +55,7 @@ class Entry:
     @property
     def name(self) -> str:
         """Return the file's name without its ending."""
-        return Path(self.path).stem
+        return _stem(self.path)
 
     @property
     def multipliers(self) -> tuple[Multiplier | Halves, ...]:
@@ -173,3 +174,9 @@ def _images(entries: Iterable[Entry]) -> int:
             raise StackError(f"{entry.name}: multipliers for {own} images, and an entry before has {images}", i)
         images = max(images, own)
     return images
+
+
+@lru_cache(maxsize=1024)
+def _stem(path: str | Path) -> str:
+    """Return a file's name without its ending; a change of strength asks for it each time."""
+    return Path(path).stem

@@ -56,6 +56,8 @@ _NOWHERE = "its region has no place in the picture"
 
 def block_rules(multiplier: AnyMultiplier) -> tuple[Element, ...]:
     """Return the rules for some layers in the block weights of all images, without their weights."""
+    if isinstance(multiplier, float | int):
+        return ()
     blocks = [one.blocks for one in all_multipliers(multiplier) if isinstance(one, Strength)]
     return tuple(dict.fromkeys(element.unweighted for one in blocks if one is not None for element in one.elements))
 
