@@ -13,6 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
@@ -362,7 +363,14 @@ AnyMultiplier: TypeAlias = Multiplier | Halves | PerImage
 
 def as_strength(multiplier: Multiplier) -> Strength:
     """Return a multiplier as a function."""
+    if isinstance(multiplier, float):
+        return _constant(multiplier)
     return multiplier if isinstance(multiplier, Strength) else Strength(multiplier)
+
+
+@lru_cache(maxsize=1024)
+def _constant(strength: float) -> Strength:
+    return Strength(strength)
 
 
 def image_multipliers(multiplier: AnyMultiplier) -> tuple[Multiplier | Halves, ...]:

@@ -473,7 +473,7 @@ class StrengthTable:
         with self._lock:
             other = len(values) != len(self.values)
             self.stack_strengths = strengths
-            if strengths.regions != self.regions:
+            if strengths.regions is not self.regions and strengths.regions != self.regions:
                 self._set_regions(strengths.regions)
             self._set_values(values)
             if other:
