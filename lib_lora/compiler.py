@@ -42,7 +42,7 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def forget_compiled() -> None:
-    """Have everything that was compiled compiled anew.
+    """Have the compiler forget everything that it compiled.
 
     Code has the forwards of classes that it found, which the compiler does not guard: where one is patched afterwards,
     compiled models would ignore their adapters.

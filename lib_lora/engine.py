@@ -240,16 +240,17 @@ class Engine:
             plan = make_plan(stack, key, self.components, checkpoints, self._keeping)
         else:
             plan.come_back(stack)
-        former, keep = self._plan, self._plans.may_keep(self._plan)
+        former, room = self._plan, self._plans.room_for(self._plan)
+        settle, resting, keep = self._budget.settle, self._model.resting, room is not None
         try:
-            self._hooked.swap(plan.executors, self._budget.settle, self._model.resting, keep=keep, checked=checked)
+            self._hooked.swap(plan.executors, settle, resting, keep=keep, checked=checked)
         except BaseException:
             if former is not None and self._steady is not None:
                 former.strengths.refresh()  # both had them in the same memory
             raise
         self._plan = plan
-        if former is not None and keep:
-            self._plans.put(former)
+        if former is not None and room is not None:
+            self._plans.put(former, room)
         self._hook_calls(stack)
         return plan
 
@@ -306,7 +307,7 @@ class Engine:
             self._stack = stack
 
     def set_moment(self, moment: Moment) -> None:
-        """Say when the next model calls are, for strengths that depend on it; None in it is what nobody knows.
+        """Set the moment of the next model calls, for strengths that depend on it; None stands for an unknown.
 
         Calls of a component named `unet`, `transformer` or `prior` say their timestep by themselves, and ask the clock
         for the rest where there is one.
@@ -386,14 +387,14 @@ class Engine:
     def _take_off(self) -> None:
         if self._tuner is not None:
             self._tuner.end()
-        keep = self._plans.may_keep(self._plan)
+        room = self._plans.room_for(self._plan)
         self._stack, former, self._plan = Stack(), self._plan, None
         self._calls.chosen = 0
         self._watch.end()
         self._hook_calls()
-        if former is not None and keep:
+        if former is not None and room is not None:
             self._hooked.keep(former.executors)
-            self._plans.put(former)
+            self._plans.put(former, room)
         self._hooked.detach()
         scratch.free()
         self._budget.settle()
@@ -404,7 +405,7 @@ class Engine:
         """Count what adapters take now, and where."""
         with self._lock:
             parked = self._plans.nbytes
-            placed = Counter(self._budget.placed) - Counter({_CPU: parked})  # what is parked was left where it is
+            placed = Counter(self._budget.placed) - Counter({_CPU: parked})  # the plan cache's share stays placed
             return MemoryReport(
                 placed={str(device): nbytes for device, nbytes in placed.items()},
                 streaming=self._budget.streaming,

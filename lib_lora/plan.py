@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import nn
 
 from .compiler import is_compiled
 from .execution.dense import DenseExecutor
-from .execution.hooks import Executor
+from .execution.hooks import Executor, move_to_layer
 from .execution.low_rank import LowRankExecutor, LowRankOrDense
 from .execution.merged import MergedExecutor, refuse_spoiled_in, why_not_merged
 from .naming.blocks import Element
@@ -30,7 +29,7 @@ from .report import ActivationReport
 from .stack import Stack
 from .strengths.strength import Strength, as_strength
 from .strengths.table import StackStrengths, StrengthGroups, StrengthTable, block_rules
-from .tensors import device_of, every
+from .tensors import every
 from .weights.base_weight import has_plain_weight
 from .weights.originals import Checkpoint
 
@@ -39,7 +38,6 @@ _HALVED = "positive and negative prompts have LoRA of their own"
 _COMPILED = "the model is compiled, and would be anew"
 _UNDECIDED = "the first call tells where merging pays"
 _CHEAPER = "merging would not pay"
-_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class PlanKey:
     auto: bool
     """Whether they are merged only where that pays, which the first call tells."""
     apart: str
-    """Why nothing is merged all the same, as one weight cannot be that of several rows of a call; or empty."""
+    """Why nothing is merged all the same, as one weight cannot serve several rows of a call; or empty."""
     in_order: bool
     """Whether entries act in order."""
     varying: frozenset[int]
@@ -189,14 +187,13 @@ class Plan:
     def _merge(self) -> None:
         for layer, executor in list(self.executors.items()):
             if executor.merges:
-                executor.move(layer, _HOST, now=True)  # wherever it is
+                move_to_layer(executor, layer, now=True)
 
     def drop_stale(self) -> None:
         """Drop what was worked out of base weights that have changed since."""
         for layer, executor in list(self.executors.items()):
-            device = device_of(layer) if executor.reads_base and not executor.merges else None
-            if device is not None:
-                executor.move(layer, device, now=True)
+            if executor.reads_base and executor.is_stale(layer):
+                executor.release(layer)
 
     def come_back(self, stack: Stack) -> None:
         """Give the plan the strengths of a stack as if it were made for it, after it was kept.
@@ -296,7 +293,7 @@ def _bindings(stack: Stack, key: PlanKey, groups: StrengthGroups) -> list[tuple[
             group = groups.number(i, one.component, one.target)
             binding = Binding(one.adapter, one.target, network.file, group, entry.rank, whole)
             found.setdefault(layer, (one.component, []))[1].append(binding)
-    every = [
+    every = [  # with its number, so that no two layers are compared
         (component.startswith("text_encoder"), component, bound[0].target.path, i, layer, bound)
         for i, (layer, (component, bound)) in enumerate(found.items())
     ]
@@ -338,7 +335,8 @@ class _Chooser:
                 checkpoint = self._checkpoints.get(component)
                 merged = MergedExecutor(bindings, self._strengths, in_order=in_order, checkpoint=checkpoint)
                 if not self._key.auto:
-                    self._log(component, bindings, merged)
+                    if trace.decisions:
+                        _log(component, bindings, merged)
                     return merged
             else:
                 self.live[reason] += 1
@@ -346,14 +344,8 @@ class _Chooser:
         if merged is not None:
             self.choices[layer] = Choice(component, tuple(bindings), live, merged)
         if trace.decisions:
-            self._log(component, bindings, live, reason)
+            _log(component, bindings, live, reason)
         return live
-
-    @staticmethod
-    def _log(component: str, bindings: Sequence[Binding], executor: Executor, why_live: str | None = None) -> None:
-        if trace.decisions:
-            adapters = (f"{one.file.path.name} ({type(one.adapter).__name__})" for one in bindings)
-            trace.executor(f"{component}.{bindings[0].target.path}", adapters, executor.name, why_live)
 
     def _why_live(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> str | None:
         """Return why a layer of a component that is to be merged is not; None where it is."""
@@ -370,6 +362,11 @@ class _Chooser:
         if any(binding.group in self._strengths.regional_groups for binding in bindings):
             return "a LoRA is for a part of the picture"
         return why_not_merged(layer, bindings, self._shared)
+
+
+def _log(component: str, bindings: Sequence[Binding], executor: Executor, why_live: str | None = None) -> None:
+    adapters = (f"{one.file.path.name} ({type(one.adapter).__name__})" for one in bindings)
+    trace.executor(f"{component}.{bindings[0].target.path}", adapters, executor.name, why_live)
 
 
 def live_executor(
@@ -421,7 +418,7 @@ def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:
 
 
 def _is_swapped(component: nn.Module) -> bool:
-    """Tell whether an offload scheme lends its layers copies of their weights, so that what is written is lost."""
+    """Tell whether an offload scheme lends its layers copies of their weights, so that a written weight is lost."""
     return not all(schemes.stays(module) for module in every(component))
 
 
@@ -447,15 +444,23 @@ class PlanCache:
         self._limit = limit
         self._plans: dict[PlanKey, tuple[Plan, int]] = {}  # with their bytes; the latest last
 
-    def may_keep(self, plan: Plan | None) -> bool:
-        """Tell whether a plan may be kept, and is not too large."""
-        return plan is not None and plan.may_come_back and plan.host_bytes <= self._limit
+    def room_for(self, plan: Plan | None) -> int | None:
+        """Return the bytes that a plan would take here; None where it may not be kept, or is too large."""
+        if plan is None or not plan.may_come_back:
+            return None
+        nbytes = plan.host_bytes
+        return nbytes if nbytes <= self._limit else None
 
-    def put(self, plan: Plan) -> None:
-        """Keep a plan that is in force no more; drop the oldest as far as it needs their room."""
+    def put(self, plan: Plan, nbytes: int) -> None:
+        """Keep a plan that is in force no more; drop the oldest as far as it needs their room.
+
+        Args:
+            plan: its executors have left their layers.
+            nbytes: as `room_for` returned before they left.
+        """
         if plan.key in self._plans:
             self._drop(plan.key)
-        self._plans[plan.key] = plan, plan.host_bytes
+        self._plans[plan.key] = plan, nbytes
         while len(self._plans) > _PLANS or sum(nbytes for _, nbytes in self._plans.values()) > self._limit:
             self._drop(next(iter(self._plans)))
 

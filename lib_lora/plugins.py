@@ -95,7 +95,7 @@ logger = logging.getLogger(__name__)
 
 
 def register(*plugins: Plugin) -> None:
-    """Add plug-ins to those of the library. Files that were loaded before are read again at the next activation.
+    """Add plug-ins to the library. Files that were loaded before are read again at the next activation.
 
     A model that an engine knows keeps the layer names that were known when the engine first used it.
 

@@ -38,7 +38,8 @@ from lib_lora.files.config import Alpha
 from lib_lora.naming import architectures
 from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.places import AliasTable
-from lib_lora.naming.parsed import parse_key, recipe_of
+from lib_lora.naming.parsed import recipe_of
+from tests.fakes.keys import parse_key
 from lib_lora.registry import discover, discover_classes
 from lib_lora.placement import schemes
 from lib_lora.placement.schemes.base import Scheme

@@ -89,7 +89,7 @@ def _checks(app: Any, path: str) -> list[Callable[..., Any]]:
 
 
 def _routes(routes: Sequence[Any]) -> Iterator[Any]:
-    """Yield routes, including those of included routers, which recent versions of fastapi keep apart."""
+    """Yield all routes. Recent versions of fastapi keep the routes of included routers apart."""
     for route in routes:
         candidates = getattr(route, "effective_candidates", None)
         if candidates is None:

@@ -34,7 +34,7 @@ def _in_part(arguments: str, number: int) -> str:
 
 
 class ImageTags(defaultdict[str, list[Any]]):
-    """The result of `parse_prompts`: the tags of one prompt by kind, and those of every prompt as well."""
+    """The result of `parse_prompts`: the tags of one prompt by kind, with the tags of every prompt."""
 
     images: Images
     ours: tuple[str, ...]

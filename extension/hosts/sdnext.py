@@ -141,7 +141,7 @@ class SDNextHost(WebUIHost):
             setattr(p, _BATCH, (images, include, exclude))
 
     def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
-        """Handle a detailer pass: it changes one image, with that image's LoRA or those of its own prompt."""
+        """Handle a detailer pass: it changes one image, with that image's LoRA or the LoRA of its own prompt."""
         if not hasattr(p, "recursion") or self._networks is None or self._handed_back(p):
             return
         images: Images

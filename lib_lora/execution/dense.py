@@ -94,7 +94,7 @@ def _other(results: Sequence[Any], passes: Sequence[Sequence[int]], step: int) -
 
 
 def _plain(named: Mapping[int | str, Any], place: int | str) -> tuple[Tensor, dict[int | str, int]]:
-    """Return the input, and where each argument has its rows: what is as long as the input has them, too."""
+    """Return the input, and the dimension of the rows of each argument that is as long as the input."""
     x: Tensor = named[place]
     own = {name for name, value in named.items() if isinstance(value, Tensor) and value.shape[:1] == x.shape[:1]}
     return x, dict.fromkeys([place, *(name for name in named if name in own)], 0)
@@ -142,7 +142,7 @@ def _joined(results: Sequence[Tensor], passes: Sequence[Sequence[int]], dim: int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapters(TensorFields):
-    """A layer's adapters, in the dtypes of their files: what is built of them is built in fp32."""
+    """A layer's adapters, in the dtypes of their files; weights are built of them in fp32."""
 
     all: tuple[Adapter, ...]
 
@@ -163,7 +163,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     Args:
         bindings: the adapters, in the order of the stack.
         strengths: of the plan.
-        keeping: how what is placed is kept.
+        keeping: how tensors are placed.
         in_order: let each adapter act on the weight that the ones before it left.
     """
 
@@ -390,7 +390,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         total[rows].add_(delta.to(strength) * strength)
 
     def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
-        if self._in_order:  # norms are then those of the weight that the adapters before leave, not of the base's
+        if self._in_order:  # norms are then the norms of the weight that the adapters before leave, not of the base
             return tuple(
                 one.file.private(one.adapter)
                 if one.whole is None
@@ -421,7 +421,7 @@ def bias_of(layer: nn.Module, target: Target) -> Tensor | None:
 
 
 def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether autograd or a function transform keeps the parameters of a call, which nobody may write to then."""
+    """Tell whether autograd or a function transform keeps a call's parameters, which must not be written to then."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     if not torch.is_grad_enabled():

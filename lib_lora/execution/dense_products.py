@@ -1,4 +1,4 @@
-"""The effective weight of a layer, W + sum of dW, written block by block into memory that somebody else owns.
+"""The effective weight of a layer, W + sum of dW, written block by block into memory of the caller.
 
 By blocks of rows or columns, so that no more than a sixteenth of a second weight is alive at a time, wherever all
 adapters of the layer can give such a part of their delta alone. Low-rank pairs alone are one product into that memory.

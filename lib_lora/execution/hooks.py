@@ -144,7 +144,7 @@ class Executor(Protocol):
 
     @property
     def reads_base(self) -> bool:
-        """Tell whether what is placed was worked out of the base weight."""
+        """Tell whether the placed tensors were worked out of the base weight."""
 
     @property
     def host_bytes(self) -> int:
@@ -155,6 +155,9 @@ class Executor(Protocol):
 
     def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
         """Follow the layer to `device`; with `now`, place or merge what the first call needs, as far as it is known."""
+
+    def is_stale(self, layer: nn.Module) -> bool:
+        """Tell whether a base weight has changed since something was worked out of it."""
 
     def release(self, layer: nn.Module) -> None:
         """Leave nothing in or beside the layer; the file's own tensors stay."""
@@ -268,7 +271,7 @@ def install(classes: Iterable[type[nn.Module]] = ()) -> None:
     """Patch layer classes. Harmless when done already; best done before any model is loaded or compiled.
 
     Args:
-        classes: those of the host, beside torch's. One that has its forward from another class needs no patch.
+        classes: the host's, beside torch's. A class that inherits its forward needs no patch.
     """
     for cls in (*CLASSES, *(cls for cls in classes if "forward" in cls.__dict__)):
         _ensure(cls)
@@ -286,7 +289,7 @@ def ensure_in_force() -> bool:
     """Install again what another extension undid (A1111's `patches.undo` puts back what it once saw).
 
     Returns:
-        Whether anything had to be installed again; slots must then be attached anew.
+        Whether anything had to be installed again; slots must then be attached again.
     """
     again = False
     for cls, patch in list(_patches.items()):
@@ -311,7 +314,7 @@ def _renewed(patch: ClassPatch) -> ClassPatch:
     if present is patch.base_forward:
         patch.put()
         return patch
-    patch.undo()  # what is left of it, or the next one would take it for the class's own
+    patch.undo()  # or the next patch would take the rest of it for the class's own
     return ClassPatch(patch.cls)
 
 
@@ -411,9 +414,7 @@ def _patched_apply(base_apply: Callable[..., nn.Module]) -> Callable[..., nn.Mod
         moved = base_apply(self, *args, **kwargs)
         slot: Slot | None = getattr(self, "_remora_slot", None)
         if slot is not None and slot.executor is not None:  # whichever patch it names: moving twice is moving once
-            device = device_of(self)
-            if device is not None:
-                slot.executor.move(self, device)
+            move_to_layer(slot.executor, self)
         return moved
 
     return _apply
@@ -432,6 +433,9 @@ class _Probe:
 
     def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
         """Nothing is placed."""
+
+    def is_stale(self, layer: nn.Module) -> bool:
+        return False
 
     def release(self, layer: nn.Module) -> None:
         """Nothing is placed."""
@@ -508,9 +512,7 @@ class HookedLayers:
             new = {layer: executor for layer, executor in after.items() if executor is not before.get(layer)}
             idle = resting() if new else ()
             for layer, executor in new.items():
-                device = device_of(layer)
-                if device is not None:
-                    executor.move(layer, device, now=executor.merges or layer not in idle)
+                move_to_layer(executor, layer, now=executor.merges or layer not in idle)
         except BaseException:
             self._restore(before)
             raise
@@ -552,9 +554,8 @@ class HookedLayers:
                 detach(layer)
         for layer, executor in executors.items():
             self._slot(layer).executor = executor
-            device = device_of(layer)
-            if executor is not None and device is not None:
-                executor.move(layer, device, now=executor.merges)
+            if executor is not None:
+                move_to_layer(executor, layer, now=executor.merges)
 
     def _slots(self) -> dict[nn.Module, Slot]:
         found: dict[nn.Module, Slot] = {}
@@ -574,6 +575,13 @@ class HookedLayers:
             return slot
         attach(layer, slot)
         return slot
+
+
+def move_to_layer(executor: Executor, layer: nn.Module, *, now: bool = False) -> None:
+    """Move an executor to the device of its layer; see `Executor.move`."""
+    device = device_of(layer)
+    if device is not None:
+        executor.move(layer, device, now=now)
 
 
 _HOST = torch.device("cpu")

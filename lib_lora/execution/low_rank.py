@@ -153,7 +153,7 @@ class LowRankExecutor(Resident[Placed]):
             own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
             y = add_pair(self._kind, layer, own, y, parts.pair, live.pair, base_forward, self._tuner)
         if deltas:
-            # what torch's own forward has just made, or a sum, nobody else holds
+            # nothing else holds what torch's own forward has just made, or a sum
             fresh = is_torchs(base_forward) or parts.pair is not None
             y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
         return y, live, parts
@@ -162,7 +162,7 @@ class LowRankExecutor(Resident[Placed]):
         """Return the strengths of this call, by row of the batch and by place where these differ.
 
         Raises:
-            RowsError: the layer's input has no rows that belong to those of the model call.
+            RowsError: the layer's input has no rows that belong to the model call's.
         """
         repeats = self._repeats_per_row(layer, placed, x) if self._strengths.mixed else 1
         if self.is_regional:
@@ -201,7 +201,7 @@ class LowRankExecutor(Resident[Placed]):
             self._placed, self._other = self._other, placed
             placed = self._placed
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
-            # the dtype of the output is not known before the base call; that of the last call is the best guess
+            # the dtype of the output is not known before the base call; the last call's is the best guess
             placed = self._place(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         changed = x
         for effect, strength in zip(placed.stored.get().inputs, self._of_inputs(layer, placed, x), strict=True):
@@ -333,7 +333,7 @@ class _Calling:
 
 
 def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Operation, *, fresh: bool) -> Tensor:
-    """Add changes of an output, or of some of the outputs, which are written in place if nobody else holds it."""
+    """Add changes of an output, or of some of the outputs, in place if nothing else holds it."""
     for delta, own in deltas:
         if own is op:
             y, fresh = y + delta, not y.requires_grad
@@ -368,10 +368,14 @@ class LowRankOrDense:
         return (self._dense if many else self._beside).run(layer, base_forward, args, kwargs)
 
     def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
-        """Move what is placed; the first call tells which of the two is needed."""
+        """Move the placed tensors; the first call tells which of the two executors is needed."""
         for one in (self._beside, self._dense):
             if one.device is not None:
                 one.move(layer, device, now=now)
+
+    def is_stale(self, layer: nn.Module) -> bool:
+        """Tell whether a base weight has changed since something was worked out of it."""
+        return self._beside.is_stale(layer) or self._dense.is_stale(layer)
 
     def release(self, layer: nn.Module) -> None:
         """Drop what was placed; the file's own tensors stay."""
@@ -380,7 +384,7 @@ class LowRankOrDense:
 
     @property
     def reads_base(self) -> bool:
-        """Tell whether what is placed was worked out of the base weight."""
+        """Tell whether the placed tensors were worked out of the base weight."""
         return self._beside.reads_base or self._dense.reads_base
 
     @property

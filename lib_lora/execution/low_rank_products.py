@@ -121,7 +121,7 @@ def add_pair(
         return _add_conv(layer, x, y, pair, strength)
     if kind == "embedding":
         return y + (F.embedding(x, pair.up) * strength) @ pair.down
-    # torch's own forward has just made y, so nobody else holds it
+    # torch's own forward has just made y, so nothing else holds it
     fresh = is_torchs(base_forward) and not y.requires_grad and y.is_contiguous()
     if fresh and tuner is not None and tuner.add_pair_(y, x, pair.down, pair.up, strength):
         return y

@@ -1,7 +1,7 @@
 """The merged way, opt-in: the deltas are written into the base weight, which costs nothing per call.
 
 Always from the pristine weight, never from what an earlier strength left; summed in fp32, rounded stochastically where
-the weight has fewer bits; put back bit for bit. A weight that somebody else wrote to meanwhile is left alone, and is
+the weight has fewer bits; put back bit for bit. A weight that other code wrote to meanwhile is left alone, and is
 pristine from then on. One that was cast meanwhile becomes what the casts would have made of the pristine one.
 """
 
@@ -79,7 +79,7 @@ class MergedExecutor(DenseExecutor):
         bindings: the adapters, in the order of the stack.
         strengths: of the plan.
         in_order: let each adapter act on the weight that the ones before it left.
-        checkpoint: where pristine parameters can be read again; what is not there is copied to the CPU.
+        checkpoint: where pristine parameters can be read again; others are copied to the CPU.
     """
 
     name = "merged"
@@ -132,6 +132,10 @@ class MergedExecutor(DenseExecutor):
                 raise
         self._values = wanted
 
+    def is_stale(self, layer: nn.Module) -> bool:
+        """Return False: `move` looks whether other code wrote to the weight before it writes the strengths."""
+        return False
+
     def release(self, layer: nn.Module) -> None:
         """Put every parameter back, bit for bit.
 
@@ -171,7 +175,7 @@ class MergedExecutor(DenseExecutor):
         return found
 
     def _follow_casts(self, layer: nn.Module) -> None:
-        """Have what is merged next start from what casts would have made of the pristine parameters."""
+        """Let the next merge start from the pristine parameters as casts would have left them."""
         for param, original in self._forget_replaced(layer).items():
             if original.cast:
                 now = digest(layer.get_parameter(param))
@@ -181,8 +185,6 @@ class MergedExecutor(DenseExecutor):
         refuse_spoiled(layer)
         self._follow_casts(layer)
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
-        for binding in self._bindings:
-            binding.file.verify()
         for param in self._params:
             weight = layer.get_parameter(param)
             with _writing(weight):
@@ -304,8 +306,6 @@ class MergedExecutor(DenseExecutor):
         self._recalling = True
         try:
             adapters = self._adapters(layer)
-            for binding in self._bindings:
-                binding.file.verify()
             if param in self._params:
                 total = torch.empty_like(base)
                 parts = self._parts(param, [adapter.placed(base.device) for adapter in adapters], base)

@@ -22,7 +22,7 @@ _KNOWN = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
 
 
 def check_components(components: object) -> None:
-    """Refuse what is no mapping of names to modules.
+    """Refuse components that are no mapping of names to modules.
 
     Raises:
         ComponentError: see `naming.index.check_named`.

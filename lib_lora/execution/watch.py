@@ -39,7 +39,7 @@ _NEVER = 1 << 40  # no call has this number
 class Watch:
     """Looks at the calls of the components of a model that have adapters.
 
-    Code that is compiled has the hooks of its model, and is compiled anew where these come or go. So once something
+    Code that is compiled has the hooks of its model, and is compiled again where these come or go. So once something
     was compiled, none comes or goes.
     """
 
@@ -186,7 +186,7 @@ def _above(path: str) -> Iterator[str]:
 
 
 def _is_behind(path: str, reached: Sequence[str]) -> bool:
-    """Tell whether a layer lies in a block behind all those of its list that were called."""
+    """Tell whether a layer lies behind all called blocks of its list."""
     own = _BLOCK.match(f"{path}.")
     if own is None:
         return False
@@ -209,7 +209,7 @@ def _is_real(tensor: Tensor) -> bool:
     """Tell whether a tensor has numbers that may be looked at after the call.
 
     None of a function transform, which ends with it; none that is fake; none while a CUDA graph is recorded, which
-    would replay what is computed with the number of this call.
+    would replay the check with the number of this call.
     """
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
     if fakes is not None and isinstance(tensor, fakes.FakeTensor):

@@ -183,13 +183,7 @@ class AdapterFile:
         Raises:
             FileError: the file changed on disk since it was opened, or cannot be read.
         """
-        try:  # as `_with_stream`, with two calls fewer for each layer
-            with self.path.open("rb", buffering=0) as stream:
-                found = adapter.mapped(partial(self._copy, stream))
-        except OSError as error:
-            raise self._unreadable(error) from error
-        self.verify()
-        return found
+        return self._with_stream(lambda stream: adapter.mapped(partial(self._copy, stream)))
 
     @cached_property
     def numbers(self) -> Mapping[str, float]:
@@ -217,18 +211,19 @@ class AdapterFile:
             raise FileError(self.path, "changed on disk while in use; activate it again to use the new content")
 
     def _with_stream(self, read: Callable[[BinaryIO], T]) -> T:
-        """Return what `read` makes of the open file, which is checked behind it: a change may come at any time."""
+        """Return what `read` makes of the open file, which is checked before, as what took its place may be a pipe.
+
+        And behind, as a change may come at any time.
+        """
+        self.verify()
         try:
             with self.path.open("rb", buffering=0) as stream:
                 found = read(stream)
         except OSError as error:
-            raise self._unreadable(error) from error
+            self.verify()
+            raise FileError(self.path, f"cannot be read: {error.strerror or error}") from error
         self.verify()
         return found
-
-    def _unreadable(self, error: OSError) -> FileError:
-        self.verify()
-        return FileError(self.path, f"cannot be read: {error.strerror or error}")
 
     def _bytes(self, stream: BinaryIO, offset: int, nbytes: int) -> bytearray:
         content = bytearray(nbytes)
@@ -404,9 +399,9 @@ def _parse_header(path: Path, raw: bytes, size: int) -> tuple[dict[str, TensorIn
         raise FileError(path, "header is no JSON object")
     entries = _unique(path, header)
     pairs = entries.pop("__metadata__", ())
-    metadata: dict[str, Any] = _unique(path, pairs) if isinstance(pairs, tuple) else {"": None}
-    if not all(isinstance(value, str) for value in metadata.values()):
+    if not isinstance(pairs, tuple) or not all(isinstance(value, str) for _, value in pairs):
         raise FileError(path, "header's __metadata__ is no object of strings")
+    metadata = _unique(path, pairs)
     tensors = _tensor_infos(path, entries, 8 + len(raw))
     _check_layout(path, tensors, 8 + len(raw), size)
     return tensors, metadata

@@ -21,7 +21,7 @@ from ..errors import ComponentError, FileError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.config import USUAL, Reading
 from ..files.file import AdapterFile, Stamp
-from ..files.formats.base import NumberingError
+from ..files.formats.base import NamesOf, NumberingError
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.base_weight import read_base_weight
@@ -193,8 +193,9 @@ class Network:
             places.append([])
             for component in tier:
                 name, flattened = group.module, group.flattened
-                if key_formats()[group.format].numbered:
-                    names = self._names_of(component, group)
+                names_of = key_formats()[group.format].names_of
+                if names_of is not None:
+                    names = self._numbered(component, group, names_of)
                     if isinstance(names, NumberingError):
                         absence = Miss("no_module", names.reason, names.detail)
                         continue
@@ -218,7 +219,7 @@ class Network:
             return tiers, meant, Miss("no_component", f"component {component} is absent in this model")
         return tiers, meant, Miss("no_module", f"no module of that name in {', '.join(meant)}")
 
-    def _names_of(self, component: str, group: Group) -> dict[str, str] | NumberingError:
+    def _numbered(self, component: str, group: Group, names_of: NamesOf) -> dict[str, str] | NumberingError:
         """Return the names in a component of the layers that a group and all like it have numbers for."""
         alike = group.format, group.component, component
         if alike not in self._numbers:
@@ -229,9 +230,7 @@ class Network:
             }
             index, header = self._indexes[component], self.file.metadata.get(group.component or "")
             try:
-                self._numbers[alike] = key_formats()[group.format].names_of(
-                    component, shapes, index.names(), index.find, header
-                )
+                self._numbers[alike] = names_of(component, shapes, index.names(), index.find, header)
             except NumberingError as error:
                 self._numbers[alike] = error
         return self._numbers[alike]

@@ -19,7 +19,7 @@ from ..files import formats
 from ..files.components import EXPERTS, experts_named
 from ..files.config import USUAL, Alpha, PeftConfig, Reading, base_model
 from ..files.file import AdapterFile
-from ..files.formats.base import BUNDLED, FILE_WIDE, KeyFormat, ParsedKey, compiled
+from ..files.formats.base import BUNDLED, FILE_WIDE, KeyFormat, parse_key
 from ..files.patterns import EffortError
 from ..registry import cached, discover, discover_classes
 from ..report import Cause, Family, NetworkReport, Unused
@@ -76,7 +76,7 @@ class Recipe:
         """
         least = 1 if site.kind == "norm" and "norm" in self.kinds else 2
         if len(site.shape) < least or 0 in site.shape:  # a file may make itself out to be for such a weight
-            raise ValueError(f"want the parameters of a weight, got those of one of the shape {site.shape}")
+            raise ValueError(f"want the parameters of a weight, got parameters of the shape {site.shape}")
         adapter: Adapter = self.kind.from_params(params, site, origin)
         for modifier in self.modifiers:
             adapter = modifier.around(adapter, params, site, origin)
@@ -121,23 +121,6 @@ def key_formats() -> Mapping[str, KeyFormat]:
     named = {name for names in every for name in names if "weight" not in names and "." not in name}
     shared = {name for kind in kinds for name in kind.shared}
     return {name: one.with_params(named, shared) for name, one in discover(formats, KeyFormat).items()}
-
-
-def parse_key(key: str, said: str | None = None) -> tuple[str, ParsedKey | None]:
-    """Return the format of a key and its parts; an empty name where no format understands it.
-
-    Args:
-        key: of a tensor.
-        said: what the header says under the same name.
-    """
-    for name, one in key_formats().items():
-        if said is not None and said == one.embedding:
-            return name, one.parse(key, said)
-        for pattern in one.patterns:
-            match = compiled(pattern).fullmatch(key)
-            if match is not None:
-                return name, one.parsed(match.groupdict())
-    return "", None
 
 
 @dataclass(slots=True)
@@ -340,9 +323,10 @@ class ParsedFile:
     def _grouped(self) -> list[Group]:
         # by format and name, so that nothing depends on the order of keys in the file
         order = {name: i for i, name in enumerate(("", *key_formats()))}
+        known = list(key_formats().values())
         parsed = []
         for key in self.file.infos:
-            name, one = parse_key(key, self.file.metadata.get(key))
+            name, one = parse_key(known, key, self.file.metadata.get(key))
             parsed.append((order[name], key, name, one))
         parsed.sort()
         names = {one.adapter for *_, one in parsed if one is not None and one.adapter is not None}

@@ -4,10 +4,10 @@ Adapters that were placed stay while the budget lasts. One that would exceed it 
 that were not called since it was called last, nor for as long as it takes to call every layer twice, such as a text
 encoder's while the UNet runs. If that is not enough, it streams: it is placed for its call and dropped after it. The
 layers of a model are called in the same order again and again, and the least recently used one is then the one that is
-needed next; so nobody who is still called makes room, and as many as fit stay where they are.
+needed next; so no layer that is still called makes room, and as many as fit stay where they are.
 
-The peak is the budget plus the largest layer that streams. The CPU has no budget. The bytes counted are those of the
-tensors placed: not scratch memory, and not the strengths, of which a plan has one small vector per device.
+The peak is the budget plus the largest layer that streams. The CPU has no budget. The budget counts the tensors that
+are placed. It counts neither scratch memory nor strengths; a plan has one small vector of strengths per device.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Budget:
         self.contended = False
         """Whether something streams, so that it matters who is called when."""
         self.relief: list[Callable[[], None]] = []
-        """Called first where a device has run out of memory: gives back what is only kept."""
+        """Called first where a device has run out of memory: gives back memory that is not in use."""
         self._limit = limit
         self._fitted: dict[torch.device, int] = {}
         """Lower limits, found by running out of memory."""
@@ -158,7 +158,7 @@ class Budget:
             share.device, share.nbytes = None, 0
 
     def shrink(self, device: torch.device) -> None:
-        """Give some memory back after a device ran out of it, and make what is left the limit."""
+        """Give some memory back after a device ran out of it, and make the rest the limit."""
         for relieve in self.relief:
             relieve()
         with self._lock:
@@ -242,13 +242,13 @@ class Budget:
     def _evict_stale(self, share: Share, device: torch.device, goal: int) -> None:
         """Drop layers that are not called any more, the longest unused first, until no more than `goal` is placed."""
         there = sorted(self._residents(device), key=lambda one: one[0].used)
-        turns = self._clock - 2 * len(self._shares)  # in a pass that calls some layers twice, nobody is stale
+        turns = self._clock - 2 * len(self._shares)  # in a pass that calls some layers twice, no layer is stale
         for other, tenant in there:
             if self._placed[device] <= goal or other.used >= min(share.before, turns):
                 break
             tenant.evict("others need the room")
         oldest = min((other.used for other, _ in there if other.device == device), default=0)
-        self._scan_at[device] = oldest + 2 * len(self._shares) + 1  # before that, nobody can be stale
+        self._scan_at[device] = oldest + 2 * len(self._shares) + 1  # before that, no layer can be stale
 
     def _residents(self, device: torch.device) -> list[tuple[Share, Tenant]]:
         found = ((share, ref()) for share, ref in self._shares.items() if share.device == device and not share.streams)

@@ -1,7 +1,7 @@
-"""What lies beside a layer while it computes there: made when first needed, moved with the layer, dropped with it.
+"""Tensors beside a layer: placed when first needed, moved with the layer, dropped with it.
 
 Moving to a device is a copy of what the file has; leaving it is a drop, without a copy back. Where the device has no
-room for all layers, some are placed for each call anew, see `budget.py`. A `Binding` is one adapter on one layer.
+room for all layers, some are placed again for each call, see `budget.py`. A `Binding` is one adapter on one layer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Binding:
     adapter: Adapter
     target: Target
     file: AdapterFile
-    """Checked before each placement: the adapter's tensors are views of it."""
+    """The adapter's tensors are views of it, and are read through `AdapterFile.private`, which checks it."""
     group: int
     """The strength group that multiplies it."""
     rank: int | None = None
@@ -56,7 +56,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """How all layers of an engine keep what they place."""
+    """How all layers of an engine place their tensors."""
 
     storage: Storage = "file"
     budget: Budget = field(default_factory=Budget)
@@ -89,7 +89,7 @@ class Resident(ABC, Generic[P]):
         self._stays = True
         self._known: tuple[Adapter, ...] | None = None
         self.reads_base = False
-        """Whether what is placed was worked out of the base weight."""
+        """Whether the placed tensors were worked out of the base weight."""
         self._marks: tuple[WeightMark | None, ...] = ()  # of the weights that were read for these
 
     @property
@@ -116,11 +116,9 @@ class Resident(ABC, Generic[P]):
         Args:
             layer: the layer.
             device: where it is.
-            now: the plan comes into force: drop what a base weight that has changed since was read for, and place
-                before the first call, if the layer is somewhere real and its dtype tells in which one it computes.
+            now: place before the first call, if the layer is somewhere real and its dtype tells in which one it
+                computes.
         """
-        if now and self.reads_base and not all(map(_agree, self._marks, self._marks_of(layer))):
-            self.release(layer)
         placed, dtype = self._placed, None
         if placed is not None:
             if placed.device == device:
@@ -133,6 +131,10 @@ class Resident(ABC, Generic[P]):
                 dtype = weight.dtype
         if dtype is not None and device.type != "meta":
             self._place_early(layer, device, dtype, "the layer is there")
+
+    def is_stale(self, layer: nn.Module) -> bool:
+        """Tell whether a base weight has changed since something was worked out of it, such as by `load_state_dict`."""
+        return self.reads_base and not all(map(_agree, self._marks, self._marks_of(layer)))
 
     def release(self, layer: nn.Module) -> None:
         """Drop what was placed; the file's own tensors stay."""
@@ -173,7 +175,7 @@ class Resident(ABC, Generic[P]):
         return placed
 
     def _kept_beside(self, device: torch.device, dtype: torch.dtype) -> P | None:
-        """Return what is placed for another dtype, if it may stay where it is; else drop it."""
+        """Return the placement for another dtype, if it may stay; else drop it."""
         placed = self._placed
         if placed is None or placed.device != device or placed.dtype == dtype:
             kept = None
@@ -239,8 +241,6 @@ class Resident(ABC, Generic[P]):
         with plain_mode(where[0]):
             if self._home is not None:
                 return self._home.to_device()
-            for binding in self._bindings:
-                binding.file.verify()
             return self._make(layer, *where)
 
     def _trace_move(self, before: torch.device | str, after: torch.device | str, placed: P, why: str) -> None:

@@ -29,7 +29,7 @@ _own = _Own()
 
 
 def take(use: str, like: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return memory in the shape of `like`, on its device; what is in it is anything.
+    """Return memory in the shape of `like`, on its device, with any content.
 
     Valid until the same thread takes for the same `use` again.
     """

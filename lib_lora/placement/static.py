@@ -1,11 +1,11 @@
 """Shapes and addresses that stay from stack to stack, for models that are compiled or captured in CUDA graphs.
 
 A compiled graph has the shapes of its tensors. Ranks are rounded up to a few sizes and filled with zeros, so most
-stacks have the same shapes, and nothing is compiled anew.
+stacks have the same shapes, and nothing is compiled again.
 
-A captured graph has the addresses of what it reads, and torch captures it anew where one has changed. So the tensors of
-a layer are copied into the memory of those before, if they have the same shapes, and so are the strengths, of which
-each layer has its own. This memory is kept while nothing is in force, until the engine is deactivated.
+A captured graph has the addresses of what it reads, and torch captures it again where one has changed. So the tensors
+of a layer are copied into the memory of the tensors before, if they have the same shapes, and so are the strengths, of
+which each layer has its own. This memory is kept while nothing is in force, until the engine is deactivated.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Steady:
         self._given_up = False
 
     def settled(self, layer: nn.Module, stored: Stored[T]) -> Stored[T]:
-        """Copy what is stored into the memory that the layer had before, as far as it fits; else keep its own."""
+        """Copy stored tensors into the memory that the layer had before, as far as it fits; else keep its own."""
         if not self._keeps(next(stored.content.tensors())[1].device):
             return stored
         former, number = self._layers.setdefault(layer, {}), 0
@@ -113,7 +113,7 @@ class Steady:
         return sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *vectors))
 
     def _keeps(self, device: torch.device) -> bool:
-        """Tell whether memory is kept on a device; the plan cache keeps what is in the computer's memory."""
+        """Tell whether memory is kept on a device; the plan cache keeps the computer's memory."""
         return not self._given_up and device.type not in _WITHOUT_GRAPHS
 
 

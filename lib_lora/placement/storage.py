@@ -28,7 +28,7 @@ from ..errors import StorageError
 from ..tensors import TensorFields
 
 Storage = Literal["file", "bfloat16", "float8"]
-"""`file` stores what is computed with: the layer's dtype, or where effective weights are built, the file's."""
+"""`file` stores the dtype that is computed in: the layer's, or where effective weights are built, the file's."""
 
 _FLOAT8: torch.dtype | None = getattr(torch, "float8_e4m3fn", None)
 _LARGEST = 448.0  # of e4m3

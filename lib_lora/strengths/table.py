@@ -90,7 +90,8 @@ class StrengthGroups:
         """(entry, component, side) of each number before blocks are weighed."""
         self.shared_of: list[int] = []
         """The position in `shared` of each group."""
-        self._rules = [block_rules(multiplier) for _, multiplier in wishes]
+        self.rules = [block_rules(multiplier) for _, multiplier in wishes]
+        """Of each entry; a stack of the same plan has the same."""
         self._indexes = {index.component: index for index in indexes}
         self._numbers: dict[StrengthGroup, int] = {}
 
@@ -98,9 +99,9 @@ class StrengthGroups:
         """Return the id of a layer's group, allocating it if new."""
         block, side = _block_and_side(component, target.path)
         matches: tuple[bool, ...] = ()
-        if self._rules[entry]:
+        if self.rules[entry]:
             names = self._indexes[component].names_of(target)
-            matches = tuple([rule.suits(block, names, self.model) for rule in self._rules[entry]])
+            matches = tuple([rule.suits(block, names, self.model) for rule in self.rules[entry]])
         group = StrengthGroup(entry, component, block, side, matches)
         found = self._numbers.get(group)
         if found is None:
@@ -238,13 +239,12 @@ class StackStrengths:
 
     def _weigh(self, strengths: Sequence[Strength]) -> Iterator[float]:
         """Yield the block weight of each group."""
-        rules = [block_rules(multiplier) for _, multiplier in self._wishes]
         for group in self.groups.all:
             blocks = strengths[group.entry].blocks
             if blocks is None:
                 yield 1.0
                 continue
-            matches = dict(zip(rules[group.entry], group.matches, strict=True))
+            matches = dict(zip(self.groups.rules[group.entry], group.matches, strict=True))
             try:
                 yield blocks.weight(group.block, matches, self.groups.model)
             except StackError as error:

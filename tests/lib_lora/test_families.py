@@ -16,11 +16,12 @@ from lib_lora import load_network
 from lib_lora.naming.architectures.base import fact, known_architectures, recognise
 from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Bound, Network
-from lib_lora.naming.parsed import SHAPE_DIFFERS, parse_key
+from lib_lora.naming.parsed import SHAPE_DIFFERS
 from lib_lora.naming.places import Place
 from lib_lora.naming.skeleton import skeleton
 from lib_lora.report import NetworkReport
 from tests.fakes.files import hollow, save
+from tests.fakes.keys import parse_key
 from tests.families import Family, Writer, families
 from tests.families.base import List, linear_layers
 

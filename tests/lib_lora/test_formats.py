@@ -10,7 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lib_lora.files.formats.base import FILE_WIDE, ParsedKey
-from lib_lora.naming.parsed import key_formats, parse_key
+from lib_lora.naming.parsed import key_formats
+from tests.fakes.keys import parse_key
 
 FORMATS = key_formats()
 UNET = "down_blocks.0.attentions.1.transformer_blocks.0.attn2.to_k"

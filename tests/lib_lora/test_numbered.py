@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import inspect_file, load_network
-from lib_lora.files.formats.cloneofsimo import CLONEOFSIMO
+from lib_lora.files.formats.cloneofsimo import _NUMBERINGS
 from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Network
 from tests.fakes.families import diffusers_unet, models
@@ -191,6 +191,6 @@ def test_every_step_of_every_counted_name_has_a_place():
     """Two steps without one would be in the order of the model, which is another in each tree."""
     for tree in ("diffusers", "ldm"):
         names = {name for one in ("unet", "text_encoder") for name in index("sd1", tree, one).names()}
-        for numbering in CLONEOFSIMO.numberings:
+        for numbering in _NUMBERINGS:
             found = numbering.numbered(names, None)
             assert len(found) == len(set(found)) >= 144 + 48

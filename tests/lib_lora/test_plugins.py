@@ -19,9 +19,10 @@ from lib_lora.adapters.base import Adapter
 from lib_lora.adapters.bias import Bias
 from lib_lora.errors import RegistryError
 from lib_lora.naming.architectures.base import known_architectures
-from lib_lora.naming.parsed import parse_key, recipe_of
+from lib_lora.naming.parsed import recipe_of
 from lib_lora.placement import schemes
 from lib_lora.weights.base_weight import read_base_weight
+from tests.fakes.keys import parse_key
 from tests.test_contributing import outside
 
 MODULES = {"adapters/hira": "HiRA", "formats/tide": "TIDE", "architectures/reef": "REEF"}
@@ -92,7 +93,7 @@ def test_a_file_that_nobody_read_is_read_after_registration(modules: dict[str, M
         engine.activate(Stack([Entry(file)]))
     register(modules["outside_adapters_hira"].HiRA)
     engine.activate(Stack([Entry(file)]))
-    assert torch.allclose(model["layer"](x), before * 3)
+    assert (model["layer"](x) - before * 3).abs().max() < 1e-6
     engine.deactivate()
     assert torch.equal(model["layer"](x), before)
 

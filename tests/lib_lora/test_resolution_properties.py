@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from lib_lora import LoraError, UnknownFormatError, load_network
 from lib_lora.files.file import AdapterFile
 from lib_lora.naming.network import Network
-from lib_lora.naming.parsed import ParsedFile, parse_key
+from lib_lora.naming.parsed import ParsedFile
 from lib_lora.naming.places import Target
 from tests.fakes.files import hollow, save
+from tests.fakes.keys import parse_key
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, NAMES, Model, weight_of
 from tests.families.base import Writer

@@ -11,7 +11,7 @@ from torch import nn
 from lib_lora.files.config import PeftConfig
 from lib_lora.files.file import AdapterFile
 from lib_lora.files.formats.base import FILE_WIDE
-from lib_lora.naming.parsed import parse_key
+from tests.fakes.keys import parse_key
 
 LORA = {"lora_down.weight", "lora_up.weight"}
 LOHA = {"hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b"}

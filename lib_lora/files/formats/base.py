@@ -73,6 +73,31 @@ class NumberingError(Exception):
         self.reason, self.detail = reason, detail
 
 
+class NamesOf(Protocol):
+    """A function that names the numbered layers of a file."""
+
+    def __call__(
+        self,
+        component: str,
+        shapes: Mapping[str, tuple[int, ...] | None],
+        names: Iterable[str],
+        find: Callable[[str], Layer | None],
+        header: str | None,
+    ) -> dict[str, str]:
+        """Return the name of each layer, by number.
+
+        Args:
+            component: the model's.
+            shapes: number -> the weight that its parameters were made for, None where they do not tell.
+            names: every name of a layer in the model.
+            find: gives the layer of a name.
+            header: what the file's header says under the name of the component; None where it says nothing.
+
+        Raises:
+            NumberingError: the numbers mean nothing in the model.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class KeyFormat:
     """One spelling of adapter keys.
@@ -93,8 +118,8 @@ class KeyFormat:
     flattened: bool = False
     alone: bool = True
     """Whether a file of nothing else is an adapter; False where a checkpoint has keys like these."""
-    numbered: bool = False
-    """Whether modules have numbers for names, which `names_of` gives names."""
+    names_of: NamesOf | None = None
+    """Gives the layers names, where a file has numbers for them."""
     embedding: str | None = None
     """What the header says under the name of a textual inversion embedding, where that name is all of its key."""
     before: tuple[str, ...] = ()
@@ -106,13 +131,7 @@ class KeyFormat:
             key: of a tensor.
             said: what the header says under the same name.
         """
-        if said is not None and said == self.embedding:
-            return ParsedKey(None, key, f"{BUNDLED}string_to_param.*", self.flattened)
-        for pattern in self.patterns:
-            match = compiled(pattern).fullmatch(key)
-            if match is not None:
-                return self.parsed(match.groupdict())
-        return None
+        return parse_key((self,), key, said)[1]
 
     def parsed(self, groups: Mapping[str, str | None]) -> ParsedKey:
         """Return a key by the groups of the pattern that matched it."""
@@ -136,30 +155,26 @@ class KeyFormat:
         patterns = [one.replace(ADAPTER_PARAMS, own).replace(SHARED_PARAMS, of_all) for one in self.patterns]
         return replace(self, patterns=tuple(patterns))
 
-    def names_of(
-        self,
-        component: str,
-        shapes: Mapping[str, tuple[int, ...] | None],
-        names: Iterable[str],
-        find: Callable[[str], Layer | None],
-        header: str | None,
-    ) -> dict[str, str]:
-        """Return the names of numbered layers, by number. Only where `numbered`.
 
-        Args:
-            component: the model's.
-            shapes: number -> the weight that its parameters were made for, None where they do not tell.
-            names: every name of a layer in the model.
-            find: gives the layer of a name.
-            header: what the file's header says under the name of the component; None where it says nothing.
+def parse_key(formats: Iterable[KeyFormat], key: str, said: str | None = None) -> tuple[str, ParsedKey | None]:
+    """Return the name of the first format that understands a key, and its parts; an empty name where none does.
 
-        Raises:
-            NumberingError: the numbers mean nothing in the model.
-        """
-        raise NotImplementedError
+    Args:
+        formats: in the order in which they are tried.
+        key: of a tensor.
+        said: what the header says under the same name.
+    """
+    for one in formats:
+        if said is not None and said == one.embedding:
+            return one.name, ParsedKey(None, key, f"{BUNDLED}string_to_param.*", one.flattened)
+        for pattern in one.patterns:  # plain loops, as a file has thousands of keys
+            match = _compiled(pattern).fullmatch(key)
+            if match is not None:
+                return one.name, one.parsed(match.groupdict())
+    return "", None
 
 
 @cache
-def compiled(pattern: str) -> re.Pattern[str]:
+def _compiled(pattern: str) -> re.Pattern[str]:
     """Compile a format's pattern: `re` looks its own up more slowly than it matches most keys."""
     return re.compile(pattern)

@@ -70,39 +70,40 @@ class Numbering:
         return int(step) if step.isdecimal() else self.order.index(step)
 
 
-@dataclass(frozen=True, slots=True)
-class NumberedFormat(KeyFormat):
-    """A format with numbers for names, which may have been counted in several ways: the shapes tell in which."""
+_NUMBERINGS = tuple(
+    Numbering({**_LAYERS, **resnet}, (*_BLOCKS, *block, *_INSIDE, *_TEXT))
+    for block in (("attn1", "ff", "attn2"), ("attn1", "attn2", "ff"))
+    for resnet in ({}, {"ResnetBlock2D": _LINEAR_OF_RESNET}, {"ResnetBlock2D": _ALL_OF_RESNET})
+)
 
-    numberings: tuple[Numbering, ...] = ()
 
-    def names_of(
-        self,
-        component: str,
-        shapes: Mapping[str, Shape | None],
-        names: Iterable[str],
-        find: Callable[[str], Layer | None],
-        header: str | None,
-    ) -> dict[str, str]:
-        classes = None if header is None else _classes(header)
-        usable = [one for one in self.numberings if classes is None or one.layers.keys() >= set(classes)]
-        if not usable:
-            raise NumberingError("numbered among modules of a class not known here", f"classes {header}")
-        fitting: list[dict[str, str]] = []
-        misfits: list[str] = []
-        for numbering in usable:
-            counted = numbering.numbered(names, classes)
-            found = {number: counted[int(number)] for number in shapes if int(number) < len(counted)}
-            misfit = _misfit(shapes, {number: find(name) for number, name in found.items()})
-            if misfit:
-                misfits.append(misfit)
-            elif found not in fitting:
-                fitting.append(found)
-        if not fitting:
-            raise NumberingError("numbered as the layers of this model are not", f"{component}: {misfits[0]}")
-        if len(fitting) > 1:
-            raise NumberingError("numbered in a way that means more than one layer", component)
-        return fitting[0]
+def _names_of(
+    component: str,
+    shapes: Mapping[str, Shape | None],
+    names: Iterable[str],
+    find: Callable[[str], Layer | None],
+    header: str | None,
+) -> dict[str, str]:
+    """Name the layers by the one way of counting that the shapes fit; see `NamesOf`."""
+    classes = None if header is None else _classes(header)
+    usable = [one for one in _NUMBERINGS if classes is None or one.layers.keys() >= set(classes)]
+    if not usable:
+        raise NumberingError("numbered among modules of a class not known here", f"classes {header}")
+    fitting: list[dict[str, str]] = []
+    misfits: list[str] = []
+    for numbering in usable:
+        counted = numbering.numbered(names, classes)
+        found = {number: counted[int(number)] for number in shapes if int(number) < len(counted)}
+        misfit = _misfit(shapes, {number: find(name) for number, name in found.items()})
+        if misfit:
+            misfits.append(misfit)
+        elif found not in fitting:
+            fitting.append(found)
+    if not fitting:
+        raise NumberingError("numbered as the layers of this model are not", f"{component}: {misfits[0]}")
+    if len(fitting) > 1:
+        raise NumberingError("numbered in a way that means more than one layer", component)
+    return fitting[0]
 
 
 def _classes(header: str) -> list[str]:
@@ -126,16 +127,11 @@ def _misfit(shapes: Mapping[str, Shape | None], layers: Mapping[str, Layer | Non
     return ""
 
 
-CLONEOFSIMO = NumberedFormat(
+CLONEOFSIMO = KeyFormat(
     name="cloneofsimo",
     patterns=(r"(?P<component>unet|text_encoder):(?P<module>[0-9]{1,5}):(?P<param>up|down)",),
     example="unet:4:up",
     params={"up": "lora_up.weight", "down": "lora_down.weight"},
-    numbered=True,
-    numberings=tuple(
-        Numbering({**_LAYERS, **resnet}, (*_BLOCKS, *block, *_INSIDE, *_TEXT))
-        for block in (("attn1", "ff", "attn2"), ("attn1", "attn2", "ff"))
-        for resnet in ({}, {"ResnetBlock2D": _LINEAR_OF_RESNET}, {"ResnetBlock2D": _ALL_OF_RESNET})
-    ),
+    names_of=_names_of,
     embedding="<embed>",
 )

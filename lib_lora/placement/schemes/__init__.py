@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from ...registry import discover_classes
+from ...registry import cached, discover_classes
 from .base import Scheme
 
 
@@ -33,5 +33,6 @@ def stays(layer: nn.Module) -> bool:
     return not concerned or all(scheme.stays(layer) for scheme in concerned)
 
 
+@cached
 def _schemes() -> tuple[type[Scheme], ...]:
     return discover_classes(sys.modules[__name__], Scheme)
