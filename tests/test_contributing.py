@@ -38,8 +38,8 @@ from lib_lora.files.config import Alpha
 from lib_lora.naming import architectures
 from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.places import AliasTable
-from lib_lora.naming.parsed import recipe_of
-from tests.fakes.keys import parse_key
+from lib_lora.files.formats.base import parse_key
+from lib_lora.naming.parsed import key_formats, recipe_of
 from lib_lora.registry import discover, discover_classes
 from lib_lora.placement import schemes
 from lib_lora.placement.schemes.base import Scheme
@@ -56,7 +56,7 @@ assert (delta - 0.25 * weight * (params["hira_B"] @ params["hira_A"])).abs().max
 assert made.nbytes == 56
 for side in ("A", "B"):  # as PEFT saves it, with and without the adapter's name
     for key in (f"base_model.model.a.hira_{side}", f"transformer.a.hira_{side}.default"):
-        name, parsed = parse_key(key)
+        name, parsed = parse_key(key_formats().values(), key)
         assert (name, parsed.module, parsed.param) == ("peft", "a", f"hira_{side}")
 
 tide = discover(formats, KeyFormat)["tide"]
