@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib_lora import FileError, inspect_file
-from lib_lora.files.patterns import Table, compiled
+from lib_lora.files.patterns import Table, read_pattern
 from tests.fakes.files import save
 
 NAMES = ["to_k", "mid.proj", "blocks.0.attn.to_k", "blocks.12.attn.to_k", "a.b.layers.3.mlp", "xto_k", "aab", "aaa.b"]
@@ -58,7 +58,7 @@ EXPRESSIONS = st.recursive(
 
 @given(st.lists(EXPRESSIONS.map("({})".format), min_size=1, max_size=4), st.lists(LETTERS, min_size=1, max_size=4))
 def test_any_expression_is_that_of_pythons_own(patterns, texts):
-    read = [one for one in patterns if compiled(one) is not None]  # else it has more groups in groups than are read
+    read = [one for one in patterns if read_pattern(one) is not None]  # else it has more groups in groups than are read
     table = Table([(one, number) for number, one in enumerate(read)])
     for text in texts:
         want = (number for number, one in enumerate(read) if re.match(rf"(?:.*\.)?(?:{one})$", text))
@@ -77,7 +77,7 @@ def test_no_pattern_takes_long(pattern):
 
 @pytest.mark.parametrize("pattern", ["(?i)to_k", "(?=a)b", r"(a)\1", "a{2}", "(((((a)))))", "(", "[a", "*a", "\\"])
 def test_any_other_pattern_is_a_name(pattern):
-    assert compiled(pattern) is None
+    assert read_pattern(pattern) is None
     assert Table([(pattern, 1)]).value(f"x.{pattern}") == (1 if "." not in pattern else None)
     assert Table([(pattern, 1)]).value("to_k") is None
 
