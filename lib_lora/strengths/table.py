@@ -51,6 +51,8 @@ Variants: TypeAlias = Sequence[tuple[int, bool]]
 """The (image, negative) that may have strengths of their own."""
 Values: TypeAlias = Sequence[Sequence[float]]
 """For each variant, the strength of every group."""
+Numbers: TypeAlias = Sequence["float | None"]
+"""The strength of every group; None where rows or places differ."""
 _NOWHERE = "its region has no place in the picture"
 
 
@@ -353,12 +355,19 @@ class StrengthTable:
 
     def __init__(self, strengths: StackStrengths, kept: KeepVector | None = None) -> None:
         self._kept = kept
+        self.numbers: Numbers = ()
+        """Of the present call, for executors whose product takes a number of the host."""
+        self.mixed = False
+        """Whether the rows of the present call are of more than one variant."""
+        self.shown = 0
+        """The variant of calls whose rows are alike; the vectors have its factors."""
         # a UI's thread writes strengths while the model's thread sets a moment
         self._lock = threading.RLock()
         self.stack_strengths = strengths
         """Of the stack that was written last."""
         self._set_values(strengths.values(None))
         self._set_regions(strengths.regions)
+        self._set_numbers()
         self.acted: set[int] = set()
         """Groups that were other than 0 at a moment, of the moments since the strengths were written."""
         self.moments = 0
@@ -378,10 +387,6 @@ class StrengthTable:
         self._scheduled: list[tuple[int, FactorShare, RankSchedule]] = []
         self.timestep: float | None = None
         """Of the next model call; None where it is not known, and all ranks act."""
-        self.mixed = False
-        """Whether the rows of the present call are of more than one variant."""
-        self.shown = 0
-        """The variant of calls whose rows are alike; the vectors have its factors."""
         self.rows: tuple[int, ...] = ()
         """The variant of each row of the present call. Only while it is `mixed`."""
 
@@ -478,16 +483,18 @@ class StrengthTable:
             self._set_values(values)
             if other:
                 self.shown, self.mixed = 0, False
+            self._set_numbers()
             self.acted, self.moments = set(), 0
             self.refresh()
 
     def show(self, variant: int) -> None:
         """Set the variant of all rows of the next calls; shows at once in every view."""
         with self._lock:
-            self.mixed = False
-            if variant != self.shown:
-                self.shown = variant
-                self._write_vectors()
+            if self.mixed or variant != self.shown:
+                other, self.mixed, self.shown = variant != self.shown, False, variant
+                self._set_numbers()
+                if other:
+                    self._write_vectors()
 
     def set_rows(self, rows: tuple[int, ...], parts: tuple[int | None, ...] = ()) -> None:
         """Set the variant and the part of the prompt of each row of the next model call, as `show` does."""
@@ -503,6 +510,7 @@ class StrengthTable:
                 self.rows = rows
                 self._write_rows()
             self.mixed = True
+            self._set_numbers()
 
     def set_latents(self, latents: LatentGrid) -> None:
         """Set the latents of the next model call."""
@@ -529,6 +537,7 @@ class StrengthTable:
                 self.moments += 1
                 if values != self.values:
                     self._set_values(values)
+                    self._set_numbers()
                     stale = True
             self.timestep = moment.timestep
             if stale:
@@ -554,6 +563,15 @@ class StrengthTable:
         self.values: tuple[tuple[float, ...], ...] = tuple(map(tuple, values))
         """For each variant, the strength of every group."""
         self._values = torch.tensor(self.values, dtype=torch.float64, device="cpu")  # (variants, groups)
+
+    def _set_numbers(self) -> None:
+        values = self.values[self.shown]
+        if self.mixed:
+            self.numbers = (None,) * len(values)
+        elif self.has_regions:
+            self.numbers = [None if i in self.regional_groups else value for i, value in enumerate(values)]
+        else:
+            self.numbers = values
 
     def _set_regions(self, regions: RegionWeights) -> None:
         self.regions = regions
