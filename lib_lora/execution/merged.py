@@ -25,7 +25,7 @@ from ..placement.resident import Binding
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode, wide
 from ..weights.base_weight import WeightMark, holds_values
-from ..weights.originals import Backup, Checkpoint, Held, Pristine
+from ..weights.originals import Checkpoint, OriginalWeight, copied, kept
 from ..weights.rounding import digest, generator_for, round_stochastically
 from .dense import DenseExecutor, bias_of
 from .dense_products import Round, build
@@ -52,7 +52,7 @@ _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, ...]]] = wea
 class _Written:
     """One parameter that is not as it was."""
 
-    pristine: Pristine
+    pristine: OriginalWeight
     before: tuple[int, ...] | None
     """Digest of the pristine bits, taken where the parameter was; None where they stay in their memory."""
     after: tuple[int, ...] = ()
@@ -179,7 +179,7 @@ class MergedExecutor(DenseExecutor):
         for param, original in self._forget_replaced(layer).items():
             if original.cast:
                 now = digest(layer.get_parameter(param))
-                self._written[param] = _Written(Backup(original.tensor), digest(original.tensor), now)
+                self._written[param] = _Written(copied(original.tensor), digest(original.tensor), now)
 
     def _merge(self, layer: nn.Module) -> None:
         refuse_spoiled(layer)
@@ -230,15 +230,15 @@ class MergedExecutor(DenseExecutor):
         if written is None:
             path = self._bindings[0].target.path
             found = None if self._checkpoint is None else self._checkpoint.find(path, param, parameter)
-            pristine = found or _kept(parameter)
-            before = None if isinstance(pristine, Held) else digest(parameter)
+            pristine = found or kept(parameter)
+            before = None if pristine.source == "memory" else digest(parameter)
             written = self._written[param] = _Written(pristine, before)
         return written.pristine.read()
 
     def _write(self, layer: nn.Module, param: str, parameter: Tensor, total: Tensor) -> None:
         """Have the parameter be `total`: a copy, or in place of its own memory where that is kept."""
         written = self._written[param]
-        if isinstance(written.pristine, Held) and parameter.device == total.device:
+        if written.pristine.source == "memory" and parameter.device == total.device:
             written = self._written[param] = replace(written, after=digest(total), held=total, mark=None)
             parameter.data = total
         else:
@@ -329,11 +329,6 @@ class MergedExecutor(DenseExecutor):
     def _seed(self, param: str) -> int:
         """Return a seed that is the same whenever a layer is merged, so that one stack always gives the same bits."""
         return zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
-
-
-def _kept(parameter: Tensor) -> Pristine:
-    """Keep the pristine parameter: on the CPU its own memory, and the parameter gets other; else a copy."""
-    return Held(parameter) if parameter.device.type == "cpu" and not parameter.is_inference() else Backup(parameter)
 
 
 def _is_in(parameter: Tensor, memory: Tensor) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Literal
 
 import torch
 from torch import Tensor
@@ -15,65 +17,30 @@ from ..errors import FileError
 from ..files.file import AdapterFile, Stamp
 
 
-class Pristine(Protocol):
-    """One parameter as it was."""
+@dataclass(frozen=True, slots=True)
+class OriginalWeight:
+    """A parameter as it was before adapters were merged into it, and where it is kept."""
 
-    def read(self) -> Tensor:
-        """Return the parameter on the CPU; never write to it.
-
-        Raises:
-            FileError: it was left in a file, and the file was overwritten.
-        """
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes of memory that it occupies."""
-        ...
+    source: Literal["memory", "copy", "file"]
+    """Its own memory, while the parameter has other memory; a copy on the CPU; or a tensor of a checkpoint."""
+    read: Callable[[], Tensor]
+    """Returns the parameter, which is not to be written to; raises FileError where the checkpoint was overwritten."""
+    nbytes: int = 0
+    """Bytes of memory that it occupies."""
 
 
-class Backup:
-    """A copy in memory."""
-
-    def __init__(self, parameter: Tensor) -> None:
-        self._copy = parameter.detach().to("cpu", copy=True)
-
-    def read(self) -> Tensor:
-        """Return the copy."""
-        return self._copy
-
-    @property
-    def nbytes(self) -> int:
-        return self._copy.numel() * self._copy.element_size()
+def copied(parameter: Tensor) -> OriginalWeight:
+    """Copy a parameter to the CPU."""
+    copy = parameter.detach().to("cpu", copy=True)
+    return OriginalWeight("copy", lambda: copy, copy.nbytes)
 
 
-class Held:
-    """The parameter's own memory; while merged, the parameter has other memory."""
-
-    def __init__(self, parameter: Tensor) -> None:
-        self._own = parameter.data
-
-    def read(self) -> Tensor:
-        """Return the memory."""
-        return self._own
-
-    @property
-    def nbytes(self) -> int:
-        return self._own.numel() * self._own.element_size()
-
-
-class InFile:
-    """A tensor of a checkpoint, mapped; costs no memory."""
-
-    nbytes = 0
-
-    def __init__(self, checkpoint: Checkpoint, key: str) -> None:
-        self._checkpoint = checkpoint
-        self._key = key
-
-    def read(self) -> Tensor:
-        """Return the tensor in the file."""
-        return self._checkpoint.tensor(self._key)
+def kept(parameter: Tensor) -> OriginalWeight:
+    """Keep a parameter: on the CPU its own memory, so that the parameter must get other memory; else a copy."""
+    if parameter.device.type != "cpu" or parameter.is_inference():
+        return copied(parameter)
+    own = parameter.data
+    return OriginalWeight("memory", lambda: own, own.nbytes)
 
 
 class Checkpoint:
@@ -100,7 +67,7 @@ class Checkpoint:
                     self._keys.setdefault(place, key)
                     self._owner[key] = file, stream
 
-    def find(self, path: str, param: str, like: Tensor) -> InFile | None:
+    def find(self, path: str, param: str, like: Tensor) -> OriginalWeight | None:
         """Return the tensor that equals `param` of the layer `path` bit for bit; None if there is none."""
         key = self._keys.get((path, param))
         if key is None:
@@ -108,17 +75,11 @@ class Checkpoint:
         info = self._owner[key][0].infos[key]
         if info.dtype != like.dtype or info.shape != tuple(like.shape):
             return None
-        found = InFile(self, key)
+        found = OriginalWeight("file", partial(self._tensor, key))
         return found if torch.equal(found.read(), like.detach().cpu()) else None
 
-    def tensor(self, key: str) -> Tensor:
-        """Return one tensor of the files.
-
-        Raises:
-            FileError: its file was overwritten in place.
-        """
+    def _tensor(self, key: str) -> Tensor:
         file, stream = self._owner[key]
         if Stamp.of(os.fstat(stream.fileno())) != file.stamp:
-            text = f"was overwritten while {key} of it was merged; load the model again"
-            raise FileError(file.path, text)
+            raise FileError(file.path, f"was overwritten while {key} of it was merged; load the model again")
         return file.tensor(key)

@@ -18,7 +18,6 @@ from lib_lora import ComponentError, Engine, Entry, FileError, Stack, StackError
 from lib_lora.execution import hooks
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.merged import MergedExecutor
-from lib_lora.weights.originals import Held, InFile
 from lib_lora.weights.rounding import digest, generator_for, round_stochastically
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
@@ -301,9 +300,9 @@ class TestCheckpoint:
         return Model(torch.float16)
 
     @staticmethod
-    def sources(model: nn.Module) -> set[type]:
+    def sources(model: nn.Module) -> set[str]:
         ways = [slot.executor for layer in model.modules() if (slot := slot_of(layer)) is not None]
-        return {type(one.pristine) for way in ways if isinstance(way, MergedExecutor) for one in way._written.values()}
+        return {one.pristine.source for way in ways if isinstance(way, MergedExecutor) for one in way._written.values()}
 
     @pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
     def test_weights_are_read_again_from_where_they_came(self, model, file, tmp_path, prefix):
@@ -312,7 +311,7 @@ class TestCheckpoint:
         before = bits(model)
         engine = Engine({"unet": model}, checkpoints={"unet": [path]})
         engine.activate(merged([Entry(file)]))
-        assert self.sources(model) == {InFile}
+        assert self.sources(model) == {"file"}
         engine.set_multiplier(0, -1.0)
         replaced = tmp_path / "new.safetensors"
         save_file({"x": torch.zeros(1)}, replaced)
@@ -325,7 +324,7 @@ class TestCheckpoint:
         save_file({name: value + 1 for name, value in model.state_dict().items()}, path)
         engine = Engine({"unet": model}, checkpoints={"unet": [path]})
         engine.activate(merged([Entry(file)]))
-        assert self.sources(model) == {Held}
+        assert self.sources(model) == {"memory"}
 
     def test_a_checkpoint_that_was_overwritten_is_named(self, model, file, tmp_path):
         path = tmp_path / "model.safetensors"
