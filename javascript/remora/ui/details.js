@@ -85,7 +85,7 @@ export function Details({tab, id}) {
                         onClick=${() => note({favourite: !lora.favourite})}><${Icon} name="heart" filled=${lora.favourite} /><//>
                 </div>
                 <${NewPicture} take=${picture} attempt=${attempt} />
-                <button type="button" disabled=${!lora.readable} onClick=${() => tab.stack.toggle(tab.library.catalog.byId.get(lora.id) ?? lora)}>
+                <button type="button" disabled=${!lora.readable} onClick=${() => tab.edits.toggle(tab.library.catalog.byId.get(lora.id) ?? lora)}>
                     ${used ? "Remove from the prompt" : "Insert into the prompt"}</button>
             </div>
             <div class="rt-details-main">

@@ -148,7 +148,7 @@ function wordsIn(tab, row) {
  * @param {boolean} replacing
  */
 function applyPreset(tab, preset, replacing) {
-    if (replacing) tab.stack.clear();
+    if (replacing) tab.edits.clear();
     tab.stack.readBoxes();
     let {prompt} = tab.state;
     for (const line of preset.text.split("\n")) {

@@ -3,7 +3,8 @@
 /**
  * @import {StackEntry} from "../api.js"
  * @import {State, Tab} from "../main.js"
- * @import {BodyChange, Row as PromptRow} from "../stack.js"
+ * @import {BodyChange} from "../edits.js"
+ * @import {Row as PromptRow} from "../stack.js"
  * @import {Reading} from "../tag.js"
  * @import {Filled, Key, Pointer, Value} from "../vendor/preact.js"
  * @import {IconName} from "./icons.js"
@@ -50,7 +51,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
         ${
             state.target
             && html`<${Rows} rows=${rows} label="Stack" move=${(/** @type {number} */ from, /** @type {number} */ to) =>
-                tab.stack.move(from, to)} draw=${(/** @type {PromptRow} */ row, /** @type {Handle} */ handle) => html`
+                tab.edits.move(from, to)} draw=${(/** @type {PromptRow} */ row, /** @type {Handle} */ handle) => html`
             <${Row} handle=${handle} tab=${tab} outcome=${of(row, false)} entry=${inPrompt(tab, row)} />`} />`
         }
         ${
@@ -123,7 +124,7 @@ function Tools({tab, state, rows}) {
             onClick=${() => tab.set({dialog: "compare"})}>Compare<//>
         <${Button} label="Copy the LoRAs as a prompt" class="rt-small" onClick=${copy}>Copy<//>
         <${Button} label="Take all LoRAs out of the prompt" class="rt-small" disabled=${!rows.length}
-            onClick=${() => tab.stack.clear()}>Clear<//>
+            onClick=${() => tab.edits.clear()}>Clear<//>
     </div>
     ${byHand && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;
 }
@@ -199,11 +200,11 @@ function classOf(row, at, drag) {
 function inPrompt(tab, row) {
     return {
         ...row,
-        setOn: (on) => tab.stack.setOn(row, on),
-        edit: (change, what) => tab.stack.edit(row, change, what),
-        setStrength: (te, unet) => tab.stack.setStrength(row, te, unet),
-        remove: () => tab.stack.remove(row),
-        move: () => tab.stack.pin(row),
+        setOn: (on) => tab.edits.setOn(row, on),
+        edit: (change, what) => tab.edits.edit(row, change, what),
+        setStrength: (te, unet) => tab.edits.setStrength(row, te, unet),
+        remove: () => tab.edits.remove(row),
+        move: () => tab.edits.pin(row),
         moveLabel: `Give ${row.name} to every picture, always`,
         moveIcon: "always",
     };
@@ -214,7 +215,7 @@ function Always({tab, state, of}) {
     const {always} = state;
     if (!always.entries.length && state.target) return null;
     const change = (/** @type {StackEntry} */ entry, /** @type {Partial<StackEntry>} */ changes) =>
-        tab.stack.changeAlways(
+        tab.edits.changeAlways(
             {...always, entries: always.entries.map((one) => (one === entry ? {...entry, ...changes} : one))},
             `always ${entry.name}`,
         );
@@ -229,23 +230,23 @@ function Always({tab, state, of}) {
         if (to < 0 || to >= always.entries.length) return;
         const entries = [...always.entries];
         entries.splice(to, 0, ...entries.splice(from, 1));
-        tab.stack.changeAlways({...always, entries});
+        tab.edits.changeAlways({...always, entries});
     };
     /** @type {(row: AlwaysRow) => Entry} */
     const described = (row) => ({
         ...row,
         setOn: (on) => change(row.entry, {on}),
-        edit: (what, kind) => tab.stack.editAlways(row.entry, what, kind),
+        edit: (what, kind) => tab.edits.editAlways(row.entry, what, kind),
         setStrength: (te, unet) =>
-            tab.stack.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
-        remove: () => tab.stack.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
-        move: state.target ? () => tab.stack.unpin(row.entry) : null,
+            tab.edits.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
+        remove: () => tab.edits.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
+        move: state.target ? () => tab.edits.unpin(row.entry) : null,
         moveLabel: `Put ${row.name} into the prompt instead`,
         moveIcon: "prompt",
     });
     return html`<div class="rt-always">
         <label class="rt-check"><input type="checkbox" checked=${always.on}
-            onChange=${(event) => tab.stack.changeAlways({...always, on: event.target.checked})} />
+            onChange=${(event) => tab.edits.changeAlways({...always, on: event.target.checked})} />
             <h4>Always on</h4></label>
         <p class="rt-hint">Every picture gets these besides its prompt’s; where a prompt names one of them, its prompt counts.</p>
         <${Rows} rows=${rows} label="Always on" move=${move} draw=${(

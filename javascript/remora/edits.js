@@ -1,0 +1,283 @@
+// The user's edits of the stack: LoRA are inserted, removed, changed, moved, made always on.
+
+/**
+ * @import {Lora, StackEntry} from "./api.js"
+ * @import {Always} from "./kept.js"
+ * @import {Tab} from "./main.js"
+ * @import {FreeTag, Off, OffRow, OnRow, Row, Snapshot} from "./stack.js"
+ *
+ * @typedef {(body: string) => string} BodyChange
+ */
+
+import {
+    bodyOf,
+    entryOf,
+    hasWords,
+    isNeeded,
+    makeTag,
+    readBody,
+    readTags,
+    reordered,
+    setMultipliers,
+    split,
+    tagOf,
+    withBody,
+    withEntry,
+    withoutEntry,
+    withoutPhrases,
+    withPhrases,
+} from "./prompt.js";
+
+/** The edits of the stack; each can be undone. */
+export class Edits {
+    /** @param {Tab} tab */
+    constructor(tab) {
+        this.tab = tab;
+    }
+
+    /**
+     * Add a LoRA and its words to the prompt, or remove them if the prompt has it.
+     * @param {Lora} lora
+     */
+    toggle(lora) {
+        const index = this.tab.stack.tags().findIndex((tag) => this.tab.library.meaning(tag.name).lora?.id === lora.id);
+        if (index >= 0) this.remove(/** @type {Row} */ (this.tab.stack.rows().find((row) => row.index === index)));
+        else this.insert(lora);
+    }
+
+    /** @param {Lora} lora */
+    insert(lora) {
+        if (!this.tab.state.target) {
+            this.addAlways(lora.name);
+            return;
+        }
+        this.tab.stack.readBoxes();
+        const strength = lora.strength ?? this.tab.stack.standard;
+        this.tab.stack.change(this.withTag(lora.name, makeTag(lora.name, strength, strength)));
+        this.tab.set({said: `${lora.name} inserted.`});
+    }
+
+    /** @param {Row} row */
+    remove(row) {
+        if (row.off) {
+            this.tab.stack.change({off: this.tab.state.off.filter((one) => one !== row.off)});
+            return;
+        }
+        this.tab.stack.readBoxes();
+        this.tab.stack.change(this.withoutTag(row.index));
+        this.tab.set({said: `${row.name} removed.`});
+    }
+
+    /**
+     * Return the changes that add a tag and its words, unless the prompt has the words.
+     * @param {string} name
+     * @param {string} tag
+     */
+    withTag(name, tag) {
+        const {prompt, negative, target, added} = this.tab.state;
+        const words = this.tab.library.wordsOf(name);
+        const missing = this.tab.library.negativesOf(name).filter((phrase) => !hasWords(negative, phrase));
+        return {
+            prompt: withEntry(prompt, tag, hasWords(prompt, words) ? "" : words),
+            negative: withPhrases(negative, missing),
+            added: [...added, ...missing.map((phrase) => ({target, phrase}))],
+        };
+    }
+
+    /**
+     * Return the changes that remove a tag and its words, except words that the user wrote or another LoRA needs.
+     * @param {number} index
+     * @param {Snapshot} [from]
+     */
+    withoutTag(index, from = this.tab.state) {
+        const {target} = this.tab.state;
+        const tags = readTags(from.prompt);
+        const {name} = tags[index];
+        const others = [...tags.filter((_, at) => at !== index), ...from.always.entries].map((one) => one.name);
+        const needed = others.flatMap((other) => this.tab.library.negativesOf(other));
+        const gone = this.tab.library
+            .negativesOf(name)
+            .filter(
+                (phrase) =>
+                    !isNeeded(phrase, needed)
+                    && from.added.some((one) => one.target === target && one.phrase === phrase),
+            );
+        const words = others.flatMap((other) => split(this.tab.library.wordsOf(other)));
+        return {
+            prompt: withoutEntry(from.prompt, index, this.tab.library.wordsOf(name), words),
+            negative: withoutPhrases(from.negative, gone),
+            added: from.added.filter((one) => one.target !== target || !gone.includes(one.phrase)),
+        };
+    }
+
+    /**
+     * Change the body of an entry's tag. Consecutive changes with the same `what` are undone together.
+     * @param {Row} row
+     * @param {BodyChange} change
+     * @param {string} [what]
+     */
+    edit(row, change, what = "") {
+        const key = what && `${row.off ? "off " : ""}${what} ${row.key}`;
+        if (row.off) {
+            const tag = this.tagWith(row.off.tag.kind, change(row.off.tag.body));
+            this.tab.stack.change({off: this.tab.state.off.map((one) => (one === row.off ? {...one, tag} : one))}, key);
+            return;
+        }
+        this.tab.stack.readBoxes();
+        const tag = this.tab.stack.tags()[row.index];
+        if (tag?.name !== row.name) return; // the user has replaced it
+        this.tab.stack.change({prompt: withBody(this.tab.state.prompt, row.index, change(tag.body))}, key);
+    }
+
+    /**
+     * @param {string} kind
+     * @param {string} body
+     * @returns {FreeTag}
+     */
+    tagWith(kind, body) {
+        return {...readBody(body, this.tab.stack.standard), kind, body};
+    }
+
+    /**
+     * Set the multipliers, as numbers or as points in text.
+     * @param {Row} row
+     * @param {number | string} te
+     * @param {number | string} unet
+     */
+    setStrength(row, te, unet) {
+        this.edit(row, (body) => setMultipliers(body, te, unet), "strength");
+    }
+
+    /**
+     * Switch an entry off, which removes it from the prompt, or on again.
+     * @param {Row} row
+     * @param {boolean} on
+     */
+    setOn(row, on) {
+        this.tab.stack.readBoxes();
+        const {state} = this.tab;
+        if (!on) {
+            const {index} = /** @type {OnRow} */ (row);
+            const one = {target: state.target, before: index, tag: this.tagWith(row.kind, row.body)};
+            const later = state.off.map((other) =>
+                other.target === state.target && other.before > index ? {...other, before: other.before - 1} : other,
+            );
+            this.tab.stack.change({...this.withoutTag(index), off: [...later, one]});
+            return;
+        }
+        const former = /** @type {OffRow} */ (row).off;
+        const {tag} = former;
+        const text = `<${tag.kind}:${tag.body}>`;
+        const count = this.tab.stack.tags().length;
+        const entered = this.withTag(tag.name, text);
+        const before = Math.min(former.before, count);
+        const order = [...Array(count).keys()];
+        order.splice(before, 0, count);
+        const off = state.off
+            .filter((one) => one !== former)
+            .map((other) =>
+                other.target === state.target && other.before > before ? {...other, before: other.before + 1} : other,
+            );
+        this.tab.stack.change({...entered, prompt: reordered(entered.prompt, order), off});
+    }
+
+    /**
+     * Move a row.
+     * @param {number} from
+     * @param {number} to
+     */
+    move(from, to) {
+        this.tab.stack.readBoxes();
+        const rows = this.tab.stack.rows();
+        if (to < 0 || to >= rows.length || from === to) return;
+        rows.splice(to, 0, ...rows.splice(from, 1));
+        const order = rows.filter((row) => row.on).map((row) => row.index);
+        let before = 0;
+        /** @type {Map<Off, number>} */
+        const places = new Map();
+        for (const row of rows) {
+            if (row.on) before += 1;
+            else places.set(row.off, before);
+        }
+        const own = [...places].map(([one, place]) => ({...one, before: place}));
+        const off = [...this.tab.state.off.filter((one) => one.target !== this.tab.state.target), ...own];
+        this.tab.stack.change({prompt: reordered(this.tab.state.prompt, order), off});
+    }
+
+    clear() {
+        this.tab.stack.readBoxes();
+        let now = this.tab.stack.snapshot();
+        for (let index = this.tab.stack.tags().length - 1; index >= 0; index -= 1)
+            now = {...now, ...this.withoutTag(index, now)};
+        this.tab.stack.change({...now, off: this.tab.state.off.filter((one) => one.target !== this.tab.state.target)});
+    }
+
+    /**
+     * @param {Always} always
+     * @param {string} [key]
+     */
+    changeAlways(always, key = "") {
+        this.tab.stack.change({always}, key);
+    }
+
+    /** @param {string} name */
+    addAlways(name) {
+        const {always} = this.tab.state;
+        if (always.entries.some((one) => one.name === name)) return;
+        const strength = this.tab.library.meaning(name).lora?.strength ?? this.tab.stack.standard;
+        const entry = {name, on: true, unet: strength, text_encoder: strength, more: ""};
+        this.changeAlways({on: always.entries.length ? always.on : true, entries: [...always.entries, entry]});
+    }
+
+    /**
+     * Change the tag of an always-on entry.
+     * @param {StackEntry} entry
+     * @param {BodyChange} change
+     * @param {string} [what]
+     */
+    editAlways(entry, change, what = "") {
+        const {always} = this.tab.state;
+        const entries = always.entries.map((one) => (one === entry ? {...one, ...entryOf(change(bodyOf(one)))} : one));
+        this.changeAlways({...always, entries}, what && `always ${what} ${entry.name}`);
+    }
+
+    /**
+     * Move an entry from the prompt to the always-on stack.
+     * @param {Row} row
+     */
+    pin(row) {
+        const {always} = this.tab.state;
+        const name = this.tab.library.meaning(row.name).lora?.name ?? row.name;
+        const entry = {name, on: row.on, ...entryOf(row.body, this.tab.stack.standard)};
+        const entries = [...always.entries.filter((one) => one.name !== name), entry];
+        const changes = row.off
+            ? {off: this.tab.state.off.filter((one) => one !== row.off)}
+            : {prompt: withoutEntry(this.tab.state.prompt, row.index)};
+        this.tab.stack.change({...changes, always: {on: true, entries}});
+    }
+
+    /**
+     * Move an always-on entry to the prompt, replacing a tag of the same LoRA there.
+     * @param {StackEntry} entry
+     */
+    unpin(entry) {
+        this.tab.stack.readBoxes();
+        const always = {
+            ...this.tab.state.always,
+            entries: this.tab.state.always.entries.filter((one) => one !== entry),
+        };
+        const {lora} = this.tab.library.meaning(entry.name);
+        const index = this.tab.stack
+            .tags()
+            .findIndex(
+                ({name}) => name === entry.name || (lora && this.tab.library.meaning(name).lora?.id === lora.id),
+            );
+        if (index < 0) {
+            this.tab.stack.change({...this.withTag(entry.name, tagOf(entry)), always});
+            return;
+        }
+        const body = tagOf(entry).slice("<lora:".length, -1);
+        this.tab.stack.change({prompt: withBody(this.tab.state.prompt, index, body), always});
+        this.tab.set({said: `The tag of ${entry.name} in the prompt says now what was always on.`});
+    }
+}

@@ -1,0 +1,226 @@
+// The user's edits of the stack: javascript/remora/edits.js.
+
+import assert from "node:assert/strict";
+import {afterEach, test} from "node:test";
+import {leavePage, lora, openPage, serverState} from "./page.js";
+
+afterEach(leavePage);
+
+/** @type {(name: string, more?: object) => any} */
+const always = (name, more = {}) => ({name, on: true, unet: 1, text_encoder: 1, more: "", ...more});
+
+/**
+ * Return a row of the tab by its name.
+ * @param {ReturnType<typeof openPage>["tab"]} tab
+ * @param {string} name
+ * @returns {any}
+ */
+const row = (tab, name) => tab.stack.rows().find((one) => one.name === name);
+
+test("a LoRA is inserted with its words and strength, and removed with them", () => {
+    const fur = lora("fur", {words: "soft fur", negative: "dog, bad", strength: 0.6});
+    const {tab, box, negative} = openPage({prompts: {txt2img: ["a fox", "bad"]}, loras: [fur]});
+    tab.edits.toggle(fur);
+    assert.equal(box().value, "a fox, <lora:fur:0.6> soft fur");
+    assert.equal(negative().value, "bad, dog");
+    assert.equal(tab.state.said, "fur inserted.");
+    tab.edits.toggle(fur);
+    assert.equal(box().value, "a fox");
+    assert.equal(negative().value, "bad", "the user wrote `bad`");
+    assert.equal(tab.state.said, "fur removed.");
+});
+
+test("without a preferred strength it has the server's standard one", () => {
+    const {tab, box} = openPage({loras: [lora("fur")]});
+    tab.set({server: serverState({default_multiplier: 0.7})});
+    tab.edits.insert(lora("fur"));
+    assert.equal(box().value, "<lora:fur:0.7>");
+});
+
+test("a LoRA that the prompt has under another name is removed by the same button", () => {
+    const fur = lora("fur");
+    const {tab, box} = openPage({prompts: {txt2img: "a <lora:furry:1> b"}, loras: [fur]});
+    tab.library.meanings.set("furry", {id: "id-fur", problem: "", candidates: []});
+    tab.edits.toggle(fur);
+    assert.equal(box().value, "a b");
+});
+
+test("words that the prompt has are not written twice, and words that another LoRA needs stay", () => {
+    const loras = [lora("a", {words: "fur", negative: "dog"}), lora("b", {words: "fur", negative: "dog"})];
+    const {tab, box, negative} = openPage({loras});
+    tab.edits.insert(loras[0]);
+    tab.edits.insert(loras[1]);
+    assert.deepEqual([box().value, negative().value], ["<lora:a:1> fur <lora:b:1>", "dog"]);
+    tab.edits.remove(row(tab, "a"));
+    assert.deepEqual([box().value, negative().value], ["fur <lora:b:1>", "dog"]);
+    tab.edits.remove(row(tab, "b"));
+    assert.deepEqual([box().value, negative().value], ["fur", ""]);
+});
+
+test("in a page without prompts a LoRA is made always on, once", (t) => {
+    t.mock.timers.enable({apis: ["setTimeout"]});
+    const fur = lora("fur", {strength: 0.5});
+    const {tab} = openPage({prompts: {}, loras: [fur]});
+    tab.edits.insert(fur);
+    tab.edits.insert(fur);
+    assert.deepEqual(tab.state.always, {on: true, entries: [always("fur", {unet: 0.5, text_encoder: 0.5})]});
+});
+
+test("the first always-on LoRA turns the stack on, a further one leaves it as it is", (t) => {
+    t.mock.timers.enable({apis: ["setTimeout"]});
+    const {tab} = openPage();
+    tab.set({always: {on: false, entries: []}});
+    tab.edits.addAlways("a");
+    assert.equal(tab.state.always.on, true);
+    tab.edits.changeAlways({...tab.state.always, on: false});
+    tab.edits.addAlways("b");
+    assert.deepEqual([tab.state.always.on, tab.state.always.entries.length], [false, 2]);
+});
+
+test("the strengths of one tag change and nothing else; a slider's changes are undone together", () => {
+    const {tab, box} = openPage({prompts: {txt2img: "x <lora:a:1>, <lora:b:1:lbw=ALL> y"}});
+    for (const strength of [0.9, 0.8, 0.7]) tab.edits.setStrength(row(tab, "b"), strength, strength);
+    assert.equal(box().value, "x <lora:a:1>, <lora:b:0.7:lbw=ALL> y");
+    tab.edits.setStrength(row(tab, "a"), 0.5, 0.5);
+    tab.stack.undo();
+    assert.equal(box().value, "x <lora:a:1>, <lora:b:0.7:lbw=ALL> y");
+    tab.stack.undo();
+    assert.equal(box().value, "x <lora:a:1>, <lora:b:1:lbw=ALL> y");
+});
+
+test("a tag that the user has replaced meanwhile is not changed", () => {
+    const {tab, box} = openPage({prompts: {txt2img: "<lora:a:1>"}});
+    const former = row(tab, "a");
+    box().value = "<lora:b:1>";
+    tab.edits.setStrength(former, 0.5, 0.5);
+    assert.equal(box().value, "<lora:b:1>");
+    assert.equal(tab.state.canUndo, false);
+});
+
+test("an entry that is off leaves the prompt with its words and returns into its place", () => {
+    const loras = [lora("a"), lora("b", {words: "fur"}), lora("c")];
+    const {tab, box} = openPage({prompts: {txt2img: "x <lora:a:1> <lora:b:0.5:stop=5> fur, y <lora:c:1>"}, loras});
+    tab.edits.setOn(row(tab, "b"), false);
+    assert.equal(box().value, "x <lora:a:1>, y <lora:c:1>");
+    assert.deepEqual(
+        tab.stack.rows().map(({name, on}) => [name, on]),
+        [
+            ["a", true],
+            ["b", false],
+            ["c", true],
+        ],
+    );
+    tab.edits.setStrength(row(tab, "b"), 0.25, 0.25);
+    assert.equal(row(tab, "b").unet, 0.25);
+    tab.edits.setOn(row(tab, "b"), true);
+    assert.equal(box().value, "x <lora:a:1>, y <lora:b:0.25:stop=5>, <lora:c:1> fur");
+    assert.deepEqual(tab.state.off, []);
+});
+
+test("entries that are off keep their places when others go off and on", () => {
+    const {tab} = openPage({prompts: {txt2img: "<lora:a:1> <lora:b:1> <lora:c:1>"}});
+    tab.edits.setOn(row(tab, "c"), false);
+    tab.edits.setOn(row(tab, "a"), false);
+    const names = () =>
+        tab.stack
+            .rows()
+            .map(({name}) => name)
+            .join("");
+    assert.equal(names(), "abc");
+    tab.edits.setOn(row(tab, "a"), true);
+    assert.equal(names(), "abc");
+    tab.edits.remove(row(tab, "c"));
+    assert.equal(names(), "ab");
+});
+
+test("rows are moved; the entries that are off move along, and nothing goes over the ends", () => {
+    const {tab, box} = openPage({prompts: {txt2img: "<lora:a:1> x <lora:b:1> y <lora:c:1>"}});
+    tab.edits.setOn(row(tab, "b"), false);
+    tab.edits.move(2, 0);
+    assert.equal(box().value, "<lora:c:1> x y <lora:a:1>");
+    const names = () =>
+        tab.stack
+            .rows()
+            .map(({name}) => name)
+            .join("");
+    assert.equal(names(), "cab");
+    tab.edits.move(2, 0);
+    assert.equal(names(), "bca");
+    for (const [from, to] of [
+        [0, -1],
+        [2, 3],
+        [1, 1],
+    ]) {
+        const {prompt} = tab.state;
+        tab.edits.move(from, to);
+        assert.deepEqual([names(), tab.state.prompt], ["bca", prompt]);
+    }
+});
+
+test("all is cleared in one step, and of this prompt alone", () => {
+    const loras = [lora("a", {words: "fur", negative: "dog"}), lora("b")];
+    const {tab, box, negative} = openPage({prompts: {txt2img: ["x", ""], img2img: "<lora:b:1>"}, loras});
+    tab.stack.choose("img2img");
+    tab.edits.setOn(row(tab, "b"), false);
+    tab.stack.choose("txt2img");
+    tab.edits.insert(loras[0]);
+    tab.edits.insert(loras[1]);
+    tab.edits.setOn(row(tab, "b"), false);
+    tab.edits.clear();
+    assert.deepEqual([box().value, negative().value, tab.stack.rows()], ["x", "", []]);
+    assert.deepEqual(
+        tab.state.off.map(({target}) => target),
+        ["img2img"],
+    );
+    tab.stack.undo();
+    assert.deepEqual([box().value, negative().value], ["x, <lora:a:1> fur", "dog"]);
+});
+
+test("an entry moves from the prompt to the always-on stack with all that its tag says", (t) => {
+    t.mock.timers.enable({apis: ["setTimeout"]});
+    const {tab, box} = openPage({prompts: {txt2img: "x <lora:furry:0.5:stop=5> y"}, loras: [lora("fur")]});
+    tab.library.meanings.set("furry", {id: "id-fur", problem: "", candidates: []});
+    tab.set({always: {on: false, entries: [always("fur"), always("b")]}});
+    tab.edits.pin(row(tab, "furry"));
+    assert.equal(box().value, "x y");
+    const moved = always("fur", {unet: 0.5, text_encoder: 0.5, more: "stop=5"});
+    assert.deepEqual(tab.state.always, {on: true, entries: [always("b"), moved]});
+});
+
+test("an entry that is off moves to the always-on stack and stays off", (t) => {
+    t.mock.timers.enable({apis: ["setTimeout"]});
+    const {tab} = openPage({prompts: {txt2img: "<lora:a:1>"}});
+    tab.edits.setOn(row(tab, "a"), false);
+    tab.edits.pin(row(tab, "a"));
+    assert.deepEqual([tab.state.off, tab.state.always.entries], [[], [always("a", {on: false})]]);
+});
+
+test("an always-on entry moves into the prompt, or into the place of the tag that it has there", (t) => {
+    t.mock.timers.enable({apis: ["setTimeout"]});
+    const loras = [lora("fur", {words: "soft"}), lora("b")];
+    const {tab, box} = openPage({prompts: {txt2img: "x <lora:furry:1> y"}, loras});
+    tab.library.meanings.set("furry", {id: "id-fur", problem: "", candidates: []});
+    const [fur, b] = [always("fur", {unet: 0.5, text_encoder: 0.5}), always("b", {more: "stop=5"})];
+    tab.set({always: {on: true, entries: [fur, b]}});
+    tab.edits.unpin(b);
+    assert.equal(box().value, "x <lora:furry:1> y <lora:b:1:stop=5>");
+    tab.edits.unpin(fur);
+    assert.equal(box().value, "x <lora:fur:0.5> y <lora:b:1:stop=5>");
+    assert.deepEqual(tab.state.always.entries, []);
+    assert.equal(tab.state.said, "The tag of fur in the prompt says now what was always on.");
+});
+
+test("a tag of an always-on entry changes; changes of one kind are undone together", (t) => {
+    t.mock.timers.enable({apis: ["setTimeout"]});
+    const {tab} = openPage();
+    tab.set({always: {on: true, entries: [always("a"), always("b")]}});
+    for (const stop of ["4", "5"]) {
+        tab.edits.editAlways(tab.state.always.entries[0], () => `a:0.5:stop=${stop}`, "steps");
+    }
+    assert.deepEqual(tab.state.always.entries, [
+        always("a", {unet: 0.5, text_encoder: 0.5, more: "stop=5"}),
+        always("b"),
+    ]);
+    tab.stack.undo();
+    assert.deepEqual(tab.state.always.entries, [always("a"), always("b")]);
+});

@@ -1,0 +1,194 @@
+// The library of LoRA files: javascript/remora/library.js.
+
+import assert from "node:assert/strict";
+import {afterEach, test} from "node:test";
+import {remember, remembered} from "../../javascript/remora/library.js";
+import {leavePage, listOf, lora, openPage, turn} from "./page.js";
+
+afterEach(leavePage);
+
+/** @type {(meanings: {[name: string]: object}) => import("./page.js").Route} */
+const resolves =
+    (meanings) =>
+    ({body}) => ({
+        data: {
+            names: Object.fromEntries(
+                body.names.map((/** @type {string} */ name) => [
+                    name,
+                    {id: null, problem: "", candidates: [], ...meanings[name]},
+                ]),
+            ),
+        },
+    });
+
+test("the name of one file means it; what is wrong with the file is the name's problem", () => {
+    const broken = lora("broken", {readable: false, reason: "its header is cut off"});
+    const {tab} = openPage({loras: [lora("a"), broken]});
+    assert.deepEqual([tab.library.meaning("a").lora?.id, tab.library.meaning("a").problem], ["id-a", ""]);
+    assert.equal(tab.library.meaning("broken").problem, "its header is cut off");
+    assert.deepEqual(tab.library.meaning("x"), {lora: undefined, problem: "", candidates: []});
+});
+
+test("names that are no file's are resolved by the server, each once", async () => {
+    const {tab, sent, box} = openPage({
+        prompts: {txt2img: "<lora:a> <lora:furry> <lora:furry> <lora:zorpp>"},
+        loras: [lora("a"), lora("fur")],
+        routes: {
+            "POST resolve": resolves({
+                furry: {id: "id-fur"},
+                zorpp: {problem: "there is no zorpp", candidates: ["zorp"]},
+            }),
+        },
+    });
+    await tab.library.resolveNames();
+    assert.equal(sent.length, 0, "before the list of files is there, every name is unknown");
+    tab.set({loaded: true});
+    const {version} = tab.library.catalog;
+    await tab.library.resolveNames();
+    assert.deepEqual(sent[0].body, {names: ["furry", "zorpp"]});
+    assert.equal(tab.library.meaning("furry").lora?.name, "fur");
+    assert.deepEqual(tab.library.meaning("zorpp"), {
+        lora: undefined,
+        problem: "there is no zorpp",
+        candidates: ["zorp"],
+    });
+    assert.equal(tab.state.version, version + 1);
+    await tab.library.resolveNames();
+    assert.equal(sent.length, 1);
+    box().value += " <lora:new>";
+    tab.stack.readBoxes();
+    await turn();
+    assert.deepEqual(sent[1].body, {names: ["new"]});
+});
+
+test("no request asks for more names than the server takes", async () => {
+    const many = Array.from({length: 120}, (_, at) => `<lora:n${at}>`).join(" ");
+    const {tab, sent} = openPage({prompts: {txt2img: many}, routes: {"POST resolve": resolves({})}});
+    tab.set({loaded: true});
+    await tab.library.resolveNames();
+    assert.deepEqual(
+        sent.map(({body}) => body.names.length),
+        [50, 50, 20],
+    );
+});
+
+test("names of the always-on stack are resolved, too", async () => {
+    const {tab, sent} = openPage({routes: {"POST resolve": resolves({})}});
+    tab.set({loaded: true, always: {on: true, entries: [{name: "x", on: true, unet: 1, text_encoder: 1, more: ""}]}});
+    await tab.library.resolveNames();
+    assert.deepEqual(sent[0].body, {names: ["x"]});
+});
+
+test("a server that does not answer is told of, and what is asked no further", async () => {
+    const many = Array.from({length: 60}, (_, at) => `<lora:n${at}>`).join(" ");
+    const {tab, sent} = openPage({
+        prompts: {txt2img: many},
+        routes: {"POST resolve": () => ({status: 500, data: {detail: "it is broken"}})},
+    });
+    tab.set({loaded: true});
+    await tab.library.resolveNames();
+    assert.deepEqual([tab.state.error, sent.length], ["it is broken", 1]);
+});
+
+test("a refresh has all names resolved again, as their files may be there now", async () => {
+    let there = false;
+    const {tab, sent} = openPage({
+        prompts: {txt2img: "<lora:fur>"},
+        routes: {
+            "POST refresh": () => ({data: listOf(there ? [lora("fur")] : [])}),
+            "GET loras": () => ({data: listOf([], {whole: false})}),
+            "POST resolve": resolves({fur: {problem: "there is no fur"}}),
+        },
+    });
+    await tab.library.refresh();
+    await turn();
+    assert.deepEqual([tab.library.meaning("fur").problem, tab.state.loaded], ["there is no fur", true]);
+    there = true;
+    await tab.library.refresh("POST");
+    assert.deepEqual([tab.library.meaning("fur").problem, tab.library.meaning("fur").lora?.id], ["", "id-fur"]);
+    assert.deepEqual(
+        sent.map(({method, path}) => `${method} ${path}`),
+        ["GET loras?since=1", "POST resolve", "POST refresh"],
+    );
+});
+
+test("words of a file are put into prompts without tags", () => {
+    const fur = lora("fur", {words: "soft fur, <lora:night:5>", negative: "dog,\nbad <lora:night:5>"});
+    const {tab} = openPage({loras: [fur]});
+    assert.equal(tab.library.wordsOf("fur"), "soft fur");
+    assert.deepEqual(tab.library.negativesOf("fur"), ["dog", "bad"]);
+    assert.deepEqual([tab.library.wordsOf("x"), tab.library.negativesOf("x")], ["", []]);
+});
+
+test("notes are changed on the server, and the list has them", async () => {
+    const {tab, sent} = openPage({
+        loras: [lora("a b")],
+        routes: {"PATCH lora": ({body}) => ({tag: "n1", data: {...lora("a b"), ...body}})},
+    });
+    await tab.library.setNotes(lora("a b"), {rating: 4});
+    assert.deepEqual([sent[0].path, sent[0].body], ["lora?id=id-a+b", {rating: 4}]);
+    assert.equal(tab.library.catalog.named("a b")?.rating, 4);
+    assert.equal(tab.state.version, tab.library.catalog.version);
+});
+
+/**
+ * Answer the first change with 412, later ones as usual.
+ * @param {object} now the file as another page has changed it
+ */
+function changedMeanwhile(now) {
+    let count = 0;
+    return {
+        "GET lora": () => ({tag: "n2", data: {...lora("a"), ...now}}),
+        "PATCH lora": (/** @type {import("./page.js").Sent} */ {body}) => {
+            count += 1;
+            return count === 1
+                ? {status: 412, data: {detail: "changed"}}
+                : {tag: "n3", data: {...lora("a"), ...now, ...body}};
+        },
+    };
+}
+
+test("notes are saved although another page has changed other fields, but not over a change of the same field", async () => {
+    const first = openPage({loras: [lora("a")], routes: changedMeanwhile({notes: "elsewhere"})});
+    await first.tab.library.setNotes(lora("a"), {rating: 4});
+    const {rating, notes} = first.tab.library.catalog.named("a") ?? {};
+    assert.deepEqual([rating, notes, first.sent.length, first.sent[2].tag], [4, "elsewhere", 3, '"n2"']);
+    const second = openPage({loras: [lora("a")], routes: changedMeanwhile({rating: 1})});
+    await assert.rejects(second.tab.library.setNotes(lora("a"), {rating: 4}), /changed/);
+    assert.deepEqual([second.tab.library.catalog.named("a")?.rating, second.sent.length], [1, 2]);
+});
+
+test("a picture is sent as it is, and the card has the new one", async () => {
+    const {tab, sent} = openPage({
+        loras: [lora("a")],
+        routes: {"PUT picture": () => ({data: lora("a", {picture: "p2"})})},
+    });
+    const blob = new Blob(["x"], {type: "image/png"});
+    await tab.library.setPicture(lora("a"), blob);
+    assert.deepEqual([sent[0].path, sent[0].body], ["picture?id=id-a", blob]);
+    assert.equal(tab.library.catalog.named("a")?.picture, "p2");
+});
+
+test("order and view are remembered in the browser; anything else there is ignored", () => {
+    const {tab, kept} = openPage();
+    assert.deepEqual(remembered(), {});
+    tab.set({sort: "added"});
+    tab.set({view: "list", query: "x"});
+    assert.deepEqual(remembered(), {sort: "added", view: "list"});
+    for (const text of ['{"sort": "constructor", "view": "tiles", "query": "x"}', "no JSON", "null"]) {
+        kept.set("remora", text);
+        assert.deepEqual(remembered(), {}, text);
+    }
+});
+
+test("a browser that remembers nothing is no fault", () => {
+    openPage();
+    Object.defineProperty(globalThis, "localStorage", {
+        get: () => {
+            throw new Error("it is off");
+        },
+        configurable: true,
+    });
+    remember({sort: "name", view: "grid"});
+    assert.deepEqual(remembered(), {});
+});
