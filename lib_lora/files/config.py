@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections import ChainMap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -92,10 +92,13 @@ _NO_ALPHA = Alpha()
 
 
 class PeftConfig:
-    """The configurations that belong to one file.
+    """The configurations of one file.
 
     Args:
         values: one configuration, or several with `component.` before each name.
+
+    Raises:
+        ValueError: patterns of names take too long to match; from all that asks for one module.
     """
 
     def __init__(self, values: Mapping[str, object]) -> None:
@@ -117,22 +120,20 @@ class PeftConfig:
             beside: whether a configuration beside the file can be meant for it.
 
         Raises:
-            FileError: one is there but cannot be read.
+            FileError: it cannot be read.
         """
-        for key in (PEFT_HEADER, LYCORIS_HEADER, ONETRAINER_HEADER):
-            text = file.metadata.get(key)
-            if text is None:
-                continue
-            try:
-                values = json.loads(text)
-            except ValueError as error:
-                raise FileError(file.path, f"metadata {key} is no JSON: {error}") from error
-            if not isinstance(values, dict):
-                raise FileError(file.path, f"metadata {key} is no JSON object")
-            if key == ONETRAINER_HEADER:
-                values = {ours: values[own] for own, ours in _ONETRAINER.items() if own in values}
-            return cls(values)
-        return cls((adapter_config(file.path) if beside else None) or {})
+        key = next((key for key in (PEFT_HEADER, LYCORIS_HEADER, ONETRAINER_HEADER) if key in file.metadata), None)
+        if key is None:
+            return cls((adapter_config(file.path) if beside else None) or {})
+        try:
+            values = json.loads(file.metadata[key])
+        except (ValueError, RecursionError) as error:
+            raise FileError(file.path, f"metadata {key} is no JSON: {error}") from error
+        if not isinstance(values, dict):
+            raise FileError(file.path, f"metadata {key} is no JSON object")
+        if key == ONETRAINER_HEADER:
+            values = {ours: values[own] for own, ours in _ONETRAINER.items() if own in values}
+        return cls(values)
 
     def values(self, component: str | None, module: str | None = None) -> Mapping[str, object]:
         """Return the configuration of one component, as its trainer wrote it and without the component's name.
@@ -141,9 +142,6 @@ class PeftConfig:
             component: diffusers' name of the component; None, and one that the file does not name, give the
                 values for no component in particular.
             module: a dotted path. With it, `r`, `alpha` and `lora_alpha` are this module's.
-
-        Raises:
-            EffortError: patterns of names take too long to match.
         """
         values = self._common if component is None else self._components.get(component, self._common)
         if module is None or not values:
@@ -155,19 +153,6 @@ class PeftConfig:
             self._tables[id(values)] = tables
         own = {name: value for name, table in tables.items() if (value := table.value(module)) is not None}
         return MappingProxyType(ChainMap(own, values))  # no copy: each layer has one, and a file may say much
-
-    def match_patterns(self, layers: Iterable[tuple[str | None, str]]) -> None:
-        """Match the patterns of names with layers, which are remembered, as they may take too long.
-
-        Args:
-            layers: component and module of each.
-
-        Raises:
-            EffortError: they take too long.
-        """
-        if not self.empty:
-            for component, module in layers:
-                self.values(component, module)
 
     @property
     def base_model(self) -> object:

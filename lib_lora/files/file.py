@@ -42,6 +42,8 @@ _DTYPES: dict[str, torch.dtype] = {
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
     "I64": torch.int64,
     "I32": torch.int32,
     "I16": torch.int16,
@@ -49,10 +51,6 @@ _DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-for _code, _name in (("F8_E4M3", "float8_e4m3fn"), ("F8_E5M2", "float8_e5m2")):
-    if hasattr(torch, _name):  # torch 2.1 and later
-        _DTYPES[_code] = getattr(torch, _name)
-
 _PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".pkl"})
 _PICKLE_STARTS = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _CONVERT = (
@@ -69,19 +67,16 @@ _MISTAKEN: dict[bytes, str] = {
     b"gguf": "is a GGUF file; only safetensors adapters can be read",
 }
 
-_SIZES = {code: (dtype, torch.empty((), dtype=dtype).element_size()) for code, dtype in _DTYPES.items()}
 _MOST = 1 << 48  # bytes, and entries of a tensor
 
 
-class Stamp(NamedTuple):
-    """Size and time of a file: two states of it differ in one of them."""
+Stamp = tuple[int, int]
+"""Bytes and time in nanoseconds of a file: two states of it differ in one of them."""
 
-    size: int  # bytes
-    mtime: int  # nanoseconds
 
-    @classmethod
-    def of(cls, stat: os.stat_result) -> Stamp:
-        return cls(stat.st_size, stat.st_mtime_ns)
+def stamp_of(stat: os.stat_result) -> Stamp:
+    """Return the stamp of a file."""
+    return stat.st_size, stat.st_mtime_ns
 
 
 class TensorInfo(NamedTuple):
@@ -99,6 +94,8 @@ class AdapterFile:
     Tensors are private (copy-on-write) views into the mapped file: nothing is copied before a tensor is placed,
     and nothing written to them ever reaches the disk. Read their values through `private`: where a program truncates
     the file, as one does that saves over it, reading the map kills the process.
+
+    All that reads the file raises FileError where it cannot be read or has changed, and KeyError for an unknown key.
     """
 
     def __init__(
@@ -122,7 +119,7 @@ class AdapterFile:
         """
         path = Path(path)
         raw, stamp = _read_header(path)
-        tensors, metadata = _parse_header(path, raw, stamp.size)
+        tensors, metadata = _parse_header(path, raw, stamp[0])
         return cls(path, tensors, metadata, stamp)
 
     @property
@@ -131,12 +128,7 @@ class AdapterFile:
         return tuple(self.infos)
 
     def tensor(self, key: str) -> Tensor:
-        """Map one tensor, on the CPU, in the file's dtype.
-
-        Raises:
-            KeyError: no such key.
-            FileError: the file changed on disk since it was opened.
-        """
+        """Map one tensor, on the CPU, in the file's dtype."""
         return self.tensors({key: key})[key]
 
     def tensors(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
@@ -144,10 +136,6 @@ class AdapterFile:
 
         Args:
             keys: name in the result -> key in the file.
-
-        Raises:
-            KeyError: no such key.
-            FileError: the file changed on disk since it was opened.
         """
         found = {}
         for name, key in keys.items():
@@ -166,10 +154,6 @@ class AdapterFile:
         """Return the keys whose tensors have a NaN or a number beyond float32.
 
         The first check of a tensor reads it whole; all tensors of one element are read at once, see `numbers`.
-
-        Raises:
-            KeyError: no such key.
-            FileError: the file changed on disk since it was opened.
         """
         keys = list(keys)
         new = [key for key in keys if key not in self._finite]
@@ -178,11 +162,7 @@ class AdapterFile:
         return {key for key in keys if not self._finite[key]}
 
     def private(self, adapter: A) -> A:
-        """Return the adapter with copies of its tensors in the file, read from disk and not from the map.
-
-        Raises:
-            FileError: the file changed on disk since it was opened, or cannot be read.
-        """
+        """Return the adapter with copies of its tensors in the file, read from disk and not from the map."""
         return self._with_stream(lambda stream: adapter.mapped(partial(self._copy, stream)))
 
     @cached_property
@@ -191,23 +171,16 @@ class AdapterFile:
 
         They are read from disk: a touch of the map makes the system read the surroundings of each, too, which takes as
         long as the whole file if that is not cached.
-
-        Raises:
-            FileError: the file changed on disk since it was opened, or cannot be read.
         """
         return self._with_stream(self._read_numbers)
 
     def verify(self) -> None:
-        """Check that the file on disk is still the one that was opened.
-
-        Raises:
-            FileError: it was changed, truncated or removed.
-        """
+        """Check that the file on disk is still the one that was opened."""
         try:
             now = self.path.stat()
         except OSError as error:
             raise FileError(self.path, f"vanished from disk while in use: {error.strerror or error}") from error
-        if (now.st_size, now.st_mtime_ns) != self.stamp:
+        if stamp_of(now) != self.stamp:
             raise FileError(self.path, "changed on disk while in use; activate it again to use the new content")
 
     def _with_stream(self, read: Callable[[BinaryIO], T]) -> T:
@@ -240,7 +213,7 @@ class AdapterFile:
     def _copy(self, stream: BinaryIO, tensor: Tensor) -> Tensor:
         """Return a copy of a tensor that is a view of the map, read from an open file; any other one as it is."""
         offset = tensor.data_ptr() - self._address
-        if self._map is None or not tensor.numel() or tensor.device.type != "cpu" or not 0 <= offset < self.stamp.size:
+        if self._map is None or not tensor.numel() or tensor.device.type != "cpu" or not 0 <= offset < self.stamp[0]:
             return tensor
         last = 0  # the last element, from the first
         for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
@@ -299,25 +272,22 @@ def glance(path: str | Path) -> Glance | None:
     Raises:
         FileError: as `AdapterFile.open`, where the beginning shows it.
     """
-    raw, stamp = _read_header(Path(path))
-    size = stamp.size - len(raw)
-    if not raw.startswith(_METADATA_FIRST):
-        return None if b'"__metadata__"' in raw else Glance({}, _digest(raw.rstrip(b" "), size))
-    try:
-        text = raw.decode("utf-8")
-        start = len(_METADATA_FIRST)
-        while text[start : start + 1].isspace():
-            start += 1
-        metadata, end = json.JSONDecoder().raw_decode(text, start)
-    except (UnicodeDecodeError, ValueError, RecursionError):
+    raw, (size, _) = _read_header(Path(path))
+    metadata: object = {}
+    rest = raw
+    if raw.startswith(_METADATA_FIRST):
+        try:
+            text = raw.removeprefix(_METADATA_FIRST).decode("utf-8").lstrip()
+            metadata, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            return None
+        rest = text[end:].encode()
+    elif b'"__metadata__"' in raw:
         return None
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         return None
-    return Glance(metadata, _digest(text[end:].rstrip(" ").encode(), size))  # filled up to whole words of 8 bytes
-
-
-def _digest(tensors: bytes, size: int) -> bytes:
-    return hashlib.blake2b(tensors + size.to_bytes(8, "little"), digest_size=16).digest()
+    tensors = rest.rstrip(b" ") + (size - len(raw)).to_bytes(8, "little")  # headers are filled up to words of 8 bytes
+    return Glance(metadata, hashlib.blake2b(tensors, digest_size=16).digest())
 
 
 def adapter_config(path: Path) -> dict[str, object] | None:
@@ -343,11 +313,7 @@ def adapter_config(path: Path) -> dict[str, object] | None:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a regular file. A pipe would block for ever, and a device may have no end.
-
-    Raises:
-        OSError: it cannot be opened, or it is no regular file.
-    """
+    """Open a regular file. A pipe would block for ever, and a device may have no end."""
     if not S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, and no regular file", str(path))
     return path.open("rb")
@@ -356,8 +322,8 @@ def _open(path: Path) -> BinaryIO:
 def _read_header(path: Path) -> tuple[bytes, Stamp]:
     try:
         with _open(path) as stream:
-            stamp = Stamp.of(os.fstat(stream.fileno()))
-            length = _header_length(path, stream.read(8), stamp.size)
+            stamp = stamp_of(os.fstat(stream.fileno()))
+            length = _header_length(path, stream.read(8), stamp[0])
             return stream.read(length), stamp
     except OSError as error:
         raise FileError(path, f"cannot be read: {error.strerror or error}") from error
@@ -376,9 +342,8 @@ def _header_length(path: Path, head: bytes, size: int) -> int:
     if size < 8:
         raise FileError(path, f"is only {size} bytes long, too short for a safetensors file; download it again")
     if length > size - 8:
-        raise FileError(
-            path, f"header claims {length} bytes but the file has only {size}: truncated, or no safetensors file"
-        )
+        text = f"header claims {length} bytes but the file has only {size}: truncated, or no safetensors file"
+        raise FileError(path, text)
     if length > MAX_HEADER:
         raise FileError(path, f"header claims {length} bytes, more than the {MAX_HEADER} a safetensors file may have")
     return length
@@ -393,7 +358,7 @@ def _parse_header(path: Path, raw: bytes, size: int) -> tuple[dict[str, TensorIn
         raise FileError(path, f"has more than {MOST_TENSORS:,} tensors, which no adapter has; it is not read")
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=tuple)
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise FileError(path, f"header is no JSON: {error}") from error
     if not isinstance(header, tuple):
         raise FileError(path, "header is no JSON object")
@@ -428,7 +393,7 @@ def _tensor_infos(path: Path, entries: Mapping[str, Any], base: int) -> dict[str
             raise FileError(path, f"header entry {key!r} lacks dtype, shape or data_offsets")
         if len(fields) != len(pairs):
             _unique(path, pairs)
-        if code not in _SIZES:
+        if code not in _DTYPES:
             raise FileError(path, f"tensor {key!r} has the unknown dtype {code!r}")
         size = extent = 1
         for number in (*shape, start, end):
@@ -439,8 +404,8 @@ def _tensor_infos(path: Path, entries: Mapping[str, Any], base: int) -> dict[str
             extent *= length or 1
         if extent > _MOST:  # strides are as large, of a tensor without entries, too
             raise FileError(path, f"tensor {key!r} has a shape that no tensor can have: {str(shape)[:60]}")
-        dtype, width = _SIZES[code]
-        if end - start != size * width:
+        dtype = _DTYPES[code]
+        if end - start != size * dtype.itemsize:
             raise FileError(path, f"tensor {key!r} of shape {shape} and dtype {code} cannot have {end - start} bytes")
         found[key] = TensorInfo(dtype, tuple(shape), base + start, base + end)
     return found

@@ -20,10 +20,6 @@ _NAME = re.compile(r"[\w.\-]+")
 _TOKEN = re.compile(r"\(\?:|\\[dDsSwW\W]|\[\^?(?:\\[dDsSwW\W]|(?!--)[^\[\]\\&|~])+\]|[^\\\[\]{}^$]", re.DOTALL)
 
 
-class EffortError(ValueError):
-    """The patterns of a table are such that to match them would take minutes."""
-
-
 class State:
     """A state of an automaton: before a letter, at a fork, or at the end of a pattern."""
 
@@ -130,7 +126,7 @@ class Table:
         its own rank.
 
         Raises:
-            EffortError: to find it would take too long.
+            ValueError: the patterns of the table would take minutes to match.
         """
         if name not in self._known:
             found = [self._whole.get(name), *(state.number for state in self._reached(name))]
@@ -168,7 +164,7 @@ class Table:
                 rest += new
         self._effort += len(seen)
         if self._effort > _EFFORT:
-            raise EffortError("its patterns of names of layers take too long to match; write the names themselves")
+            raise ValueError("its patterns of names of layers take too long to match; write the names themselves")
         states = frozenset([one for one in seen if one.fits is not None or one.number is not None])
         self._moves.setdefault(states, {})
         return states

@@ -20,7 +20,7 @@ from ..adapters.base import Adapter, At
 from ..errors import ComponentError, FileError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.config import USUAL, Reading
-from ..files.file import AdapterFile, Stamp
+from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import NamesOf, NumberingError
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
@@ -338,7 +338,7 @@ class NetworkCache:
             LoraError: the file cannot be read, or no format or adapter kind knows it.
         """
         try:
-            key = path, Stamp.of(path.stat()), version()
+            key = path, stamp_of(path.stat()), version()
         except OSError as error:
             raise FileError(path, f"cannot be read: {error.strerror or error}") from error
         began = time.perf_counter()

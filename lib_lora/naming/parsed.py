@@ -20,7 +20,6 @@ from ..files.components import EXPERTS, experts_named
 from ..files.config import USUAL, Alpha, PeftConfig, Reading, base_model
 from ..files.file import AdapterFile
 from ..files.formats.base import BUNDLED, FILE_WIDE, KeyFormat, parse_key
-from ..files.patterns import EffortError
 from ..registry import cached, discover, discover_classes
 from ..report import Cause, Family, NetworkReport, Unused
 from ..tensors import LARGEST
@@ -189,9 +188,10 @@ class ParsedFile:
         self._find_recipes()
         self._refuse_strangers()
         self.config = PeftConfig.of(file, beside="peft" in [group.format for group in self.groups])
-        try:
-            self.config.match_patterns([(group.component, group.module) for group in self.groups])
-        except EffortError as error:
+        try:  # they are matched once, here, as they may take too long
+            for group in () if self.config.empty else self.groups:
+                self.config.values(group.component, group.module)
+        except ValueError as error:
             raise FileError(file.path, f"cannot be used: {error}") from error
 
     @property

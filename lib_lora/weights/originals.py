@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import FileError
-from ..files.file import AdapterFile, Stamp
+from ..files.file import AdapterFile, stamp_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,6 @@ class Checkpoint:
 
     def _tensor(self, key: str) -> Tensor:
         file, stream = self._owner[key]
-        if Stamp.of(os.fstat(stream.fileno())) != file.stamp:
+        if stamp_of(os.fstat(stream.fileno())) != file.stamp:
             raise FileError(file.path, f"was overwritten while {key} of it was merged; load the model again")
         return file.tensor(key)
