@@ -27,7 +27,7 @@ from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, is_of_text, token_layout
-from ..strengths.table import CallStrengths, FactorShare, FactorShares, LayerStrengths, StrengthTable
+from ..strengths.table import FactorShare, FactorShares, LayerStrengths, StrengthTable, change_of_bias
 from ..tensors import TensorFields, device_of
 from ..weights.operation import Operation, named_arguments, output_in, place_of_input, width_of, with_output
 from . import opaque
@@ -62,9 +62,10 @@ class Parts(TensorFields):
 class Placed(Placement[Parts]):
     """A layer's adapters where it computes, and their strengths."""
 
-    alike: CallStrengths
-    """Where all rows and places have the same."""
     strengths: LayerStrengths
+    """Of the pair, of the biases, and of each change of the output."""
+    inputs: LayerStrengths | None
+    """Of each change of the input, in the input's dtype."""
     rows: tuple[tuple[int, int] | None, ...]
     """Which outputs each change of the output is for; None for all."""
 
@@ -127,58 +128,57 @@ class LowRankExecutor(Resident[Placed]):
         alike = self._only_pairs and self._kind == "linear" and not self._strengths.mixed and not self.is_regional
         if alike and pays(layer, base_forward, x):
             return self._summed(layer, x)
-        y, live, parts = self._beside(layer, base_forward, base, x)
-        return y if parts.bias is None else y + live.change_of_bias(parts.bias, self._spatial)
+        y, of_bias, parts = self._beside(layer, base_forward, base, x)
+        return y if parts.bias is None else y + change_of_bias(of_bias, parts.bias, self._spatial)
 
     def _summed(self, layer: nn.Module, x: Tensor) -> Tensor:
         """Compute the layer by the sum of weight and pair."""
         placed = self._placed_at(layer, x.device, x.dtype)
         parts = placed.stored.get()
         assert parts.pair is not None
-        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, placed.alike.pair)
-        return y if parts.bias is None else y + placed.alike.change_of_bias(parts.bias, 0)
+        of_pair, of_bias = placed.strengths.alike
+        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, of_pair)
+        return y if parts.bias is None else y + change_of_bias(of_bias, parts.bias, 0)
 
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
-    ) -> tuple[Tensor, CallStrengths, Parts]:
+    ) -> tuple[Tensor, Tensor, Parts]:
+        """Compute all but the change of the bias; return its strengths, too."""
         op = Operation(layer, self._spatial, base)
         changed = self._changed_input(layer, x, op) if self._inputs else x
         y = base(changed)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
-        live = self._live(layer, placed, x, y)
+        of_pair, of_bias, *of_outputs = self._live(layer, placed.strengths, x, y)
         parts = placed.stored.get()
-        deltas = self._output_deltas(live, placed.rows, parts, x, y, op)
+        deltas = self._output_deltas(of_outputs, placed.rows, parts, x, y, op)
         if parts.pair is not None:
             # under autocast, or with a host that casts inside its forward, the two differ
             own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
-            y = add_pair(self._kind, layer, own, y, parts.pair, live.pair, base_forward, self._tuner)
+            y = add_pair(self._kind, layer, own, y, parts.pair, of_pair, base_forward, self._tuner)
         if deltas:
             # nothing else holds what torch's own forward has just made, or a sum
             fresh = is_torchs(base_forward) or parts.pair is not None
             y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
-        return y, live, parts
+        return y, of_bias, parts
 
-    def _live(self, layer: nn.Module, placed: Placed, x: Tensor, y: Tensor) -> CallStrengths:
+    def _live(self, layer: nn.Module, own: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
         """Return the strengths of this call, by row of the batch and by place where these differ.
+
+        Args:
+            layer: the layer.
+            own: strengths of changes of `changed`.
+            x: the layer's input.
+            changed: the input or the output.
 
         Raises:
             RowsError: the layer's input has no rows that belong to the model call's.
         """
-        repeats = self._repeats_per_row(layer, placed, x) if self._strengths.mixed else 1
+        mixed = self._strengths.mixed
+        # by the number of rows alone: which they are, no graph is to know
+        repeats = repeats_per_row(layer, x, own.rows[0].shape[0], self._bindings[0].target.batched_ndim) if mixed else 1
         if self.is_regional:
-            return placed.strengths.for_places(self._token_layout(y))
-        if self._strengths.mixed:
-            return placed.strengths.for_rows(repeats, x.ndim + (self._kind == "embedding"), self._spatial)
-        return placed.alike
-
-    def _of_inputs(self, layer: nn.Module, placed: Placed, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the strengths of the changes of the input."""
-        repeats = self._repeats_per_row(layer, placed, x) if self._strengths.mixed else 1
-        if self.is_regional:
-            return placed.strengths.inputs_for_places(self._token_layout(x))
-        if self._strengths.mixed:
-            return placed.strengths.for_rows(repeats, x.ndim, self._spatial).inputs
-        return placed.alike.inputs
+            return own.for_places(self._token_layout(changed))
+        return own.for_rows(repeats, changed.ndim) if mixed else own.alike
 
     @property
     def is_regional(self) -> bool:
@@ -191,10 +191,6 @@ class LowRankExecutor(Resident[Placed]):
         latents = self._strengths.latents
         return token_layout(tensor.shape, latents, spatial=self._spatial, of_text=nowhere)
 
-    def _repeats_per_row(self, layer: nn.Module, placed: Placed, x: Tensor) -> int:
-        rows = placed.strengths.bias.rows.shape[0]  # by their number alone: which they are, no graph is to know
-        return repeats_per_row(layer, x, rows, self._bindings[0].target.batched_ndim)
-
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation) -> Tensor:
         placed = self._placed
         if self._other is not None and placed is not None and placed.input_dtype != x.dtype:
@@ -203,14 +199,15 @@ class LowRankExecutor(Resident[Placed]):
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; the last call's is the best guess
             placed = self._place(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
+        assert placed.inputs is not None
         changed = x
-        for effect, strength in zip(placed.stored.get().inputs, self._of_inputs(layer, placed, x), strict=True):
+        for effect, strength in zip(placed.stored.get().inputs, self._live(layer, placed.inputs, x, x), strict=True):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)
         return changed
 
     def _output_deltas(
         self,
-        live: CallStrengths,
+        strengths: Sequence[Tensor],
         rows: Sequence[tuple[int, int] | None],
         parts: Parts,
         x: Tensor,
@@ -226,7 +223,7 @@ class LowRankExecutor(Resident[Placed]):
             pristine = op.base(x) if self._inputs else op.without_bias(y)
         x = x.to(device=y.device, dtype=y.dtype)
         deltas = []
-        for effect, strength, window in zip(parts.outputs, live.outputs, rows, strict=True):
+        for effect, strength, window in zip(parts.outputs, strengths, rows, strict=True):
             own = op if window is None else op.window(window)
             deltas.append((effect.delta(x, own.outputs(pristine), strength, own), own))
         return deltas
@@ -240,15 +237,13 @@ class LowRankExecutor(Resident[Placed]):
             outputs=tuple([adapters[i].output_effect(device, dtype) for i in outputs]) if outputs else (),
             bias=self._biases(adapters, device, dtype) if self._bias_shares else None,
         )
-        pair, bias, *of_outputs = self._strengths.views(
-            [self._shares, self._bias_shares, *self._output_shares], device, dtype
-        )
-        of_inputs = self._strengths.views(self._input_shares, device, input_dtype) if inputs else []
-        strengths = LayerStrengths(pair, tuple(of_inputs), tuple(of_outputs), bias)
+        layouts = [self._shares, self._bias_shares, *self._output_shares]
+        strengths = self._strengths.for_layer(layouts, device, dtype, self._spatial)
+        of_inputs = None
+        if inputs:
+            of_inputs = self._strengths.for_layer(self._input_shares, device, input_dtype, self._spatial)
         rows = tuple([self._bindings[i].target.rows for i in outputs]) if outputs else ()
-        return Placed(
-            device, dtype, input_dtype, store(parts, self._storage), strengths.for_all(self._spatial), strengths, rows
-        )
+        return Placed(device, dtype, input_dtype, store(parts, self._storage), strengths, of_inputs, rows)
 
     def _settled(self, layer: nn.Module, placed: Placed) -> Placed:
         return placed if self._steady is None else replace(placed, stored=self._steady.settled(layer, placed.stored))

@@ -113,7 +113,7 @@ def add_pair(
         x: its input, in the dtype of `y`, or indices.
         y: its output.
         pair: of it.
-        strength: (R, *ones), or with the rows and places of `y` in front; see `CallStrengths`.
+        strength: (R, *ones), or with the rows and places of `y` in front; see `LayerStrengths`.
         base_forward: what made `y`.
         tuner: adds the pair of a linear layer where it knows a faster way than torch's products.
     """

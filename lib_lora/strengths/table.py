@@ -15,9 +15,8 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from operator import attrgetter
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -288,58 +287,63 @@ FactorShares: TypeAlias = tuple[FactorShare, ...]
 
 
 @dataclass(eq=False)
-class DeviceFactors:
-    """All factors of a plan on one device, in one dtype."""
+class LayerStrengths:
+    """The strengths of one layer on a device, in one dtype: a vector of factors for each of its layouts."""
 
-    factors: Tensor  # (n,), of the variant shown
-    rows: Tensor | None = None  # of all rows of a call, layer by layer; see `StrengthTable._factors_by_layer`
-    views: weakref.WeakSet[StrengthView] = field(default_factory=weakref.WeakSet)
-
-    def write_rows(self, rows: Tensor, kept: KeepVector | None) -> None:
-        """Write the factors of the rows of a call: in place while there are as many, as compiled code reads them."""
-        if self.rows is not None and self.rows.shape == rows.shape:
-            self.rows.copy_(rows)
-            return
-        own = rows.to(self.factors.device, self.factors.dtype, copy=True)
-        self.rows = own if kept is None else kept("rows", own)
-        for view in list(self.views):
-            view.set_rows(self.rows)
-
-
-@dataclass(eq=False)
-class StrengthView:
-    """The factors of one layer on a device."""
-
-    factors: Tensor
-    """(sum of ranks,), of the variant that is shown; later writes show through."""
-    start: int
-    """Of the layer's factors in the vector."""
     table: StrengthTable
-    _rows: Tensor | None = None  # an own tensor: graphs know it by its shape, and not by where it begins
+    place: tuple[torch.device, torch.dtype]
+    spatial: int
+    """Dimensions behind the channels, of convolutions."""
+    starts: tuple[int, ...]
+    """Of the vectors in the table's."""
+    factors: tuple[Tensor, ...]
+    """Each (n,), of the variant that is shown; later writes show through."""
+    alike: tuple[Tensor, ...]
+    """Each (n, *ones), with a one for each spatial dimension, or (1,): where all rows and places have the same."""
+    rows: tuple[Tensor, ...] = ()
+    """Each (rows, n), of the rows of the call. Only while these are `mixed`."""
 
     def set_rows(self, rows: Tensor) -> None:
         """Look at this layer's part of the factors of all rows."""
-        self._rows = _layer_rows(rows, self.start, self.factors.shape[0], self.table.length)
+        lengths = [one.shape[0] for one in self.factors]
+        # each an own tensor: graphs know it by its shape, and not by where it begins
+        self.rows = tuple(map(partial(_layer_rows, rows, self.table.length), self.starts, lengths))
 
-    @property
-    def rows(self) -> Tensor:
-        """Return the factors of each row, (rows, sum of ranks). Only while the rows are `mixed`."""
-        assert self._rows is not None
-        return self._rows
-
-    def at_places(self, grid: TokenGrid | None, *, channels_first: bool = False) -> Tensor:
-        """Return the factors at each place, (rows, places, sum of ranks); one row where all are alike.
+    def for_rows(self, repeats: int, ndim: int) -> tuple[Tensor, ...]:
+        """Return the strengths of each row, (rows, …, n, *ones).
 
         Args:
-            grid: of the places; None is a single one outside the picture.
-            channels_first: return (rows, sum of ranks, places).
+            repeats: rows of the layer's input for each row of the model call, one after the other.
+            ndim: dimensions of the tensor that is changed.
         """
-        weights: Tensor = self.table.weights(self.start, self.factors, grid, channels_first=channels_first)
-        factors = self.rows if self.table.mixed else self.factors.unsqueeze(0)
-        return weights * factors.unsqueeze(2 if channels_first else 1)
+        middle, behind = (1,) * (ndim - self.spatial - 2), (1,) * self.spatial
+        rows = [_repeated(one, repeats) for one in self.rows]
+        return tuple([one.view(one.shape[0], *middle, one.shape[1], *behind) for one in rows])
+
+    def for_places(self, layout: TokenLayout) -> tuple[Tensor, ...]:
+        """Return the strengths at each place of a tensor, with the dimensions of the tensor, or as `alike`."""
+        first, found = layout.channels_first, []
+        for i, start in enumerate(self.starts):
+            weights: Tensor = self.table.weights(start, self.factors[i], layout.grid, channels_first=first)
+            factors = self.rows[i] if self.table.mixed else self.factors[i].unsqueeze(0)
+            shaped = shaped_by_places(weights * factors.unsqueeze(2 if first else 1), layout)
+            found.append(_per_channel(shaped, self.spatial) if shaped.ndim == 1 else shaped)
+        return tuple(found)
 
 
-def _layer_rows(rows: Tensor, start: int, count: int, length: int) -> Tensor:
+def _per_channel(factors: Tensor, spatial: int) -> Tensor:
+    return factors.view(-1, *(1,) * spatial) if factors.shape[0] > 1 else factors
+
+
+def change_of_bias(strengths: Tensor, bias: Tensor, spatial: int) -> Tensor:
+    """Return the change of an output by changes of the bias, (n, out), at strengths of a layer."""
+    if strengths.ndim == 1:
+        return (strengths @ bias).view(-1, *(1,) * spatial)
+    channels = -spatial - 1
+    return (strengths.movedim(channels, -1) @ bias).movedim(-1, channels)
+
+
+def _layer_rows(rows: Tensor, length: int, start: int, count: int) -> Tensor:
     """Return one layer's matrix (rows, count) out of the rows of all layers, which are `length` long."""
     number = rows.shape[0] // length
     return rows.narrow(0, number * start, number * count).view(number, count)
@@ -383,7 +387,9 @@ class StrengthTable:
         self._groups: list[int] = []  # of each factor
         self._scales: list[float] = []  # likewise
         self._gather: tuple[Tensor, Tensor] | None = None  # both as tensors
-        self._devices: dict[tuple[torch.device, torch.dtype], DeviceFactors] = {}
+        self._vectors: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # (n,), of the variant that is shown
+        self._matrices: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # see `_factors_by_layer`
+        self._layers: weakref.WeakSet[LayerStrengths] = weakref.WeakSet()
         self._scheduled: list[tuple[int, FactorShare, RankSchedule]] = []
         self.timestep: float | None = None
         """Of the next model call; None where it is not known, and all ranks act."""
@@ -391,14 +397,14 @@ class StrengthTable:
         """The variant of each row of the present call. Only while it is `mixed`."""
 
     def register(self, *layouts: FactorShares, own: bool = False) -> list[FactorShares]:
-        """Reserve room for a layer's factors, before the first of `views`; layers with equal shares have the same room.
+        """Reserve room for a layer's factors, before the first `for_layer`; equal shares have the same room.
 
         Args:
             layouts: shares of factors that are read together.
             own: where plans share memory, give the layer room of its own, so that addresses do not depend on others.
 
         Returns:
-            The shares to call `views` and `for_variant` with.
+            The shares to call `for_layer` and `for_variant` with.
         """
         found = []
         for shares in layouts:
@@ -407,7 +413,7 @@ class StrengthTable:
             found.append(shares)
             if shares in self._starts:
                 continue
-            assert not self._devices, "views must never move"
+            assert not self._vectors, "views must never move"
             self._starts[shares] = self.length
             for share in shares:
                 if share.schedule is not None:
@@ -427,31 +433,34 @@ class StrengthTable:
         """Return whether anything depends on the timestep or the noise."""
         return bool(self._scheduled) or (self.stack_strengths.varies and self.stack_strengths.by_noise)
 
-    def views(self, layouts: Sequence[FactorShares], device: torch.device, dtype: torch.dtype) -> list[StrengthView]:
-        """Return the factors of a layer, a view for each of the layouts."""
-        placed = self._devices.get((device, dtype)) or self._place(device, dtype)
-        found = []
+    def for_layer(
+        self, layouts: Sequence[FactorShares], device: torch.device, dtype: torch.dtype, spatial: int
+    ) -> LayerStrengths:
+        """Return the strengths of a layer, a vector for each of the layouts; see `LayerStrengths`."""
+        place, starts, vectors = (device, dtype), [], []
+        every = self._vector(place)
         for shares in layouts:
             start, count = self._starts[shares], 0
             for share in shares:
                 count += share.count
-            view = StrengthView(placed.factors.narrow(0, start, count), start, self)
-            placed.views.add(view)
-            if placed.rows is not None:
-                view.set_rows(placed.rows)
-            found.append(view)
+            starts.append(start)
+            vectors.append(every.narrow(0, start, count))
+        alike = [_per_channel(one, spatial) for one in vectors] if spatial else vectors
+        found = LayerStrengths(self, place, spatial, tuple(starts), tuple(vectors), tuple(alike))
+        self._layers.add(found)
+        if place in self._matrices:
+            found.set_rows(self._matrices[place])
         return found
 
     def for_variant(
         self, shares: FactorShares, device: torch.device, dtype: torch.dtype, variant: int | None = None
     ) -> Tensor:
         """Return the factors of a layer for one variant of the present call, (sum of ranks,); None is the one shown."""
-        placed = self._devices.get((device, dtype)) or self._place(device, dtype)
-        start, count = self._starts[shares], sum([one.count for one in shares])
+        place = device, dtype
+        every, start, count = self._vector(place), self._starts[shares], sum([one.count for one in shares])
         if variant is None:
-            return placed.factors.narrow(0, start, count)
-        assert placed.rows is not None  # a call of several variants has them
-        return _layer_rows(placed.rows, start, count, self.length)[self.rows.index(variant)]
+            return every.narrow(0, start, count)
+        return _layer_rows(self._matrices[place], self.length, start, count)[self.rows.index(variant)]
 
     # which rows and regions there are, and what weights are made already, no graph is to know
     @uncompiled
@@ -549,7 +558,8 @@ class StrengthTable:
 
     def drop_devices(self) -> None:
         """Forget the memory on devices but the CPU, where no placed layer reads it any more."""
-        self._devices = {key: placed for key, placed in self._devices.items() if key[0].type == "cpu"}
+        self._vectors = {place: one for place, one in self._vectors.items() if place[0].type == "cpu"}
+        self._matrices = {place: one for place, one in self._matrices.items() if place[0].type == "cpu"}
 
     def refresh(self) -> None:
         """Write all factors again, where others have written to their memory."""
@@ -580,25 +590,39 @@ class StrengthTable:
         """Whether there are any; a graph knows nothing else of regions."""
         self._row_regions: dict[tuple[object, ...], RowRegions] = {}  # by factors, rows, and whether there are places
 
-    def _place(self, device: torch.device, dtype: torch.dtype) -> DeviceFactors:
-        factors = self._factors((self.shown,))[0].to(device=device, dtype=dtype, copy=True)
-        factors = factors if self._kept is None else self._kept("factors", factors)
-        placed = self._devices[device, dtype] = DeviceFactors(factors)
-        if self.rows:
-            placed.write_rows(self._factors_by_layer(), self._kept)
-        return placed
+    def _vector(self, place: tuple[torch.device, torch.dtype]) -> Tensor:
+        """Return the factors of the variant that is shown, (n,), on a device."""
+        found = self._vectors.get(place)
+        if found is None:
+            factors = self._factors((self.shown,))[0].to(*place, copy=True)
+            found = self._vectors[place] = factors if self._kept is None else self._kept("factors", factors)
+            if self.rows:
+                self._write_matrix(place, self._factors_by_layer())
+        return found
 
     def _write_vectors(self) -> None:
-        if self._devices:
+        if self._vectors:
             factors = self._factors((self.shown,))[0]
-            for placed in self._devices.values():
-                placed.factors.copy_(factors)
+            for vector in self._vectors.values():
+                vector.copy_(factors)
 
     def _write_rows(self) -> None:
-        if self._devices:
+        if self._vectors:
             rows = self._factors_by_layer()
-            for placed in self._devices.values():
-                placed.write_rows(rows, self._kept)
+            for place in self._vectors:
+                self._write_matrix(place, rows)
+
+    def _write_matrix(self, place: tuple[torch.device, torch.dtype], rows: Tensor) -> None:
+        """Write the factors of all rows on a device: in place while there are as many, as compiled code reads them."""
+        found = self._matrices.get(place)
+        if found is not None and found.shape == rows.shape:
+            found.copy_(rows)
+            return
+        own = rows.to(*place, copy=True)
+        own = self._matrices[place] = own if self._kept is None else self._kept("rows", own)
+        for layer in list(self._layers):
+            if layer.place == place:
+                layer.set_rows(own)
 
     def _factors_by_layer(self) -> Tensor:
         """Return the factors of all rows of the call, (rows * n,): the first layer's for each row, then the next one's.
@@ -628,83 +652,6 @@ class StrengthTable:
         return factors
 
 
-class CallStrengths(NamedTuple):
-    """The strengths of a layer's adapters in one call: of one variant, or of each row of the batch and each place."""
-
-    pair: Tensor  # (R, *ones), or (rows, …, R, *ones); as many ones as a kernel has dimensions, or its places
-    inputs: tuple[Tensor, ...]  # each (1,), or (rows, …) with the dimensions of the input
-    outputs: tuple[Tensor, ...]  # likewise
-    bias: Tensor  # (n,), or (rows, …, n)
-    layout: TokenLayout | None = None
-    """Of the output, where places differ."""
-
-    def change_of_bias(self, bias: Tensor, spatial: int) -> Tensor:
-        """Return the change of an output by changes of the bias, (n, out)."""
-        change = self.bias @ bias
-        if self.layout is not None and self.layout.channels_first:
-            return change.transpose(1, 2).reshape(change.shape[0], -1, *self.layout.sizes)
-        return _with_ones(change, spatial)
-
-
-class LayerStrengths(NamedTuple):
-    """Views of the strengths of a layer's adapters."""
-
-    pair: StrengthView
-    inputs: tuple[StrengthView, ...]
-    outputs: tuple[StrengthView, ...]
-    bias: StrengthView
-
-    def for_all(self, spatial: int) -> CallStrengths:
-        """Return the strengths of the variant that is shown; later writes show through."""
-        factors = attrgetter("factors")
-        pair = _with_ones(self.pair.factors, spatial) if spatial else self.pair.factors
-        return CallStrengths(
-            pair, tuple(map(factors, self.inputs)), tuple(map(factors, self.outputs)), self.bias.factors
-        )
-
-    def for_rows(self, repeats: int, ndim: int, spatial: int) -> CallStrengths:
-        """Return the strengths of each row.
-
-        Args:
-            repeats: rows of the layer's input for each row of the model call, one after the other.
-            ndim: dimensions of the output.
-            spatial: how many of them are behind the channels.
-        """
-        ones = (1,) * (ndim - spatial - 2)
-
-        def shaped(view: StrengthView) -> Tensor:
-            rows = _repeated(view.rows, repeats)
-            return rows.view(rows.shape[0], *ones, rows.shape[1])
-
-        return CallStrengths(
-            _with_ones(shaped(self.pair), spatial),
-            tuple(_with_ones(shaped(one), spatial) for one in self.inputs),
-            tuple(_with_ones(shaped(one), spatial) for one in self.outputs),
-            shaped(self.bias),
-        )
-
-    def for_places(self, layout: TokenLayout) -> CallStrengths:
-        """Return the strengths at each place of an output; see `inputs_for_places` for changes of the input."""
-        spatial = len(layout.sizes) if layout.channels_first else 0
-        pair = _at_places(self.pair, layout)
-        by_row = layout.channels_first
-        return CallStrengths(
-            _with_ones(pair, spatial) if pair.ndim == 1 else pair,
-            (),
-            tuple(_at_places(one, layout) for one in self.outputs),
-            _repeated(self.bias.at_places(layout.grid), layout.repeats) if by_row else _at_places(self.bias, layout),
-            layout,
-        )
-
-    def inputs_for_places(self, layout: TokenLayout) -> tuple[Tensor, ...]:
-        """Return the strengths of changes of the input, at each place of it."""
-        return tuple(_at_places(one, layout) for one in self.inputs)
-
-
-def _at_places(view: StrengthView, layout: TokenLayout) -> Tensor:
-    return shaped_by_places(view.at_places(layout.grid, channels_first=layout.channels_first), layout)
-
-
 def shaped_by_places(weights: Tensor, layout: TokenLayout) -> Tensor:
     """Give numbers for the rows of a call and the places of a tensor the dimensions of the tensor.
 
@@ -720,10 +667,6 @@ def shaped_by_places(weights: Tensor, layout: TokenLayout) -> Tensor:
     if layout.channels_first:
         return weights.view(*weights.shape[:2], *layout.sizes)
     return weights.view(weights.shape[0], *layout.sizes, weights.shape[2])
-
-
-def _with_ones(tensor: Tensor, ones: int) -> Tensor:
-    return tensor.view(*tensor.shape, *(1,) * ones)
 
 
 def _repeated(rows: Tensor, repeats: int) -> Tensor:

@@ -288,10 +288,10 @@ def test_a_strength_in_a_mixed_batch_is_numbers_only(entries):
     layers = (model.conv, model.norm, model.linear)
     ways = [slot_of(layer).executor for layer in layers]
     placed = [way._placed for way in ways]
-    matrices = [mirror.rows.data_ptr() for mirror in engine._plan.strengths._devices.values()]
+    matrices = [rows.data_ptr() for rows in engine._plan.strengths._matrices.values()]
     engine.set_multiplier(1, PerImage((0.0, -0.6, 0.4)))
     second = model(x)
-    assert matrices == [mirror.rows.data_ptr() for mirror in engine._plan.strengths._devices.values()]
+    assert matrices == [rows.data_ptr() for rows in engine._plan.strengths._matrices.values()]
     assert torch.equal(second[:2], first[:2])
     assert not torch.equal(second[2], first[2])
     assert [slot_of(layer).executor for layer in layers] == ways

@@ -155,7 +155,7 @@ def _pair(way: object, layer: nn.Module) -> list[Tensor]:
     placed = way._make(layer, torch.device("cpu"), torch.float32, torch.float32)
     pair = placed.stored.get().pair
     assert pair is not None
-    return [pair.down, pair.up, placed.alike.pair.clone()]
+    return [pair.down, pair.up, placed.strengths.alike[0].clone()]
 
 
 @pytest.fixture(scope="module")

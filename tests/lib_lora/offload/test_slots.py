@@ -166,7 +166,7 @@ class TestResidency:
         assert placed is not None
         pair = placed.stored.get().pair
         assert pair is not None
-        assert pair.down.dtype == pair.up.dtype == placed.alike.pair.dtype == torch.bfloat16
+        assert pair.down.dtype == pair.up.dtype == placed.strengths.alike[0].dtype == torch.bfloat16
         layer.to(torch.float8_e4m3fn)
         assert ways(unet)["conv_in"]._placed in (placed, None)
         layer.to("meta")
