@@ -7,7 +7,6 @@ that leaves a choice.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 
@@ -17,8 +16,8 @@ TEXT_ENCODER = "text_encoder"
 """Role of text encoders, and the name of the first."""
 
 EXPERTS = ("transformer", "transformer_2")
-"""Two halves of one denoiser: the first acts in high noise, the second in low (Wan 2.2)."""
-
+NOISE = ("high", "low")
+"""Two halves of one denoiser (Wan 2.2), and the noise in which each acts."""
 
 EXACT = frozenset({"unet", "prior", *EXPERTS, "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4"})
 """Names of one component each; any other name in a key is a role."""
@@ -61,48 +60,5 @@ def candidates(wanted: str | None, present: Sequence[str], experts: Sequence[str
 
 def noise_of(changed: Collection[str], present: Collection[str]) -> str:
     """Return `high` or `low` where a model has both experts and one alone is changed; else an empty text."""
-    found = [noise for noise, expert in zip(_NOISE, EXPERTS, strict=True) if expert in changed]
+    found = [noise for noise, expert in zip(NOISE, EXPERTS, strict=True) if expert in changed]
     return found[0] if len(found) == 1 and set(EXPERTS) <= set(present) else ""
-
-
-_NOISE = ("high", "low")
-_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_OF_NOISE = re.compile(
-    r"(?<![a-z])(high|low)(?=(?:[\W_]*(?:high|low))?[\W_]*noise)|(?<=noise)[\W_]*(high|low)(?![a-z])"
-)
-_BEHIND = (
-    r"v?\d[\d.]*|e(?:poch)?\d+|(?:\d+)?steps?\d*|fp\d+|bf16|r(?:ank)?\d+|lora|[ti]2v|wan\d*|a?14b|final|last|comfy|pro"
-)
-"""What may stand behind the word: a version, an epoch, a precision. Else `high` is of heels, or of a school."""
-_AT_END = re.compile(rf"high|low|{_BEHIND}")
-_BARE = re.compile(r"(?<![a-z])(high|low)$")
-_BETWEEN = re.compile(r"[\W_]+")
-_CAPITALS = re.compile(r"(?<![A-Za-z])(HIGH|LOW)(?![A-Za-z])")
-
-
-def experts_named(name: str) -> tuple[str, ...]:
-    """Return the `EXPERTS` that the name of a file speaks of; none or both where it leaves the choice.
-
-    Trainers write Wan 2.2's LoRA in pairs, `…_high_noise` and `…_low_noise` (ostris/ai-toolkit, `save_lora`); what is
-    published is called `HighNoise`, `T2V_HIGH_Lightning`, `low-v2` and so on as well. Where noise is spoken of, other
-    words do not count. Else the word has to stand out by its capitals, or be the last but for versions and the like.
-    """
-    text = _WORD.sub("_", name).lower()
-    words = {before or behind for before, behind in _OF_NOISE.findall(text)}
-    if not words:
-        capitals = () if name.isupper() else _CAPITALS.findall(name)
-        words = {*_at_end(text), *(word.lower() for word in capitals)}
-    return tuple(one for one, word in zip(EXPERTS, _NOISE, strict=True) if word in words)
-
-
-def _at_end(text: str) -> list[str]:
-    """Return each `high` and `low` that is the last word but for what `_BEHIND` names.
-
-    Words are looked at one by one from the end, as one expression for all of them would try each way to part them.
-    """
-    found: list[str] = []
-    for word in reversed([word for word in _BETWEEN.split(text) if word]):
-        found += _BARE.findall(word)
-        if not _AT_END.fullmatch(word):
-            break
-    return found

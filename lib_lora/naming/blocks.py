@@ -5,7 +5,7 @@ extension calls Flux's; blocks of a model with one list of them are B. Layers of
 in a UNet they have no name and always act in full. Text encoders are BASE, or CLIP and T5.
 
 Source of the UNets' and Flux' names, and of the lists by length: hako-mikan/sd-webui-lora-block-weight
-scripts/lora_block_weight.py, `BLOCKID12` to `BLOCKIDFLUX`.
+scripts/lora_block_weight.py, `BLOCKID12` to `BLOCKIDFLUX`. The lists are in the files of their architectures.
 """
 
 from __future__ import annotations
@@ -19,28 +19,14 @@ from typing import Literal
 
 from ..errors import StackError
 from ..files.components import DENOISER, role
+from .architectures._flux_blocks import FLUX_LIST
+from .architectures._ldm_unet import UNET_BLOCKS, UNET_LISTS, unet_block
 
 Side = Literal["in", "mid", "out"]
 
 BASE, CLIP, T5 = "BASE", "CLIP", "T5"
 _ENCODERS = {CLIP: ("text_encoder",), T5: ("text_encoder_2", "text_encoder_3")}
 
-_UNET_FULL = (BASE, *(f"IN{i:02}" for i in range(12)), "M00", *(f"OUT{i:02}" for i in range(12)))
-_PLAIN = {*(f"IN{i:02}" for i in (0, 3, 6, 9, 10, 11)), *(f"OUT{i:02}" for i in range(3))}
-"""Without attention in SD 1 and 2."""
-_UNET_LISTS: tuple[tuple[str, ...], ...] = (
-    _UNET_FULL,
-    tuple(one for one in _UNET_FULL if one not in _PLAIN),  # 17
-    (BASE, *(f"IN{i:02}" for i in range(9)), "M00", *(f"OUT{i:02}" for i in range(9))),  # 20: SDXL
-    (BASE, "IN04", "IN05", "IN07", "IN08", "M00", *(f"OUT{i:02}" for i in range(6))),  # 12: with attention in SDXL
-)
-_FLUX = (CLIP, T5, "IN", *(f"D{i:02}" for i in range(19)), *(f"S{i:02}" for i in range(38)), "OUT")  # 61
-
-_DIFFUSERS = re.compile(
-    r"(?P<part>down|up)_blocks\.(?P<block>\d+)\.(?:(?:resnets|attentions)\.(?P<layer>\d+)|(?P<sampler>\w+samplers))\."
-)
-_LDM = re.compile(r"(?P<part>input|output)_blocks\.(?P<block>\d+)\.")
-_MIDDLE = re.compile(r"(?:mid_block|middle_block)\.")
 _LISTED = re.compile(r"(?:^|\.)(?P<list>[a-z_]\w*)\.(?P<number>\d+)\.")
 _LETTERS = {
     "transformer_blocks": "D",
@@ -74,7 +60,7 @@ def block_of(component: str, name: str) -> str:
     if role(component) != DENOISER:
         return component if component.startswith("text_encoder") else ""
     dotted = f"{name}."
-    unet = None if component.startswith("transformer") else _unet_block(dotted)
+    unet = None if component.startswith("transformer") else unet_block(dotted)
     if unet is not None:
         return unet
     if _OUT.match(name):
@@ -90,23 +76,6 @@ def block_of(component: str, name: str) -> str:
 def _is_list(name: str) -> bool:
     """Return whether a list holds blocks, and not the parts of a feed-forward or an embedder."""
     return name in _LETTERS or any(word in name for word in ("block", "layer", "refiner"))
-
-
-def _unet_block(dotted: str) -> str | None:
-    """Return the block of a UNet's layer; empty beside the blocks, None where it is no UNet's."""
-    if _MIDDLE.match(dotted):
-        return "M00"
-    if ldm := _LDM.match(dotted):
-        return f"{'IN' if ldm['part'] == 'input' else 'OUT'}{int(ldm['block']):02}"
-    if own := _DIFFUSERS.match(dotted):
-        block, layer = int(own["block"]), own["layer"]
-        if own["part"] == "down":
-            return f"IN{3 * block + (3 if layer is None else int(layer) + 1):02}"
-        return f"OUT{3 * block + (2 if layer is None else int(layer)):02}"
-    if dotted.startswith("conv_in."):
-        return "IN00"
-    beside = ("time_embed.", "time_embedding.", "label_emb.", "add_embedding.", "conv_norm_out.", "conv_out.")
-    return "" if dotted.startswith((*beside, "out.0.", "out.2.")) else None
 
 
 def side_of(block: str) -> Side:
@@ -145,14 +114,14 @@ class BlockNames:
         if self.is_unet:
             own = set(self.parts)
             # the fewest names that leave out none of the model's blocks, then the others
-            fit = [one for one in reversed(_UNET_LISTS) if own <= set(one)]
-            return tuple(dict.fromkeys((*fit[:1], *_UNET_LISTS)))
+            fit = [one for one in reversed(UNET_LISTS) if own <= set(one)]
+            return tuple(dict.fromkeys((*fit[:1], *UNET_LISTS)))
         blocks = tuple(one for one in self.parts if one not in ("IN", "OUT"))
         if not blocks:
             return ()
         own_lists = ((BASE, "IN", *blocks, "OUT"), (BASE, *blocks), blocks)
-        of_flux = (_FLUX,) if blocks == _FLUX[3:-1] else ()
-        return (*of_flux, *(one for one in own_lists if len(one) != len(_FLUX) or not of_flux))
+        of_flux = (FLUX_LIST,) if blocks == FLUX_LIST[3:-1] else ()
+        return (*of_flux, *(one for one in own_lists if len(one) != len(FLUX_LIST) or not of_flux))
 
 
 def names_of(components: Iterable[tuple[str, Iterable[str]]]) -> BlockNames:
@@ -205,7 +174,7 @@ class Element:
             model: its blocks, for ranges.
         """
         shown = BASE if block.startswith("text_encoder") else block
-        order = _UNET_FULL if model.is_unet else (BASE, *model.parts)
+        order = UNET_BLOCKS if model.is_unet else (BASE, *model.parts)
         blocks = [one for written in self.blocks for one in _range(written, order)]
         if self.blocks and any(one in shown for one in blocks) == self.not_blocks:
             return False

@@ -16,14 +16,14 @@ from ..adapters._modifier import Modifier
 from ..adapters.base import Adapter, Kind, Origin, Site
 from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError
 from ..files import formats
-from ..files.components import EXPERTS, experts_named
+from ..files.components import EXPERTS
 from ..files.config import USUAL, Alpha, PeftConfig, Reading, base_model
 from ..files.file import AdapterFile
 from ..files.formats.base import BUNDLED, FILE_WIDE, KeyFormat, parse_key
 from ..registry import cached, discover, discover_classes
 from ..report import Cause, Family, NetworkReport, Unused
 from ..tensors import LARGEST
-from .architectures.base import fact, family_of
+from .architectures.base import fact, family_of, known_architectures
 
 SHAPE_DIFFERS = "of another shape"
 NOT_FINITE = "of a layer with numbers that are NaN or infinite"
@@ -260,7 +260,8 @@ class ParsedFile:
         if EXPERTS[1] in [group.component for group in self.groups]:
             return EXPERTS[:1]
         names = (self.file.path.stem, self.file.metadata.get("ss_output_name", ""))  # the file may have been renamed
-        return next((found for found in map(experts_named, names) if found), EXPERTS)
+        rules = [one.experts_named for one in known_architectures() if one.experts_named is not None]
+        return next((found for name in names for rule in rules if (found := rule(name))), EXPERTS)
 
     def not_finite(self, groups: Sequence[Group]) -> set[str]:
         """Return the keys that groups read whose tensors have numbers that are not finite.

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lib_lora import load_network
-from lib_lora.files.components import EXPERTS, candidates, experts_named, role
+from lib_lora.files.components import EXPERTS, candidates, role
+from lib_lora.naming.architectures.wan import experts_named
 from tests.fakes.files import pair, save
 
 HIGH, LOW = (("transformer",), ("transformer_2",))

@@ -24,6 +24,9 @@ _DOUBLE: dict[str, str | tuple[str, ...]] = {
 }
 _LINEAR1 = ("attn.to_q", "attn.to_k", "attn.to_v", "proj_mlp")
 
+FLUX_LIST = ("CLIP", "T5", "IN", *(f"D{i:02}" for i in range(19)), *(f"S{i:02}" for i in range(38)), "OUT")
+"""The list of block weights of the block-weight extension: 61 names."""
+
 
 def double_blocks(table: dict[str, str | tuple[str, ...]]) -> tuple[Alias, ...]:
     """Aliases below `double_blocks.{}` and `transformer_blocks.{}`."""

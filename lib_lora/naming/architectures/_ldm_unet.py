@@ -6,6 +6,8 @@ Source: CompVis/stable-diffusion ldm/modules/diffusionmodules/openaimodel.py aga
 
 from __future__ import annotations
 
+import re
+
 from ...files.components import DENOISER
 from .base import aliases
 
@@ -30,6 +32,23 @@ _SINGLE = {
     "out.0": "conv_norm_out",
     "out.2": "conv_out",
 }
+
+_DIFFUSERS = re.compile(
+    r"(?P<part>down|up)_blocks\.(?P<block>\d+)\.(?:(?:resnets|attentions)\.(?P<layer>\d+)|(?P<sampler>\w+samplers))\."
+)
+_LDM = re.compile(r"(?P<part>input|output)_blocks\.(?P<block>\d+)\.")
+_MIDDLE = re.compile(r"(?:mid_block|middle_block)\.")
+
+UNET_BLOCKS = ("BASE", *(f"IN{i:02}" for i in range(12)), "M00", *(f"OUT{i:02}" for i in range(12)))
+_PLAIN = {*(f"IN{i:02}" for i in (0, 3, 6, 9, 10, 11)), *(f"OUT{i:02}" for i in range(3))}
+"""Without attention in SD 1 and 2."""
+UNET_LISTS: tuple[tuple[str, ...], ...] = (
+    UNET_BLOCKS,
+    tuple(one for one in UNET_BLOCKS if one not in _PLAIN),  # 17
+    ("BASE", *(f"IN{i:02}" for i in range(9)), "M00", *(f"OUT{i:02}" for i in range(9))),  # 20: SDXL
+    ("BASE", "IN04", "IN05", "IN07", "IN08", "M00", *(f"OUT{i:02}" for i in range(6))),  # 12: with attention in SDXL
+)
+"""Lists of block weights, by length: 26, 17, 20 and 12."""
 
 
 def _resnet(native: str, diffusers: str) -> dict[str, str]:
@@ -58,3 +77,20 @@ UNET_ALIASES = aliases(DENOISER, _table())
 
 IN_UNET = r"^(denoiser|\?):(down|mid|middle|up|input|output)_block"
 """Begins the pattern of a sign: the blocks of a UNet, where transformers have names as well (`attn2.to_k`)."""
+
+
+def unet_block(dotted: str) -> str | None:
+    """Return the block of a UNet's layer; empty beside the blocks, None where it is no UNet's."""
+    if _MIDDLE.match(dotted):
+        return "M00"
+    if ldm := _LDM.match(dotted):
+        return f"{'IN' if ldm['part'] == 'input' else 'OUT'}{int(ldm['block']):02}"
+    if own := _DIFFUSERS.match(dotted):
+        block, layer = int(own["block"]), own["layer"]
+        if own["part"] == "down":
+            return f"IN{3 * block + (3 if layer is None else int(layer) + 1):02}"
+        return f"OUT{3 * block + (2 if layer is None else int(layer)):02}"
+    if dotted.startswith("conv_in."):
+        return "IN00"
+    beside = ("time_embed.", "time_embedding.", "label_emb.", "add_embedding.", "conv_norm_out.", "conv_out.")
+    return "" if dotted.startswith((*beside, "out.0.", "out.2.")) else None

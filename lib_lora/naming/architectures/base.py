@@ -122,6 +122,8 @@ class Architecture:
     """Layers of other models, which have some of this family's layers by the same names and widths."""
     flow: bool = True
     """Whether the timesteps of its transformer are shares of noise; a UNet's never are."""
+    experts_named: Callable[[str], tuple[str, ...]] | None = None
+    """Returns the `EXPERTS` that the name of a file speaks of; none or both where it leaves the choice."""
 
     def score(self, facts: Iterable[str]) -> int:
         """Weigh the facts; 0 means nothing speaks for this family."""

@@ -9,7 +9,9 @@ Wan 2.2's 14B is two such models, see `EXPERTS` in `components.py`.
 
 from __future__ import annotations
 
-from ...files.components import DENOISER
+import re
+
+from ...files.components import DENOISER, EXPERTS, NOISE
 from ._llm import UMT5_ALIASES
 from .base import Architecture, Sign, aliases, named
 
@@ -28,6 +30,48 @@ _BLOCK = {
     "ffn.2": "ffn.net.2",
 }
 
+_WORD = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_WITH_NOISE = re.compile(
+    r"(?<![a-z])(high|low)(?=(?:[\W_]*(?:high|low))?[\W_]*noise)|(?<=noise)[\W_]*(high|low)(?![a-z])"
+)
+_BEHIND = (
+    r"v?\d[\d.]*|e(?:poch)?\d+|(?:\d+)?steps?\d*|fp\d+|bf16|r(?:ank)?\d+|lora|[ti]2v|wan\d*|a?14b|final|last|comfy|pro"
+)
+"""What may stand behind the word: a version, an epoch, a precision. Else `high` is of heels, or of a school."""
+_AT_END = re.compile(rf"high|low|{_BEHIND}")
+_BARE = re.compile(r"(?<![a-z])(high|low)$")
+_BETWEEN = re.compile(r"[\W_]+")
+_CAPITALS = re.compile(r"(?<![A-Za-z])(HIGH|LOW)(?![A-Za-z])")
+
+
+def experts_named(name: str) -> tuple[str, ...]:
+    """Return the `EXPERTS` that the name of a file speaks of; none or both where it leaves the choice.
+
+    Trainers write Wan 2.2's LoRA in pairs, `…_high_noise` and `…_low_noise` (ostris/ai-toolkit, `save_lora`); what is
+    published is called `HighNoise`, `T2V_HIGH_Lightning`, `low-v2` and so on as well. Where noise is spoken of, other
+    words do not count. Else the word has to stand out by its capitals, or be the last but for versions and the like.
+    """
+    text = _WORD.sub("_", name).lower()
+    words = {before or behind for before, behind in _WITH_NOISE.findall(text)}
+    if not words:
+        capitals = () if name.isupper() else _CAPITALS.findall(name)
+        words = {*_at_end(text), *(word.lower() for word in capitals)}
+    return tuple(one for one, word in zip(EXPERTS, NOISE, strict=True) if word in words)
+
+
+def _at_end(text: str) -> list[str]:
+    """Return each `high` and `low` that is the last word but for what `_BEHIND` names.
+
+    Words are looked at one by one from the end, as one expression for all of them would try each way to part them.
+    """
+    found: list[str] = []
+    for word in reversed([word for word in _BETWEEN.split(text) if word]):
+        found += _BARE.findall(word)
+        if not _AT_END.fullmatch(word):
+            break
+    return found
+
+
 WAN = Architecture(
     name="wan",
     title="Wan 2",
@@ -39,6 +83,7 @@ WAN = Architecture(
         named("wan|skyreels"),
     ),
     inputs=("patch_embedding",),
+    experts_named=experts_named,
     aliases=(
         *aliases(
             DENOISER,
