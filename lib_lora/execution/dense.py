@@ -31,7 +31,7 @@ from ..strengths.regions import EVERYWHERE, TokenLayout, is_of_text, region_on_r
 from ..strengths.table import StrengthTable, shaped_by_places
 from ..tensors import TensorFields, plain_mode, wide
 from ..weights.base_weight import weight_reader
-from ..weights.operation import Operation, named_arguments, output_in, place_of_input, width_of, with_output
+from ..weights.operation import Operation, named_arguments, output_in, place_of_input, with_output
 from ..weights.readers.base import WeightReader
 from . import opaque
 from .dense_products import Part, build
@@ -69,7 +69,7 @@ def in_passes(
     if isinstance(layer, nn.MultiheadAttention):
         x, dims = _attention(layer, named)
     else:
-        x, dims = _plain(named, place_of_input(args, kwargs, width_of(layer)))
+        x, dims = _plain(named, place_of_input(layer, args, kwargs))
     rows, dim = sum(map(len, passes)), dims[next(iter(dims))]
     repeats_per_row(layer, x, rows, least, dim)
     results = []
@@ -292,7 +292,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         kwargs: dict[str, Any],
         which: _Pass,
     ) -> Any:
-        x: Tensor = named_arguments(args, kwargs)[place_of_input(args, kwargs, width_of(layer))]
+        x: Tensor = named_arguments(args, kwargs)[place_of_input(layer, args, kwargs)]
         readers = {param: weight_reader(layer, param) for param in self._params}
         packed = not all(reader.holds_values for reader in readers.values())
         if packed and not self._acts(which):

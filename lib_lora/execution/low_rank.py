@@ -29,7 +29,7 @@ from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, is_of_text, token_layout
 from ..strengths.table import FactorShare, FactorShares, LayerStrengths, StrengthTable, change_of_bias
 from ..tensors import TensorFields, device_of
-from ..weights.operation import Operation, named_arguments, output_in, place_of_input, width_of, with_output
+from ..weights.operation import Operation, named_arguments, output_in, place_of_input, with_output
 from . import opaque
 from .dense import DenseExecutor
 from .low_rank_products import (
@@ -308,7 +308,7 @@ class _Calling:
         self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         self._layer, self._base_forward, self._args, self._kwargs = layer, base_forward, args, kwargs
-        self._place = place_of_input(args, kwargs, width_of(layer))
+        self._place = place_of_input(layer, args, kwargs)
         self.x: Tensor = args[self._place] if isinstance(self._place, int) else kwargs[self._place]
         """The input."""
         self._returned: Any = None
@@ -357,7 +357,7 @@ class LowRankOrDense:
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward with its adapters."""
-        x: Tensor = named_arguments(args, kwargs)[place_of_input(args, kwargs, width_of(layer))]
+        x: Tensor = named_arguments(args, kwargs)[place_of_input(layer, args, kwargs)]
         alike = not self._strengths.mixed and not self._beside.is_regional
         many = alike and x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
         return (self._dense if many else self._beside).run(layer, base_forward, args, kwargs)

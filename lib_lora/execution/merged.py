@@ -24,7 +24,7 @@ from ..errors import ComponentError, FileError
 from ..placement.resident import Binding
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode, wide
-from ..weights.base_weight import WeightMark, holds_values
+from ..weights.base_weight import WeightMark, holds_values, mark_weight
 from ..weights.originals import Checkpoint, OriginalWeight, copied, kept
 from ..weights.rounding import digest, generator_for, round_stochastically
 from .dense import DenseExecutor, bias_of
@@ -121,7 +121,7 @@ class MergedExecutor(DenseExecutor):
         wanted = tuple(values[binding.group] for binding in self._bindings)
         with plain_mode(next(layer.parameters()).device):
             marked = [(written.mark, param) for param, written in self._written.items()]
-            if not all(mark is not None and mark == WeightMark.of(layer, param) for mark, param in marked):
+            if not all(mark is not None and mark == mark_weight(layer, param) for mark, param in marked):
                 self._forget_replaced(layer)
             if self._written and wanted == self._values:
                 return
@@ -244,7 +244,7 @@ class MergedExecutor(DenseExecutor):
         else:
             written = self._written[param] = replace(written, after=digest(total), held=None, mark=None)
             parameter.detach().copy_(total)
-        self._written[param] = replace(written, mark=WeightMark.of(layer, param))
+        self._written[param] = replace(written, mark=mark_weight(layer, param))
 
     def _put_back(self, layer: nn.Module, param: str, written: _Written) -> None:
         parameter = layer.get_parameter(param)

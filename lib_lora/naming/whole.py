@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..adapters._part import PartOf
 from ..adapters.base import Adapter
 from ..errors import ComponentError
-from ..weights.base_weight import WeightMark, read_base_weight
+from ..weights.base_weight import WeightMark, mark_weight, read_base_weight
 from .index import LayerIndex
 from .places import Place
 
@@ -53,9 +53,9 @@ class Whole:
         return adapter.of(self._known[key][1], self.weight)
 
     def marks(self) -> list[WeightMark | None]:
-        """Mark the weights as they are now; see `base_weight.WeightMark`."""
+        """Return the marks of the weights as they are now."""
         layers = [(self._layers[one.target.path](), one.target.param) for one in self.place.segments]
-        return [None if layer is None else WeightMark.of(layer, param) for layer, param in layers]
+        return [None if layer is None else mark_weight(layer, param) for layer, param in layers]
 
     def weight(self) -> Tensor:
         """Return their base weights as one, on the device of the first that is on one, else on the CPU.

@@ -22,7 +22,7 @@ from ..naming.whole import Whole
 from ..registry import Tuner
 from ..strengths.table import FactorShare, FactorShares, StrengthTable
 from ..tensors import plain_mode
-from ..weights.base_weight import WeightMark, read_base_weight
+from ..weights.base_weight import WeightMark, mark_weight, read_base_weight
 from . import trace
 from .budget import OUT_OF_MEMORY, Budget
 from .schemes import stays
@@ -280,7 +280,7 @@ class Resident(ABC, Generic[P]):
     def _marks_of(self, layer: nn.Module) -> tuple[WeightMark | None, ...]:
         found: list[WeightMark | None] = []
         for one in self._bindings:
-            found += [WeightMark.of(layer, one.target.param)] if one.whole is None else one.whole.marks()
+            found += [mark_weight(layer, one.target.param)] if one.whole is None else one.whole.marks()
         return tuple(found)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,29 +29,26 @@ def read_base_weight(layer: nn.Module, param: str) -> Tensor:
 _SAMPLES = 64
 
 
-class WeightMark(NamedTuple):
-    """A base weight at the time it was read: its version counter and some of its numbers."""
+WeightMark = tuple[int | None, bytes]
+"""A base weight at the time it was read: its version counter and some of its numbers."""
 
-    version: int | None
-    samples: bytes
 
-    @classmethod
-    def of(cls, layer: nn.Module, param: str) -> WeightMark | None:
-        """Mark the weight as it is stored now; None if its numbers are elsewhere."""
-        weight = stored(layer, param)
-        if weight is None:
-            return None
-        version = None if weight.is_inference() else weight._version
-        while is_wrapper(weight):
-            inner: Any = weight
-            weight = getattr(inner, inner.__tensor_flatten__()[0][0])
-            assert isinstance(weight, Tensor)
-        if weight.device.type == "meta" or weight.layout != torch.strided or not weight.numel():
-            return None
-        span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
-        count = min(span, _SAMPLES)
-        samples = weight.detach().as_strided((count,), (span // count,), weight.storage_offset())
-        return cls(version, bytes(samples.to("cpu", copy=True).view(torch.uint8).tolist()))
+def mark_weight(layer: nn.Module, param: str) -> WeightMark | None:
+    """Return the mark of a weight as it is stored now; None if its numbers are elsewhere."""
+    weight = stored(layer, param)
+    if weight is None:
+        return None
+    version = None if weight.is_inference() else weight._version
+    while is_wrapper(weight):
+        inner: Any = weight
+        weight = getattr(inner, inner.__tensor_flatten__()[0][0])
+        assert isinstance(weight, Tensor)
+    if weight.device.type == "meta" or weight.layout != torch.strided or not weight.numel():
+        return None
+    span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+    count = min(span, _SAMPLES)
+    samples = weight.detach().as_strided((count,), (span // count,), weight.storage_offset())
+    return version, bytes(samples.to("cpu", copy=True).view(torch.uint8).tolist())
 
 
 def weight_reader(layer: nn.Module, param: str) -> type[WeightReader]:
@@ -81,7 +78,4 @@ def holds_values(layer: nn.Module, param: str) -> bool:
 def reader_of(layer: nn.Module, param: str) -> type[WeightReader] | None:
     """Return the first reader that knows the storage of a weight; None if there is none."""
     known = discover_classes(readers, WeightReader)  # type: ignore[type-abstract]
-    for reader in known:
-        if reader.matches(layer, param):
-            return reader
-    return None
+    return next((reader for reader in known if reader.matches(layer, param)), None)

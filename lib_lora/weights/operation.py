@@ -36,37 +36,28 @@ _INPUTS = ("input", "x", "hidden_states", "query")
 """What layers call their input."""
 
 
-def place_of_input(args: tuple[Any, ...], kwargs: dict[str, Any], width: int | None = None) -> int | str:
-    """Tell which argument of a call is the layer's input: a position, or a name.
+def place_of_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | str:
+    """Return which argument of a call is the layer's input: a position, or a name.
 
     It is the first tensor, unless one of several has a name that inputs have, or is the first of the layer's width.
-
-    Args:
-        args: by position.
-        kwargs: by name.
-        width: how many numbers each token of the input has, where that is known.
 
     Raises:
         TypeError: there is no tensor among them.
     """
-    first: int | str | None = next((i for i, value in enumerate(args) if isinstance(value, Tensor)), None)
-    if first is None:
-        names = [name for name, value in kwargs.items() if isinstance(value, Tensor)]
-        if not names:
-            raise TypeError("a layer with adapters was called without a tensor; take the LoRA off this model")
-        first = next((name for name in _INPUTS if name in names), names[0])
-    if width is None or len(args) + len(kwargs) == 1 or first in _INPUTS:
-        return first
     found = named_arguments(args, kwargs)
-    if _is_of(found[first], width):
+    tensors = [place for place, value in found.items() if isinstance(value, Tensor)]
+    if not tensors:
+        raise TypeError("a layer with adapters was called without a tensor; take the LoRA off this model")
+    known = [name for name in _INPUTS if name in tensors]
+    first = known[0] if known and isinstance(tensors[0], str) else tensors[0]
+    width = getattr(layer, "in_features", None)
+    if not isinstance(width, int) or len(found) == 1 or first in _INPUTS:
         return first
-    behind: list[int | str] = [*range(len(args)), *(name for name in _INPUTS if name in kwargs), *kwargs]
-    return next((place for place in behind if _is_of(found[place], width)), first)
-
-
-def _is_of(value: Any, width: int) -> bool:
-    """Return whether a value has tokens of a width: a vector alone may as well be a scale."""
-    return isinstance(value, Tensor) and value.ndim > 1 and value.shape[-1] == width
+    positions = [place for place in tensors if isinstance(place, int)]
+    for place in (first, *positions, *known, *tensors):
+        if found[place].ndim > 1 and found[place].shape[-1] == width:  # a vector may as well be a scale
+            return place
+    return first
 
 
 def output_in(layer: nn.Module, returned: Any) -> Tensor:
@@ -94,12 +85,6 @@ def with_output(returned: Any, y: Tensor, others: Sequence[Any] | None = None) -
         return y
     kind: Any = type(returned)
     return getattr(kind, "_make", kind)((y, *(returned[1:] if others is None else others)))
-
-
-def width_of(layer: nn.Module) -> int | None:
-    """Return how many numbers each token of a linear layer's input has; None where the layer does not say."""
-    width = getattr(layer, "in_features", None)
-    return width if isinstance(width, int) else None
 
 
 def named_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Any]:

@@ -25,7 +25,9 @@ def round_stochastically(out: Tensor, value: Tensor, generator: torch.Generator)
         generator: where the randomness comes from; on the device of `value`, or on the CPU.
     """
     dropped = _DROPPED.get(out.dtype)
-    if dropped is None or value.dtype != torch.float32 or not _all_below(value, torch.finfo(out.dtype).max):
+    # False where something is NaN
+    small = value.numel() > 0 and bool(value.abs().amax() < torch.finfo(out.dtype).max)
+    if dropped is None or value.dtype != torch.float32 or not small:
         _round_to_neighbour(out, value, generator)
     elif out.dtype == torch.float16:
         # below 2^-14 numbers of fp16 are as far apart as those behind it, and those are made of bits of fp32
@@ -47,10 +49,6 @@ def _random_bits(like: Tensor, count: int, generator: torch.Generator) -> Tensor
     drawn = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=generator.device)
     short = drawn.random_(-(1 << 63), None, generator=generator).view(torch.int16)[: like.numel()]
     return short.to(like.device, torch.int32).bitwise_and_((1 << count) - 1).view(like.shape)
-
-
-def _all_below(value: Tensor, limit: float) -> bool:
-    return value.numel() > 0 and bool(value.abs().amax() < limit)  # not so where something is no number
 
 
 def _round_to_neighbour(out: Tensor, value: Tensor, generator: torch.Generator) -> None:
@@ -114,10 +112,6 @@ def _neighbour(nearest: Tensor, error: Tensor) -> Tensor:
     bits = _bits(nearest)
     away = (error > 0) == (nearest.to(error.dtype) > 0)  # from zero: one more in the bits, whatever the sign
     stepped = torch.where(away, bits + 1, bits - 1)
-    smallest = torch.where(error > 0, torch.ones_like(bits), torch.ones_like(bits) | _sign(bits))
+    sign = 128 if bits.dtype == torch.uint8 else torch.iinfo(bits.dtype).min
+    smallest = torch.where(error > 0, torch.ones_like(bits), torch.ones_like(bits) | sign)
     return torch.where(nearest.to(error.dtype) == 0, smallest, stepped).view(nearest.dtype)
-
-
-def _sign(bits: Tensor) -> int:
-    """Return the sign bit."""
-    return 128 if bits.dtype == torch.uint8 else torch.iinfo(bits.dtype).min
