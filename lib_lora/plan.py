@@ -18,7 +18,7 @@ from .execution.dense import DenseExecutor
 from .execution.hooks import Executor, move_to_layer
 from .execution.low_rank import LowRankExecutor, LowRankOrDense
 from .execution.merged import MergedExecutor, refuse_spoiled_in, why_not_merged
-from .naming.blocks import Element
+from .naming.blocks import BlockNames, Element
 from .naming.index import LayerIndex, blocks_of
 from .naming.network import Network
 from .naming.places import Place
@@ -28,7 +28,7 @@ from .placement.resident import Binding, Keeping
 from .report import ActivationReport
 from .stack import Stack
 from .strengths.strength import Strength, as_strength
-from .strengths.table import StackStrengths, StrengthGroups, StrengthTable, block_rules
+from .strengths.table import StackStrengths, StrengthGroup, StrengthTable, block_rules, group_numbers
 from .tensors import every
 from .weights.base_weight import has_plain_weight
 from .weights.originals import Checkpoint
@@ -174,7 +174,7 @@ class Plan:
             StackError: the model takes no list of block weights as long as an entry's.
         """
         former = self.strengths.stack_strengths
-        self.strengths.write(StackStrengths(stack.wishes, stack.variants, former.groups))
+        self.strengths.write(former.for_stack(stack.wishes, stack.variants))
         if not self.key.merging:
             return
         try:
@@ -243,10 +243,10 @@ def make_plan(
         ComponentError: a layer has a weight that a LoRA could not be taken off.
     """
     model = blocks_of(key.indexes)
-    groups = StrengthGroups(stack.wishes, key.indexes, model)
-    bindings = _bindings(stack, key, groups)
+    groups: dict[StrengthGroup, int] = {}
+    bindings = _bindings(stack, key, model, groups)
     refuse_spoiled_in([layer for _, layer, _ in bindings])
-    stack_strengths = StackStrengths(stack.wishes, stack.variants, groups)
+    stack_strengths = StackStrengths(stack.wishes, stack.variants, tuple(groups), model)
     keepings = _keepings(keeping, components)
     steady = next((one.steady for one in keepings.values() if one.steady is not None), None)
     kept = None if steady is None else steady.vector
@@ -275,7 +275,9 @@ def _keepings(keeping: Keeping, components: Mapping[str, nn.Module]) -> dict[str
     return {name: keeping if is_compiled(module) else other for name, module in components.items()}
 
 
-def _bindings(stack: Stack, key: PlanKey, groups: StrengthGroups) -> list[tuple[str, nn.Module, list[Binding]]]:
+def _bindings(
+    stack: Stack, key: PlanKey, model: BlockNames, groups: dict[StrengthGroup, int]
+) -> list[tuple[str, nn.Module, list[Binding]]]:
     """List the adapters of each layer, with its component, in the order of the model: compiled models go by that."""
     by_component = {index.component: index for index in key.indexes}
     found: dict[nn.Module, tuple[str, list[Binding]]] = {}  # by module: one that has two names still is one layer
@@ -284,13 +286,14 @@ def _bindings(stack: Stack, key: PlanKey, groups: StrengthGroups) -> list[tuple[
     if not stack.in_order:  # sums have the same bits only if they are made in the same order
         numbered.sort(key=lambda one: (str(one[1].path), one[1].rank or 0))
     for i, entry, network in numbered:
-        for one in network.bound:
+        layers = [(one.component, one.target) for one in network.bound]
+        numbers = group_numbers(i, key.patterns[i], layers, by_component, model, groups)
+        for one, group in zip(network.bound, numbers, strict=True):
             layer = by_component[one.component].module(one.target.path)
             whole = None
             if one.adapter.reads_whole:
                 place = one.component, one.place
                 whole = wholes[place] = wholes.get(place) or Whole(one.place, by_component[one.component])
-            group = groups.number(i, one.component, one.target)
             binding = Binding(one.adapter, one.target, network.file, group, entry.rank, whole)
             found.setdefault(layer, (one.component, []))[1].append(binding)
     every = [  # with its number, so that no two layers are compared

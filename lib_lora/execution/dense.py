@@ -27,7 +27,7 @@ from ..placement import scratch
 from ..placement.resident import Binding, Keeping, Resident
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
-from ..strengths.regions import EVERYWHERE, TokenLayout, is_of_text, region_on_row, token_layout
+from ..strengths.regions import ALL_PLACES, RegionPart, TokenLayout, is_of_text, region_on_row, token_layout
 from ..strengths.table import StrengthTable, shaped_by_places
 from ..tensors import TensorFields, plain_mode, wide
 from ..weights.base_weight import weight_reader
@@ -227,14 +227,13 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             return run(0, args, kwargs)
         return in_passes(layer, passes, self._bindings[0].target.batched_ndim, run, args, kwargs)
 
-    def _regions(self, image: int | None) -> tuple[_Where, ...]:
+    def _regions(self, image: int | None) -> tuple[RegionPart, ...]:
         """Return the region of each binding, and the part of the prompt that describes it."""
         strengths = self._strengths
         if strengths.regional_groups.isdisjoint(self._groups):
-            return (_EVERYWHERE,) * len(self._bindings)
-        variant = strengths.shown if image is None else image
-        regions, parts = strengths.regions.by_variant[variant], strengths.regions.parts[variant]
-        return tuple((regions[binding.group], parts[binding.group]) for binding in self._bindings)
+            return (ALL_PLACES,) * len(self._bindings)
+        regions = strengths.stack_strengths.group_regions[strengths.shown if image is None else image]
+        return tuple(regions[binding.group] for binding in self._bindings)
 
     def _run_regions(
         self,
@@ -247,33 +246,33 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     ) -> Any:
         """Make one pass with what acts everywhere, and one for each region with what acts in it, too."""
         regions = self._regions(image)
-        if all(region == _EVERYWHERE for region in regions):
+        if all(region == ALL_PLACES for region in regions):
             return self._run(layer, base_forward, args, kwargs, _Pass(image))
 
-        def run(region: _Where) -> Any:
-            acting = frozenset(i for i, own in enumerate(regions) if own in (_EVERYWHERE, region))
+        def run(region: RegionPart) -> Any:
+            acting = frozenset(i for i, own in enumerate(regions) if own in (ALL_PLACES, region))
             if not acting:
                 return base_forward(layer, *args, **kwargs)
             return self._run(layer, base_forward, args, kwargs, _Pass(image, acting))
 
-        total = y = run(_EVERYWHERE)
-        for region in dict.fromkeys(one for one in regions if one != _EVERYWHERE):
+        total = y = run(ALL_PLACES)
+        for region in dict.fromkeys(one for one in regions if one != ALL_PLACES):
             total = self._blended(layer, total, y, run(region), region, rows)
         return total
 
     def _blended(
-        self, layer: nn.Module, total: Any, y: Any, other: Any, region: _Where, rows: Sequence[int] | None
+        self, layer: nn.Module, total: Any, y: Any, other: Any, region: RegionPart, rows: Sequence[int] | None
     ) -> Any:
         """Add what a region's pass changes, at the places of the region."""
         if not isinstance(y, Tensor):  # attention's, with its weights, which stay those without
             whole, own, others = (output_in(layer, one) for one in (total, y, other))
             return with_output(total, self._blended(layer, whole, own, others, region, rows))
-        strengths, (number, told) = self._strengths, region
+        strengths = self._strengths
         layout = self._token_layout(y, rows)
         parts = strengths.parts if rows is None or not strengths.parts else [strengths.parts[row] for row in rows]
-        which = tuple((region_on_row(number, told, layout.grid, part),) for part in parts or (None,))
+        which = tuple((region_on_row(region, layout.grid, part),) for part in parts or (None,))
         first = layout.channels_first
-        weights = strengths.regions.at(layout.grid, which, y.device, y.dtype, channels_first=first)
+        weights = strengths.region_weights(layout.grid, which, y.device, y.dtype, channels_first=first)
         return total + (other - y) * shaped_by_places(weights, layout)
 
     def _token_layout(self, y: Tensor, rows: Sequence[int] | None) -> TokenLayout:
@@ -406,9 +405,6 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         return Placement(device, _ANY, _ANY, store(adapters, self._storage))
 
 
-_Where = tuple[int, "int | None"]
-"""A region's number, and the part of the prompt that tells of it."""
-_EVERYWHERE: _Where = (EVERYWHERE, None)
 _ANY = torch.float32
 """Adapters are placed in their files' dtypes, so the one that a placement is asked for makes no difference."""
 

@@ -349,7 +349,7 @@ class StrengthHook:
                 table.set_latents(self._latents(call))
             if table.varying:
                 table.set_moment(self.settings.moment_of(call, noise=table.by_noise, flow=self.flow))
-            if self.images > 1 or self.halved or table.regions.has_parts:
+            if self.images > 1 or self.halved or table.has_parts:
                 rows = self.settings.rows_of(call, self.images, halved=self.halved)
                 variants = stack_variants(rows, halved=self.halved)
                 if call.repeats_rows and len(set(variants)) > 1:
@@ -361,7 +361,7 @@ class StrengthHook:
         """Set the table to calls outside a denoiser."""
         table = self.table
         with plain_mode(_CPU):
-            if table.latents is not None and not table.regions.was_placed and not self.warned:
+            if table.latents is not None and not table.was_placed and not self.warned:
                 self.warned = True
                 logger.warning(
                     "no layer of this %s has tokens that lie in the picture as expected; "

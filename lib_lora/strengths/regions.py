@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -346,108 +346,51 @@ def _by_numbers(kwargs: Mapping[str, Any]) -> tuple[int, int, int] | None:
 
 EVERYWHERE, NOWHERE = 0, -1
 """In place of a region's number."""
+RegionPart: TypeAlias = "tuple[int, int | None]"
+"""A region's number, from 1, and the part of the prompt that describes it; None where none does."""
+ALL_PLACES: RegionPart = (EVERYWHERE, None)
 RowRegions: TypeAlias = tuple[tuple[int, ...], ...]
 """For each row, the numbers of the regions of some factors."""
 
 
-@dataclass
-class RegionWeights:
-    """The regions of a strength table, and their weights at the places of layers, made when they are first needed."""
-
-    regions: tuple[Region, ...] = ()
-    by_variant: tuple[tuple[int, ...], ...] = ()
-    """For each variant of the stack, the region's number of each strength group, from 1; 0 is everywhere."""
-    parts: tuple[tuple[int | None, ...], ...] = ()
-    """Likewise the part of the prompt that describes the region."""
-    groups: frozenset[int] = field(default=frozenset(), init=False, compare=False)
-    """The strength groups that have a region, in any variant."""
-    _columns: dict[TokenGrid, Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
-    _made: dict[tuple[object, ...], Tensor] = field(default_factory=dict, init=False, compare=False, repr=False)
-    _latents: LatentGrid | None = field(default=None, init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.groups = frozenset(i for own in self.by_variant for i, region in enumerate(own) if region)
-
-    @property
-    def has_parts(self) -> bool:
-        """Tell whether the part of the prompt that a row is of makes a difference."""
-        return any(part is not None for own in self.parts for part in own)
-
-    @property
-    def was_placed(self) -> bool:
-        """Tell whether any layer had tokens with a place in the present picture."""
-        return bool(self._columns)
-
-    def for_row(self, variant: int, groups: Sequence[int], grid: TokenGrid | None, part: int | None) -> tuple[int, ...]:
-        """Return the region's number of each strength group on a row of a variant and a part of the prompt."""
-        regions, parts = self.by_variant[variant], self.parts[variant]
-        return tuple(region_on_row(regions[group], parts[group], grid, part) for group in groups)
-
-    def at(
-        self,
-        grid: TokenGrid | None,
-        regions: RowRegions,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        channels_first: bool,
-    ) -> Tensor:
-        """Return the weights of some regions, (rows, places, n), or (rows, n, places) where channels are first.
-
-        Args:
-            grid: of the places; None is a single one outside the picture.
-            regions: for each row, n numbers from 1, `EVERYWHERE` or `NOWHERE`.
-            device: of the weights.
-            dtype: of the weights.
-            channels_first: the order of their dimensions.
-        """
-        key = grid, regions, device, dtype, channels_first
-        found = self._made.get(key)
-        if found is None:
-            numbers = torch.tensor(regions, dtype=torch.int64, device="cpu")
-            chosen = self._all_columns(grid)[:, numbers]  # (places, rows, n)
-            shaped = chosen.permute(1, 2, 0) if channels_first else chosen.transpose(0, 1)
-            found = self._made[key] = shaped.to(device=device, dtype=dtype, copy=True).contiguous()
-        return found
-
-    def set_latents(self, latents: LatentGrid) -> None:
-        """Forget what was made for another picture."""
-        if latents != self._latents:
-            self._latents = latents
-            self._columns.clear()
-            self._made.clear()
-
-    def _all_columns(self, grid: TokenGrid | None) -> Tensor:
-        """Return the weights of all regions, `EVERYWHERE` first and `NOWHERE` last, (places, 1 + regions + 1)."""
-        if grid is None:
-            shares = [one.share for one in self.regions]
-            return torch.tensor([[1.0, *shares, 0.0]], dtype=torch.float64, device="cpu")
-        found = self._columns.get(grid)
-        if found is None:
-            columns = [_column(grid, one) for one in self.regions]
-            everywhere, nowhere = torch.ones_like(columns[0]), torch.zeros_like(columns[0])
-            found = self._columns[grid] = torch.stack([everywhere, *columns, nowhere], 1)
-        return found
-
-
-NO_REGIONS = RegionWeights()
-
-
-def region_on_row(region: int, described: int | None, grid: TokenGrid | None, part: int | None) -> int:
+def region_on_row(region: RegionPart, grid: TokenGrid | None, part: int | None) -> int:
     """Return the number of the region that weighs a row; by the part of the prompt where a layer is given the prompt.
 
     Args:
-        region: number of the region.
-        described: the part of the prompt that describes it; None where none does.
+        region: in which the strength acts.
         grid: None where the layer's tokens have no place.
         part: of the prompt that the row is of; None where it is not known, as for a negative one.
     """
+    number, described = region
     if grid is not None or described is None or part is None:
-        return region
+        return number
     return EVERYWHERE if described == part else NOWHERE
 
 
-def _column(grid: TokenGrid, region: Region) -> Tensor:
-    frames = region.weights(grid.height, grid.width).flatten().repeat(grid.frames)
-    before, behind = (frames.new_full((count,), region.share) for count in (grid.before, grid.behind))
-    return torch.cat([before, frames, behind])
+def weights_at(grid: TokenGrid | None, rows: RowRegions, regions: Sequence[Region]) -> Tensor:
+    """Return the weights of regions at each place, (rows, n, places), in fp64.
+
+    Args:
+        grid: of the places; None is a single one outside the picture.
+        rows: for each row, n numbers of regions.
+        regions: in the order of their numbers.
+    """
+    numbers = sorted({number for row in rows for number in row})
+    weights = []
+    for number in numbers:
+        region = regions[number - 1] if number > EVERYWHERE else None
+        share = float(number == EVERYWHERE) if region is None else region.share
+        weights.append(_at_places(grid, region, share))
+    return torch.stack(weights)[torch.tensor([[numbers.index(number) for number in row] for row in rows], device="cpu")]
+
+
+def _at_places(grid: TokenGrid | None, region: Region | None, share: float) -> Tensor:
+    """Return the weight of a region at each place; its share where a place is not in the picture."""
+    if grid is None:
+        return torch.tensor([share], dtype=torch.float64, device="cpu")
+    count = grid.height * grid.width * grid.frames
+    weights = torch.full((grid.before + count + grid.behind,), share, dtype=torch.float64, device="cpu")
+    if region is not None:
+        picture = region.weights(grid.height, grid.width).flatten()
+        weights[grid.before : grid.before + count] = picture.repeat(grid.frames)
+    return weights

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from operator import mul
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -29,7 +30,17 @@ from ..files.components import DENOISER, role
 from ..naming.blocks import BlockNames, Element, Side, block_of, side_of
 from ..naming.index import LayerIndex
 from ..naming.places import Target
-from .regions import NO_REGIONS, LatentGrid, Region, RegionWeights, RowRegions, TokenGrid, TokenLayout
+from .regions import (
+    ALL_PLACES,
+    LatentGrid,
+    Region,
+    RegionPart,
+    RowRegions,
+    TokenGrid,
+    TokenLayout,
+    region_on_row,
+    weights_at,
+)
 from .strength import (
     AnyMultiplier,
     Curve,
@@ -48,7 +59,7 @@ Wishes: TypeAlias = Sequence[tuple[str, AnyMultiplier]]
 """The name and the multiplier of each entry of a stack."""
 Variants: TypeAlias = Sequence[tuple[int, bool]]
 """The (image, negative) that may have strengths of their own."""
-Values: TypeAlias = Sequence[Sequence[float]]
+Values: TypeAlias = tuple[tuple[float, ...], ...]
 """For each variant, the strength of every group."""
 Numbers: TypeAlias = Sequence["float | None"]
 """The strength of every group; None where rows or places differ."""
@@ -81,35 +92,33 @@ def _block_and_side(component: str, path: str) -> tuple[str, Side | None]:
     return block, side_of(block) if role(component) == DENOISER else None
 
 
-class StrengthGroups:
-    """The strength groups of a plan, numbered as they are first needed."""
+def group_numbers(
+    entry: int,
+    rules: Sequence[Element],
+    layers: Iterable[tuple[str, Target]],
+    indexes: Mapping[str, LayerIndex],
+    model: BlockNames,
+    numbers: dict[StrengthGroup, int],
+) -> list[int]:
+    """Return the number of the strength group of each layer of an entry.
 
-    def __init__(self, wishes: Wishes, indexes: Sequence[LayerIndex], model: BlockNames) -> None:
-        self.model = model
-        self.all: list[StrengthGroup] = []
-        self.shared: dict[tuple[int, str, Side | None], int] = {}
-        """(entry, component, side) of each number before blocks are weighed."""
-        self.shared_of: list[int] = []
-        """The position in `shared` of each group."""
-        self.rules = [block_rules(multiplier) for _, multiplier in wishes]
-        """Of each entry; a stack of the same plan has the same."""
-        self._indexes = {index.component: index for index in indexes}
-        self._numbers: dict[StrengthGroup, int] = {}
-
-    def number(self, entry: int, component: str, target: Target) -> int:
-        """Return the id of a layer's group, allocating it if new."""
+    Args:
+        entry: its place in the stack.
+        rules: its `block_rules`.
+        layers: their components and targets.
+        indexes: of all components.
+        model: its blocks.
+        numbers: of the groups so far; groups that are new are added.
+    """
+    found, matches = [], ()
+    for component, target in layers:
         block, side = _block_and_side(component, target.path)
-        matches: tuple[bool, ...] = ()
-        if self.rules[entry]:
-            names = self._indexes[component].names_of(target)
-            matches = tuple([rule.suits(block, names, self.model) for rule in self.rules[entry]])
+        if rules:
+            names = indexes[component].names_of(target)
+            matches = tuple([rule.suits(block, names, model) for rule in rules])
         group = StrengthGroup(entry, component, block, side, matches)
-        found = self._numbers.get(group)
-        if found is None:
-            found = self._numbers[group] = len(self.all)
-            self.all.append(group)
-            self.shared_of.append(self.shared.setdefault((entry, component, side), len(self.shared)))
-        return found
+        found.append(numbers.setdefault(group, len(numbers)))
+    return found
 
 
 class StackStrengths:
@@ -118,24 +127,36 @@ class StackStrengths:
     Args:
         wishes: of the stack.
         variants: of the stack.
-        groups: of the plan.
+        groups: of the plan, in the order of their numbers.
+        model: its blocks.
+        regions: of other stacks of the plan -> their numbers from 1; the stack's own are added.
 
     Raises:
         StackError: the model takes no list of block weights as long as an entry's.
     """
 
-    def __init__(self, wishes: Wishes, variants: Variants, groups: StrengthGroups) -> None:
-        self._wishes = wishes
-        self.groups = groups
+    def __init__(
+        self,
+        wishes: Wishes,
+        variants: Variants,
+        groups: Sequence[StrengthGroup],
+        model: BlockNames,
+        regions: dict[Region, int] | None = None,
+    ) -> None:
+        self._wishes, self._model, self.groups = wishes, model, groups
         self._variants = [
             [as_strength(image_multiplier(multiplier, image, negative=negative)) for _, multiplier in wishes]
             for image, negative in variants
         ]
+        self._shared: dict[tuple[int, str, Side | None], int] = {}
+        """(entry, component, side) of each number before blocks are weighed."""
+        self._shared_of = [self._shared.setdefault((one[0], one[1], one[3]), len(self._shared)) for one in groups]
+        """The position in `_shared` of each group."""
         self.varying: set[int] = set()
         """The entries whose strength differs from moment to moment."""
         self.by_noise = False
         """Whether the timestep or the noise makes a difference."""
-        denoising = {entry for entry, _, side in groups.shared if side is not None}
+        denoising = {entry for entry, _, side in self._shared if side is not None}
         has_blocks = has_regions = False
         for variant in self._variants:
             for entry, one in enumerate(variant):
@@ -146,31 +167,49 @@ class StackStrengths:
                     self.by_noise |= one.by_noise
         self.varies = not self.varying.isdisjoint(denoising)
         """Whether the moment makes a difference."""
-        self._block_weights = [list(self._weigh(variant)) for variant in self._variants] if has_blocks else None
-        self.regions = self._find_regions() if has_regions else NO_REGIONS
+        self._block_weights = self._weigh() if has_blocks else None
+        self.regions: dict[Region, int] = {} if regions is None else regions
+        self.group_regions = self._find_regions() if has_regions else ()
+        """For each variant, the region of each group and the part of the prompt that describes it; or nothing."""
+        self.row_regions: dict[tuple[object, ...], RowRegions] = {}
+        """The regions of factors, see `StrengthTable.weights`."""
+
+    def for_stack(self, wishes: Wishes, variants: Variants) -> StackStrengths:
+        """Return the strengths of another stack of the plan.
+
+        Raises:
+            StackError: see above.
+        """
+        found = StackStrengths(wishes, variants, self.groups, self._model, self.regions)
+        if found.group_regions == self.group_regions:
+            found.row_regions = self.row_regions
+        return found
 
     @property
     def varying_groups(self) -> frozenset[int]:
         """Return the strength groups whose strength differs from moment to moment."""
-        varying = [one.side is not None and one.entry in self.varying for one in self.groups.all]
+        varying = [one.side is not None and one.entry in self.varying for one in self.groups]
         return frozenset(i for i, varies in enumerate(varying) if varies)
 
-    def values(self, moment: Moment | None) -> list[list[float]]:
+    @property
+    def regional_groups(self) -> frozenset[int]:
+        """Return the strength groups that have a region, in any variant."""
+        return frozenset([i for own in self.group_regions for i, (region, _) in enumerate(own) if region])
+
+    def values(self, moment: Moment | None) -> Values:
         """Return the strength of every group for each variant; without a moment, at the beginning.
 
         Raises:
             MomentError: the moment lacks what an entry's strength depends on.
         """
         found = []
-        for strengths in self._variants:
-            shared = [self._at(strengths, *one, moment) for one in self.groups.shared]
-            found.append([shared[i] for i in self.groups.shared_of])
-        if self._block_weights is None:
-            return found
-        return [
-            [value * weight for value, weight in zip(values, weights, strict=True)]
-            for values, weights in zip(found, self._block_weights, strict=True)
-        ]
+        for variant, strengths in enumerate(self._variants):
+            shared = [self._at(strengths, *one, moment) for one in self._shared]
+            own = [shared[i] for i in self._shared_of]
+            if self._block_weights is not None:
+                own = list(map(mul, own, self._block_weights[variant]))
+            found.append(tuple(own))
+        return tuple(found)
 
     def idle(self, acted: Set[int], moments: int) -> tuple[dict[int, str], dict[int, str]]:
         """Return the entries without any effect -> why, and the ones that act on text encoders alone -> where not, why.
@@ -181,53 +220,43 @@ class StackStrengths:
         """
         static, idle, partly = self.values(None), dict[int, str](), dict[int, str]()
         for entry, (_, multiplier) in enumerate(self._wishes):
-            groups = [i for i, group in enumerate(self.groups.all) if group.entry == entry]
-            denoising = [i for i in groups if self.groups.all[i].side is not None]
-            varying = denoising if entry in self.varying else []
-            outside = denoising if self._has_empty_regions(entry) else []
-            wanted_outside = [i for i in outside if self._is_wanted(i)]
-            why_never = self._why_never(entry, varying, acted, moments)
-            if any(own[i] for own in static for i in groups if i not in varying and i not in outside):
-                wanted = [i for i in varying if self._is_wanted(i)]
-                if wanted_outside:
-                    partly[entry] = f"on the {self._components(wanted_outside)}: {_NOWHERE}"
-                elif wanted and why_never:
-                    partly[entry] = f"on the {self._components(wanted)}: {why_never}"
-            elif wanted_outside:
-                idle[entry] = _NOWHERE
-            elif varying:
-                if why_never:
-                    idle[entry] = why_never
+            own = [strengths[entry] for strengths in self._variants]
+            groups = [i for i, group in enumerate(self.groups) if group.entry == entry]
+            denoising = [i for i in groups if self.groups[i].side is not None]
+            is_outside = all(one.region is not None and not one.region.share for one in own)
+            varies = entry in self.varying and bool(denoising)
+            unsure = denoising if varies or is_outside else []
+            wanted = [i for i in unsure if self._is_wanted(i)]
+            never, reason = [one.during.why_empty for one in own], ""
+            if is_outside:
+                reason = _NOWHERE
+            elif all(never):
+                reason = never[0]
+            elif moments and acted.isdisjoint(unsure):
+                reason = f"its strength was 0 at all {moments} calls of the model"
+            if any(values[i] for values in static for i in groups if i not in unsure):
+                if wanted and reason:
+                    partly[entry] = f"on the {self._components(wanted)}: {reason}"
+            elif wanted or varies:
+                if reason:
+                    idle[entry] = reason
             elif not all(map(is_off, image_multipliers(multiplier))):
                 layers = self._components(groups)
                 idle[entry] = f"its strength is 0 for all layers that it changes, which are in {layers}"
         return idle, partly
 
-    def _has_empty_regions(self, entry: int) -> bool:
-        regions = [strengths[entry].region for strengths in self._variants]
-        return all(region is not None and not region.share for region in regions)
-
     def _components(self, groups: Sequence[int]) -> str:
-        return ", ".join(dict.fromkeys(self.groups.all[i].component for i in groups))
+        return ", ".join(dict.fromkeys([self.groups[i].component for i in groups]))
 
     def _is_wanted(self, i: int) -> bool:
         """Tell whether a group has a strength at a moment that may come: the user may leave a component alone."""
-        group = self.groups.all[i]
-        for place, strengths in enumerate(self._variants):
+        group = self.groups[i]
+        for variant, strengths in enumerate(self._variants):
             amount = strengths[group.entry].amount(group.component, group.side)
             wanted = not amount.is_zero if isinstance(amount, Curve) else amount != 0
-            if wanted and (self._block_weights is None or self._block_weights[place][i]):
+            if wanted and (self._block_weights is None or self._block_weights[variant][i]):
                 return True
         return False
-
-    def _why_never(self, entry: int, varying: Sequence[int], acted: Set[int], moments: int) -> str:
-        """Return why groups that vary have been 0 at all moments; empty where they have not, or may not be."""
-        never = [strengths[entry].during.why_empty for strengths in self._variants]
-        if varying and all(never):
-            return never[0]
-        if varying and moments and acted.isdisjoint(varying):
-            return f"its strength was 0 at all {moments} calls of the model"
-        return ""
 
     def _at(
         self, strengths: Sequence[Strength], entry: int, component: str, side: Side | None, moment: Moment | None
@@ -238,32 +267,33 @@ class StackStrengths:
         except MomentError as error:
             raise MomentError(f"{self._wishes[entry][0]}: {error}") from error
 
-    def _weigh(self, strengths: Sequence[Strength]) -> Iterator[float]:
-        """Yield the block weight of each group."""
-        for group in self.groups.all:
-            blocks = strengths[group.entry].blocks
-            if blocks is None:
-                yield 1.0
-                continue
-            matches = dict(zip(self.groups.rules[group.entry], group.matches, strict=True))
-            try:
-                yield blocks.weight(group.block, matches, self.groups.model)
-            except StackError as error:
-                raise StackError(f"{self._wishes[group.entry][0]}: {error}", group.entry) from error
-
-    def _find_regions(self) -> RegionWeights:
-        numbers: dict[Region, int] = {}
-        by_variant, parts = [], []
+    def _weigh(self) -> list[list[float]]:
+        """Return the block weight of each group, for each variant."""
+        rules = [block_rules(multiplier) for _, multiplier in self._wishes]  # as those of the plan
+        found = []
         for strengths in self._variants:
-            everywhere: tuple[int, int | None] = (0, None)
+            weights = []
+            for group in self.groups:
+                blocks, weight = strengths[group.entry].blocks, 1.0
+                if blocks is not None:
+                    matches = dict(zip(rules[group.entry], group.matches, strict=True))
+                    try:
+                        weight = blocks.weight(group.block, matches, self._model)
+                    except StackError as error:
+                        raise StackError(f"{self._wishes[group.entry][0]}: {error}", group.entry) from error
+                weights.append(weight)
+            found.append(weights)
+        return found
+
+    def _find_regions(self) -> tuple[tuple[RegionPart, ...], ...]:
+        found, numbers = [], self.regions
+        for strengths in self._variants:
             entries = [
-                everywhere if one.region is None else (numbers.setdefault(one.region, len(numbers) + 1), one.part)
+                ALL_PLACES if one.region is None else (numbers.setdefault(one.region, len(numbers) + 1), one.part)
                 for one in strengths
             ]
-            own = [everywhere if group.side is None else entries[group.entry] for group in self.groups.all]
-            by_variant.append(tuple(region for region, _ in own))
-            parts.append(tuple(part for _, part in own))
-        return RegionWeights(tuple(numbers), tuple(by_variant), tuple(parts))
+            found.append(tuple([ALL_PLACES if group.side is None else entries[group.entry] for group in self.groups]))
+        return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,9 +353,12 @@ class LayerStrengths:
     def for_places(self, layout: TokenLayout) -> tuple[Tensor, ...]:
         """Return the strengths at each place of a tensor, with the dimensions of the tensor, or as `alike`."""
         first, found = layout.channels_first, []
-        for i, start in enumerate(self.starts):
-            weights: Tensor = self.table.weights(start, self.factors[i], layout.grid, channels_first=first)
-            factors = self.rows[i] if self.table.mixed else self.factors[i].unsqueeze(0)
+        for i, vector in enumerate(self.factors):
+            if not vector.shape[0]:
+                found.append(vector)
+                continue
+            weights: Tensor = self.table.weights(self.starts[i], vector, layout.grid, channels_first=first)
+            factors = self.rows[i] if self.table.mixed else vector.unsqueeze(0)
             shaped = shaped_by_places(weights * factors.unsqueeze(2 if first else 1), layout)
             found.append(_per_channel(shaped, self.spatial) if shaped.ndim == 1 else shaped)
         return tuple(found)
@@ -370,7 +403,7 @@ class StrengthTable:
         self.stack_strengths = strengths
         """Of the stack that was written last."""
         self._set_values(strengths.values(None))
-        self._set_regions(strengths.regions)
+        self._set_regions()
         self._set_numbers()
         self.acted: set[int] = set()
         """Groups that were other than 0 at a moment, of the moments since the strengths were written."""
@@ -378,6 +411,10 @@ class StrengthTable:
         """How many moments there were."""
         self.latents: LatentGrid | None = None
         """Of the present call; None where they are not known."""
+        self.was_placed = False
+        """Whether any layer had tokens with a place in the latents."""
+        self._weights: dict[tuple[object, ...], Tensor] = {}  # see `region_weights`
+        self._weighed: LatentGrid | None = None  # the latents that these are for
         self.parts: tuple[int | None, ...] = ()
         """The part of the prompt of each row of the present call; empty where that makes no difference."""
         self._starts: dict[FactorShares, int] = {}
@@ -465,30 +502,57 @@ class StrengthTable:
     # which rows and regions there are, and what weights are made already, no graph is to know
     @uncompiled
     def weights(self, start: int, factors: Tensor, grid: TokenGrid | None, *, channels_first: bool) -> Tensor:
-        """Return how far the n factors from `start` on act at each place, like `factors`; see `RegionWeights.at`."""
-        regions = self._regions_of_rows(start, factors.shape[0], grid)
-        return self.regions.at(grid, regions, factors.device, factors.dtype, channels_first=channels_first)
-
-    def _regions_of_rows(self, start: int, n: int, grid: TokenGrid | None) -> RowRegions:
-        parts = self.parts or (None,)
+        """Return how far the n factors from `start` on act at each place, like `factors`; see `region_weights`."""
+        stack, parts = self.stack_strengths, self.parts or (None,)
         variants = self.rows if self.mixed else (self.shown,) * len(parts)
         parts = parts if len(parts) == len(variants) else (None,) * len(variants)
-        key = start, n, variants, parts, grid is None
-        found = self._row_regions.get(key)
+        key = start, factors.shape[0], variants, parts, grid is None
+        found = stack.row_regions.get(key)
         if found is None:
-            groups, rows = self._groups[start : start + n], zip(variants, parts, strict=True)
-            found = tuple(self.regions.for_row(variant, groups, grid, part) for variant, part in rows)
-            found = self._row_regions[key] = found[:1] if len(set(found)) == 1 else found
+            rows = []
+            for variant, part in zip(variants, parts, strict=True):
+                own = stack.group_regions[variant]
+                groups = self._groups[start : start + factors.shape[0]]
+                rows.append(tuple([region_on_row(own[group], grid, part) for group in groups]))
+            found = stack.row_regions[key] = tuple(rows[:1] if len(set(rows)) == 1 else rows)
+        return self.region_weights(grid, found, factors.device, factors.dtype, channels_first=channels_first)
+
+    def region_weights(
+        self,
+        grid: TokenGrid | None,
+        regions: RowRegions,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        channels_first: bool,
+    ) -> Tensor:
+        """Return the weights of some regions, (rows, places, n), or (rows, n, places) where channels are first.
+
+        Args:
+            grid: of the places; None is a single one outside the picture.
+            regions: for each row, n numbers from 1, `EVERYWHERE` or `NOWHERE`.
+            device: of the weights.
+            dtype: of the weights.
+            channels_first: the order of their dimensions.
+        """
+        self.was_placed |= grid is not None
+        key = grid, regions, device, dtype, channels_first
+        found = self._weights.get(key)
+        if found is None:
+            weights = weights_at(grid, regions, list(self.stack_strengths.regions))  # (rows, n, places)
+            shaped = weights if channels_first else weights.transpose(1, 2)
+            found = self._weights[key] = shaped.to(device=device, dtype=dtype, copy=True).contiguous()
         return found
 
     def write(self, strengths: StackStrengths) -> None:
         """Write every group; shows at once in every view. Where the number of variants changes, the first is shown."""
         values = strengths.values(None)
         with self._lock:
-            other = len(values) != len(self.values)
+            other, regions = len(values) != len(self.values), self.stack_strengths.group_regions
             self.stack_strengths = strengths
-            if strengths.regions is not self.regions and strengths.regions != self.regions:
-                self._set_regions(strengths.regions)
+            if strengths.group_regions != regions:
+                self._weights.clear()
+            self._set_regions()
             self._set_values(values)
             if other:
                 self.shown, self.mixed = 0, False
@@ -507,7 +571,7 @@ class StrengthTable:
 
     def set_rows(self, rows: tuple[int, ...], parts: tuple[int | None, ...] = ()) -> None:
         """Set the variant and the part of the prompt of each row of the next model call, as `show` does."""
-        self.parts = parts if self.regions.has_parts and any(part is not None for part in parts) else ()
+        self.parts = parts if self.has_parts and any(part is not None for part in parts) else ()
         with self._lock:
             if max(rows, default=0) >= len(self.values):  # another stack came since the call began
                 self.show(0)
@@ -523,7 +587,9 @@ class StrengthTable:
 
     def set_latents(self, latents: LatentGrid) -> None:
         """Set the latents of the next model call."""
-        self.regions.set_latents(latents)
+        if latents != self._weighed:
+            self._weighed, self.was_placed = latents, False
+            self._weights.clear()
         self.latents = latents
 
     def end_call(self, variant: int) -> None:
@@ -540,9 +606,9 @@ class StrengthTable:
         with self._lock:
             stale = bool(self._scheduled) and moment.timestep != self.timestep
             if self.stack_strengths.varies:
-                values = tuple(map(tuple, self.stack_strengths.values(moment)))
+                values = self.stack_strengths.values(moment)
                 if values != self.values or not self.moments:
-                    self.acted.update(group for own in values for group, value in enumerate(own) if value)
+                    self.acted |= {group for own in values for group, value in enumerate(own) if value}
                 self.moments += 1
                 if values != self.values:
                     self._set_values(values)
@@ -570,9 +636,9 @@ class StrengthTable:
             self.rows = ()
 
     def _set_values(self, values: Values) -> None:
-        self.values: tuple[tuple[float, ...], ...] = tuple(map(tuple, values))
+        self.values = values
         """For each variant, the strength of every group."""
-        self._values = torch.tensor(self.values, dtype=torch.float64, device="cpu")  # (variants, groups)
+        self._values = torch.tensor(values, dtype=torch.float64, device="cpu")  # (variants, groups)
 
     def _set_numbers(self) -> None:
         values = self.values[self.shown]
@@ -583,12 +649,13 @@ class StrengthTable:
         else:
             self.numbers = values
 
-    def _set_regions(self, regions: RegionWeights) -> None:
-        self.regions = regions
-        self.regional_groups = regions.groups
-        self.has_regions = bool(regions.groups)
+    def _set_regions(self) -> None:
+        stack = self.stack_strengths
+        self.regional_groups = stack.regional_groups
+        self.has_regions = bool(self.regional_groups)
         """Whether there are any; a graph knows nothing else of regions."""
-        self._row_regions: dict[tuple[object, ...], RowRegions] = {}  # by factors, rows, and whether there are places
+        self.has_parts = bool({part for own in stack.group_regions for _, part in own} - {None})
+        """Whether the part of the prompt that a row is of makes a difference."""
 
     def _vector(self, place: tuple[torch.device, torch.dtype]) -> Tensor:
         """Return the factors of the variant that is shown, (n,), on a device."""
