@@ -110,7 +110,7 @@ def group_numbers(
         model: its blocks.
         numbers: of the groups so far; groups that are new are added.
     """
-    found, matches = [], ()
+    found, matches = list[int](), tuple[bool, ...]()
     for component, target in layers:
         block, side = _block_and_side(component, target.path)
         if rules:
