@@ -258,7 +258,7 @@ def serving(folder: Path) -> Iterator[str]:
 
 # From a key to the frame that shows what it found, in milliseconds: medians of 15 searches.
 _SEARCH = """async () => {
-    const box = document.querySelector('#remora-tab input[type=search]');
+    const box = document.getElementById('remora-tab').shadowRoot.querySelector('input[type=search]');
     const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)));
     const times = [];
     for (const word of ['fur', 'ink neon', 'stone paper 99']) {
@@ -279,7 +279,7 @@ _SEARCH = """async () => {
 }"""
 # Frames in which some part of the list's box has no item, over 120 jumps and 120 small steps.
 _SCROLL = """async () => {
-    const box = document.querySelector('#remora-tab .rt-scroll');
+    const box = document.getElementById('remora-tab').shadowRoot.querySelector('.rt-scroll');
     const frame = () => new Promise(done => requestAnimationFrame(() => setTimeout(done, 0)));
     let blank = 0;
     for (let step = 0; step < 240; step += 1) {

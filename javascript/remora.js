@@ -7,7 +7,7 @@
         try {
             /** @type {typeof import("./remora/main.js")} */
             const tab = await import(`${base}/remora/app/main.js`);
-            /** @type {Window & {remoraTab?: unknown}} */ (window).remoraTab = tab.start(base);
+            /** @type {Window & {remoraTab?: unknown}} */ (window).remoraTab = await tab.start(base);
         } catch (error) {
             console.error("Remora: the tab could not be loaded:", error);
             const element = document.getElementById("remora-tab");

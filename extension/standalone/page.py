@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 A = TypeVar("A")  # a FastAPI application
 
 _CSS = Path(__file__).with_name("page.css")
-_ROOT = Path(__file__).resolve().parents[2]
-TAB_STYLE = _ROOT / "style.css"
-TAB_SCRIPT = _ROOT / "javascript" / "remora.js"
-"""Script and style of the tab. Web UIs that load extensions find both on their own."""
+TAB_SCRIPT = Path(__file__).resolve().parents[2] / "javascript" / "remora.js"
+"""The script of the tab. Web UIs that load extensions find it on their own."""
 _EVENT: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
 
 
@@ -107,7 +105,7 @@ def mount_page(app: A, page: Any, output_dir: Path, script: str) -> A:
         page,
         path="/",
         theme=theme,
-        css_paths=[_CSS, TAB_STYLE],
+        css_paths=[_CSS],
         head=f'<script defer src="{script}"></script>',
         allowed_paths=[str(output_dir)],
         footer_links=[],

@@ -113,8 +113,9 @@ export async function copy(text) {
             // not allowed; the old way may be
         }
     }
-    const former = /** @type {HTMLElement | null} */ (document.activeElement);
-    const box = Object.assign(document.createElement("textarea"), {value: text, className: "remora-offscreen"});
+    const former = focused();
+    const box = Object.assign(document.createElement("textarea"), {value: text});
+    box.setAttribute("style", "position: fixed; left: -100vw; top: 0");
     box.setAttribute("aria-hidden", "true");
     (former?.closest("dialog") ?? document.body).append(box);
     box.select();
@@ -122,4 +123,11 @@ export async function copy(text) {
     box.remove();
     if (former) former.focus();
     return done;
+}
+
+/** Return the element with the focus, also where it is in a shadow root. */
+function focused() {
+    let element = document.activeElement;
+    while (element?.shadowRoot?.activeElement) element = element.shadowRoot.activeElement;
+    return /** @type {HTMLElement | null} */ (element);
 }

@@ -63,7 +63,7 @@ export class Edits {
             this.tab.stack.change({off: this.tab.state.off.filter((one) => one !== row.off)});
             return;
         }
-        this.tab.stack.readBoxes();
+        if (!this.isThere(row)) return;
         this.tab.stack.change(this.withoutTag(row.index));
         this.tab.set({said: `${row.name} removed.`});
     }
@@ -111,6 +111,15 @@ export class Edits {
     }
 
     /**
+     * Read the prompt, and tell whether it still has the tag of a row: the user may have replaced it since it was shown.
+     * @param {Row} row
+     */
+    isThere(row) {
+        this.tab.stack.readBoxes();
+        return Boolean(row.off) || this.tab.stack.tags()[/** @type {OnRow} */ (row).index]?.name === row.name;
+    }
+
+    /**
      * Change the body of an entry's tag. Consecutive changes with the same `what` are undone together.
      * @param {Row} row
      * @param {BodyChange} change
@@ -123,9 +132,8 @@ export class Edits {
             this.tab.stack.change({off: this.tab.state.off.map((one) => (one === row.off ? {...one, tag} : one))}, key);
             return;
         }
-        this.tab.stack.readBoxes();
+        if (!this.isThere(row)) return;
         const tag = this.tab.stack.tags()[row.index];
-        if (tag?.name !== row.name) return; // the user has replaced it
         this.tab.stack.change({prompt: withBody(this.tab.state.prompt, row.index, change(tag.body))}, key);
     }
 
@@ -154,7 +162,7 @@ export class Edits {
      * @param {boolean} on
      */
     setOn(row, on) {
-        this.tab.stack.readBoxes();
+        if (!this.isThere(row)) return;
         const {state} = this.tab;
         if (!on) {
             const {index} = /** @type {OnRow} */ (row);
@@ -246,6 +254,7 @@ export class Edits {
      * @param {Row} row
      */
     pin(row) {
+        if (!this.isThere(row)) return;
         const {always} = this.tab.state;
         const name = this.tab.library.meaning(row.name).lora?.name ?? row.name;
         const entry = {name, on: row.on, ...entryOf(row.body, this.tab.stack.standard)};

@@ -8,10 +8,11 @@ import {LIBRARY, Library, remember, remembered} from "./library.js";
 import {SERVER, Server} from "./server.js";
 import {STACK, Stack} from "./stack.js";
 import {Store} from "./store.js";
+import {loadSheet, shadowed, Theme} from "./theme.js";
 import {App} from "./ui/app.js";
 
 const POLL = 2000; // milliseconds between two polls of the server, while the tab is visible
-const READ = 250; // the same for the prompts
+const READ = 250; // the same for the prompts and the colours of the page
 const LOOK = 100; // milliseconds between two searches for the element
 
 const SHOWN = {
@@ -51,19 +52,23 @@ export class Tab {
  * Mount the tab as soon as the page has its element, and keep it up to date.
  * @param {string} base the address below which the server's routes are
  */
-export function start(base) {
+export async function start(base) {
+    const sheet = await loadSheet();
     const tab = new Tab(base);
+    const theme = new Theme();
+    /** @type {HTMLElement | null} */
+    let host = null;
     /** @type {HTMLElement | null} */
     let root = null;
     let seen = false;
 
     function mount() {
         const element = document.getElementById("remora-tab");
-        if (!element || element === root) return;
+        if (!element || element === host) return;
         if (root) render(null, root);
-        root = element;
-        root.classList.add("rt");
-        root.replaceChildren();
+        host = element;
+        root = shadowed(host, sheet);
+        theme.follow(host, root);
         render(html`<${App} tab=${tab} root=${root} />`, root);
         tick();
     }
@@ -76,6 +81,7 @@ export function start(base) {
         const came = now && !seen;
         seen = now;
         if (came) {
+            if (host && root) theme.follow(host, root);
             tab.stack.readBoxes();
             tab.server.start();
         } else if (now) {
@@ -95,7 +101,11 @@ export function start(base) {
     }).observe(document.body, {childList: true, subtree: true});
     mount();
     setInterval(tick, POLL);
-    setInterval(() => isSeen() && tab.stack.readBoxes(), READ);
+    setInterval(() => {
+        if (!host || !root || !isSeen()) return;
+        theme.follow(host, root);
+        tab.stack.readBoxes();
+    }, READ);
     document.addEventListener("input", (event) => {
         if (isSeen() && /** @type {Element} */ (event.target).tagName === "TEXTAREA") tab.stack.readBoxes();
     });

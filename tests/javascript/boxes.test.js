@@ -163,9 +163,8 @@ function copying(former, more = {}) {
     const steps = [];
     const area = {
         value: "",
-        className: "",
         setAttribute: (/** @type {string} */ name, /** @type {string} */ value) => steps.push(`${name}=${value}`),
-        select: () => steps.push(`select ${area.value} ${area.className}`),
+        select: () => steps.push(`select ${area.value}`),
         remove: () => steps.push("remove"),
     };
     const place = (/** @type {string} */ name) => ({
@@ -202,7 +201,13 @@ test("a text is copied the old way where the clipboard refuses", async () => {
     };
     const {steps} = copying({closest: () => null, focus: () => {}}, {navigator, window: {isSecureContext: true}});
     assert.equal(await copy("x"), true);
-    assert.deepEqual(steps, ["aria-hidden=true", "body true", "select x remora-offscreen", "remove"]);
+    assert.deepEqual(steps, [
+        "style=position: fixed; left: -100vw; top: 0",
+        "aria-hidden=true",
+        "body true",
+        "select x",
+        "remove",
+    ]);
 });
 
 test("the old way is taken on pages that are not secure, within the dialog that has the focus", async () => {
@@ -217,8 +222,24 @@ test("the old way is taken on pages that are not secure, within the dialog that 
     const {steps, dialog} = copying(former, {navigator: {clipboard: {}}, window: {isSecureContext: false}});
     former.closest = (selector) => (selector === "dialog" ? dialog : null);
     assert.equal(await copy("x"), true);
-    assert.deepEqual(steps, ["aria-hidden=true", "dialog true", "select x remora-offscreen", "remove"]);
+    assert.deepEqual(steps, [
+        "style=position: fixed; left: -100vw; top: 0",
+        "aria-hidden=true",
+        "dialog true",
+        "select x",
+        "remove",
+    ]);
     assert.equal(focused, 1);
+});
+
+test("the dialog of the tab is found within its shadow root", async () => {
+    const former = {
+        closest: (/** @type {string} */ selector) => (selector === "dialog" ? dialog : null),
+        focus: () => {},
+    };
+    const {steps, dialog} = copying({closest: () => null, shadowRoot: {activeElement: former}});
+    assert.equal(await copy("x"), true);
+    assert.equal(steps[2], "dialog true");
 });
 
 test("a browser that copies nothing is told of, also where nothing has the focus", async () => {

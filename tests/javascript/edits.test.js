@@ -88,13 +88,16 @@ test("the strengths of one tag change and nothing else; a slider's changes are u
     assert.equal(box().value, "x <lora:a:1>, <lora:b:1:lbw=ALL> y");
 });
 
-test("a tag that the user has replaced meanwhile is not changed", () => {
+test("a tag that the user has replaced meanwhile is neither changed nor removed", () => {
     const {tab, box} = openPage({prompts: {txt2img: "<lora:a:1>"}});
     const former = row(tab, "a");
     box().value = "<lora:b:1>";
     tab.edits.setStrength(former, 0.5, 0.5);
+    tab.edits.setOn(former, false);
+    tab.edits.pin(former);
+    tab.edits.remove(former);
     assert.equal(box().value, "<lora:b:1>");
-    assert.equal(tab.state.canUndo, false);
+    assert.deepEqual([tab.state.canUndo, tab.state.off, tab.state.always.entries], [false, [], []]);
 });
 
 test("an entry that is off leaves the prompt with its words and returns into its place", () => {
@@ -223,4 +226,80 @@ test("a tag of an always-on entry changes; changes of one kind are undone togeth
     ]);
     tab.stack.undo();
     assert.deepEqual(tab.state.always.entries, [always("a"), always("b")]);
+});
+
+test("every edit begins with the prompt as the user has left it", (t) => {
+    t.mock.timers.enable({apis: ["setTimeout"]});
+    const loras = [lora("a"), lora("b"), lora("c")];
+    /** @typedef {ReturnType<typeof openPage>["tab"]} AnyTab */
+    /** @type {[what: string, edit: (tab: AnyTab) => void, wanted: string][]} */
+    const cases = [
+        ["insert", (tab) => tab.edits.insert(loras[2]), "typed <lora:a:1> <lora:b:1> <lora:c:1>"],
+        ["remove", (tab) => tab.edits.remove(row(tab, "a")), "typed <lora:b:1>"],
+        ["off", (tab) => tab.edits.setOn(row(tab, "a"), false), "typed <lora:b:1>"],
+        ["strength", (tab) => tab.edits.setStrength(row(tab, "b"), 0.5, 0.5), "typed <lora:a:1> <lora:b:0.5>"],
+        ["move", (tab) => tab.edits.move(0, 1), "typed <lora:b:1> <lora:a:1>"],
+        ["clear", (tab) => tab.edits.clear(), "typed"],
+        ["pin", (tab) => tab.edits.pin(row(tab, "a")), "typed <lora:b:1>"],
+        ["unpin", (tab) => tab.edits.unpin(tab.state.always.entries[0]), "typed <lora:a:1> <lora:b:1> <lora:c:1>"],
+    ];
+    for (const [what, edit, wanted] of cases) {
+        const {tab, box} = openPage({prompts: {txt2img: "<lora:a:1> <lora:b:1>"}, loras});
+        tab.set({always: {on: true, entries: [always("c")]}});
+        box().value = "typed <lora:a:1> <lora:b:1>";
+        edit(tab);
+        assert.equal(box().value, wanted, what);
+        assert.equal(tab.state.prompt, wanted, what);
+    }
+});
+
+test("edits of one prompt leave the entries that are off and the words of another as they are", () => {
+    const loras = [lora("a", {negative: "dog"}), lora("b"), lora("c")];
+    const {tab, negative} = openPage({prompts: {txt2img: ["<lora:b:1> <lora:c:1>", ""], img2img: ["", "x"]}, loras});
+    tab.edits.insert(loras[0]);
+    const other = /** @type {any} */ ({target: "img2img", before: 2, tag: {name: "z", kind: "lora", body: "z"}});
+    tab.set({off: [other], added: [...tab.state.added, {target: "img2img", phrase: "dog"}]});
+    tab.edits.setOn(row(tab, "b"), false);
+    tab.edits.setOn(row(tab, "c"), false);
+    tab.edits.setOn(row(tab, "b"), true);
+    tab.edits.move(0, 1);
+    tab.edits.remove(row(tab, "a"));
+    assert.equal(negative().value, "");
+    assert.deepEqual(tab.state.off[0], other);
+    assert.deepEqual(tab.state.added, [{target: "img2img", phrase: "dog"}]);
+});
+
+test("of several entries that are off, each returns to its place", () => {
+    const {tab, box} = openPage({prompts: {txt2img: "<lora:a:1> <lora:b:1> <lora:c:1> <lora:d:1>"}});
+    for (const name of ["b", "d", "c"]) tab.edits.setOn(row(tab, name), false);
+    assert.deepEqual(
+        tab.state.off.map(({tag, before}) => [tag.name, before]),
+        [
+            ["b", 1],
+            ["d", 1],
+            ["c", 1],
+        ],
+    );
+    tab.edits.setOn(row(tab, "b"), true);
+    assert.equal(box().value, "<lora:a:1> <lora:b:1>");
+    tab.edits.setOn(row(tab, "a"), false);
+    tab.edits.setOn(row(tab, "a"), true);
+    assert.equal(box().value, "<lora:a:1> <lora:b:1>");
+});
+
+test("changes of an always-on entry without a kind are undone one by one", (t) => {
+    t.mock.timers.enable({apis: ["setTimeout"]});
+    const {tab} = openPage();
+    tab.set({always: {on: true, entries: [always("a")]}});
+    for (const stop of ["4", "5"]) tab.edits.editAlways(tab.state.always.entries[0], () => `a:1:stop=${stop}`);
+    tab.stack.undo();
+    assert.equal(tab.state.always.entries[0].more, "stop=4");
+});
+
+test("an entry that moves into the prompt leaves the others always on", (t) => {
+    t.mock.timers.enable({apis: ["setTimeout"]});
+    const {tab} = openPage({loras: [lora("a"), lora("b")]});
+    tab.set({always: {on: true, entries: [always("a"), always("b")]}});
+    tab.edits.unpin(tab.state.always.entries[0]);
+    assert.deepEqual(tab.state.always.entries, [always("b")]);
 });

@@ -260,3 +260,76 @@ test("regions are loaded, saved and deleted; the same answer changes nothing", a
     await tab.kept.deleteRegion("sky");
     assert.deepEqual([tab.state.regions, tab.state.regionProblem, sent[3].path], [[], "", "regions?name=sky"]);
 });
+
+test("names of a stack that is loaded are resolved", async (t) => {
+    const {tab} = openPage({routes: {"GET stack": () => ({tag: "s1", data: stack("a")})}});
+    const resolved = t.mock.method(tab.library, "resolveNames", async () => {});
+    await tab.kept.loadStack();
+    assert.equal(resolved.mock.callCount(), 1);
+});
+
+test("after a save the stack is loaded again", async (t) => {
+    t.mock.timers.enable({apis: ["setTimeout"]});
+    const {tab} = openPage({
+        routes: {
+            "GET stack": () => ({tag: "s3", data: stack("z")}),
+            "PUT stack": () => ({tag: "s2", data: stack("a")}),
+        },
+    });
+    tab.edits.addAlways("a");
+    t.mock.timers.tick(SAVE_AFTER);
+    await turn();
+    assert.equal(tab.kept.pending, null);
+    await tab.kept.loadStack();
+    assert.equal(names(tab), "z");
+});
+
+test("a change made while a save is refused is kept with the user's stack, and not sent by itself", async (t) => {
+    /** @type {any} */
+    let page = null;
+    page = await refused(t, {
+        "GET stack": () => {
+            page?.tab.edits.addAlways("b");
+            return {tag: "s2", data: stack("z")};
+        },
+    });
+    page.tab.edits.addAlways("c"); // of the other page's stack
+    t.mock.timers.tick(SAVE_AFTER);
+    await turn();
+    assert.equal(names(page.tab), "zc");
+    page.tab.api.tags.set("stack", "s0"); // a third page has changed it
+    page.tab.edits.addAlways("d");
+    t.mock.timers.tick(SAVE_AFTER);
+    await turn();
+    assert.equal(names(page.tab), "z");
+    assert.equal(page.tab.state.refused.entries.map((/** @type {any} */ one) => one.name).join(""), "zcdb");
+    assert.equal(page.tab.kept.pending, null);
+    const before = page.sent.length;
+    t.mock.timers.tick(SAVE_AFTER);
+    await turn();
+    assert.equal(page.sent.length, before);
+});
+
+test("block weights and regions are not saved over another page's change of the same name", async () => {
+    const changed = () => ({status: 412, data: {detail: "changed"}});
+    const own = {name: "x", own: true};
+    const {tab, sent} = openPage({
+        routes: {
+            "GET blocks": () => ({tag: "b2", data: {...BLOCKS, presets: [{...own, values: "0"}]}}),
+            "PUT blocks/presets": changed,
+            "GET regions": () => ({tag: "r2", data: {regions: [{...own, share: 0.1, picture: "z"}], problem: ""}}),
+            "PUT regions": changed,
+        },
+    });
+    tab.set({
+        blocks: {...BLOCKS, model: "sd1", presets: [{...own, values: "1"}]},
+        regions: [{...own, share: 0.5, picture: "y"}],
+    });
+    await assert.rejects(tab.kept.saveBlocks("x", "1,1"), /changed/);
+    await assert.rejects(tab.kept.saveRegion("x", "p"), /changed/);
+    assert.deepEqual(
+        sent.map(({method}) => method),
+        ["PUT", "GET", "PUT", "GET"],
+    );
+    assert.deepEqual([tab.state.blocks?.presets[0].values, tab.state.regions?.[0].picture], ["0", "z"]);
+});

@@ -156,6 +156,7 @@ test("notes are saved although another page has changed other fields, but not ov
     const second = openPage({loras: [lora("a")], routes: changedMeanwhile({rating: 1})});
     await assert.rejects(second.tab.library.setNotes(lora("a"), {rating: 4}), /changed/);
     assert.deepEqual([second.tab.library.catalog.named("a")?.rating, second.sent.length], [1, 2]);
+    assert.equal(second.tab.state.version, second.tab.library.catalog.version);
 });
 
 test("a picture is sent as it is, and the card has the new one", async () => {
@@ -167,6 +168,7 @@ test("a picture is sent as it is, and the card has the new one", async () => {
     await tab.library.setPicture(lora("a"), blob);
     assert.deepEqual([sent[0].path, sent[0].body], ["picture?id=id-a", blob]);
     assert.equal(tab.library.catalog.named("a")?.picture, "p2");
+    assert.equal(tab.state.version, tab.library.catalog.version);
 });
 
 test("order and view are remembered in the browser; anything else there is ignored", () => {
@@ -191,4 +193,25 @@ test("a browser that remembers nothing is no fault", () => {
     });
     remember({sort: "name", view: "grid"});
     assert.deepEqual(remembered(), {});
+});
+
+test("after a refresh a name that the server resolved is asked for again", async () => {
+    let meant = "fur";
+    const {tab} = openPage({
+        prompts: {txt2img: "<lora:alias>"},
+        loras: [lora("fur"), lora("ink")],
+        routes: {
+            "GET loras": () => ({data: listOf([], {whole: false})}),
+            "POST resolve": () => ({data: {names: {alias: {id: `id-${meant}`, problem: "", candidates: []}}}}),
+        },
+    });
+    await tab.library.refresh();
+    await turn();
+    assert.equal(tab.library.meaning("alias").lora?.name, "fur");
+    meant = "ink";
+    const again = tab.library.refresh();
+    await again;
+    assert.equal(tab.library.meaning("alias").lora, undefined, "the former meaning may be wrong by now");
+    await turn();
+    assert.equal(tab.library.meaning("alias").lora?.name, "ink");
 });

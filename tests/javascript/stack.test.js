@@ -174,3 +174,25 @@ test("undo saves the always-on stack only where the change was one of it", (t) =
     tab.stack.undo();
     assert.deepEqual([saved.mock.callCount(), tab.state.always.entries], [2, []]);
 });
+
+test("what the user typed since the tab last looked stays when the tab changes something else", () => {
+    const {tab, box, negative} = openPage({prompts: {txt2img: ["a fox", "blurry"]}});
+    box().value = "a red fox";
+    negative().value = "blurry, dog";
+    tab.stack.change({off: []});
+    assert.deepEqual([box().value, negative().value], ["a red fox", "blurry, dog"]);
+});
+
+test("a change of the negative prompt alone is seen", () => {
+    const {tab, negative} = openPage({prompts: {txt2img: ["a fox", "blurry"]}});
+    negative().value = "dog";
+    tab.stack.readBoxes();
+    assert.equal(tab.state.negative, "dog");
+});
+
+test("names that a change brings are resolved", (t) => {
+    const {tab} = openPage();
+    const resolved = t.mock.method(tab.library, "resolveNames", async () => {});
+    tab.stack.change({prompt: "<lora:new>"});
+    assert.equal(resolved.mock.callCount(), 1);
+});

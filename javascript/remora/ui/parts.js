@@ -103,12 +103,14 @@ export function isNumber(text) {
 export function Dialog({title, close, children, class: name = ""}) {
     const element = /** @type {Filled<HTMLDialogElement>} */ (useRef());
     useEffect(() => {
-        const former = /** @type {HTMLElement | null} */ (document.activeElement);
+        const around = /** @type {Document | ShadowRoot} */ (element.current.getRootNode());
+        const former = /** @type {HTMLElement | null} */ (around.activeElement);
         element.current.showModal();
         return () => former?.isConnected && former.focus();
     }, []);
     const outside = (/** @type {Event} */ event) => event.target === element.current && close();
-    return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} onClose=${close} onClick=${outside}>
+    // it can have the focus itself: after a click on its background keys would else be the page's
+    return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} tabindex="-1" onClose=${close} onClick=${outside}>
         <div class="rt-dialog-body">
             <div class="rt-dialog-head"><h3>${title}</h3><${Button} label="Close" class="rt-small" onClick=${close}><${Icon} name="remove" /><//></div>
             ${children}

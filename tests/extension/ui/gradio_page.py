@@ -20,9 +20,8 @@ from fastapi import FastAPI, Request, Response
 from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[3]
-TAB = ROOT / "extension" / "ui" / "tab.py"
+TAB = ROOT / "extension" / "tab.py"
 SCRIPT = ROOT / "javascript" / "remora.js"
-STYLE = ROOT / "style.css"
 
 
 def build_tab() -> Any:
@@ -47,7 +46,7 @@ def build_page(server: httpx.Client) -> Any:
         return images, answer.json()["info"]
 
     tab = build_tab()
-    with gr.Blocks(css=STYLE.read_text("utf-8"), analytics_enabled=False) as page:
+    with gr.Blocks(analytics_enabled=False) as page:
         with gr.Tab("txt2img"):
             prompt = gr.Textbox(label="Prompt", lines=3, elem_id="txt2img_prompt")
             negative = gr.Textbox(label="Negative prompt", elem_id="txt2img_neg_prompt")

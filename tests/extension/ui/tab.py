@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 LONG = 60_000  # milliseconds
+SHADOW = "document.getElementById('remora-tab').shadowRoot"
+"""Where the tab is, to JavaScript; selectors of Playwright find it by themselves."""
 
 
 @dataclass(frozen=True)

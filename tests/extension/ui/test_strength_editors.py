@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.extension.ui.serving import LONG, Served, opened
-from tests.extension.ui.tab import Tab
+from tests.extension.ui.tab import SHADOW, Tab
 from tests.extension.ui.test_accessibility import faults
 
 pytestmark = pytest.mark.browser
@@ -221,7 +221,7 @@ def test_a_schedule_is_begun_shaped_and_ended(tab: Tab) -> None:
     row.get_by_role("button", name="Add a point").click()
     tab.prompt_is("a <lora:zorp:0.8:0@0,0.4@0.5,0.8@1:high> fox")
     point = row.get_by_role("slider", name="Point 2 of 3 of zorp")
-    assert point.evaluate("element => element === document.activeElement")
+    assert point.evaluate("element => element === element.getRootNode().activeElement")
     for key in ("ArrowLeft", "ArrowLeft", "ArrowUp"):
         tab.page.keyboard.press(key)
     tab.prompt_is("a <lora:zorp:0.8:0@0,0.45@0.4,0.8@1:high> fox")
@@ -410,7 +410,7 @@ def test_they_fit_and_have_no_fault(served: Served, browser: Any, theme: str, wi
         if SHOTS:
             row.screenshot(path=Path(SHOTS) / f"strength-{theme}-{width}.png")
         assert faults(page) == []
-        wide = "[...document.querySelectorAll('#remora-tab .rt-more *')].map(e => e.getBoundingClientRect().right)"
+        wide = f"[...{SHADOW}.querySelectorAll('.rt-more *')].map(e => e.getBoundingClientRect().right)"
         assert max(page.evaluate(wide)) <= width
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         if width < 400:

@@ -17,7 +17,7 @@ from extension.standalone.demo import Demo
 from extension.standalone.pnginfo import read_infotext
 from extension.text.infotext import Infotext, parse_infotext
 from tests.extension.ui.serving import LONG, Served, infotext_with, opened, serving
-from tests.extension.ui.tab import Tab
+from tests.extension.ui.tab import SHADOW, Tab
 
 pytestmark = pytest.mark.browser
 PROMPT = "#prompt textarea"
@@ -127,7 +127,8 @@ def test_arrow_keys_go_through_the_library(tab: Tab) -> None:
     for key, name in (("ArrowRight", "night"), ("End", "zorp"), ("Home", "neon")):
         tab.page.keyboard.press(key)
         wanted = f"Insert {name} into the prompt"
-        tab.page.wait_for_function("name => document.activeElement.getAttribute('aria-label') === name", arg=wanted)
+        focused = f"name => {SHADOW}.activeElement?.getAttribute('aria-label') === name"
+        tab.page.wait_for_function(focused, arg=wanted)
 
 
 def test_notes_are_kept_beside_the_file_as_a1111_reads_them(tab: Tab, served: Served, copy: Path) -> None:
@@ -309,7 +310,7 @@ def test_rows_are_moved_by_keyboard_and_by_drag(tab: Tab) -> None:
     tab.pane("Stack")
     tab.button("Move stripes;").press("ArrowUp")
     tab.prompt_is("a <lora:stripes:0.5> b <lora:zorp:1> c <lora:night:1>")
-    assert tab.page.evaluate("document.activeElement.getAttribute('aria-label')").startswith("Move stripes;")
+    assert tab.page.evaluate(f"{SHADOW}.activeElement.getAttribute('aria-label')").startswith("Move stripes;")
     handle, target = tab.button("Move stripes;").bounding_box(), tab.row("night").bounding_box()
     tab.page.mouse.move(handle["x"] + 5, handle["y"] + 5)
     tab.page.mouse.down()
@@ -650,7 +651,7 @@ def test_strengths_are_compared_in_a_grid(tab: Tab, served: Served) -> None:
     dialog.get_by_role("button", name="Make the pictures").click()
     dialog.get_by_text("3 of 3 pictures, seed 7").wait_for(timeout=LONG)
     assert dialog.locator("th[scope=col]").all_inner_texts() == ["0", "0.5", "1"]
-    shown = "[...document.querySelectorAll('.rt-cell img')].filter(i => i.naturalWidth === 64).length === 3"
+    shown = f"[...{SHADOW}.querySelectorAll('.rt-cell img')].filter(i => i.naturalWidth === 64).length === 3"
     tab.page.wait_for_function(shown)
     grid = httpx.get(f"{served.url}/remora/v1/compare/picture")
     assert grid.headers["content-type"] == "image/png"
@@ -666,7 +667,7 @@ def test_a_comparison_is_cancelled_and_keeps_what_was_made(tab: Tab) -> None:
     dialog.get_by_label("Steps").fill("30")
     dialog.get_by_label("Strengths", exact=False).last.fill("0-1 [50]")
     dialog.get_by_role("button", name="Make the pictures").click()
-    tab.page.wait_for_function("document.querySelectorAll('.rt-cell img').length >= 1", timeout=LONG)
+    tab.page.wait_for_function(f"{SHADOW}.querySelectorAll('.rt-cell img').length >= 1", timeout=LONG)
     dialog.get_by_role("button", name="Cancel").click()
     dialog.get_by_text("Cancelled after").wait_for(timeout=LONG)
     dialog.get_by_role("button", name="Make the pictures").wait_for()
@@ -690,13 +691,13 @@ def test_it_fits_a_phone_in_light_and_dark(served: Served, browser: Any) -> None
                 page.get_by_role("dialog", name=title).wait_for()
                 _fits(page, 380)
                 page.keyboard.press("Escape")
-            colours.add(page.evaluate("getComputedStyle(document.querySelector('#remora-tab')).color"))
+            colours.add(page.evaluate(f"getComputedStyle({SHADOW}.querySelector('.rt')).color"))
     assert len(colours) == 2
 
 
 def _fits(page: Any, width: int) -> None:
     box = page.evaluate(
-        "[...document.querySelectorAll('#remora-tab *')].filter(e => !e.closest('.rt-grid-scroll'))"
+        f"[...{SHADOW}.querySelectorAll('*')].filter(e => !e.closest('.rt-grid-scroll'))"
         ".map(e => e.getBoundingClientRect()).filter(r => r.width)"
         ".reduce((a, r) => [Math.min(a[0], r.left), Math.max(a[1], r.right)], [380, 0])"
     )
@@ -737,11 +738,11 @@ def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any)
         page.get_by_label("Password").fill("p")
         page.get_by_role("button", name="Log in").click()
         page.get_by_role("button", name="Insert zorp into the prompt").wait_for(timeout=LONG)
-        page.wait_for_function("document.querySelector('#remora-tab .rt-thumb img')?.naturalWidth > 0", timeout=LONG)
+        page.wait_for_function(f"{SHADOW}.querySelector('.rt-thumb img')?.naturalWidth > 0", timeout=LONG)
         page.get_by_label("Password").wait_for(state="hidden")
-        page.wait_for_function("() => window.held.size === document.querySelectorAll('.rt-thumb img').length")
+        page.wait_for_function(f"() => window.held.size === {SHADOW}.querySelectorAll('.rt-thumb img').length")
         page.get_by_role("searchbox", name="Search LoRA").fill("no such file")
-        page.wait_for_function("() => document.querySelectorAll('.rt-thumb img').length === 0")
+        page.wait_for_function(f"() => {SHADOW}.querySelectorAll('.rt-thumb img').length === 0")
         page.wait_for_function("() => window.held.size === 0", timeout=5000)  # no picture stays in memory unseen
     assert asked[0] is None
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.extension.ui.serving import LONG, Served
-from tests.extension.ui.tab import Tab
+from tests.extension.ui.tab import SHADOW, Tab
 
 pytestmark = pytest.mark.browser
 ALWAYS = {"always_on": True, "entries": [{"name": "zorp", "more": "lbw=GONE"}]}
@@ -59,7 +59,9 @@ def generate(tab: Tab, prompt: str) -> None:
 
 def told(tab: Tab, pattern: str) -> list[str]:
     """Return the paragraphs of the whole page that say something."""
-    texts = "[...document.querySelectorAll('#remora-tab p, #remora-tab .rt-state > span, #outcome .remora-line')]"
+    texts = (
+        f"[...{SHADOW}.querySelectorAll('p, .rt-state > span'), ...document.querySelectorAll('#outcome .remora-line')]"
+    )
     seen = f"{texts}.filter(e => e.getClientRects().length && !e.closest('.rt-library')).map(e => e.innerText)"
     return [text for text in tab.page.evaluate(seen) if re.search(pattern, text)]
 
@@ -140,7 +142,7 @@ def test_a_preset_without_a_name_says_that_it_needs_one(tab: Tab) -> None:
         dialog.get_by_role("alert").get_by_text("Give the preset a name.").wait_for()
         assert field.get_attribute("aria-invalid") == "true"
         assert field.evaluate(EDGE) != plain
-        assert field.evaluate("field => field === document.activeElement")
+        assert field.evaluate("field => field === field.getRootNode().activeElement")
         field.fill("x")
         dialog.get_by_text("Give the preset a name.").wait_for(state="hidden")
     field.fill("Mine")

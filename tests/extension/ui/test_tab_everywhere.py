@@ -14,7 +14,7 @@ import pytest
 
 from tests.extension.ui.old_gradio import VERSIONS, WANTED, page_of
 from tests.extension.ui.serving import LONG, Served, fill, opened
-from tests.extension.ui.tab import Tab
+from tests.extension.ui.tab import SHADOW, Tab
 
 pytestmark = [pytest.mark.browser, pytest.mark.quick]
 EMBEDDED = "embedded"
@@ -169,7 +169,7 @@ def test_compare(place: Place, tab: Tab) -> None:
     dialog.get_by_role("button", name="Make the pictures").click()
     dialog.get_by_text("2 of 2 pictures").wait_for(timeout=LONG)
     tab.page.wait_for_function(
-        "[...document.querySelectorAll('.rt-cell img')].filter(i => i.naturalWidth).length === 2"
+        f"[...{SHADOW}.querySelectorAll('.rt-cell img')].filter(i => i.naturalWidth).length === 2"
     )
     shot(tab, place, "compare")
 
