@@ -38,6 +38,8 @@ class Tuner(Protocol):
 
     stops: list[Callable[[], None]]
     """End what `begin` began."""
+    adds_pairs: bool
+    """Whether `add_pair_` may ever add one."""
 
     def add_pair_(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> bool:
         """Add x down^T diag(strength) up^T onto `y`; return False, and leave `y`, where torch's products are faster."""

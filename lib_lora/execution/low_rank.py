@@ -22,6 +22,7 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 from ..adapters.base import Adapter, Form, InputEffect, OutputEffect
+from ..compiler import compiling, tracing
 from ..placement.resident import Binding, Keeping, Resident
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
@@ -34,10 +35,13 @@ from . import opaque
 from .dense import DenseExecutor
 from .low_rank_products import (
     EXACT,
+    TORCHS,
     FusedPair,
+    PlainPair,
     add_pair,
+    add_plain,
     effective_linear,
-    is_torchs,
+    is_fresh,
     pays,
     stacked,
 )
@@ -68,6 +72,8 @@ class Placed(Placement[Parts]):
     """Of each change of the input, in the input's dtype."""
     rows: tuple[tuple[int, int] | None, ...]
     """Which outputs each change of the output is for; None for all."""
+    plain: PlainPair | None = None
+    """Where the layer has pairs alone, which stay there."""
 
 
 class LowRankExecutor(Resident[Placed]):
@@ -110,13 +116,47 @@ class LowRankExecutor(Resident[Placed]):
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward plus its deltas."""
+        placed = None if compiling() or tracing() else self._placed  # a graph is to know nothing of what is plain
+        plain = None if placed is None else placed.plain
+        if plain is None or len(args) != 1 or kwargs or self._budget.contended:
+            return self._run_any(layer, base_forward, args, kwargs)
+        x, numbers = args[0], self._strengths.numbers
+        if numbers is None or not isinstance(x, Tensor) or x.dtype is not plain.dtype or x.device != plain.device:
+            return self._run_any(layer, base_forward, args, kwargs)
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph is to read strengths when it is replayed
+            return self._run_any(layer, base_forward, args, kwargs)
+        strength = numbers[plain.group] * plain.scale if plain.vector is None else plain.vector
+        if x.numel() > plain.many and pays(layer, base_forward, x):
+            return effective_linear(layer, x, plain.down.t(), plain.up.t(), strength)
+        y = base_forward(layer, x)
+        if not isinstance(y, Tensor) or y.dtype is not plain.dtype or y.device != plain.device:
+            return self._run_any(layer, base_forward, args, kwargs, y)
+        return add_plain(plain, layer, x, y, strength, fresh=is_fresh(layer, y, base_forward))
+
+    def _run_any(
+        self,
+        layer: nn.Module,
+        base_forward: BaseForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        returned: Any = None,
+    ) -> Any:
+        """Compute any call.
+
+        Args:
+            layer: the layer.
+            base_forward: of it.
+            args: of the call.
+            kwargs: of the call.
+            returned: by the base forward for these, if it was called already.
+        """
         if self._strengths.has_regions and opaque.is_for(layer, args, kwargs):
             y = opaque.call(layer, base_forward, args)
             if y is not None:
                 return y
         if self._budget.contended:
             self._budget.note(self._share)
-        call = _Calling(layer, base_forward, args, kwargs)
+        call = _Calling(layer, base_forward, args, kwargs, returned)
         try:
             y = self._run(layer, base_forward, call, call.x)
             return call.as_returned(y)
@@ -137,7 +177,8 @@ class LowRankExecutor(Resident[Placed]):
         parts = placed.stored.get()
         assert parts.pair is not None
         of_pair, of_bias = placed.strengths.alike
-        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, of_pair)
+        strength = self._plain_strength(placed)
+        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, of_pair if strength is None else strength)
         return y if parts.bias is None else y + change_of_bias(of_bias, parts.bias, 0)
 
     def _beside(
@@ -154,12 +195,27 @@ class LowRankExecutor(Resident[Placed]):
         if parts.pair is not None:
             # under autocast, or with a host that casts inside its forward, the two differ
             own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
-            y = add_pair(self._kind, layer, own, y, parts.pair, of_pair, base_forward, self._tuner)
+            strength = self._plain_strength(placed)
+            if strength is not None and placed.plain is not None:
+                y = add_plain(placed.plain, layer, own, y, strength, fresh=is_fresh(layer, y, base_forward))
+            else:
+                y = add_pair(self._kind, layer, own, y, parts.pair, of_pair, base_forward, self._tuner)
         if deltas:
             # nothing else holds what torch's own forward has just made, or a sum
-            fresh = is_torchs(base_forward) or parts.pair is not None
+            fresh = base_forward in TORCHS or parts.pair is not None
             y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
         return y, of_bias, parts
+
+    def _plain_strength(self, placed: Placed) -> Tensor | float | None:
+        """Return the strength of a plain call, as `run` has it: a call has the same bits whichever way it comes."""
+        if compiling() or tracing():  # asked first, so that a graph knows no number
+            return None
+        plain, numbers = placed.plain, self._strengths.numbers
+        if plain is None or numbers is None:
+            return None
+        if plain.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return None
+        return numbers[plain.group] * plain.scale if plain.vector is None else plain.vector
 
     def _live(self, layer: nn.Module, own: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
         """Return the strengths of this call, by row of the batch and by place where these differ.
@@ -246,7 +302,17 @@ class LowRankExecutor(Resident[Placed]):
         return Placed(device, dtype, input_dtype, store(parts, self._storage), strengths, of_inputs, rows)
 
     def _settled(self, layer: nn.Module, placed: Placed) -> Placed:
-        return placed if self._steady is None else replace(placed, stored=self._steady.settled(layer, placed.stored))
+        if self._steady is not None:
+            return replace(placed, stored=self._steady.settled(layer, placed.stored)) if self._stays else placed
+        pair = None if placed.stored.packed else placed.stored.content.pair
+        if pair is None or not self._only_pairs or self._bias_shares or self._kind == "embedding":
+            return placed
+        if self._tuner is not None and self._tuner.adds_pairs:
+            return placed
+        first = self._shares[0]
+        alike = len({(share.group, share.scale) for share in self._shares}) == 1 and first.schedule is None
+        vector = None if alike else placed.strengths.alike[0]
+        return replace(placed, plain=PlainPair.of(pair, placed.device, first.group, first.scale, vector))
 
     def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
         downs, ups, windows = [], [], []
@@ -302,12 +368,18 @@ def _shares(
 class _Calling:
     """The layer's own forward as a function of its input alone."""
 
-    __slots__ = ("_args", "_base_forward", "_kwargs", "_layer", "_place", "_returned", "x")
+    __slots__ = ("_args", "_base_forward", "_known", "_kwargs", "_layer", "_place", "_returned", "x")
 
     def __init__(
-        self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        layer: nn.Module,
+        base_forward: BaseForward,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        known: Any = None,
     ) -> None:
         self._layer, self._base_forward, self._args, self._kwargs = layer, base_forward, args, kwargs
+        self._known = known
         self._place = place_of_input(layer, args, kwargs)
         self.x: Tensor = args[self._place] if isinstance(self._place, int) else kwargs[self._place]
         """The input."""
@@ -315,7 +387,9 @@ class _Calling:
 
     def __call__(self, x: Tensor) -> Tensor:
         place, args, kwargs = self._place, self._args, self._kwargs
-        if isinstance(place, str):
+        if self._known is not None:
+            y, self._known = self._known, None
+        elif isinstance(place, str):
             y = self._base_forward(self._layer, *args, **{**kwargs, place: x})
         else:
             y = self._base_forward(self._layer, *args[:place], x, *args[place + 1 :], **kwargs)

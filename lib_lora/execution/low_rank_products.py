@@ -7,9 +7,11 @@ lost in the rounding of W + dW. Rows and places with strengths of their own have
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -26,8 +28,12 @@ if TYPE_CHECKING:
 
 EXACT = frozenset({torch.float32, torch.float64})
 """Dtypes in which a small change of a weight is not rounded away."""
-_TORCHS = nn.Linear.forward if nn.Linear.forward.__globals__ is vars(torch.nn.modules.linear) else None
-"""torch's own forward; None if something else had replaced it already. A wrapper may have its name and its module."""
+TORCHS = frozenset(
+    cls.forward
+    for cls in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    if cls.forward.__globals__ is vars(sys.modules[cls.__module__])
+)
+"""torch's own forwards that nothing had replaced before; a wrapper may have their names and their module."""
 MARGIN = 1.5
 """How much cheaper the sum must be, as it is written to memory and read again: measured on a CPU, 320 to 2560 wide."""
 
@@ -40,7 +46,7 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
         base_forward: what it runs by itself.
         x: its input.
     """
-    weight = layer._parameters.get("weight")
+    weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
     if weight is None or weight.ndim != 2 or weight.dtype not in EXACT:
         return False
     if hasattr(weight, "__tensor_flatten__"):  # torchao's and quanto's: packed, whatever dtype they show
@@ -48,23 +54,16 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
     out, inside = weight.shape
     if x.numel() * (out + inside) <= MARGIN * inside * inside * out:  # both sides times `in`
         return False
-    if x.dtype != weight.dtype or x.device != weight.device or not is_torchs(base_forward):
+    if x.dtype != weight.dtype or x.device != weight.device or base_forward not in TORCHS:
         return False
-    if torch.is_grad_enabled() and any(one.requires_grad for one in (x, *_own(layer))):
+    if torch.is_grad_enabled() and (
+        x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
         return False
     return not autocasts(x.device.type)
 
 
-def _own(layer: nn.Module) -> list[Tensor]:
-    return [parameter for parameter in layer._parameters.values() if parameter is not None]
-
-
-def is_torchs(base_forward: BaseForward) -> bool:
-    """Tell whether a linear layer runs torch's own forward, the product and nothing else."""
-    return base_forward is _TORCHS
-
-
-def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> Tensor:
+def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, strength: Tensor | float) -> Tensor:
     """Compute x (W + up diag(strength) down)^T + b.
 
     In compiled code the sum is a tensor of the graph, which knows best where to put it.
@@ -74,16 +73,18 @@ def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, stre
         x: (…, in).
         down: (R, in).
         up: (out, R).
-        strength: (R,).
+        strength: (R,), or one number for all.
     """
     weight = layer._parameters["weight"]
     assert weight is not None  # `pays` said so
+    if isinstance(strength, Tensor):
+        up, strength = up * strength, 1.0
     if compiling():
-        total = torch.addmm(weight, up * strength, down)
+        total = torch.addmm(weight, up, down, alpha=strength)
     else:
         total = scratch.take("linear", weight, weight.dtype)
         with torch.no_grad():
-            torch.addmm(weight, up * strength, down, out=total)
+            torch.addmm(weight, up, down, alpha=strength, out=total)
     return F.linear(x, total, layer._parameters.get("bias"))
 
 
@@ -93,6 +94,67 @@ class FusedPair(TensorFields):
 
     down: Tensor  # (R, in, *kernel), R = sum of ranks
     up: Tensor  # (out, R)
+
+
+class PlainPair(NamedTuple):
+    """The fused pair of a layer for eager calls in which all rows and places have the same strengths.
+
+    What can be decided when the pair is placed is decided here: views, and whether one number is the strength of all
+    components. The second product then takes that number, so that a call costs two products beside the layer's own.
+    Several numbers are a vector, and one product more.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    """Of the layer's input and its output."""
+    spatial: int
+    """Dimensions behind the channels; 0 for a linear layer."""
+    down: Tensor
+    """(R, in, *kernel); of a linear layer its transpose, (in, R)."""
+    up: Tensor
+    """(out, R); of a linear layer its transpose, (R, out)."""
+    group: int
+    """The strength group of the first component; of all, where one number serves them."""
+    scale: float
+    """On the number of the group."""
+    vector: Tensor | None
+    """(R, *ones), which the strength table writes; None where one number serves all components."""
+    many: float
+    """Entries of an input from which on the effective weight is cheaper."""
+
+    @classmethod
+    def of(cls, pair: FusedPair, device: torch.device, group: int, scale: float, vector: Tensor | None) -> PlainPair:
+        """Make it of a pair that is placed; the vector is (R,)."""
+        spatial, dtype, (out, inside) = pair.down.ndim - 2, pair.up.dtype, (pair.up.shape[0], pair.down.shape[1])
+        if spatial:
+            shaped = None if vector is None else vector.view(-1, *(1,) * spatial)
+            return cls(device, dtype, spatial, pair.down, pair.up, group, scale, shaped, math.inf)
+        many = MARGIN * inside * inside * out / (out + inside) if dtype in EXACT else math.inf
+        return cls(device, dtype, 0, pair.down.t(), pair.up.t(), group, scale, vector, many)
+
+
+def add_plain(
+    plain: PlainPair, layer: nn.Module, x: Tensor, y: Tensor, strength: Tensor | float, *, fresh: bool
+) -> Tensor:
+    """Compute y + up (strength * (down x)), in place if `y` is `fresh`: if nothing else holds it.
+
+    Args:
+        plain: the pair.
+        layer: the layer.
+        x: its input, on the device and in the dtype of the pair.
+        y: its output, likewise.
+        strength: one number for all components, or the pair's vector.
+        fresh: whether `y` may be written to.
+    """
+    if plain.spatial:
+        h = layer._conv_forward(x, plain.down, None)  # type: ignore[operator]
+    else:
+        h = torch.mm(x if x.ndim == 2 else x.reshape(-1, plain.down.shape[0]), plain.down)
+    if isinstance(strength, Tensor):
+        h, strength = h.mul_(strength), 1.0
+    if plain.spatial:
+        return _add_conv(h, y, plain.up, strength, plain.spatial, fresh=fresh)
+    return _add_linear(h, y, plain.up, strength, fresh=fresh)
 
 
 def add_pair(
@@ -117,37 +179,52 @@ def add_pair(
         base_forward: what made `y`.
         tuner: adds the pair of a linear layer where it knows a faster way than torch's products.
     """
-    if kind == "conv":
-        return _add_conv(layer, x, y, pair, strength)
     if kind == "embedding":
         return y + (F.embedding(x, pair.up) * strength) @ pair.down
-    # torch's own forward has just made y, so nothing else holds it
-    fresh = is_torchs(base_forward) and not y.requires_grad and y.is_contiguous()
-    if fresh and tuner is not None and tuner.add_pair_(y, x, pair.down, pair.up, strength):
+    fresh = is_fresh(layer, y, base_forward)
+    if kind == "conv":
+        # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
+        h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]
+        return _add_conv(h * strength, y, pair.up, 1.0, pair.down.ndim - 2, fresh=fresh)
+    if fresh and tuner is not None and y.is_contiguous() and tuner.add_pair_(y, x, pair.down, pair.up, strength):
         return y
-    return _add_linear(F.linear(x, pair.down) * strength, y, pair, fresh=fresh)
+    h = F.linear(x, pair.down) * strength
+    return _add_linear(h.view(-1, h.shape[-1]), y, pair.up.t(), 1.0, fresh=fresh)
 
 
-def _add_linear(h: Tensor, y: Tensor, pair: FusedPair, *, fresh: bool) -> Tensor:
-    if not y.is_contiguous():
-        return y + F.linear(h, pair.up)
-    flat, h = y.view(-1, y.shape[-1]), h.view(-1, h.shape[-1])
-    if fresh:
-        flat.addmm_(h, pair.up.t())
+def is_fresh(layer: nn.Module, y: Tensor, base_forward: BaseForward) -> bool:
+    """Tell whether nothing else holds an output, as torch's own forward has just made it, and no gradient needs it."""
+    # a convolution may have a product of its own, whose output others may hold
+    return base_forward in TORCHS and not y.requires_grad and "_conv_forward" not in layer.__dict__
+
+
+def _add_linear(h: Tensor, y: Tensor, up: Tensor, strength: float, *, fresh: bool) -> Tensor:
+    """Add the second product of a linear layer: h (tokens, R), up (R, out)."""
+    out = up.shape[1]
+    if fresh and y.is_contiguous():
+        (y if y.ndim == 2 else y.view(-1, out)).addmm_(h, up, alpha=strength)
         return y
-    return torch.addmm(flat, h, pair.up.t()).view(y.shape)
+    return torch.addmm(y.reshape(-1, out), h, up, alpha=strength).view(y.shape)
 
 
-def _add_conv(layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor) -> Tensor:
-    # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
-    h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]
-    spatial = pair.down.ndim - 2
-    h = h * strength
+def _add_conv(h: Tensor, y: Tensor, up: Tensor, strength: float, spatial: int, *, fresh: bool) -> Tensor:
+    """Add the second product of a convolution: h (rows, R, places), up (out, R)."""
+    out, rank = up.shape
     if y.ndim == spatial + 2 and y.is_contiguous() and h.is_contiguous():
-        up = pair.up.expand(y.shape[0], *pair.up.shape)
-        return torch.baddbmm(y.flatten(2), up, h.flatten(2)).view(y.shape)
+        rows, flat, h = y.shape[0], y.flatten(2), h.flatten(2)
+        if not fresh:
+            return torch.baddbmm(flat, up.expand(rows, out, rank), h, alpha=strength).view(y.shape)
+        if rows == 1:
+            flat[0].addmm_(up, h[0], alpha=strength)
+        else:
+            flat.baddbmm_(up.expand(rows, out, rank), h, alpha=strength)
+        return y
+    if fresh and y.ndim == 4 and y.is_contiguous(memory_format=torch.channels_last):
+        flat = y.permute(0, 2, 3, 1).view(-1, out)
+        flat.addmm_(h.permute(0, 2, 3, 1).reshape(-1, rank), up.t(), alpha=strength)
+        return y
     convolve = (F.conv1d, F.conv2d, F.conv3d)[spatial - 1]
-    return y + convolve(h, pair.up.view(*pair.up.shape, *(1,) * spatial))
+    return torch.add(y, convolve(h, up.view(out, rank, *(1,) * spatial)), alpha=strength)
 
 
 def stacked(

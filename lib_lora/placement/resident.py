@@ -229,11 +229,11 @@ class Resident(ABC, Generic[P]):
         elif not may_stay and self._home is None:
             self._home = self._budget.host_copy(self._share, placed)
         self._stays = may_stay and stays(layer)
-        self._placed = placed = self._settled(layer, placed) if self._stays else placed
+        self._placed = placed = self._settled(layer, placed)
         return placed
 
     def _settled(self, layer: nn.Module, placed: P) -> P:
-        """Put what was placed and stays into the memory that the layer had for it before."""
+        """Return what was placed as calls need it."""
         return placed
 
     def _brought(self, layer: nn.Module, where: _Where) -> P:

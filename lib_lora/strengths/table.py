@@ -61,8 +61,6 @@ Variants: TypeAlias = Sequence[tuple[int, bool]]
 """The (image, negative) that may have strengths of their own."""
 Values: TypeAlias = tuple[tuple[float, ...], ...]
 """For each variant, the strength of every group."""
-Numbers: TypeAlias = Sequence["float | None"]
-"""The strength of every group; None where rows or places differ."""
 _NOWHERE = "its region has no place in the picture"
 
 
@@ -392,8 +390,8 @@ class StrengthTable:
 
     def __init__(self, strengths: StackStrengths, kept: KeepVector | None = None) -> None:
         self._kept = kept
-        self.numbers: Numbers = ()
-        """Of the present call, for executors whose product takes a number of the host."""
+        self.numbers: Sequence[float] | None = None
+        """The strength of every group in the present call; None where rows or places may differ."""
         self.mixed = False
         """Whether the rows of the present call are of more than one variant."""
         self.shown = 0
@@ -641,13 +639,7 @@ class StrengthTable:
         self._values = torch.tensor(values, dtype=torch.float64, device="cpu")  # (variants, groups)
 
     def _set_numbers(self) -> None:
-        values = self.values[self.shown]
-        if self.mixed:
-            self.numbers = (None,) * len(values)
-        elif self.has_regions:
-            self.numbers = [None if i in self.regional_groups else value for i, value in enumerate(values)]
-        else:
-            self.numbers = values
+        self.numbers = None if self.mixed or self.has_regions else self.values[self.shown]
 
     def _set_regions(self) -> None:
         stack = self.stack_strengths

@@ -29,6 +29,7 @@ class Tuner(Auto):
     def __init__(self, *, rates: Path | None = None, kernels: bool = False) -> None:
         super().__init__(RateBook(measure, rates))
         self._chooser = Chooser() if kernels else None
+        self.adds_pairs = kernels
 
     def add_pair_(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> bool:
         """Add x down^T diag(strength) up^T onto `y` by a kernel that is faster; see `kernels.Chooser.add_pair_`."""

@@ -33,7 +33,7 @@ def test_strengths_removal_and_swap_are_seen_by_compiled_code(tmp_path):
 
     def same() -> torch.Tensor:
         got = compiled(x)
-        assert torch.equal(got, model(x))
+        torch.testing.assert_close(got, model(x))  # strengths are numbers in eager mode, and tensors in a graph
         return got
 
     plain = same()
