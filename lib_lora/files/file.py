@@ -122,6 +122,11 @@ class AdapterFile:
         tensors, metadata = _parse_header(path, raw, stamp[0])
         return cls(path, tensors, metadata, stamp)
 
+    @cached_property
+    def nbytes(self) -> int:
+        """Return the bytes of all tensors."""
+        return sum([info.end - info.start for info in self.infos.values()])
+
     @property
     def keys(self) -> Sequence[str]:
         """Return the tensor names in the order of the header."""
@@ -155,7 +160,7 @@ class AdapterFile:
 
         The first check of a tensor reads it whole; all tensors of one element are read at once, see `numbers`.
         """
-        keys = list(keys)
+        keys = list(dict.fromkeys(keys))
         new = [key for key in keys if key not in self._finite]
         if new:
             self._with_stream(partial(self._check_finite, new, self.numbers))
@@ -172,7 +177,8 @@ class AdapterFile:
         They are read from disk: a touch of the map makes the system read the surroundings of each, too, which takes as
         long as the whole file if that is not cached.
         """
-        return self._with_stream(self._read_numbers)
+        single = sorted([(info.start, key) for key, info in self.infos.items() if math.prod(info.shape) == 1])
+        return self._with_stream(partial(self._read_numbers, [key for _, key in single])) if single else {}
 
     def verify(self) -> None:
         """Check that the file on disk is still the one that was opened."""
@@ -221,13 +227,12 @@ class AdapterFile:
         content = self._bytes(stream, offset, (last + 1) * tensor.element_size())
         return torch.frombuffer(content, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
 
-    def _read_numbers(self, stream: BinaryIO) -> dict[str, float]:
-        single = [(info.start, key) for key, info in self.infos.items() if math.prod(info.shape) == 1]
+    def _read_numbers(self, single: Iterable[str], stream: BinaryIO) -> dict[str, float]:
         raw: dict[torch.dtype, bytearray] = {}
         keys: dict[torch.dtype, list[str]] = {}
-        for start, key in sorted(single):
-            dtype = self.infos[key].dtype
-            raw.setdefault(dtype, bytearray()).extend(self._bytes(stream, start, self.infos[key].end - start))
+        for key in single:
+            dtype, _, start, end = self.infos[key]
+            raw.setdefault(dtype, bytearray()).extend(self._bytes(stream, start, end - start))
             keys.setdefault(dtype, []).append(key)
         found: dict[str, float] = {}
         for dtype, own in keys.items():

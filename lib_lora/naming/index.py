@@ -168,7 +168,8 @@ class LayerIndex:
         self.targets = tuple(dict.fromkeys(targets))  # PEFT's layers have the name of the one that they wrap
         self.signature = component, hash(self.targets)
         """Equal for components with the same layers, shapes and names."""
-        self._dotted, self._flat = _name_tables(component, self.targets, aliases)
+        self.dotted, self.flat = _name_tables(component, self.targets, aliases)
+        """Every name that a layer is found by, in any spelling the architectures know, and its meaning."""
         self._names: dict[str, list[str]] | None = None  # by path, made at first use
 
     def holds(self, module: nn.Module) -> bool:
@@ -194,18 +195,14 @@ class LayerIndex:
         """Return every name of a layer, or of the whole it is a part of, in any spelling."""
         if self._names is None:
             self._names = {}
-            for name, place in self._dotted.items():
+            for name, place in self.dotted.items():
                 for path in dict.fromkeys(segment.target.path for segment in place.segments):
                     self._names.setdefault(path, []).append(name)
         return self._names.get(target.path, [target.path])
 
-    def names(self) -> Iterable[str]:
-        """Return every dotted name that a layer is found by."""
-        return self._dotted
-
     def find(self, name: str, *, flattened: bool = False) -> Place | None:
         """Return the meaning of `name` in any spelling the architectures know; None where no layer has it."""
-        return (self._flat if flattened else self._dotted).get(name)
+        return (self.flat if flattened else self.dotted).get(name)
 
 
 def parameter_of(index: LayerIndex, key: str) -> tuple[str, str] | None:

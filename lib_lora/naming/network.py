@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from ..weights.base_weight import read_base_weight
 from .architectures.base import input_layers
 from .blocks import BlockNames
 from .index import LayerIndex, alias_table, blocks_of, check_named, family_of_model
-from .parsed import Group, Miss, ParsedFile, Recipe, key_formats, misfit
+from .parsed import NOT_FINITE, Group, Miss, ParsedFile, key_formats, misfit
 from .places import Place, Target
 from .whole import Whole
 
@@ -59,22 +59,12 @@ class Bound:
         return self.component, self.target.path, self.target.param
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """A layer of the file, and where it may act."""
+_Layer = tuple[int, Group, Mapping[str, Place], Miss]
+"""A layer of the file: its turn, its parameters, its place in each component, and why it acts on nothing without one.
 
-    group: Group
-    tiers: Sequence[Sequence[tuple[str, Place]]]
-    """Component and place, the likeliest first; all of one tier are meant together."""
-    meant: Sequence[str]
-    """The components that its keys speak of."""
-    absence: Miss
-    """Why it acts on nothing, if there is no such place."""
-    turn: int
-    """0 for a layer that the file has fused, which comes first, 2 for a part of a layer of the model, else 1.
-
-    A file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
-    """
+The turn is 0 for a layer that the file has fused, which comes first, 2 for a part of a layer of the model, else 1. A
+file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
+"""
 
 
 class Network:
@@ -85,34 +75,34 @@ class Network:
         self._parsed = parsed
         self._reading = reading
         self._indexes = {index.component: index for index in indexes}
-        self._scopes: dict[str | None, tuple[list[tuple[str, ...]], Sequence[str], Miss]] = {}
-        self._numbers: dict[tuple[str, str | None, str], dict[str, str] | NumberingError] = {}
         self._family = family_of_model(indexes)
+        self._scopes = {component: self._scope(component) for component in {one.component for one in parsed.groups}}
+        layers = sorted(self._located(), key=itemgetter(0))
+        fits = self._fitted(layers)
+        fitting = [group for (_, group, *_), fit in zip(layers, fits, strict=True) if isinstance(fit, list)]
+        bad = parsed.file.not_finite([key for group in fitting for key in group.reads])
         unused: list[Unused] = []
         by_weight: dict[tuple[str, str, str], list[Bound]] = {}
         acting: list[Group] = []
-        idle: list[_Candidate] = []
-        candidates = sorted([self._candidate(group) for group in parsed.groups], key=attrgetter("turn"))
-        fits = [(one, self._fit(one)) for one in candidates]
-        bad = parsed.not_finite([one.group for one, fit in fits if not isinstance(fit, Miss)])
-        for one, fit in fits:
-            miss = fit if isinstance(fit, Miss) else self._add(one.group, fit, by_weight, bad)
+        idle: list[Group] = []
+        for (_, group, *_), fit in zip(layers, fits, strict=True):
+            miss = fit if isinstance(fit, tuple) else _add(group, fit, by_weight, bad)
             if miss is None:
-                acting.append(one.group)
+                acting.append(group)
             else:
-                idle.append(one)
-                unused += miss.of(one.group)
+                idle.append(group)
+                unused += group.unused(miss)
         self.bound: tuple[Bound, ...] = tuple([one for own in by_weight.values() for one in own])
         components = frozenset([one.component for one in self.bound])
         self.report = replace(
-            parsed.report([one.group for one in idle], [one.adapter for one in self.bound]),
+            parsed.report(idle, [one.adapter for one in self.bound]),
             hit=len(acting),
             changed=len({(one.component, one.target.path) for one in self.bound}),
             unused=(*parsed.unused, *unused, *parsed.unshared(acting)),
             resolved=True,
             components=components,
             noise=noise_of(components, self._indexes),
-            absent=len([one for one in idle if not one.meant]),
+            absent=len([group for group in idle if not self._scopes[group.component][1]]),
             model=self._family,
         )
 
@@ -182,33 +172,6 @@ class Network:
                 total[rows] += delta[own]
         return total
 
-    def _candidate(self, group: Group) -> _Candidate:
-        """Find where a group of the file may act."""
-        if group.component not in self._scopes:
-            self._scopes[group.component] = self._scope(group.component)
-        tiers, meant, absence = self._scopes[group.component]
-        places: list[list[tuple[str, Place]]] = []
-        first: Place | None = None
-        for tier in tiers:
-            places.append([])
-            for component in tier:
-                name, flattened = group.module, group.flattened
-                names_of = key_formats()[group.format].names_of
-                if names_of is not None:
-                    names = self._numbered(component, group, names_of)
-                    if isinstance(names, NumberingError):
-                        absence = Miss("no_module", names.reason, names.detail)
-                        continue
-                    name, flattened = names[name], False
-                place = self._indexes[component].find(name, flattened=flattened)
-                if place is not None:
-                    places[-1].append((component, place))
-                    first = first or place
-        turn = 1
-        if first is not None and first.target is None:
-            turn = 0 if len({one.target.name for one in first.segments}) > 1 else 2
-        return _Candidate(group, places, meant, absence, turn)
-
     def _scope(self, component: str | None) -> tuple[list[tuple[str, ...]], Sequence[str], Miss]:
         """Return the tiers of components for keys of one, the components they speak of, and the miss if none fits."""
         tiers = candidates(component, list(self._indexes), self._parsed.experts)
@@ -216,61 +179,82 @@ class Network:
         if component in EXACT:
             meant = tiers[0] if component in self._indexes and tiers else ()
         if not meant:
-            return tiers, meant, Miss("no_component", f"component {component} is absent in this model")
-        return tiers, meant, Miss("no_module", f"no module of that name in {', '.join(meant)}")
+            return tiers, meant, ("no_component", f"component {component} is absent in this model", "")
+        return tiers, meant, ("no_module", f"no module of that name in {', '.join(meant)}", "")
 
-    def _numbered(self, component: str, group: Group, names_of: NamesOf) -> dict[str, str] | NumberingError:
+    def _located(self) -> Iterator[_Layer]:
+        """Yield each layer of the file, with the places in the model that it may act on."""
+        numbered: dict[tuple[str, str | None, str], dict[str, str] | NumberingError] = {}
+        formats = key_formats()
+        for group in self._parsed.groups:
+            tiers, _, miss = self._scopes[group.component]
+            names_of = formats[group.format].names_of
+            places: dict[str, Place] = {}
+            for index in [self._indexes[name] for tier in tiers for name in tier]:
+                name, table = group.module, index.flat if group.flattened else index.dotted
+                if names_of is not None:
+                    alike = group.format, group.component, index.component
+                    if alike not in numbered:
+                        numbered[alike] = self._numbered(group, index, names_of)
+                    names = numbered[alike]
+                    if isinstance(names, NumberingError):
+                        miss = "no_module", names.reason, names.detail
+                        continue
+                    name, table = names[name], index.dotted
+                place = table.get(name)
+                if place is not None:
+                    places[index.component] = place
+            turn = 1
+            first = next(iter(places.values())) if places else None
+            if first is not None and first.target is None:
+                turn = 0 if len({one.target.name for one in first.segments}) > 1 else 2
+            yield turn, group, places, miss if group.recipe is not None else group.unread()
+
+    def _numbered(self, group: Group, index: LayerIndex, names_of: NamesOf) -> dict[str, str] | NumberingError:
         """Return the names in a component of the layers that a group and all like it have numbers for."""
-        alike = group.format, group.component, component
-        if alike not in self._numbers:
-            shapes = {
-                one.module: None if one.own_site is None else one.own_site.shape
-                for one in self._parsed.groups
-                if (one.format, one.component) == alike[:2]
-            }
-            index, header = self._indexes[component], self.file.metadata.get(group.component or "")
-            try:
-                self._numbers[alike] = names_of(component, shapes, index.names(), index.find, header)
-            except NumberingError as error:
-                self._numbers[alike] = error
-        return self._numbers[alike]
-
-    def _fit(self, candidate: _Candidate) -> list[Bound] | Miss:
-        """Make a group's adapters in the likeliest components that it fits, or tell why it fits nowhere."""
-        group = candidate.group
-        if group.recipe is None:
-            return group.unread()
-        miss = candidate.absence
-        for tier in candidate.tiers:
-            found: list[Bound] = []
-            for component, place in tier:
-                fit = self._bound(component, place, group, group.recipe)
-                if not isinstance(fit, Miss):
-                    found += fit
-                elif component in candidate.meant:
-                    miss = fit  # in another component than the one the key means, only what fits counts
-            if found:
-                return found
-        return miss
-
-    def _bound(self, component: str, place: Place, group: Group, recipe: Recipe) -> list[Bound] | Miss:
-        """Make a group's adapter for each layer of the model with a part in a place, or tell why it does not fit."""
-        kind = place.site.kind
-        if kind not in recipe.kinds:
-            return Miss("layer_kind", f"not defined for {_PLURAL[kind]}", f"{component}.{place.name}")
+        shapes = {
+            one.module: None if one.own_site is None else one.own_site.shape
+            for one in self._parsed.groups
+            if (one.format, one.component) == (group.format, group.component)
+        }
+        header = self.file.metadata.get(group.component or "")
         try:
-            adapter = self._parsed.adapter(group, recipe, place.site, self._reading)
-        except ValueError as error:
-            widened = self._widened(component, place, group, recipe)
-            if widened is None:
-                return misfit(error, f"{component}.{place.name}")
-            adapter = widened
-        return [
-            Bound(component, piece.target, adapter if piece.rows is None else part_of(adapter, piece.rows), place)
-            for piece in place.pieces
-        ]
+            return names_of(index.component, shapes, index.dotted, index.dotted.get, header)
+        except NumberingError as error:
+            return error
 
-    def _widened(self, component: str, place: Place, group: Group, recipe: Recipe) -> Adapter | None:
+    def _fitted(self, layers: Sequence[_Layer]) -> list[list[Bound] | Miss]:
+        """Make each layer's adapters in the likeliest components that it fits, or tell why it fits nowhere."""
+        found: list[list[Bound] | Miss] = [miss for *_, miss in layers]
+        for turn in range(max([len(tiers) for tiers, *_ in self._scopes.values()], default=0)):
+            wanted: list[tuple[int, Group, str, Place]] = []
+            for i, (_, group, places, _) in enumerate(layers):
+                tiers, meant, _ = self._scopes[group.component]
+                for component in tiers[turn] if turn < len(tiers) and isinstance(found[i], tuple) else ():
+                    place = places.get(component)
+                    if place is None or group.recipe is None:
+                        continue
+                    if place.site.kind in group.recipe.kinds:
+                        wanted.append((i, group, component, place))
+                    elif component in meant:  # in another component, only what fits counts
+                        text = f"not defined for {_PLURAL[place.site.kind]}"
+                        found[i] = "layer_kind", text, f"{component}.{place.name}"
+            adapters = self._parsed.adapters([(group, place.site) for _, group, _, place in wanted], self._reading)
+            for (i, group, component, place), made in zip(wanted, adapters, strict=True):
+                adapter = self._widened(group, component, place) if isinstance(made, ValueError) else made
+                bound = found[i]
+                if adapter is not None:
+                    if isinstance(bound, tuple):
+                        bound = found[i] = []
+                    for target, rows in place.pieces:
+                        own = adapter if rows is None else part_of(adapter, rows)
+                        bound.append(Bound(component, target, own, place))
+                elif isinstance(bound, tuple) and component in self._scopes[group.component][1]:
+                    assert isinstance(made, ValueError)
+                    found[i] = misfit(made, f"{component}.{place.name}")
+        return found
+
+    def _widened(self, group: Group, component: str, place: Place) -> Adapter | None:
         """Make an adapter of a layer that takes more than the latents; None where it is not just that."""
         index, made_for = self._indexes[component], self._parsed.family
         if group.own_site is None or (made_for and self._family and made_for.name != self._family.name):
@@ -282,40 +266,31 @@ class Network:
         if inputs >= place.shape[1]:
             return None
         site = replace(place.site, shape=(out, inputs, *kernel))
-        try:
-            adapter = self._parsed.adapter(group, recipe, site, self._reading)
-        except ValueError:
+        (adapter,) = self._parsed.adapters([(group, site)], self._reading)
+        if isinstance(adapter, ValueError) or adapter.reads_base:
             return None  # the report says what does not fit the layer as it is
-        return None if adapter.reads_base else Narrow(adapter, inputs, place.shape[1])
-
-    def _add(
-        self, group: Group, found: Sequence[Bound], by_weight: dict[tuple[str, str, str], list[Bound]], bad: set[str]
-    ) -> Miss | None:
-        """Let a group's adapters act, unless a number is not finite or others change these rows already."""
-        spoiled = self._parsed.spoiled(group, bad) if bad else None
-        if spoiled is not None:
-            return spoiled
-        others = [by_weight.setdefault(one.weight, []) for one in found]
-        for one, own in zip(found, others, strict=True):
-            for other in own:
-                if one.target.overlaps(other.target):
-                    return Miss("second_adapter", f"a second adapter for {one.component}.{one.target.name}")
-        for one, own in zip(found, others, strict=True):
-            own.append(one)
-        return None
+        return Narrow(adapter, inputs, place.shape[1])
 
 
-@dataclass(slots=True)
-class _Kept:
-    """One file, with its network for each model it was used with and each way it was read."""
+def _add(
+    group: Group, found: Sequence[Bound], by_weight: dict[tuple[str, str, str], list[Bound]], bad: Collection[str]
+) -> Miss | None:
+    """Add a group's adapters, unless a number is not finite or others change these rows already."""
+    for key in group.reads if bad else ():
+        if key in bad:
+            text = f"{key} has numbers that are NaN or infinite; download the file again, or train it again"
+            return "not_finite", NOT_FINITE, text
+    for one in found:
+        for other in by_weight.get(one.weight, ()):
+            if one.target.overlaps(other.target):
+                return "second_adapter", f"a second adapter for {one.component}.{one.target.name}", ""
+    for one in found:
+        by_weight.setdefault(one.weight, []).append(one)
+    return None
 
-    parsed: ParsedFile
-    networks: OrderedDict[tuple[Reading, tuple[tuple[str, int], ...]], Network] = field(default_factory=OrderedDict)
-    nbytes: int = field(init=False)
-    """Bytes of all tensors in the file."""
 
-    def __post_init__(self) -> None:
-        self.nbytes = sum([info.end - info.start for info in self.parsed.file.infos.values()])
+_Networks = OrderedDict[tuple[Reading, tuple[tuple[str, int], ...]], Network]
+"""The networks of one file for each model it was used with and each way it was read."""
 
 
 class NetworkCache:
@@ -329,7 +304,7 @@ class NetworkCache:
     def __init__(self, count: int, nbytes: int | None = None) -> None:
         self._count = count
         self._limit = nbytes
-        self._files: OrderedDict[tuple[Path, Stamp, int], _Kept] = OrderedDict()
+        self._files: OrderedDict[tuple[Path, Stamp, int], tuple[ParsedFile, _Networks]] = OrderedDict()
 
     def resolved(self, path: Path, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> Network:
         """Return the network of a file for a model. The cache may go beyond its limits until the next `trim`.
@@ -342,34 +317,33 @@ class NetworkCache:
         except OSError as error:
             raise FileError(path, f"cannot be read: {error.strerror or error}") from error
         began = time.perf_counter()
-        kept = self._files.get(key)
-        if kept is None:
-            kept = self._files[key] = _Kept(ParsedFile(AdapterFile.open(path)))
+        if key not in self._files:
+            self._files[key] = ParsedFile(AdapterFile.open(path)), OrderedDict()
         self._files.move_to_end(key)
-        use = reading, tuple(index.signature for index in indexes)
-        network = kept.networks.get(use)
-        if network is None:
-            network = kept.networks[use] = Network(kept.parsed, indexes, reading)
+        parsed, networks = self._files[key]
+        use = reading, tuple([index.signature for index in indexes])
+        if use not in networks:
+            networks[use] = network = Network(parsed, indexes, reading)
             network.report = replace(network.report, seconds=time.perf_counter() - began)
-        kept.networks.move_to_end(use)
-        return network
+        networks.move_to_end(use)
+        return networks[use]
 
     def trim(self, in_force: Collection[Network] = ()) -> None:
         """Forget networks beyond the limits, the least recently used first, but none that is in force."""
         used = {id(network.file) for network in in_force}
         total = self.nbytes
-        for key, kept in list(self._files.items()):
-            while len(kept.networks) > _MODELS:
-                kept.networks.popitem(last=False)
+        for key, (parsed, networks) in list(self._files.items()):
+            while len(networks) > _MODELS:
+                networks.popitem(last=False)
             if len(self._files) <= self._count and (self._limit is None or total <= self._limit):
                 continue
-            if id(kept.parsed.file) not in used:
-                total -= kept.nbytes
+            if id(parsed.file) not in used:
+                total -= parsed.file.nbytes
                 del self._files[key]
 
     def holds(self, network: Network) -> bool:
         """Return whether a network is still kept."""
-        return any(network is one for kept in self._files.values() for one in kept.networks.values())
+        return any(network is one for _, networks in self._files.values() for one in networks.values())
 
     def clear(self) -> None:
         """Forget all."""
@@ -378,12 +352,17 @@ class NetworkCache:
     @property
     def nbytes(self) -> int:
         """Return the bytes of the tensors of all files that are kept."""
-        return sum(kept.nbytes for kept in self._files.values())
+        return sum([parsed.file.nbytes for parsed, _ in self._files.values()])
 
     @property
     def paths(self) -> tuple[Path, ...]:
         """Return the files that are kept, the least recently used first."""
         return tuple(path for path, _, _ in self._files)
+
+
+def _indexes(components: Mapping[str, nn.Module], call: str) -> list[LayerIndex]:
+    check_named(components, call)
+    return [LayerIndex(name, module, alias_table()) for name, module in components.items()]
 
 
 def load_network(path: str | Path, components: Mapping[str, nn.Module], *, reading: Reading = USUAL) -> Network:
@@ -398,8 +377,7 @@ def load_network(path: str | Path, components: Mapping[str, nn.Module], *, readi
         FileError: the file cannot be read; also its subclasses, see `ParsedFile`.
         ComponentError: the components are no mapping of names to modules.
     """
-    check_named(components, "load_network(path, {})")
-    indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
+    indexes = _indexes(components, "load_network(path, {})")
     return Network(ParsedFile(AdapterFile.open(path)), indexes, reading)
 
 
@@ -413,26 +391,18 @@ def inspect_file(path: str | Path) -> NetworkReport:
 
 
 def model_family(components: Mapping[str, nn.Module]) -> Family | None:
-    """Tell which family the model of these components is; None where nothing tells.
-
-    Args:
-        components: diffusers' component name -> module.
+    """Return the family of the model with these components, by name; None where nothing tells.
 
     Raises:
         ComponentError: they are no mapping of names to modules.
     """
-    check_named(components, "model_family({})")
-    return family_of_model(LayerIndex(name, module, alias_table()) for name, module in components.items())
+    return family_of_model(_indexes(components, "model_family({})"))
 
 
 def model_blocks(components: Mapping[str, nn.Module]) -> BlockNames:
-    """Tell the blocks of the model of these components, which strengths may have weights for.
-
-    Args:
-        components: diffusers' component name -> module.
+    """Return the blocks of the model with these components, by name, which strengths may have weights for.
 
     Raises:
         ComponentError: they are no mapping of names to modules.
     """
-    check_named(components, "model_blocks({})")
-    return blocks_of([LayerIndex(name, module, alias_table()) for name, module in components.items()])
+    return blocks_of(_indexes(components, "model_blocks({})"))

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal
 
 from torch import Tensor
 
@@ -122,6 +121,10 @@ def key_formats() -> Mapping[str, KeyFormat]:
     return {name: one.with_params(named, shared) for name, one in discover(formats, KeyFormat).items()}
 
 
+Miss = tuple[Cause, str, str]
+"""Why a layer of a file acts on nothing: cause, reason and detail, see `report.Unused`."""
+
+
 @dataclass(slots=True)
 class Group:
     """The parameters of one layer in a file."""
@@ -130,43 +133,33 @@ class Group:
     module: str
     flattened: bool
     format: str
-    belongs: Literal["layer", "file", "embedding"] = "layer"
     keys: dict[str, str] = field(default_factory=dict)
     """Canonical parameter -> key in the file."""
     recipe: Recipe | None = None
     """The algorithm that reads it; None where none does."""
     own_site: Site | None = None
     """The weight that it was made for; None where its parameters do not tell."""
+    reads: tuple[str, ...] = ()
+    """The keys of its own parameters, and of the shared ones that the algorithm reads."""
 
     def unread(self) -> Miss:
         """Return that no algorithm reads its parameters."""
-        return Miss("unknown_parameters", f"no adapter kind reads {', '.join(sorted(self.keys))} together")
+        return "unknown_parameters", f"no adapter kind reads {', '.join(sorted(self.keys))} together", ""
 
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """Why a layer of a file acts on nothing; see `report.Unused`."""
-
-    cause: Cause
-    reason: str
-    detail: str = ""
-
-    def of(self, group: Group) -> list[Unused]:
-        """Return all keys of a group as unused for this reason."""
-        return [Unused(key, self.cause, self.reason, self.detail) for key in group.keys.values()]
+    def unused(self, miss: Miss) -> list[Unused]:
+        """Return all keys as unused for a reason."""
+        return [Unused(key, *miss) for key in self.keys.values()]
 
 
 def misfit(error: ValueError, where: str = "") -> Miss:
-    """Tell why the parameters of a layer cannot be used.
+    """Return why the parameters of a layer cannot be used.
 
     Args:
         error: that making an adapter of them raised.
         where: the layer of the model.
     """
     detail = f"{where}: {error}" if where else str(error)
-    if isinstance(error, NumberError):
-        return Miss("not_finite", NOT_FINITE, detail)
-    return Miss("shape", SHAPE_DIFFERS, detail)
+    return ("not_finite", NOT_FINITE, detail) if isinstance(error, NumberError) else ("shape", SHAPE_DIFFERS, detail)
 
 
 class ParsedFile:
@@ -181,10 +174,10 @@ class ParsedFile:
     def __init__(self, file: AdapterFile) -> None:
         self.file = file
         self.unused: list[Unused] = []
-        groups = self._grouped()
-        self.groups = [group for group in groups if group.belongs == "layer"]
-        self.shared = {param: key for one in groups if one.belongs == "file" for param, key in one.keys.items()}
-        self.bundled = {one.module: one.keys for one in groups if one.belongs == "embedding"}
+        self.shared: dict[str, str] = {}
+        """Parameters that all layers share -> their keys."""
+        self._embeddings: dict[str, dict[str, str]] = {}
+        self.groups = self._grouped()
         self._find_recipes()
         self._refuse_strangers()
         self.config = PeftConfig.of(file, beside="peft" in [group.format for group in self.groups])
@@ -194,47 +187,48 @@ class ParsedFile:
         except ValueError as error:
             raise FileError(file.path, f"cannot be used: {error}") from error
 
-    @property
-    def format(self) -> str:
-        """Return the names of the formats seen, the most frequent first."""
-        return "+".join([name for name, _ in Counter([group.format for group in self.groups]).most_common()])
+    def adapters(self, wanted: Iterable[tuple[Group, Site]], reading: Reading = USUAL) -> list[Adapter | ValueError]:
+        """Build the adapters of groups that have a recipe, each for one weight.
 
-    def adapter(self, group: Group, recipe: Recipe, site: Site, reading: Reading = USUAL) -> Adapter:
-        """Build the group's adapter for one weight.
-
-        Raises:
-            ValueError: the tensors do not fit each other or the weight; the text says want and got.
+        Returns:
+            For tensors that do not fit each other or the weight, an error in place of the adapter; its text says want
+            and got.
         """
-        return recipe.build(self.file.tensors(group.keys), site, self.origin(group, reading))
-
-    def origin(self, group: Group, reading: Reading = USUAL) -> Origin:
-        """Return what the file says about a group beside its own parameters."""
-        return Origin(
-            alpha=self.alpha(group),
-            spelling=group.format,
-            config={} if self.config.empty else self.config.values(group.component, group.module),
-            metadata=self.file.metadata,
-            shared=self.file.tensors(self.shared) if self.shared else {},
-            module=group.module,
-            reading=reading,
-        )
-
-    def alpha(self, group: Group) -> Alpha:
-        """Return the group's own alpha, else the one its configuration gives."""
-        key = group.keys.get("alpha")
-        if key is None:
-            return self.config.alpha(group.component, group.module)
-        value = self.file.numbers.get(key)
-        if value is None:
-            raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
-        if not abs(value) <= LARGEST:  # nan is neither
-            raise NumberError(f"want a finite number as alpha, got {value}")
-        return Alpha(value)
+        wanted = list(wanted)
+        tensors = self.file.tensors({key: key for group, _ in wanted for key in group.keys.values()})
+        shared, numbers = self.file.tensors(self.shared), self.file.numbers
+        found: list[Adapter | ValueError] = []
+        for group, site in wanted:
+            assert group.recipe is not None
+            key = group.keys.get("alpha")
+            try:
+                if key is None:
+                    alpha = self.config.alpha(group.component, group.module)
+                elif key not in numbers:
+                    raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
+                elif not abs(numbers[key]) <= LARGEST:  # nan is neither
+                    raise NumberError(f"want a finite number as alpha, got {numbers[key]}")
+                else:
+                    alpha = Alpha(numbers[key])
+                origin = Origin(
+                    alpha=alpha,
+                    spelling=group.format,
+                    config={} if self.config.empty else self.config.values(group.component, group.module),
+                    metadata=self.file.metadata,
+                    shared=shared,
+                    module=group.module,
+                    reading=reading,
+                )
+                params = {param: tensors[own] for param, own in group.keys.items()}
+                found.append(group.recipe.build(params, site, origin))
+            except ValueError as error:
+                found.append(error)
+        return found
 
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
         """Return the textual inversions that came in the file: {name: {part: vectors}}."""
         found: dict[str, dict[str, Tensor]] = {}
-        for name, keys in self.bundled.items():
+        for name, keys in self._embeddings.items():
             parts = self.file.tensors({param.removeprefix(BUNDLED): key for param, key in keys.items()})
             found[name] = {part: one.unsqueeze(0) if one.ndim == 1 else one for part, one in parts.items()}
         return found
@@ -263,37 +257,11 @@ class ParsedFile:
         rules = [one.experts_named for one in known_architectures() if one.experts_named is not None]
         return next((found for name in names for rule in rules if (found := rule(name))), EXPERTS)
 
-    def not_finite(self, groups: Sequence[Group]) -> set[str]:
-        """Return the keys that groups read whose tensors have numbers that are not finite.
-
-        One such number makes a picture of nothing else.
-
-        Raises:
-            FileError: the file changed on disk.
-        """
-        keys = [key for group in groups for key in group.keys.values()]
-        if self.shared:
-            read = {param for group in groups if group.recipe is not None for param in group.recipe.kind.shared}
-            keys += [key for param, key in self.shared.items() if param in read]
-        return self.file.not_finite(keys)
-
-    def spoiled(self, group: Group, bad: set[str]) -> Miss | None:
-        """Return the miss of a group that reads one of the keys that `not_finite` returned; None if it reads none."""
-        read = frozenset() if group.recipe is None else group.recipe.kind.shared
-        keys = [*group.keys.values(), *[key for param, key in self.shared.items() if param in read]]
-        key = next((key for key in keys if key in bad), None)
-        if key is None:
-            return None
-        text = f"{key} has numbers that are NaN or infinite; download the file again, or train it again"
-        return Miss("not_finite", NOT_FINITE, text)
-
     def unshared(self, acting: Iterable[Group]) -> list[Unused]:
         """Return the keys of parameters that layers share, where no layer that acts reads them."""
-        if not self.shared:
-            return []
-        read = {param for group in acting if group.recipe is not None for param in group.recipe.kind.shared}
+        read = {key for group in acting for key in group.reads} if self.shared else ()
         reason = "shared by layers of which none acts"
-        return [Unused(key, "unread", reason) for param, key in self.shared.items() if param not in read]
+        return [Unused(key, "unread", reason) for key in self.shared.values() if key not in read]
 
     def report(self, idle: Sequence[Group] | None = None, acting: Sequence[Adapter] = ()) -> NetworkReport:
         """Sum up what the file says of itself; `Network` adds what became of it on a model.
@@ -303,11 +271,24 @@ class ParsedFile:
             acting: the adapters that act.
         """
         kinds = Counter([group.recipe for group in self.groups if group.recipe is not None])
-        own, misfits = self._unbound(self.groups if idle is None else idle)
+        own: list[Adapter] = []
+        misfits: list[Unused] = []
+        # with the shapes that they claim for themselves; what does not fit even so fits no model
+        claimed: list[tuple[Group, Site]] = []
+        for group in self.groups if idle is None else idle:
+            if group.recipe is None:
+                misfits += group.unused(group.unread())
+            elif group.own_site is not None:
+                claimed.append((group, group.own_site))
+        for (group, _), adapter in zip(claimed, self.adapters(claimed), strict=True):
+            if isinstance(adapter, ValueError):
+                misfits += group.unused(misfit(adapter))
+            else:
+                own.append(adapter)
         ranks = {rank for adapter in (*own, *acting) if (rank := adapter.rank) is not None}
         return NetworkReport(
             path=self.file.path,
-            format=self.format,
+            format="+".join([name for name, _ in Counter([group.format for group in self.groups]).most_common()]),
             family=self.family,
             kinds=MappingProxyType({recipe.name: count for recipe, count in kinds.items()}),
             ranks=(min(ranks), max(ranks)) if ranks else None,
@@ -317,7 +298,7 @@ class ParsedFile:
             unused=(*self.unused, *misfits, *self.unshared(self.groups)),
             metadata=self.file.metadata,
             resolved=False,
-            notes=(_NO_SCALE,) if self._lacks_scale else (),
+            notes=(_NO_SCALE,) if self._lacks_scale() else (),
             base_model=base_model(self.file.metadata, self.config.base_model),
         )
 
@@ -341,28 +322,35 @@ class ParsedFile:
                 reason = f"of a second adapter {one.adapter!r}; only {wanted!r} is used"
                 self.unused.append(Unused(key, "unchosen_adapter", reason))
                 continue
-            group = groups.get((one.component, one.module))
-            if group is None:
-                belongs: Literal["layer", "file", "embedding"] = "file" if one.module == FILE_WIDE else "layer"
-                belongs = "embedding" if one.param.startswith(BUNDLED) else belongs
-                group = Group(one.component, one.module, one.flattened, name, belongs)
-                groups[one.component, one.module] = group
-            if one.param in group.keys:
-                self.unused.append(Unused(key, "repeated", f"says the same as {group.keys[one.param]}"))
+            if one.module == FILE_WIDE:
+                keys = self.shared
+            elif one.param.startswith(BUNDLED):
+                keys = self._embeddings.setdefault(one.module, {})
             else:
-                group.keys[one.param] = key
+                group = groups.get((one.component, one.module))
+                if group is None:
+                    group = Group(one.component, one.module, one.flattened, name)
+                    groups[one.component, one.module] = group
+                keys = group.keys
+            if one.param in keys:
+                self.unused.append(Unused(key, "repeated", f"says the same as {keys[one.param]}"))
+            else:
+                keys[one.param] = key
         return list(groups.values())
 
     def _find_recipes(self) -> None:
         """Find the algorithm of each group; groups of equal names and shapes have the same."""
         known: dict[tuple[tuple[str, tuple[int, ...]], ...], tuple[Recipe | None, Site | None]] = {}
         for group in self.groups:
-            shapes = {param: self.file.infos[key].shape for param, key in group.keys.items()}
-            same = tuple(shapes.items())
+            same = tuple([(param, self.file.infos[key].shape) for param, key in group.keys.items()])
             if same not in known:
-                recipe = recipe_of(shapes)
-                known[same] = recipe, None if recipe is None else recipe.own_site(shapes)
-            group.recipe, group.own_site = known[same]
+                recipe = recipe_of(dict(same))
+                known[same] = recipe, None if recipe is None else recipe.own_site(dict(same))
+            recipe, group.own_site = known[same]
+            group.recipe = recipe
+            group.reads = tuple(group.keys.values())
+            if self.shared and recipe is not None:
+                group.reads += tuple([key for param, key in self.shared.items() if param in recipe.kind.shared])
 
     def _refuse_strangers(self) -> None:
         keys = self.file.keys
@@ -378,31 +366,16 @@ class ParsedFile:
             text = f"holds adapters of a kind not supported here, with the parameters {params} (keys {seen}, …)"
             raise UnknownAdapterError(self.file.path, text, keys[:4])
 
-    @property
     def _lacks_scale(self) -> bool:
         """Return whether PEFT's configuration is missing, without which nothing tells the scale of its files."""
-        scaled = [one for one in self.groups if one.format == "peft" and one.recipe and one.recipe.kind.name in _SCALED]
-        return any("alpha" not in one.keys and self._alpha_of_config(one) == Alpha() for one in scaled)
-
-    def _alpha_of_config(self, group: Group) -> Alpha | None:
-        try:
-            return self.config.alpha(group.component, group.module)
-        except NumberError:
-            return None  # the layer is left out, and says so
-
-    def _unbound(self, groups: Iterable[Group]) -> tuple[list[Adapter], list[Unused]]:
-        """Return adapters with the shapes they claim for themselves, and the keys that do not fit even each other."""
-        found: list[Adapter] = []
-        misfits: list[Unused] = []
-        for group in groups:
-            if group.recipe is None:
-                misfits.extend(group.unread().of(group))
-            elif group.own_site is not None:  # else its parameters do not tell; a model will
+        for one in self.groups:
+            if one.format == "peft" and "alpha" not in one.keys and one.recipe and one.recipe.kind.name in _SCALED:
                 try:
-                    found.append(self.adapter(group, group.recipe, group.own_site))
-                except ValueError as error:
-                    misfits.extend(misfit(error).of(group))
-        return found, misfits
+                    if self.config.alpha(one.component, one.module) == Alpha():
+                        return True
+                except NumberError:
+                    continue  # the layer is left out, and says so
+        return False
 
 
 def _bytes_of(adapters: Iterable[Adapter]) -> int:

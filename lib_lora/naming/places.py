@@ -82,13 +82,8 @@ class Segment:
         return self.stop - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A weight of the model, and which rows of the file's layer are for it."""
-
-    target: Target
-    rows: Rows | None
-    """None where it is the whole of the file's layer in its order."""
+Piece = tuple[Target, Rows | None]
+"""A weight of the model, and which rows of the file's layer are for it; None for the whole of it in its order."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +117,7 @@ class Place:
     @property
     def name(self) -> str:
         """Return a name for messages."""
-        return "+".join(piece.target.name for piece in self.pieces)
+        return "+".join(target.name for target, _ in self.pieces)
 
     @cached_property
     def site(self) -> Site:
@@ -149,7 +144,7 @@ class Place:
     def pieces(self) -> tuple[Piece, ...]:
         """Return the windows of weights it consists of, as large as can be, and the file's rows for each."""
         if self.target is not None:
-            return (Piece(self.target, None),)
+            return ((self.target, None),)
         own: dict[str, list[tuple[Segment, int]]] = {}
         offset = 0
         for one in self.segments:
@@ -178,7 +173,7 @@ def _pieces(own: Sequence[tuple[Segment, int]], height: int) -> Iterator[Piece]:
         segments = [segment for segment, _ in run]
         target = segments[0][0].target.window(segments[0][0].start, segments[-1][0].stop)
         rows = tuple((offset, offset + segment.count) for segment, offset in segments)
-        yield Piece(target, None if rows == ((0, height),) else rows)
+        yield target, None if rows == ((0, height),) else rows
 
 
 class AliasTable:

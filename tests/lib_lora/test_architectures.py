@@ -61,10 +61,10 @@ def test_open_clip_rows_are_those_of_diffusers_converter(family, component, laye
             continue
         place = ldm.find(name)
         assert place is not None, key
-        (piece,) = place.pieces
-        fused = piece.target.param == "in_proj_weight"
-        layer = f"{piece.target.path}.in_proj" if fused else piece.target.name
-        first = starts[layer.removeprefix("model.")] + (piece.target.rows or (0, 0))[0]
+        ((target, _),) = place.pieces
+        fused = target.param == "in_proj_weight"
+        layer = f"{target.path}.in_proj" if fused else target.name
+        first = starts[layer.removeprefix("model.")] + (target.rows or (0, 0))[0]
         assert rows.flatten().tolist() == list(range(first, first + place.shape[0])), key
         met += 1
     assert met >= 8 * layers

@@ -82,8 +82,8 @@ def test_a_file_that_is_read_in_another_way_acts_so_at_once_and_is_opened_once(t
         outputs.append(model(x) - base)
     assert torch.equal(outputs[0], outputs[2])
     assert (outputs[1] - 2 * outputs[0]).abs().max() <= 1e-5 * outputs[1].abs().max()
-    [file] = engine._cache._files.values()
-    assert len(file.networks) == 2
+    [(_, networks)] = engine._cache._files.values()
+    assert len(networks) == 2
 
 
 def test_one_file_is_kept_resolved_for_few_models(files):
@@ -92,5 +92,5 @@ def test_one_file_is_kept_resolved_for_few_models(files):
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(width, 1)).requires_grad_(False)
         engine.components = {"unet": model}
         engine.activate(Stack([Entry(files[0])]))
-    [file] = engine._cache._files.values()
-    assert len(file.networks) == 4
+    [(_, networks)] = engine._cache._files.values()
+    assert len(networks) == 4

@@ -172,7 +172,7 @@ def test_a_file_that_is_not_there_or_is_a_folder(tmp_path):
 
 
 def test_a_file_changed_on_disk_is_noticed_before_it_is_touched(write):
-    path = write(raw({"a": entry()}, bytes(8)))
+    path = write(raw({"a": entry(), "b": entry(8, 12, ())}, bytes(12)))
     file = AdapterFile.open(path)
     file.tensor("a")
     os.truncate(path, 20)  # touching the map now would end the process

@@ -62,7 +62,7 @@ def numbers_of(network: Network, names: Sequence[str], layers: LayerIndex) -> li
     """What the adapter of each of these layers is full of."""
     adapters = network.adapters[layers.component]
     places = [layers.find(name) for name in names]
-    return [float(adapters[place.pieces[0].target.name].factors().up[0, 0]) for place in places if place is not None]
+    return [float(adapters[place.pieces[0][0].name].factors().up[0, 0]) for place in places if place is not None]
 
 
 def header(component: str, classes: Sequence[str]) -> dict[str, str]:
@@ -190,7 +190,7 @@ def test_an_embedding_is_what_the_header_says_is_one(tmp_path):
 def test_every_step_of_every_counted_name_has_a_place():
     """Two steps without one would be in the order of the model, which is another in each tree."""
     for tree in ("diffusers", "ldm"):
-        names = {name for one in ("unet", "text_encoder") for name in index("sd1", tree, one).names()}
+        names = {name for one in ("unet", "text_encoder") for name in index("sd1", tree, one).dotted}
         for numbering in _NUMBERINGS:
             found = numbering.numbered(names, None)
             assert len(found) == len(set(found)) >= 144 + 48

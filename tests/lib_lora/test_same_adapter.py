@@ -198,7 +198,7 @@ def test_the_first_format_gives_the_adapter(name, tree, tmp_path):
         index = LayerIndex(component, components(name, tree)[component], alias_table())
         place = index.find(layer)
         assert place is not None
-        (piece,) = place.pieces
-        found = network.adapters[component][piece.target.name].factors()
+        ((target, _),) = place.pieces
+        found = network.adapters[component][target.name].factors()
         assert torch.equal(found.down, down), layer
         assert torch.equal(found.up, up), layer
