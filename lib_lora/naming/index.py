@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import cast
 
 from torch import nn
@@ -123,10 +123,17 @@ def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target
 
 
 def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, ...]]]:
-    """Yield (path, module, targets) of every adaptable layer; a shared module once under each of its names."""
+    """Yield (path, module, targets) of every adaptable layer; a shared module once under each of its names.
+
+    Paths are without what torch and PEFT put into them.
+    """
     inside_attention: set[int] = set()
     fused_parts: dict[str, dict[str, nn.Module]] = {}
-    for path, module in component.named_modules(remove_duplicate=False):
+    wrappers: list[str] = []
+    for full_path, module in component.named_modules(remove_duplicate=False):
+        path = _plain_path(full_path, wrappers)
+        if isinstance(module, _WRAPPERS):
+            wrappers.insert(0, f"{full_path}.module." if full_path else "module.")  # the innermost first
         if id(module) in inside_attention:
             continue
         if isinstance(module, nn.MultiheadAttention):
@@ -161,27 +168,21 @@ class LayerIndex:
         self._structure = _structure(module)
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         targets: list[Target] = []
-        wrappers = _wrappers(module)
         for path, layer, own in walk(module):
-            self._modules[_host_free(path, wrappers)] = weakref.ref(layer)
-            targets.extend(_renamed(target, wrappers) for target in own)
+            self._modules[path] = weakref.ref(layer)
+            targets.extend(own)
         self.targets = tuple(dict.fromkeys(targets))  # PEFT's layers have the name of the one that they wrap
         self.signature = component, hash(self.targets)
         """Equal for components with the same layers, shapes and names."""
         self.dotted, self.flat = _name_tables(component, self.targets, aliases)
         """Every name that a layer is found by, in any spelling the architectures know, and its meaning."""
-        self._names: dict[str, list[str]] | None = None  # by path, made at first use
 
     def holds(self, module: nn.Module) -> bool:
         """Return whether `module` is built as it was when it was indexed, layer by layer the same objects."""
         return self._structure == _structure(module) and None not in [ref() for ref in self._modules.values()]
 
     def module(self, path: str) -> nn.Module:
-        """Return the layer at `path`.
-
-        Raises:
-            ComponentError: it is gone.
-        """
+        """Return the layer at `path`; raise ComponentError where it is gone."""
         module = self._modules[path]()
         if module is None:
             raise ComponentError(f"{self.component}.{path} is gone; the model was unloaded")
@@ -193,12 +194,15 @@ class LayerIndex:
 
     def names_of(self, target: Target) -> Sequence[str]:
         """Return every name of a layer, or of the whole it is a part of, in any spelling."""
-        if self._names is None:
-            self._names = {}
-            for name, place in self.dotted.items():
-                for path in dict.fromkeys(segment.target.path for segment in place.segments):
-                    self._names.setdefault(path, []).append(name)
         return self._names.get(target.path, [target.path])
+
+    @cached_property
+    def _names(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name, place in self.dotted.items():
+            for path in dict.fromkeys([segment.target.path for segment in place.segments]):
+                found.setdefault(path, []).append(name)
+        return found
 
     def find(self, name: str, *, flattened: bool = False) -> Place | None:
         """Return the meaning of `name` in any spelling the architectures know; None where no layer has it."""
@@ -224,35 +228,25 @@ def alias_table() -> AliasTable:
     return AliasTable((alias for architecture in known for alias in architecture.aliases), known)
 
 
-_Components = tuple[tuple[str, tuple[Target, ...]], ...]
-
-
-def _components(indexes: Iterable[LayerIndex]) -> _Components:
-    return tuple([(index.component, index.targets) for index in indexes])
-
-
 def blocks_of(indexes: Iterable[LayerIndex]) -> BlockNames:
     """Return the blocks of the model that has these components."""
-    return _blocks_of(_components(indexes))
-
-
-@lru_cache(maxsize=32)
-def _blocks_of(components: _Components) -> BlockNames:
-    return names_of((component, [target.path for target in targets]) for component, targets in components)
+    return _blocks_and_family(tuple([(index.component, index.targets) for index in indexes]))[0]
 
 
 def family_of_model(indexes: Iterable[LayerIndex]) -> Family | None:
     """Return the family of a model, by the names and widths of its own layers."""
-    return _family_of_layers(_components(indexes))
+    return _blocks_and_family(tuple([(index.component, index.targets) for index in indexes]))[1]
 
 
 @cached
-def _family_of_layers(components: _Components) -> Family | None:
-    return family_of(
+def _blocks_and_family(components: tuple[tuple[str, tuple[Target, ...]], ...]) -> tuple[BlockNames, Family | None]:
+    facts = [
         fact(component, target.name, target.shape[1] if len(target.shape) > 1 else None)
         for component, targets in components
         for target in targets
-    )
+    ]
+    names = ((component, [target.path for target in targets]) for component, targets in components)
+    return names_of(names), family_of(facts)
 
 
 def is_flow(indexes: Iterable[LayerIndex], component: str) -> bool:
@@ -307,33 +301,20 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 """These call it `module`, as others call layers of their own."""
 
 
-def _host_free(name: str, wrappers: Sequence[str]) -> str:
+def _plain_path(path: str, wrappers: Sequence[str]) -> str:
     """Take out of a path what torch and PEFT put into it.
 
     Args:
-        name: the path.
+        path: of a module.
         wrappers: paths up to the module that one of `_WRAPPERS` wraps, the innermost first.
     """
-    steps = f"{name}."
-    for path in wrappers:
-        if steps.startswith(path):
-            steps = path.removesuffix("module.") + steps.removeprefix(path)
+    steps = f"{path}."
+    for wrapper in wrappers:
+        if steps.startswith(wrapper):
+            steps = wrapper.removesuffix("module.") + steps.removeprefix(wrapper)
     for part in _WRAPPED:
         steps = steps.replace(part, "")
     return steps.removesuffix(".").replace(".base_layer", "")
-
-
-def _renamed(target: Target, wrappers: Sequence[str]) -> Target:
-    path = _host_free(target.path, wrappers)
-    if path == target.path and _host_free(target.name, wrappers) == target.name:
-        return target
-    return replace(target, path=path, name=_host_free(target.name, wrappers))
-
-
-def _wrappers(component: nn.Module) -> tuple[str, ...]:
-    """Return the paths up to the modules that are wrapped as `module`, the innermost first."""
-    found = [path for path, module in component.named_modules() if isinstance(module, _WRAPPERS)]
-    return tuple(f"{path}.module." if path else "module." for path in reversed(found))
 
 
 def check_named(components: object, call: str) -> None:
@@ -347,28 +328,27 @@ def check_named(components: object, call: str) -> None:
         ComponentError: it is a model, a pipeline or something else, or holds something else; the text says what to
             write.
     """
-    inside = "model"
+    example = call.format("{'unet': model}")
     if not isinstance(components, Mapping):
-        parts = getattr(components, "components", None)
-        if isinstance(parts, Mapping):
-            names = [name for name, part in parts.items() if isinstance(part, nn.Module)]
-            inside = next((f"pipe.{name}" for name in names if is_denoiser(str(name))), inside)
-        name = inside.rpartition(".")[2] if "." in inside else "unet"
-        what, usage = type(components).__name__, call.format(f"{{{name!r}: {inside}}}")
-        raise ComponentError(
-            f"{call.partition('(')[0]} takes the model's components by name, not a {what}; write {usage}"
-        )
+        parts = getattr(components, "components", None)  # a pipeline has them
+        for name, part in parts.items() if isinstance(parts, Mapping) else ():
+            if isinstance(part, nn.Module) and is_denoiser(str(name)):
+                example = call.format(f"{{{name!r}: pipe.{name}}}")
+                break
+        taken = f"{call.partition('(')[0]} takes the model's components by name"
+        raise ComponentError(f"{taken}, not a {type(components).__name__}; write {example}")
     for name in components:
         if not isinstance(name, str):
-            usage = call.format(f"{{'unet': {inside}}}")
-            raise ComponentError(f"a component has a name, as 'unet', and not {name!r}; write {usage}")
-    wrong = {name: part for name, part in components.items() if not isinstance(part, nn.Module)}
+            raise ComponentError(f"a component has a name, as 'unet', and not {name!r}; write {example}")
+    wrong = [name for name, part in components.items() if not isinstance(part, nn.Module)]
     if len(wrong) == 1:
-        name, part = next(iter(wrong.items()))
+        part = components[wrong[0]]
         what = "None" if part is None else f"a {type(part).__name__}"
-        raise ComponentError(f"component {name!r} is {what} and no torch module; leave it out")
+        raise ComponentError(f"component {wrong[0]!r} is {what} and no torch module; leave it out")
     if wrong:
-        good = [name for name in components if name not in wrong]
-        name = next(filter(is_denoiser, good), good[0] if good else "unet")
-        usage = call.format(f"{{{name!r}: pipe.{name}, …}}")
-        raise ComponentError(f"components {', '.join(map(repr, wrong))} are no torch modules; leave them out: {usage}")
+        good = [name for name in (*filter(is_denoiser, components), *components) if name not in wrong]
+        name = good[0] if good else "unet"
+        example = call.format(f"{{{name!r}: pipe.{name}, …}}")
+        raise ComponentError(
+            f"components {', '.join(map(repr, wrong))} are no torch modules; leave them out: {example}"
+        )

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 
 from ..adapters.base import Kind, Rows, Site
 from ..files.components import role
@@ -145,12 +144,21 @@ class Place:
         """Return the windows of weights it consists of, as large as can be, and the file's rows for each."""
         if self.target is not None:
             return ((self.target, None),)
-        own: dict[str, list[tuple[Segment, int]]] = {}
-        offset = 0
+        order: dict[str, int] = {}
+        parts: list[tuple[int, Segment, tuple[int, int]]] = []
+        height = 0
         for one in self.segments:
-            own.setdefault(one.target.name, []).append((one, offset))
-            offset += one.count
-        return tuple(piece for segments in own.values() for piece in _pieces(segments, offset))
+            parts.append((order.setdefault(one.target.name, len(order)), one, (height, height + one.count)))
+            height += one.count
+        runs: list[tuple[Segment, Rows]] = []  # neighbouring segments of one weight, and the file's rows for them
+        for _, one, rows in sorted(parts, key=lambda part: (part[0], part[1].start)):
+            if runs and runs[-1][0].target == one.target and runs[-1][0].stop == one.start:
+                before, own = runs.pop()
+                runs.append((replace(before, stop=one.stop), (*own, rows)))
+            else:
+                runs.append((one, (rows,)))
+        whole = ((0, height),)
+        return tuple((run.target.window(run.start, run.stop), None if own == whole else own) for run, own in runs)
 
     def rows_of(self, target: Target) -> Iterator[tuple[slice, slice]]:
         """Yield rows of the file's layer that are a target's, and the target's rows for them."""
@@ -162,18 +170,6 @@ class Place:
                 if low < high:
                     yield slice(offset + low - start, offset + high - start), slice(low, high)
             offset += one.count
-
-
-def _pieces(own: Sequence[tuple[Segment, int]], height: int) -> Iterator[Piece]:
-    """Yield the pieces of one weight, from its segments and their offsets in the file's layer of `height` rows."""
-    ordered = sorted(own, key=lambda one: one[0].start)
-    # equal for neighbours: what is before a segment less what is before it among these
-    before = [sum(segment.count for segment, _ in ordered[:i]) for i in range(len(ordered))]
-    for _, run in groupby(zip(ordered, before, strict=True), key=lambda one: one[0][0].start - one[1]):
-        segments = [segment for segment, _ in run]
-        target = segments[0][0].target.window(segments[0][0].start, segments[-1][0].stop)
-        rows = tuple((offset, offset + segment.count) for segment, offset in segments)
-        yield target, None if rows == ((0, height),) else rows
 
 
 class AliasTable:
