@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
+from .adapters.base import Form
 from .compiler import is_compiled
 from .execution.dense import DenseExecutor
 from .execution.hooks import Executor, move_to_layer
@@ -21,7 +22,7 @@ from .execution.merged import MergedExecutor, refuse_spoiled_in, why_not_merged
 from .naming.blocks import BlockNames, Element
 from .naming.index import LayerIndex, blocks_of
 from .naming.network import Network
-from .naming.places import Place
+from .naming.places import Place, Target
 from .naming.whole import Whole
 from .placement import schemes, trace
 from .placement.resident import Binding, Keeping
@@ -373,27 +374,25 @@ def _log(component: str, bindings: Sequence[Binding], executor: Executor, why_li
 
 
 def live_executor(
-    layer: nn.Module,
-    bindings: Sequence[Binding],
-    strengths: StrengthTable,
-    *,
-    keeping: Keeping | None = None,
-    in_order: bool = False,
+    layer: nn.Module, bindings: Sequence[Binding], strengths: StrengthTable, *, keeping: Keeping, in_order: bool
 ) -> Executor:
     """Choose the executor of a layer whose weight is not written to."""
     reads = prefers_dense = dense_for_many = False
-    beside = by_rows = by_columns = True
+    by_rows = by_columns = True
+    forms = []
     for binding in bindings:
         adapter = binding.adapter
+        form = adapter.form(binding.rank)
+        if form is not None and _can_be_beside(layer, binding.target, form):
+            forms.append(form)
         reads |= adapter.reads_base
-        beside = beside and _can_be_beside(layer, binding)
         prefers_dense |= adapter.prefers_dense
         dense_for_many |= adapter.dense_for_many
         by_rows, by_columns = by_rows and adapter.by_rows, by_columns and adapter.by_columns
     in_order = in_order and len(bindings) > 1 and reads
-    if in_order or not beside:
+    if in_order or len(forms) < len(bindings):
         return DenseExecutor(bindings, strengths, keeping, in_order=in_order)
-    low_rank = LowRankExecutor(bindings, strengths, keeping)
+    low_rank = LowRankExecutor(bindings, forms, strengths, keeping)
     if not (prefers_dense or dense_for_many):
         return low_rank
     if not all(has_plain_weight(layer, binding.target.param) for binding in bindings):
@@ -407,13 +406,10 @@ def live_executor(
     return low_rank
 
 
-def _can_be_beside(layer: nn.Module, binding: Binding) -> bool:
-    """Tell whether an adapter can act beside its layer, which then needs no effective weight."""
-    target, form = binding.target, binding.adapter.form(binding.rank)
-    if form is None or target.groups != 1:
-        return False
-    if target.rows is not None and form.on_input:
-        return False  # the other outputs have the layer's input as it is
+def _can_be_beside(layer: nn.Module, target: Target, form: Form) -> bool:
+    """Tell whether the parts of an adapter can act beside its layer, which then needs no effective weight."""
+    if target.groups != 1 or (target.rows is not None and form.on_input):
+        return False  # with some rows alone, the other outputs have the layer's input as it is
     if target.kind == "embedding":
         # not Gemma's, which scales what it looks up in a forward of its own
         return not (form.on_input or form.on_output) and type(layer).forward is nn.Embedding.forward

@@ -146,11 +146,3 @@ def every(module: nn.Module) -> list[nn.Module]:
         if below:
             found.extend([child for child in below.values() if child is not None])
     return found
-
-
-def device_of(layer: nn.Module) -> torch.device | None:
-    """Return the device of the layer's own parameters."""
-    for tensor in layer._parameters.values():
-        if tensor is not None:
-            return tensor.device
-    return next((tensor.device for tensor in layer._buffers.values() if tensor is not None), None)

@@ -20,7 +20,7 @@ from torch import nn
 from ..compiler import compiling, forget_compiled
 from ..errors import ComponentError, LoraError
 from ..placement import schemes
-from ..tensors import device_of
+from ..placement.resident import device_of
 from ..weights.operation import BaseForward
 from .opaque import key_for
 

@@ -14,7 +14,7 @@ weight for many. That happens only in dtypes in which the sum of the weight and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -29,7 +29,7 @@ from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, is_of_text, token_layout
 from ..strengths.table import FactorShare, FactorShares, LayerStrengths, StrengthTable, change_of_bias
-from ..tensors import TensorFields, device_of
+from ..tensors import TensorFields
 from ..weights.operation import Operation, named_arguments, output_in, place_of_input, with_output
 from . import opaque
 from .dense import DenseExecutor
@@ -72,53 +72,56 @@ class Placed(Placement[Parts]):
     """Of each change of the input, in the input's dtype."""
     rows: tuple[tuple[int, int] | None, ...]
     """Which outputs each change of the output is for; None for all."""
-    plain: PlainPair | None = None
-    """Where the layer has pairs alone, which stay there."""
 
 
 class LowRankExecutor(Resident[Placed]):
-    """Bindings of one linear, convolution or embedding layer that act beside it."""
+    """Bindings of one linear, convolution or embedding layer that act beside it.
+
+    Args:
+        bindings: the adapters, in the order of the stack.
+        forms: of each, at its rank.
+        strengths: of the plan.
+        keeping: how tensors are placed.
+    """
 
     name = "low-rank"
 
-    def __init__(self, bindings: Sequence[Binding], strengths: StrengthTable, keeping: Keeping | None = None) -> None:
-        keeping = keeping or Keeping()
+    def __init__(
+        self, bindings: Sequence[Binding], forms: Sequence[Form], strengths: StrengthTable, keeping: Keeping
+    ) -> None:
         super().__init__(bindings, strengths, keeping)
+        self._steady = keeping.steady
         target = bindings[0].target
         self._kind = target.kind
         self._spatial = len(target.shape) - 2
         self._of_text = is_of_text(target.path)
-        self._forms = [binding.adapter.form(binding.rank) for binding in self._bindings]
+        self._forms = forms
         shares = _shares(self._bindings, self._forms, keeping.buckets)
         self._shares, self._bias_shares = strengths.register(*shares, own=True)
         self._rank = 0
         for share in self._shares:
             self._rank += share.count
-        self._tuner, self._steady = keeping.tuner, keeping.steady
+        self._tuner = keeping.tuner
         self._inputs, self._outputs = list[int](), list[int]()
         for i, form in enumerate(self._forms):
-            if form is not None and form.on_input:
+            if form.on_input:
                 self._inputs.append(i)
-            if form is not None and form.on_output:
+            if form.on_output:
                 self._outputs.append(i)
         self._only_pairs = bool(self._shares) and not self._inputs and not self._outputs
+        other = self._bias_shares or target.kind == "embedding" or keeping.storage != "file" or self._steady is not None
+        tuned = keeping.tuner is not None and keeping.tuner.adds_pairs
+        self._is_plain = self._only_pairs and not (other or tuned)
         self._input_shares, self._output_shares = list[FactorShares](), list[FactorShares]()
         if self._inputs or self._outputs:
             self._input_shares = [self._bindings[i].shares for i in self._inputs]
             self._output_shares = [self._bindings[i].shares for i in self._outputs]
             strengths.register(*self._input_shares, *self._output_shares)
 
-    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
-        """Follow the layer to a device, see `Resident.move`."""
-        if self._steady is not None and device_of(layer) == device:
-            self._steady.forget(layer, device)
-        super().move(layer, device, now=now)
-
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward plus its deltas."""
-        placed = None if compiling() or tracing() else self._placed  # a graph is to know nothing of what is plain
-        plain = None if placed is None else placed.plain
-        if plain is None or len(args) != 1 or kwargs or self._budget.contended:
+        plain: PlainPair | None = None if compiling() or tracing() else self._views  # which no graph is to know
+        if plain is None or plain.placed is not self._placed or len(args) != 1 or kwargs or self._budget.contended:
             return self._run_any(layer, base_forward, args, kwargs)
         x, numbers = args[0], self._strengths.numbers
         if numbers is None or not isinstance(x, Tensor) or x.dtype is not plain.dtype or x.device != plain.device:
@@ -131,7 +134,7 @@ class LowRankExecutor(Resident[Placed]):
         y = base_forward(layer, x)
         if not isinstance(y, Tensor) or y.dtype is not plain.dtype or y.device != plain.device:
             return self._run_any(layer, base_forward, args, kwargs, y)
-        return add_plain(plain, layer, x, y, strength, fresh=is_fresh(layer, y, base_forward))
+        return add_plain(plain, strength, layer, x, y, fresh=is_fresh(layer, y, base_forward))
 
     def _run_any(
         self,
@@ -177,8 +180,8 @@ class LowRankExecutor(Resident[Placed]):
         parts = placed.stored.get()
         assert parts.pair is not None
         of_pair, of_bias = placed.strengths.alike
-        strength = self._plain_strength(placed)
-        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, of_pair if strength is None else strength)
+        plain = self._plain(placed)
+        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, of_pair if plain is None else plain[1])
         return y if parts.bias is None else y + change_of_bias(of_bias, parts.bias, 0)
 
     def _beside(
@@ -195,9 +198,9 @@ class LowRankExecutor(Resident[Placed]):
         if parts.pair is not None:
             # under autocast, or with a host that casts inside its forward, the two differ
             own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
-            strength = self._plain_strength(placed)
-            if strength is not None and placed.plain is not None:
-                y = add_plain(placed.plain, layer, own, y, strength, fresh=is_fresh(layer, y, base_forward))
+            plain = self._plain(placed)
+            if plain is not None:
+                y = add_plain(*plain, layer, own, y, fresh=is_fresh(layer, y, base_forward))
             else:
                 y = add_pair(self._kind, layer, own, y, parts.pair, of_pair, base_forward, self._tuner)
         if deltas:
@@ -206,16 +209,24 @@ class LowRankExecutor(Resident[Placed]):
             y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
         return y, of_bias, parts
 
-    def _plain_strength(self, placed: Placed) -> Tensor | float | None:
-        """Return the strength of a plain call, as `run` has it: a call has the same bits whichever way it comes."""
-        if compiling() or tracing():  # asked first, so that a graph knows no number
+    def _plain(self, placed: Placed) -> tuple[PlainPair, Tensor | float] | None:
+        """Return the pair and the strength of a plain call; None for any other call.
+
+        `run` finds them here, and so does a call that comes another way: it has the same bits.
+        """
+        if compiling() or tracing() or not self._is_plain:  # asked first, so that a graph knows no number
             return None
-        plain, numbers = placed.plain, self._strengths.numbers
-        if plain is None or numbers is None:
+        numbers = self._strengths.numbers
+        if numbers is None or (placed.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
             return None
-        if plain.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return None
-        return numbers[plain.group] * plain.scale if plain.vector is None else plain.vector
+        plain: PlainPair | None = self._views
+        if plain is None or plain.placed is not placed:
+            pair, first = placed.stored.content.pair, self._shares[0]
+            assert pair is not None
+            alike = len({(share.group, share.scale) for share in self._shares}) == 1 and first.schedule is None
+            vector = None if alike else placed.strengths.alike[0]
+            self._views = plain = PlainPair.of(placed, pair, first.group, first.scale, vector)
+        return plain, numbers[plain.group] * plain.scale if plain.vector is None else plain.vector
 
     def _live(self, layer: nn.Module, own: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
         """Return the strengths of this call, by row of the batch and by place where these differ.
@@ -254,7 +265,7 @@ class LowRankExecutor(Resident[Placed]):
             placed = self._placed
         if placed is None or placed.device != x.device or placed.input_dtype != x.dtype:
             # the dtype of the output is not known before the base call; the last call's is the best guess
-            placed = self._place(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
+            placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         assert placed.inputs is not None
         changed = x
         for effect, strength in zip(placed.stored.get().inputs, self._live(layer, placed.inputs, x, x), strict=True):
@@ -301,23 +312,10 @@ class LowRankExecutor(Resident[Placed]):
         rows = tuple([self._bindings[i].target.rows for i in outputs]) if outputs else ()
         return Placed(device, dtype, input_dtype, store(parts, self._storage), strengths, of_inputs, rows)
 
-    def _settled(self, layer: nn.Module, placed: Placed) -> Placed:
-        if self._steady is not None:
-            return replace(placed, stored=self._steady.settled(layer, placed.stored)) if self._stays else placed
-        pair = None if placed.stored.packed else placed.stored.content.pair
-        if pair is None or not self._only_pairs or self._bias_shares or self._kind == "embedding":
-            return placed
-        if self._tuner is not None and self._tuner.adds_pairs:
-            return placed
-        first = self._shares[0]
-        alike = len({(share.group, share.scale) for share in self._shares}) == 1 and first.schedule is None
-        vector = None if alike else placed.strengths.alike[0]
-        return replace(placed, plain=PlainPair.of(pair, placed.device, first.group, first.scale, vector))
-
     def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
         downs, ups, windows = [], [], []
         for adapter, binding, form in zip(adapters, self._bindings, self._forms, strict=True):
-            if form is not None and form.pair is not None:
+            if form.pair is not None:
                 factors = adapter.factors(binding.rank)
                 downs.append(factors.down)
                 ups.append(factors.up)
@@ -348,12 +346,12 @@ class LowRankExecutor(Resident[Placed]):
 
 
 def _shares(
-    bindings: Sequence[Binding], forms: Sequence[Form | None], buckets: Sequence[int]
+    bindings: Sequence[Binding], forms: Sequence[Form], buckets: Sequence[int]
 ) -> tuple[FactorShares, FactorShares]:
     """Return the strengths of the fused pair, filled up to a bucket, and of the biases."""
     ranks, biases, rank = list[FactorShare](), list[FactorShare](), 0
     for binding, form in zip(bindings, forms, strict=True):
-        pair = None if form is None else form.pair
+        pair = form.pair
         if pair is not None:
             share = FactorShare(binding.group, pair.rank, pair.scale, pair.schedule, pair.per_rank)
             ranks.append(share)

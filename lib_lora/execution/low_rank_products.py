@@ -104,6 +104,8 @@ class PlainPair(NamedTuple):
     Several numbers are a vector, and one product more.
     """
 
+    placed: object
+    """The placement that it is made of."""
     device: torch.device
     dtype: torch.dtype
     """Of the layer's input and its output."""
@@ -123,27 +125,27 @@ class PlainPair(NamedTuple):
     """Entries of an input from which on the effective weight is cheaper."""
 
     @classmethod
-    def of(cls, pair: FusedPair, device: torch.device, group: int, scale: float, vector: Tensor | None) -> PlainPair:
-        """Make it of a pair that is placed; the vector is (R,)."""
-        spatial, dtype, (out, inside) = pair.down.ndim - 2, pair.up.dtype, (pair.up.shape[0], pair.down.shape[1])
+    def of(cls, placed: object, pair: FusedPair, group: int, scale: float, vector: Tensor | None) -> PlainPair:
+        """Make the views of a pair that is placed; the other arguments are as the fields."""
+        spatial, down, up = pair.down.ndim - 2, pair.down, pair.up
         if spatial:
-            shaped = None if vector is None else vector.view(-1, *(1,) * spatial)
-            return cls(device, dtype, spatial, pair.down, pair.up, group, scale, shaped, math.inf)
-        many = MARGIN * inside * inside * out / (out + inside) if dtype in EXACT else math.inf
-        return cls(device, dtype, 0, pair.down.t(), pair.up.t(), group, scale, vector, many)
+            return cls(placed, up.device, up.dtype, spatial, down, up, group, scale, vector, math.inf)
+        inside, out = down.shape[1], up.shape[0]
+        many = MARGIN * inside * inside * out / (out + inside) if up.dtype in EXACT else math.inf
+        return cls(placed, up.device, up.dtype, 0, down.t(), up.t(), group, scale, vector, many)
 
 
 def add_plain(
-    plain: PlainPair, layer: nn.Module, x: Tensor, y: Tensor, strength: Tensor | float, *, fresh: bool
+    plain: PlainPair, strength: Tensor | float, layer: nn.Module, x: Tensor, y: Tensor, *, fresh: bool
 ) -> Tensor:
     """Compute y + up (strength * (down x)), in place if `y` is `fresh`: if nothing else holds it.
 
     Args:
         plain: the pair.
+        strength: one number for all components, or the pair's vector.
         layer: the layer.
         x: its input, on the device and in the dtype of the pair.
         y: its output, likewise.
-        strength: one number for all components, or the pair's vector.
         fresh: whether `y` may be written to.
     """
     if plain.spatial:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cuda.OutOfMemoryError)
 """The first name came with torch 2.5."""
 
-_UNLIMITED = "cpu"  # the computer's own memory
+UNLIMITED = "cpu"  # the computer's own memory
 _HOMES = 2 << 30
 _GIVEN_BACK = 8  # one part of so many, when memory ran out: computing needs room, too
 
@@ -114,11 +114,11 @@ class Budget:
 
     def is_free(self, device: torch.device) -> bool:
         """Tell whether any number of bytes may be placed on a device."""
-        return device.type == _UNLIMITED or self._fitted.get(device, self._limit) is None
+        return device.type == UNLIMITED or self._fitted.get(device, self._limit) is None
 
     def make_room(self, share: Share, device: torch.device) -> None:
         """Drop stale layers as far as this one needs their room."""
-        if device.type == _UNLIMITED:
+        if device.type == UNLIMITED:
             return
         with self._lock:
             self._count_gone()
@@ -232,7 +232,7 @@ class Budget:
             return sum(share.streams for share in self._shares)
 
     def _fits(self, share: Share, device: torch.device, nbytes: int) -> bool:
-        limit = None if device.type == _UNLIMITED else self._fitted.get(device, self._limit)
+        limit = None if device.type == UNLIMITED else self._fitted.get(device, self._limit)
         if limit is None or self._placed[device] + nbytes <= limit:
             return True
         if self._clock >= self._scan_at.get(device, 0):

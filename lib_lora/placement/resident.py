@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
@@ -23,7 +24,7 @@ from ..registry import Tuner
 from ..strengths.table import FactorShare, FactorShares, StrengthTable
 from ..tensors import plain_mode
 from ..weights.base_weight import WeightMark, mark_weight, read_base_weight
-from . import trace
+from . import budget, trace
 from .budget import OUT_OF_MEMORY, Budget
 from .schemes import stays
 from .static import Steady
@@ -82,10 +83,12 @@ class Resident(ABC, Generic[P]):
         self._share = keeping.budget.join(self)
         self._home: HostCopy[P] | None = None
         self._bindings = tuple(bindings)
-        self._groups = frozenset([binding.group for binding in self._bindings])
+        self._groups = frozenset(map(attrgetter("group"), self._bindings))
         self._strengths = strengths
+        self._steady: Steady | None = None
         self._placed: P | None = None
         self._other: P | None = None  # of another dtype, for layers that are called in two by turns
+        self._views: Any = None  # of what is placed, as calls need it; made by the first call
         self._stays = True
         self._known: tuple[Adapter, ...] | None = None
         self.reads_base = False
@@ -120,6 +123,8 @@ class Resident(ABC, Generic[P]):
                 computes.
         """
         placed, dtype = self._placed, None
+        if self._steady is not None and device_of(layer) == device:
+            self._steady.forget(layer, device)
         if placed is not None:
             if placed.device == device:
                 return
@@ -129,8 +134,11 @@ class Resident(ABC, Generic[P]):
             weight = getattr(layer, "weight", None)
             if isinstance(weight, Tensor) and weight.device == device and weight.dtype in _COMPUTING:
                 dtype = weight.dtype
-        if dtype is not None and device.type != "meta":
-            self._place_early(layer, device, dtype, "the layer is there")
+        if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and self._budget.full(device)):
+            return
+        self._place(layer, device, dtype, why="the layer is there")
+        if self._share.streams:
+            self.evict("there is no room to wait")
 
     def is_stale(self, layer: nn.Module) -> bool:
         """Tell whether a base weight has changed since something was worked out of it, such as by `load_state_dict`."""
@@ -159,7 +167,7 @@ class Resident(ABC, Generic[P]):
             return
         if trace.moves:
             self._trace_move(placed.device, self._source, placed, why)
-        self._placed = self._other = None
+        self._placed = self._other = self._views = None
         self._budget.free(self._share)
 
     def _placed_at(
@@ -169,7 +177,7 @@ class Resident(ABC, Generic[P]):
         if placed is None or placed.device != device or placed.dtype != dtype:
             other = self._other
             if other is None or other.device != device or other.dtype != dtype:
-                return self._place(layer, device, dtype, input_dtype)
+                return self._place_for_call(layer, device, dtype, input_dtype)
             self._placed, self._other = other, placed
             return other
         return placed
@@ -184,14 +192,6 @@ class Resident(ABC, Generic[P]):
         self.evict("another place or dtype is needed")  # never more at once than may stay
         return kept
 
-    def _place_early(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, why: str) -> None:
-        """Place before a call, if it may stay until then."""
-        if not self._budget.full(device):
-            self._place(layer, device, dtype, why=why)
-            if self._share.streams:
-                self.evict("there is no room to wait")
-
-    @uncompiled  # it reads files and keeps accounts
     def _place(
         self,
         layer: nn.Module,
@@ -210,7 +210,8 @@ class Resident(ABC, Generic[P]):
         where = device, dtype, input_dtype or dtype
         if self._home is not None and not self._home.placed.fits(*where):
             self._leave_home()
-        self._budget.make_room(self._share, device)
+        if device.type != budget.UNLIMITED:
+            self._budget.make_room(self._share, device)
         try:
             placed: P | None = self._brought(layer, where)
         except OUT_OF_MEMORY:
@@ -229,12 +230,12 @@ class Resident(ABC, Generic[P]):
         elif not may_stay and self._home is None:
             self._home = self._budget.host_copy(self._share, placed)
         self._stays = may_stay and stays(layer)
-        self._placed = placed = self._settled(layer, placed)
+        if self._steady is not None and self._stays:
+            placed = replace(placed, stored=self._steady.settled(layer, placed.stored))
+        self._placed = placed
         return placed
 
-    def _settled(self, layer: nn.Module, placed: P) -> P:
-        """Return what was placed as calls need it."""
-        return placed
+    _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
 
     def _brought(self, layer: nn.Module, where: _Where) -> P:
         """Place the host copy, or make the placement of the files."""
@@ -265,7 +266,8 @@ class Resident(ABC, Generic[P]):
         for one in self._bindings:
             if one.whole is None:
                 copy = one.file.private(one.adapter)
-                adapter = copy.on(_reading(layer, one, weights), one.rank)
+                needs = type(copy).on is not Adapter.on
+                adapter = copy.on(_reading(layer, one, weights), one.rank) if needs else copy
                 reads = adapter is not copy
             else:
                 adapter, reads = one.whole.known(one.adapter, one.rank, one.file.private), True
@@ -282,6 +284,14 @@ class Resident(ABC, Generic[P]):
         for one in self._bindings:
             found += [mark_weight(layer, one.target.param)] if one.whole is None else one.whole.marks()
         return tuple(found)
+
+
+def device_of(layer: nn.Module) -> torch.device | None:
+    """Return the device of the layer's own parameters."""
+    for tensor in layer._parameters.values():
+        if tensor is not None:
+            return tensor.device
+    return next((tensor.device for tensor in layer._buffers.values() if tensor is not None), None)
 
 
 def _agree(before: WeightMark | None, now: WeightMark | None) -> bool:

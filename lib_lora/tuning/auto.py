@@ -18,9 +18,9 @@ from ..errors import LoraError
 from ..execution.dense import DenseExecutor
 from ..execution.hooks import Executor
 from ..execution.low_rank_products import EXACT
+from ..placement.resident import device_of
 from ..plan import Choice
 from ..strengths.model_call import ModelCall, hook_calls, hook_of
-from ..tensors import device_of
 from .rates import RateBook, Work
 
 logger = logging.getLogger(__name__)

@@ -90,17 +90,17 @@ def random_stack(rng: random.Random, files: list[Path]) -> Stack:
 
 def failing_activation(world: World, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail at a random layer while adapters are placed."""
-    calls, at, original = 0, rng.randint(1, 40), LowRankExecutor._place_early
+    calls, at, original = 0, rng.randint(1, 40), LowRankExecutor._place
 
-    def place_early(*args):
+    def place(*args, **kwargs):
         nonlocal calls
         calls += 1
         if calls == at:
             raise torch.cuda.OutOfMemoryError("injected")
-        original(*args)
+        return original(*args, **kwargs)
 
     with monkeypatch.context() as context:
-        context.setattr(LowRankExecutor, "_place_early", place_early)
+        context.setattr(LowRankExecutor, "_place", place)
         with pytest.raises(torch.cuda.OutOfMemoryError):
             # no plan in force serves a file at a rank cut nobody else asks for, so everything is placed anew
             world.engine.activate(Stack([Entry(world.files[0], 1.0, 2), Entry(world.files[1], 1.0, 2)]))
