@@ -22,7 +22,7 @@ from types import MappingProxyType
 from ..errors import FileError, NumberError
 from ..tensors import LARGEST
 from .file import AdapterFile, adapter_config
-from .patterns import Table
+from .formats._peft_patterns import Table
 
 PEFT_HEADER = "lora_adapter_metadata"
 LYCORIS_HEADER = "lycoris_config"

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib_lora import FileError, inspect_file
-from lib_lora.files.patterns import Table, read_pattern
+from lib_lora.files.formats._peft_patterns import Table, read_pattern
 from tests.fakes.files import save
 
 NAMES = ["to_k", "mid.proj", "blocks.0.attn.to_k", "blocks.12.attn.to_k", "a.b.layers.3.mlp", "xto_k", "aab", "aaa.b"]
@@ -132,7 +132,7 @@ def test_a_name_of_many_parts_takes_no_longer_than_its_letters(patterns):
 
 
 def test_patterns_that_would_take_minutes_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("lib_lora.files.patterns._EFFORT", 500_000)
+    monkeypatch.setattr("lib_lora.files.formats._peft_patterns._EFFORT", 500_000)
     patterns = {
         "|".join(f".*{a}.?{b}.*{c}" for a in "abcdefg" for b in "hijk" for c in "lmn") + f"|{i}": 1 for i in range(150)
     }
