@@ -15,8 +15,7 @@ from pathlib import Path
 from .errors import LoraError
 from .files.file import AdapterFile
 from .naming.architectures.base import known_architectures
-from .naming.index import LayerIndex, alias_table
-from .naming.network import Network, inspect_file
+from .naming.network import inspect_file, load_network
 from .naming.parsed import ParsedFile
 from .naming.skeleton import model_skeleton
 from .report import Family, NetworkReport
@@ -31,7 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "families":
             print(_scores(options.file))
             return 0
-        report = inspect(options.file, options.model)
+        model = None if options.model is None else model_skeleton(options.model)
+        report = inspect_file(options.file) if model is None else load_network(options.file, model).report
     except LoraError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -39,30 +39,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def inspect(file: Path, model: Path | None) -> NetworkReport:
-    """Report on a file, alone or against a model on disk.
-
-    Raises:
-        LoraError: the file or the model cannot be read.
-    """
-    if model is None:
-        return inspect_file(file)
-    parsed = ParsedFile(AdapterFile.open(file))
-    components = model_skeleton(model)
-    return Network(parsed, [LayerIndex(name, module, alias_table()) for name, module in components.items()]).report
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m lib_lora")
     commands = parser.add_subparsers(required=True, dest="command")
     command = commands.add_parser("inspect", help="show what is in an adapter file")
     command.add_argument("file", type=Path, metavar="FILE", help="a .safetensors adapter")
-    command.add_argument(
-        "--model",
-        type=Path,
-        metavar="PATH",
-        help="a diffusers folder, one of its components, or a checkpoint: also show which layers would be hit",
-    )
+    text = "a diffusers folder, one of its components, or a checkpoint: also show which layers would be hit"
+    command.add_argument("--model", type=Path, metavar="PATH", help=text)
     command.add_argument("--json", action="store_true", help="print JSON")
     families = commands.add_parser("families", help="show the score of each model family and the signs that are seen")
     families.add_argument("file", type=Path, metavar="FILE", help="a .safetensors adapter")

@@ -26,7 +26,7 @@ _PREFIXES = {  # of a single-file checkpoint's keys -> component, or role
 }
 _ENCODER = re.compile(r"text_encoders\.(\w+)\.(?:transformer\.)?(.+)")
 """ComfyUI's: each text encoder has the name of its kind."""
-_CLIPS = {f"{TEXT_ENCODER}s.clip_l": 0, f"{TEXT_ENCODER}s.clip_g": 1}  # as everybody numbers them; others come after
+_CLIPS = {f"{TEXT_ENCODER}s.clip_l": 0, f"{TEXT_ENCODER}s.clip_g": 1}  # the usual numbers; others come after
 _COMPONENT_FOLDER = re.compile(r"unet|transformer(_\d)?|text_encoder(_\d)?|prior|decoder|llm_adapter")
 _UNET = ("input_blocks.", "down_blocks.", "time_embed.")
 _ENCODER_STARTS = ("text_model.", "encoder.block.", "model.layers.", "model.language_model.", "visual.")
@@ -86,23 +86,16 @@ def _weights(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def _components(shapes: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
     """Return the components of a checkpoint in one file."""
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    found: dict[str, dict[str, tuple[int, ...]]] = {}  # by component, role, or encoder's kind
     for key, shape in shapes.items():
-        owner, name = _owner(key)
-        if owner is not None:
-            found.setdefault(owner, {})[name] = shape
+        prefix = next((prefix for prefix in _PREFIXES if key.startswith(prefix)), None)
+        if prefix is not None:
+            found.setdefault(_PREFIXES[prefix], {})[key.removeprefix(prefix)] = shape
+        elif encoder := _ENCODER.fullmatch(key):
+            found.setdefault(f"{TEXT_ENCODER}s.{encoder[1]}", {})[encoder[2]] = shape
     if not found and (owner := _sole_owner(shapes)) is not None:
         found = {owner: dict(shapes)}
     return {_name(owner, own, list(found)): own for owner, own in found.items()}
-
-
-def _owner(key: str) -> tuple[str | None, str]:
-    """Return the component, role or encoder's kind of a key, and the rest of the key."""
-    for prefix, owner in _PREFIXES.items():
-        if key.startswith(prefix):
-            return owner, key.removeprefix(prefix)
-    match = _ENCODER.fullmatch(key)
-    return (None, key) if match is None else (f"{TEXT_ENCODER}s.{match[1]}", match[2])
 
 
 def _sole_owner(shapes: Shapes) -> str | None:
@@ -133,7 +126,7 @@ def _layer(param: str, owner: str, shape: tuple[int, ...]) -> nn.Module | None:
     if param == "in_proj_weight":
         # head count does not show in shapes and does not matter on meta
         return nn.MultiheadAttention(shape[1], 1, device="meta")
-    if param != "weight":
+    if param != "weight" or not 1 <= len(shape) <= 5:
         return None
     if len(shape) == 1:
         return nn.LayerNorm(shape, device="meta")  # which kind of norm makes no difference to adapters
@@ -141,29 +134,20 @@ def _layer(param: str, owner: str, shape: tuple[int, ...]) -> nn.Module | None:
         if owner.endswith(("embedding", "embed_tokens", "shared")):
             return nn.Embedding(*shape, device="meta")
         return nn.Linear(shape[1], shape[0], device="meta")
-    classes: Mapping[int, type[nn.Conv1d] | type[nn.Conv2d] | type[nn.Conv3d]] = {
-        3: nn.Conv1d,
-        4: nn.Conv2d,
-        5: nn.Conv3d,
-    }
-    if len(shape) not in classes:
-        return None
-    return classes[len(shape)](shape[1], shape[0], shape[2:], device="meta")  # type: ignore[arg-type]
+    convolution = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[len(shape) - 3]
+    return convolution(shape[1], shape[0], shape[2:], device="meta")  # type: ignore[arg-type]
 
 
 def _place(root: nn.Module, path: Iterable[str], layer: nn.Module) -> None:
     *parents, leaf = path
     owner = root
     for name in parents:
-        child = owner._modules.get(name)
-        if child is None:
-            child = nn.Module()
-            owner.add_module(name, child)
-        owner = child
+        if owner._modules.get(name) is None:
+            owner.add_module(name, nn.Module())
+        owner = owner.get_submodule(name)
     present = owner._modules.get(leaf)
     if present is not None and not isinstance(layer, nn.MultiheadAttention):
-        if not isinstance(present, nn.MultiheadAttention):
-            layer._modules.update(present._modules)
-            owner.add_module(leaf, layer)
-        return
+        if isinstance(present, nn.MultiheadAttention):
+            return
+        layer._modules.update(present._modules)
     owner.add_module(leaf, layer)

@@ -17,7 +17,10 @@ from .places import Place
 
 
 class Whole:
-    """Layers of a model in the order in which a file has them as one, held weakly."""
+    """Layers of a model in the order in which a file has them as one, held weakly.
+
+    Reading their weights raises ComponentError where one is gone, or its weight cannot be read.
+    """
 
     def __init__(self, place: Place, index: LayerIndex) -> None:
         self.place = place
@@ -32,15 +35,12 @@ class Whole:
         return [layer for ref in self._layers.values() if (layer := ref()) is not None]
 
     def known(self, adapter: Adapter, rank: int | None, private: Callable[[Adapter], Adapter]) -> Adapter:
-        """Return what `on` makes of an adapter of one of them; it reads the weights once for all of them.
+        """Return what `on` makes of a part for one of them; it reads the weights once for all of them.
 
         Args:
             adapter: with `reads_whole`, so a part.
             rank: how many rank components are used, if not all.
             private: as `AdapterFile.private`.
-
-        Raises:
-            ComponentError: a layer is gone, or its weight cannot be read.
         """
         assert isinstance(adapter, PartOf)
         inner = adapter.inner
@@ -58,11 +58,7 @@ class Whole:
         return [None if layer is None else mark_weight(layer, param) for layer, param in layers]
 
     def weight(self) -> Tensor:
-        """Return their base weights as one, on the device of the first that is on one, else on the CPU.
-
-        Raises:
-            ComponentError: one is gone, or its weight cannot be read.
-        """
+        """Return their base weights as one, on the device of the first that is on one, else on the CPU."""
         parts = []
         for segment in self.place.segments:
             layer = self._layers[segment.target.path]()

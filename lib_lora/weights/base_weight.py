@@ -14,13 +14,10 @@ from .readers.base import WeightReader, is_wrapper, stored
 
 
 def read_base_weight(layer: nn.Module, param: str) -> Tensor:
-    """Read a base weight in full precision through the first reader that knows its storage.
-
-    Returns:
-        The weight in its logical shape and a dtype that computes; perhaps the parameter itself: never write to it.
+    """Return a base weight in its logical shape and a dtype that computes, not to be written to.
 
     Raises:
-        ComponentError: no reader knows it.
+        ComponentError: no reader knows its storage.
     """
     with torch.no_grad():
         return weight_reader(layer, param).read(layer, param)
@@ -52,11 +49,7 @@ def mark_weight(layer: nn.Module, param: str) -> WeightMark | None:
 
 
 def weight_reader(layer: nn.Module, param: str) -> type[WeightReader]:
-    """Return the first reader that knows the storage of a weight.
-
-    Raises:
-        ComponentError: no reader knows it.
-    """
+    """Return the reader of a weight; raise ComponentError where there is none."""
     reader = reader_of(layer, param)
     if reader is None:
         raise ComponentError(f"the weight of a {type(layer).__name__} cannot be read: unknown quantization")
