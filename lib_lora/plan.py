@@ -379,10 +379,11 @@ def live_executor(
     """Choose the executor of a layer whose weight is not written to."""
     reads = prefers_dense = dense_for_many = False
     by_rows = by_columns = True
-    forms = []
+    forms, biased = list[Form](), list[bool]()
     for binding in bindings:
         adapter = binding.adapter
         form = adapter.form(binding.rank)
+        biased.append(adapter.has_bias)
         if form is not None and _can_be_beside(layer, binding.target, form):
             forms.append(form)
         reads |= adapter.reads_base
@@ -392,7 +393,7 @@ def live_executor(
     in_order = in_order and len(bindings) > 1 and reads
     if in_order or len(forms) < len(bindings):
         return DenseExecutor(bindings, strengths, keeping, in_order=in_order)
-    low_rank = LowRankExecutor(bindings, forms, strengths, keeping)
+    low_rank = LowRankExecutor(bindings, forms, biased, strengths, keeping)
     if not (prefers_dense or dense_for_many):
         return low_rank
     if not all(has_plain_weight(layer, binding.target.param) for binding in bindings):

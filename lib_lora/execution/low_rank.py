@@ -80,6 +80,7 @@ class LowRankExecutor(Resident[Placed]):
     Args:
         bindings: the adapters, in the order of the stack.
         forms: of each, at its rank.
+        biased: whether each changes the bias.
         strengths: of the plan.
         keeping: how tensors are placed.
     """
@@ -87,7 +88,12 @@ class LowRankExecutor(Resident[Placed]):
     name = "low-rank"
 
     def __init__(
-        self, bindings: Sequence[Binding], forms: Sequence[Form], strengths: StrengthTable, keeping: Keeping
+        self,
+        bindings: Sequence[Binding],
+        forms: Sequence[Form],
+        biased: Sequence[bool],
+        strengths: StrengthTable,
+        keeping: Keeping,
     ) -> None:
         super().__init__(bindings, strengths, keeping)
         self._steady = keeping.steady
@@ -95,8 +101,8 @@ class LowRankExecutor(Resident[Placed]):
         self._kind = target.kind
         self._spatial = len(target.shape) - 2
         self._of_text = is_of_text(target.path)
-        self._forms = forms
-        shares = _shares(self._bindings, self._forms, keeping.buckets)
+        self._forms, self._biased = forms, biased
+        shares = _shares(self._bindings, forms, biased, keeping.buckets)
         self._shares, self._bias_shares = strengths.register(*shares, own=True)
         self._rank = 0
         for share in self._shares:
@@ -328,8 +334,8 @@ class LowRankExecutor(Resident[Placed]):
         """Stack the changes of the bias, (n, out)."""
         biases = [
             self._in_all(binding, adapter.delta_bias()).unsqueeze(0)
-            for adapter, binding in zip(adapters, self._bindings, strict=True)
-            if adapter.has_bias
+            for adapter, binding, biased in zip(adapters, self._bindings, self._biased, strict=True)
+            if biased
         ]
         return stacked(biases, 0, device, dtype)
 
@@ -346,17 +352,17 @@ class LowRankExecutor(Resident[Placed]):
 
 
 def _shares(
-    bindings: Sequence[Binding], forms: Sequence[Form], buckets: Sequence[int]
+    bindings: Sequence[Binding], forms: Sequence[Form], biased: Sequence[bool], buckets: Sequence[int]
 ) -> tuple[FactorShares, FactorShares]:
     """Return the strengths of the fused pair, filled up to a bucket, and of the biases."""
     ranks, biases, rank = list[FactorShare](), list[FactorShare](), 0
-    for binding, form in zip(bindings, forms, strict=True):
+    for binding, form, changes_bias in zip(bindings, forms, biased, strict=True):
         pair = form.pair
         if pair is not None:
             share = FactorShare(binding.group, pair.rank, pair.scale, pair.schedule, pair.per_rank)
             ranks.append(share)
             rank += share.count
-        if binding.adapter.has_bias:
+        if changes_bias:
             biases.append(FactorShare(binding.group))
     if ranks and buckets and padded_rank(rank, buckets) > rank:
         ranks.append(FactorShare(ranks[0].group, padded_rank(rank, buckets) - rank, 0.0))
