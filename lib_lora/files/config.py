@@ -113,11 +113,7 @@ class PeftConfig:
 
     @classmethod
     def of(cls, file: AdapterFile, *, beside: bool = True) -> PeftConfig:
-        """Read the configuration in the header, else `adapter_config.json` beside the file; empty without both.
-
-        Args:
-            file: an adapter file.
-            beside: whether a configuration beside the file can be meant for it.
+        """Read the configuration in the header, else, where one can be meant, `adapter_config.json` beside the file.
 
         Raises:
             FileError: it cannot be read.
@@ -136,12 +132,9 @@ class PeftConfig:
         return cls(values)
 
     def values(self, component: str | None, module: str | None = None) -> Mapping[str, object]:
-        """Return the configuration of one component, as its trainer wrote it and without the component's name.
+        """Return the trainer's configuration of one component, or of all where the file does not name it.
 
-        Args:
-            component: diffusers' name of the component; None, and one that the file does not name, give the
-                values for no component in particular.
-            module: a dotted path. With it, `r`, `alpha` and `lora_alpha` are this module's.
+        With a module's dotted path, `r`, `alpha` and `lora_alpha` are this module's.
         """
         values = self._common if component is None else self._components.get(component, self._common)
         if module is None or not values:
@@ -157,22 +150,18 @@ class PeftConfig:
     @property
     def base_model(self) -> object:
         """Return the model it was trained on, by name or path; None where no configuration tells."""
-        every = (self._common, *self._components.values())
-        return next((one["base_model_name_or_path"] for one in every if one.get("base_model_name_or_path")), None)
+        names = (one.get("base_model_name_or_path") for one in (self._common, *self._components.values()))
+        return next(filter(None, names), None)
 
-    def alpha(self, component: str | None, module: str) -> Alpha:
-        """Return the alpha of one layer; `Alpha(None)` where no configuration speaks of it.
 
-        Raises:
-            NumberError: it is not finite.
-        """
-        values = self.values(component, module)
-        value = values.get("lora_alpha", values.get("alpha"))  # the second in PEFT's LoHa and LoKr
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            return _NO_ALPHA
-        if not -LARGEST <= value <= LARGEST:  # nan is neither, and an int may be too large for a float
-            raise NumberError(f"want a finite number as alpha, got {str(value)[:20]}")
-        return Alpha(float(value), rank_stabilized=values.get("use_rslora") is True)
+def configured_alpha(values: Mapping[str, object]) -> Alpha:
+    """Return the alpha in a layer's configuration; raise NumberError where it is not finite."""
+    value = values.get("lora_alpha", values.get("alpha"))  # the second in PEFT's LoHa and LoKr
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return _NO_ALPHA
+    if not -LARGEST <= value <= LARGEST:  # nan is neither, and an int may be too large for a float
+        raise NumberError(f"want a finite number as alpha, got {str(value)[:20]}")
+    return Alpha(float(value), rank_stabilized=values.get("use_rslora") is True)
 
 
 def base_model(metadata: Mapping[str, str], configured: object = None) -> str | None:
@@ -182,22 +171,18 @@ def base_model(metadata: Mapping[str, str], configured: object = None) -> str | 
         metadata: the header's.
         configured: the model's name or path in the trainer's configuration.
     """
-    names = [*(metadata.get(key) for key in _NAMES), configured]
-    name = next((text for one in names if (text := _name(one))), "")
+    texts = [_line(one) for one in (*(metadata.get(key) for key in _NAMES), configured)]
+    name = next(filter(None, texts), "")
+    parts = re.split(r"[\\/]+", name.rstrip("\\/"))
+    if "\\" in name or name.startswith("/") or len(parts) > 2:  # else a name as on a hub, `owner/name`
+        name = parts[-1]
     # ModelSpec and OneTrainer append something: `stable-diffusion-xl-v1-base/lora`, `sdxl_`
-    versions = [_clean(metadata.get(key)).partition("/")[0].rstrip("_") for key in _VERSIONS]
+    versions = [_line(metadata.get(key)).partition("/")[0].rstrip("_") for key in _VERSIONS]
     version = next(filter(None, versions), "")
     return (f"{name} ({version})" if name and version else name or version) or None
 
 
-def _name(value: object) -> str:
-    """Return a file's name without its folders, or a name as on a hub, `owner/name`."""
-    text = _clean(value)
-    parts = re.split(r"[\\/]+", text.rstrip("\\/"))
-    return parts[-1] if "\\" in text or text.startswith("/") or len(parts) > 2 else text
-
-
-def _clean(value: object) -> str:
+def _line(value: object) -> str:
     """Return one line of printable text: a file may say anything."""
     text = value if isinstance(value, str) else ""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

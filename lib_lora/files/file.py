@@ -98,12 +98,10 @@ class AdapterFile:
     All that reads the file raises FileError where it cannot be read or has changed, and KeyError for an unknown key.
     """
 
-    def __init__(
-        self, path: Path, tensors: Mapping[str, TensorInfo], metadata: Mapping[str, str], stamp: Stamp
-    ) -> None:
+    def __init__(self, path: Path, infos: dict[str, TensorInfo], metadata: dict[str, str], stamp: Stamp) -> None:
         self.path = path
-        self.infos: Mapping[str, TensorInfo] = MappingProxyType(dict(tensors))
-        self.metadata: Mapping[str, str] = MappingProxyType(dict(metadata))
+        self.infos: Mapping[str, TensorInfo] = MappingProxyType(infos)
+        self.metadata: Mapping[str, str] = MappingProxyType(metadata)
         self.stamp = stamp
         self._map: mmap.mmap | None = None
         self._address = 0  # of the map
@@ -119,8 +117,7 @@ class AdapterFile:
         """
         path = Path(path)
         raw, stamp = _read_header(path)
-        tensors, metadata = _parse_header(path, raw, stamp[0])
-        return cls(path, tensors, metadata, stamp)
+        return cls(path, *_parse_header(path, raw, stamp[0]), stamp)
 
     @cached_property
     def nbytes(self) -> int:
@@ -190,9 +187,9 @@ class AdapterFile:
             raise FileError(self.path, "changed on disk while in use; activate it again to use the new content")
 
     def _with_stream(self, read: Callable[[BinaryIO], T]) -> T:
-        """Return what `read` makes of the open file, which is checked before, as what took its place may be a pipe.
+        """Return what `read` makes of the open file, which is checked before and after.
 
-        And behind, as a change may come at any time.
+        What took its place may be a pipe, and a change may come at any time.
         """
         self.verify()
         try:
@@ -234,10 +231,8 @@ class AdapterFile:
             dtype, _, start, end = self.infos[key]
             raw.setdefault(dtype, bytearray()).extend(self._bytes(stream, start, end - start))
             keys.setdefault(dtype, []).append(key)
-        found: dict[str, float] = {}
-        for dtype, own in keys.items():
-            found.update(zip(own, torch.frombuffer(raw[dtype], dtype=dtype).double().tolist(), strict=True))
-        return found
+        values = {dtype: torch.frombuffer(content, dtype=dtype).double().tolist() for dtype, content in raw.items()}
+        return {key: value for dtype, own in keys.items() for key, value in zip(own, values[dtype], strict=True)}
 
     def _check_finite(self, keys: Iterable[str], numbers: Mapping[str, float], stream: BinaryIO) -> None:
         for key in keys:

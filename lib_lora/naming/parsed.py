@@ -16,7 +16,7 @@ from ..adapters.base import Adapter, Kind, Origin, Site
 from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError
 from ..files import formats
 from ..files.components import EXPERTS
-from ..files.config import USUAL, Alpha, PeftConfig, Reading, base_model
+from ..files.config import USUAL, Alpha, PeftConfig, Reading, base_model, configured_alpha
 from ..files.file import AdapterFile
 from ..files.formats.base import BUNDLED, FILE_WIDE, KeyFormat, parse_key
 from ..registry import cached, discover, discover_classes
@@ -197,13 +197,15 @@ class ParsedFile:
         wanted = list(wanted)
         tensors = self.file.tensors({key: key for group, _ in wanted for key in group.keys.values()})
         shared, numbers = self.file.tensors(self.shared), self.file.numbers
+        configured = not self.config.empty
         found: list[Adapter | ValueError] = []
         for group, site in wanted:
             assert group.recipe is not None
             key = group.keys.get("alpha")
+            config = self.config.values(group.component, group.module) if configured else {}
             try:
                 if key is None:
-                    alpha = self.config.alpha(group.component, group.module)
+                    alpha = configured_alpha(config)
                 elif key not in numbers:
                     raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
                 elif not abs(numbers[key]) <= LARGEST:  # nan is neither
@@ -213,7 +215,7 @@ class ParsedFile:
                 origin = Origin(
                     alpha=alpha,
                     spelling=group.format,
-                    config={} if self.config.empty else self.config.values(group.component, group.module),
+                    config=config,
                     metadata=self.file.metadata,
                     shared=shared,
                     module=group.module,
@@ -371,7 +373,7 @@ class ParsedFile:
         for one in self.groups:
             if one.format == "peft" and "alpha" not in one.keys and one.recipe and one.recipe.kind.name in _SCALED:
                 try:
-                    if self.config.alpha(one.component, one.module) == Alpha():
+                    if configured_alpha(self.config.values(one.component, one.module)) == Alpha():
                         return True
                 except NumberError:
                     continue  # the layer is left out, and says so

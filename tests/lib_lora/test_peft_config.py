@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lib_lora import FileError
-from lib_lora.files.config import Alpha, PeftConfig
+from lib_lora.files.config import Alpha, PeftConfig, configured_alpha
 from lib_lora.files.file import AdapterFile
 from tests.fakes.files import save
 
@@ -45,31 +45,34 @@ def test_values_of_a_module_are_its_own(tmp_path):
 
 def test_alpha_is_called_alpha_in_lohas_configuration(tmp_path):
     got = config(tmp_path, beside={"peft_type": "LOHA", "alpha": 3, "alpha_pattern": {"a": 2}})
-    assert (got.alpha(None, "b"), got.alpha(None, "x.a")) == (Alpha(3.0), Alpha(2.0))
+    assert (configured_alpha(got.values(None, "b")), configured_alpha(got.values(None, "x.a"))) == (
+        Alpha(3.0),
+        Alpha(2.0),
+    )
 
 
 def test_stabilized_rank_is_told(tmp_path):
-    assert config(tmp_path, beside=PEFT).alpha(None, "x.to_k") == Alpha(4.0, rank_stabilized=True)
+    assert configured_alpha(config(tmp_path, beside=PEFT).values(None, "x.to_k")) == Alpha(4.0, rank_stabilized=True)
 
 
 def test_arguments_of_lycoris_from_simpletuners_header(tmp_path):
     arguments = {"algo": "dylora", "linear_dim": 8, "linear_alpha": 4, "block_size": 2}
     got = config(tmp_path, {"lycoris_config": arguments}, beside=PEFT)
     assert dict(got.values("transformer")) == arguments
-    assert got.alpha("transformer", "a") == Alpha()
+    assert configured_alpha(got.values("transformer", "a")) == Alpha()
 
 
 def test_settings_of_onetrainer_that_say_what_tensors_mean(tmp_path):
     settings = {"lora_alpha": 1.0, "lora_rank": 16, "oft_block_size": 32, "oft_block_share": True, "peft_type": "OFT_2"}
     got = config(tmp_path, {"ot_config": settings})
     assert dict(got.values("unet")) == {"oft_block_size": 32, "block_share": True}
-    assert got.alpha("unet", "a") == Alpha()
+    assert configured_alpha(got.values("unet", "a")) == Alpha()
 
 
 def test_no_configuration_says_nothing(tmp_path):
     got = config(tmp_path)
     assert dict(got.values("unet")) == dict(got.values(None, "a")) == {}
-    assert got.alpha("unet", "a") == Alpha()
+    assert configured_alpha(got.values("unet", "a")) == Alpha()
 
 
 def test_values_cannot_be_changed(tmp_path):

@@ -236,7 +236,7 @@ def test_the_family_of_a_model_is_found_out_once(tmp_path, monkeypatch):
     asked = []
     family_of = lib_lora.naming.index.family_of
     monkeypatch.setattr(lib_lora.naming.index, "family_of", lambda facts: asked.append(1) or family_of(facts))
-    lib_lora.naming.index._family_of_layers.cache_clear()
+    lib_lora.naming.index._blocks_and_family.cache_clear()
     engine = Engine(parts)
     for path in (*paths, *paths):
         engine.activate(Stack([Entry(path)]))
