@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -24,8 +24,8 @@ from .architectures._ldm_unet import UNET_BLOCKS, UNET_LISTS, unet_block
 
 Side = Literal["in", "mid", "out"]
 
-BASE, CLIP, T5 = "BASE", "CLIP", "T5"
-_ENCODERS = {CLIP: ("text_encoder",), T5: ("text_encoder_2", "text_encoder_3")}
+BASE = "BASE"
+_ENCODERS = {"text_encoder": "CLIP", "text_encoder_2": "T5", "text_encoder_3": "T5"}
 
 _LISTED = re.compile(r"(?:^|\.)(?P<list>[a-z_]\w*)\.(?P<number>\d+)\.")
 _LETTERS = {
@@ -51,12 +51,7 @@ _OUT = re.compile(r"^(?:norm_out|proj_out|final_layer|final_layernorm|out_layer|
 
 
 def block_of(component: str, name: str) -> str:
-    """Return the block of a layer; empty for a layer in no block.
-
-    Args:
-        component: whose layer it is.
-        name: dotted, in any tree.
-    """
+    """Return the block of a layer, by its dotted name in any tree; empty for a layer in no block."""
     if role(component) != DENOISER:
         return component if component.startswith("text_encoder") else ""
     dotted = f"{name}."
@@ -120,16 +115,13 @@ class BlockNames:
         if not blocks:
             return ()
         own_lists = ((BASE, "IN", *blocks, "OUT"), (BASE, *blocks), blocks)
-        of_flux = (FLUX_LIST,) if blocks == FLUX_LIST[3:-1] else ()
-        return (*of_flux, *(one for one in own_lists if len(one) != len(FLUX_LIST) or not of_flux))
+        if blocks != FLUX_LIST[3:-1]:
+            return own_lists
+        return (FLUX_LIST, *(one for one in own_lists if len(one) != len(FLUX_LIST)))
 
 
 def names_of(components: Iterable[tuple[str, Iterable[str]]]) -> BlockNames:
-    """Return the blocks of a model.
-
-    Args:
-        components: each with the names of its layers, in order.
-    """
+    """Return the blocks of a model, from its components, each with the names of its layers in order."""
     found = dict.fromkeys(block_of(component, name) for component, names in components for name in names)
     blocks = sorted((one for one in found if one), key=_order)
     return BlockNames(tuple(blocks))
@@ -166,13 +158,7 @@ class Element:
         return replace(self, weight=0.0)
 
     def suits(self, block: str, names: Iterable[str], model: BlockNames) -> bool:
-        """Return whether the rule applies to a layer.
-
-        Args:
-            block: of the layer, as `block_of` names it.
-            names: every name of the layer.
-            model: its blocks, for ranges.
-        """
+        """Return whether the rule applies to a layer of a block (see `block_of`), by all names of the layer."""
         shown = BASE if block.startswith("text_encoder") else block
         order = UNET_BLOCKS if model.is_unet else (BASE, *model.parts)
         blocks = [one for written in self.blocks for one in _range(written, order)]
@@ -203,7 +189,6 @@ class BlockWeights:
     """A list, read by its length as the model takes it; blocks that the list has no name for are 0."""
     elements: tuple[Element, ...] = ()
     """They come after the list, each over the ones before it."""
-    _of: dict[BlockNames, Mapping[str, float]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for value in (*(self.values or ()), *(one.weight for one in self.elements)):
@@ -213,36 +198,25 @@ class BlockWeights:
     @property
     def largest(self) -> float:
         """Return the largest factor, without its sign; 1 where a block may have none."""
-        factors = [abs(one) for one in (*(self.values or (1.0,)), *(one.weight for one in self.elements))]
-        return max(factors)
+        return max(abs(one) for one in (*(self.values or (1.0,)), *(one.weight for one in self.elements)))
 
     def weight(self, block: str, suits: Mapping[Element, bool], model: BlockNames) -> float:
-        """Return the factor of one layer.
+        """Return the factor of one layer; raise StackError where the model takes no list of this length.
 
         Args:
             block: as `block_of` names it.
             suits: whether each of the elements, `unweighted`, applies to the layer.
             model: its blocks.
-
-        Raises:
-            StackError: the model takes no list of this length.
         """
         own = [element.weight for element in self.elements if suits[element.unweighted]]
-        return own[-1] if own else self._by_block(model).get(block, 1.0)
-
-    def _by_block(self, model: BlockNames) -> Mapping[str, float]:
-        found = self._of.get(model)
-        if found is None:
-            found = self._of[model] = {} if self.values is None else read_list(self.values, model)
-        return found
+        if own:
+            return own[-1]
+        return 1.0 if self.values is None else read_list(self.values, model).get(block, 1.0)
 
 
-def read_list(values: Sequence[float], model: BlockNames) -> dict[str, float]:
-    """Return the weight of each block of a model, by a list.
-
-    Raises:
-        StackError: the model takes no list of this length.
-    """
+@lru_cache(maxsize=256)
+def read_list(values: tuple[float, ...], model: BlockNames) -> Mapping[str, float]:
+    """Return the weight of each block of a model by a list; raise StackError where it takes none of this length."""
     lists = model.lists()
     names = next((one for one in lists if len(one) == len(values)), None)
     if names is None and lists and len(set(values)) == 1:
@@ -254,16 +228,8 @@ def read_list(values: Sequence[float], model: BlockNames) -> dict[str, float]:
     found = {}
     for block in model.of_model:
         if block.startswith("text_encoder"):
-            found[block] = _of_encoder(block, given)
-        elif block in ("IN", "OUT") and block not in given:
-            found[block] = 1.0  # a list of the blocks alone says nothing of what is around them
+            found[block] = given.get(BASE, given.get(_ENCODERS.get(block, ""), 1.0))
         else:
-            found[block] = given.get(block, 0.0)
+            # a list of the blocks alone says nothing of what is around them
+            found[block] = given.get(block, 1.0 if block in ("IN", "OUT") else 0.0)
     return found
-
-
-def _of_encoder(component: str, given: Mapping[str, float]) -> float:
-    if BASE in given:
-        return given[BASE]
-    named = next((name for name, components in _ENCODERS.items() if component in components), "")
-    return given.get(named, 1.0)

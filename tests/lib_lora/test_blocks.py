@@ -94,7 +94,7 @@ def test_every_layer_of_a_transformer_is_in_a_block(name: str) -> None:
 def test_a_list_of_any_length_fits_any_unet(length: int, names: str, parts) -> None:
     """Blocks that the list has no name for are 0, as in the extension's `to26`."""
     blocks = BlockNames((*TEXTS, *parts))
-    values = [float(i + 1) for i in range(length)]
+    values = tuple(float(i + 1) for i in range(length))
     given = dict(zip(names.split(), values, strict=True))
     want = {one: given.get(one, 0.0) for one in parts} | dict.fromkeys(TEXTS, 1.0)
     assert read_list(values, blocks) == want
@@ -102,18 +102,18 @@ def test_a_list_of_any_length_fits_any_unet(length: int, names: str, parts) -> N
 
 def test_lists_of_transformers() -> None:
     blocks = BlockNames(("text_encoder", "IN", "B00", "B01", "OUT"))
-    assert read_list([0.5, 0.6], blocks) == {"text_encoder": 1.0, "IN": 1.0, "B00": 0.5, "B01": 0.6, "OUT": 1.0}
-    assert read_list([2, 0.5, 0.6], blocks)["text_encoder"] == 2
-    assert read_list([2, 3, 0.5, 0.6, 4], blocks) == dict(zip(blocks.of_model, [2, 3, 0.5, 0.6, 4], strict=True))
+    assert read_list((0.5, 0.6), blocks) == {"text_encoder": 1.0, "IN": 1.0, "B00": 0.5, "B01": 0.6, "OUT": 1.0}
+    assert read_list((2, 0.5, 0.6), blocks)["text_encoder"] == 2
+    assert read_list((2, 3, 0.5, 0.6, 4), blocks) == dict(zip(blocks.of_model, [2, 3, 0.5, 0.6, 4], strict=True))
     flux = BlockNames((*TEXTS, *FLUX))
-    own = read_list([float(i) for i in range(61)], flux)
+    own = read_list(tuple(float(i) for i in range(61)), flux)
     assert (own["text_encoder"], own["text_encoder_2"], own["IN"], own["D00"], own["OUT"]) == (0, 1, 2, 3, 60)
     with pytest.raises(StackError, match=r"a list of 7 block weights; the loaded model takes 61, 60, 58, 57"):
-        read_list([1.0] * 6 + [0.0], flux)
+        read_list((*[1.0] * 6, 0.0), flux)
 
 
 def test_a_preset_that_is_the_same_for_all_blocks_fits_any_model() -> None:
-    assert set(read_list([0.5] * 17, BlockNames(("text_encoder", *FLUX))).values()) == {0.5}
+    assert set(read_list((0.5,) * 17, BlockNames(("text_encoder", *FLUX))).values()) == {0.5}
 
 
 def test_sides() -> None:
@@ -148,7 +148,7 @@ def test_any_names_have_blocks(names: list[str]) -> None:
     blocks = names_of([("transformer", names), ("unet", names)])
     for one in blocks.lists():
         assert len(set(one)) == len(one)
-        assert set(read_list([0.5] * len(one), blocks).values()) <= {0.5, 1.0, 0.0}
+        assert set(read_list((0.5,) * len(one), blocks).values()) <= {0.5, 1.0, 0.0}
 
 
 def test_a_weight_that_is_no_number_is_refused() -> None:
