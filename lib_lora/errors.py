@@ -70,6 +70,10 @@ class NumberError(ValueError):
     """A number of a file is not finite; the text says which. Only its layer is left out."""
 
 
+class UnsupportedError(ValueError):
+    """The parameters of a layer cannot be used as they are saved; the text says why. Only its layer is left out."""
+
+
 class StackError(LoraError, ValueError):
     """An invalid stack."""
 

@@ -3,7 +3,7 @@
 Call `register` with a plug-in, or let a distribution name a plug-in, or a module of plug-ins, as an entry point:
 
     [project.entry-points."lib_lora.plugins"]
-    hira = "my_package.hira"
+    coral = "my_package.coral"
 
 Entry points are loaded when plug-ins are first needed. The names in `__all__` are stable.
 """

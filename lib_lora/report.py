@@ -12,6 +12,7 @@ Cause = Literal[
     "no_component",  # the model has no part of that name at all
     "shape",  # the tensors do not fit the layer, or each other
     "not_finite",  # a tensor of the layer, or its alpha, is NaN or infinite somewhere
+    "unsupported",  # the algorithm needs what the file or its configuration does not have, or what no model here has
     "layer_kind",  # the algorithm is not defined for such a layer
     "unknown_key",  # no key format understands it
     "unknown_parameters",  # no adapter kind reads the parameters of this layer together
@@ -26,7 +27,9 @@ Cause = Literal[
 _SHOWN = 3  # names of layers in a sentence
 
 
-_LEFT_OUT: frozenset[Cause] = frozenset({"no_module", "shape", "layer_kind", "not_finite", "unknown_parameters"})
+_LEFT_OUT: frozenset[Cause] = frozenset(
+    {"no_module", "shape", "layer_kind", "not_finite", "unsupported", "unknown_parameters"}
+)
 """Causes for which a layer that is meant for the model does not act."""
 
 

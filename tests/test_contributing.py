@@ -46,18 +46,18 @@ from lib_lora.placement.schemes.base import Scheme
 from lib_lora.weights import readers
 from lib_lora.weights.base_weight import read_base_weight
 
-hira = next(kind for kind in discover_classes(adapters, Adapter) if kind.name == "hira")
-params = {"hira_A": torch.randn(2, 4), "hira_B": torch.randn(3, 2)}
-assert recipe_of({name: tuple(value.shape) for name, value in params.items()}).name == "hira"
+coral = next(kind for kind in discover_classes(adapters, Adapter) if kind.name == "coral")
+params = {"coral_A": torch.randn(2, 4), "coral_B": torch.randn(3, 2)}
+assert recipe_of({name: tuple(value.shape) for name, value in params.items()}).name == "coral"
 weight = torch.randn(3, 4)
-made = hira.from_params(params, Site((3, 4)), Origin(Alpha(1.0)))
+made = coral.from_params(params, Site((3, 4)), Origin(Alpha(1.0)))
 delta = made.delta_weight(At(torch.device("cpu"), torch.float32, 0.5, weight=weight))
-assert (delta - 0.25 * weight * (params["hira_B"] @ params["hira_A"])).abs().max() < 1e-6
+assert (delta - 0.25 * weight * (params["coral_B"] @ params["coral_A"])).abs().max() < 1e-6
 assert made.nbytes == 56
 for side in ("A", "B"):  # as PEFT saves it, with and without the adapter's name
-    for key in (f"base_model.model.a.hira_{side}", f"transformer.a.hira_{side}.default"):
+    for key in (f"base_model.model.a.coral_{side}", f"transformer.a.coral_{side}.default"):
         name, parsed = parse_key(key_formats().values(), key)
-        assert (name, parsed.module, parsed.param) == ("peft", "a", f"hira_{side}")
+        assert (name, parsed.module, parsed.param) == ("peft", "a", f"coral_{side}")
 
 tide = discover(formats, KeyFormat)["tide"]
 parsed = tide.parse(tide.example)
@@ -144,15 +144,15 @@ TESTS = {
     "tests/lib_lora/test_signs.py": "reef or metadata or one_layer or architecture",
     "tests/lib_lora/test_families.py": "reef",
     "tests/lib_lora/test_base_weights.py": "int8_rows or every_reader",
-    "tests/lib_lora/test_kinds.py": "hira or every_kind",
-    "tests/lib_lora/test_kinds_chosen.py": "hira",
-    "tests/lib_lora/test_kinds_dense.py": "hira",
-    "tests/lib_lora/test_kinds_merged.py": "hira",
-    "tests/lib_lora/test_kinds_on_bases.py": "hira or int8_rows",
-    "tests/lib_lora/test_fused.py": "hira",
+    "tests/lib_lora/test_kinds.py": "coral or every_kind",
+    "tests/lib_lora/test_kinds_chosen.py": "coral",
+    "tests/lib_lora/test_kinds_dense.py": "coral",
+    "tests/lib_lora/test_kinds_merged.py": "coral",
+    "tests/lib_lora/test_kinds_on_bases.py": "coral or int8_rows",
+    "tests/lib_lora/test_fused.py": "coral",
 }
 """Files with tests that enumerate plug-ins -> words of `-k` for those that an example may change."""
-MET = {"hira": "test_kinds", "tide": "test_formats", "reef": "test_families", "int8_rows": "test_base_weights"}
+MET = {"coral": "test_kinds", "tide": "test_formats", "reef": "test_families", "int8_rows": "test_base_weights"}
 """An example -> a file with tests that must run on it."""
 
 

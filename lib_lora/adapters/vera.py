@@ -13,6 +13,7 @@ from typing import ClassVar
 from torch import Tensor
 from typing_extensions import Self
 
+from ..errors import UnsupportedError
 from ..tensors import wide
 from .base import Adapter, At, Factors, Form, Kind, Origin, Pair, Params, Rows, Site, shape_text, taken
 
@@ -43,8 +44,8 @@ class VeRA(Adapter):
         a, b = origin.shared.get("vera_A"), origin.shared.get("vera_B")
         if a is None or b is None:
             # PEFT would draw them again from a seed, in the sizes of the largest layer, which need not be in the model
-            raise ValueError(
-                "the file lacks vera_A and vera_B, which all its layers share, and does not tell their sizes: "
+            raise UnsupportedError(
+                "of VeRA without vera_A and vera_B, which all its layers share, and whose sizes it does not tell: "
                 "save it again with save_projection=True"
             )
         if a.ndim != 2 or a.shape[0] != rank or a.shape[1] < inside:

@@ -13,12 +13,21 @@ from torch import Tensor
 from .. import adapters
 from ..adapters._modifier import Modifier
 from ..adapters.base import Adapter, Kind, Origin, Site
-from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError
+from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError, UnsupportedError
 from ..files import formats
 from ..files.components import EXPERTS
 from ..files.config import USUAL, Alpha, PeftConfig, Reading, base_model, configured_alpha
 from ..files.file import AdapterFile
-from ..files.formats.base import BUNDLED, FILE_WIDE, KeyFormat, parse_key
+from ..files.formats.base import (
+    ADAPTER_PARAMS,
+    BUNDLED,
+    FILE_WIDE,
+    LAYER_PARAMS,
+    PARTS,
+    SHARED_PARAMS,
+    KeyFormat,
+    parse_key,
+)
 from ..registry import cached, discover, discover_classes
 from ..report import Cause, Family, NetworkReport, Unused
 from ..tensors import LARGEST
@@ -115,10 +124,17 @@ def _modifiers() -> tuple[type[Modifier], ...]:
 def key_formats() -> Mapping[str, KeyFormat]:
     """Return all formats, in the order in which they are tried."""
     kinds = (*_kinds(), *_modifiers())
-    every = [kind.params.required | kind.params.optional for kind in kinds]
-    named = {name for names in every for name in names if "weight" not in names and "." not in name}
-    shared = {name for kind in kinds for name in kind.shared}
-    return {name: one.with_params(named, shared) for name, one in discover(formats, KeyFormat).items()}
+    every = [(kind.name, kind.params.required | kind.params.optional) for kind in kinds]
+    dotted = [
+        name.split(".", 1) for kind, names in every for name in names if name.startswith(f"{kind}_") and "." in name
+    ]
+    params = {
+        ADAPTER_PARAMS: {name for _, names in every for name in names if "weight" not in names and "." not in name},
+        LAYER_PARAMS: {layer for layer, _ in dotted},
+        PARTS: {part for _, part in dotted},
+        SHARED_PARAMS: {name for kind in kinds for name in kind.shared},
+    }
+    return {name: one.with_params(params) for name, one in discover(formats, KeyFormat).items()}
 
 
 Miss = tuple[Cause, str, str]
@@ -159,6 +175,8 @@ def misfit(error: ValueError, where: str = "") -> Miss:
         where: the layer of the model.
     """
     detail = f"{where}: {error}" if where else str(error)
+    if isinstance(error, UnsupportedError):
+        return "unsupported", str(error), where
     return ("not_finite", NOT_FINITE, detail) if isinstance(error, NumberError) else ("shape", SHAPE_DIFFERS, detail)
 
 

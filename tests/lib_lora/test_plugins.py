@@ -25,7 +25,7 @@ from lib_lora.weights.base_weight import read_base_weight
 from tests.fakes.keys import parse_key
 from tests.test_contributing import outside
 
-MODULES = {"adapters/hira": "HiRA", "formats/tide": "TIDE", "architectures/reef": "REEF"}
+MODULES = {"adapters/coral": "Coral", "formats/tide": "TIDE", "architectures/reef": "REEF"}
 MODULES |= {"readers/int8_rows": "Int8Rows", "schemes/manual_cast": "ManualCast"}
 EXAMPLES = {"_".join(("outside", *place.split("/"))): name for place, name in MODULES.items()}
 """A module of another package, made of an example of CONTRIBUTING.md -> the plug-in in it."""
@@ -56,13 +56,13 @@ def has_each() -> list[bool]:
     layer.register_buffer("weight_scale", torch.tensor([1.0, 0.5, 2.0]))
     resting = nn.Linear(2, 3)
     resting.parameters_manual_cast = True
-    recipe = recipe_of({"hira_A": (2, 4), "hira_B": (3, 2)})
+    recipe = recipe_of({"coral_A": (2, 4), "coral_B": (3, 2)})
     try:
         read = read_base_weight(layer, "weight").tolist()[1] == [0.5, 0.5]
     except Exception:  # noqa: BLE001  # unknown quantization
         read = False
     return [
-        recipe is not None and recipe.name == "hira",
+        recipe is not None and recipe.name == "coral",
         parse_key("tide.blocks.0.attn.qkv_low")[0] == "tide",
         "reef" in {one.name for one in known_architectures()},
         read,
@@ -84,14 +84,14 @@ def test_a_file_that_nobody_read_is_read_after_registration(modules: dict[str, M
     """The early use of a list of plug-ins, and of the file, freezes nothing."""
     file = tmp_path / "a.safetensors"
     down, up = torch.ones(2, 4), torch.ones(4, 2)
-    tensors = {"hira_A": down, "hira_B": up, "alpha": torch.tensor(2.0)}
+    tensors = {"coral_A": down, "coral_B": up, "alpha": torch.tensor(2.0)}
     save_file({f"lora_unet_layer.{name}": tensor for name, tensor in tensors.items()}, str(file))
     model = nn.ModuleDict({"layer": nn.Linear(4, 4, bias=False)})
     engine, x = Engine({"unet": model}), torch.ones(1, 4)
     before = model["layer"](x)
     with pytest.raises(ActivationError):
         engine.activate(Stack([Entry(file)]))
-    register(modules["outside_adapters_hira"].HiRA)
+    register(modules["outside_adapters_coral"].Coral)
     engine.activate(Stack([Entry(file)]))
     assert (model["layer"](x) - before * 3).abs().max() < 1e-6
     engine.deactivate()

@@ -56,6 +56,7 @@ def all_causes() -> dict[str, torch.Tensor]:
     tensors |= pair("lora_unet_attn_out_proj", (8, 8), 4, alpha=float("nan"))
     tensors |= pair("lora_te3_x", (8, 8), 4)
     tensors |= {"base_model.vera_A": torch.zeros(2, 8)}
+    tensors |= {"base_model.model.proj.fourierft_spectrum": torch.zeros(4)}
     tensors |= pair("lora_unet_conv", (6, 5, 3, 3), 4)
     tensors |= pair("lora_unet_norm", (8, 8), 4)
     tensors |= {"lora_te_1.lora_up.weight": torch.zeros(8, 4), "junk": torch.zeros(1)}
@@ -73,6 +74,7 @@ def test_every_key_that_goes_unused_has_a_cause_for_programs(tmp_path, component
     assert by_key["lora_te3_x.lora_up.weight"] == "no_component"
     assert by_key["lora_unet_conv.lora_up.weight"] == "shape"
     assert by_key["lora_unet_norm.lora_up.weight"] == "layer_kind"
+    assert by_key["base_model.model.proj.fourierft_spectrum"] == "unsupported", "there is no configuration"
     assert by_key["junk"] == "unknown_key"
     assert by_key["lora_te_1.lora_up.weight"] == "unknown_parameters"
     assert by_key["unet.proj.lora_up.weight"] == "second_adapter"

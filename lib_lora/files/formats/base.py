@@ -14,6 +14,10 @@ BUNDLED = "bundle_emb."
 """Begin of `ParsedKey.param` for a part of a bundled embedding."""
 ADAPTER_PARAMS = "<params>"
 """In a pattern: any parameter of an adapter kind, unless the kind has one named `weight`, as checkpoints do."""
+LAYER_PARAMS = "<layers>"
+"""In a pattern: what is before the dot in a parameter that begins with its kind's name, `gralora_A_general.weight`."""
+PARTS = "<parts>"
+"""In a pattern: what is behind that dot."""
 SHARED_PARAMS = "<shared>"
 """In a pattern: any parameter of an adapter kind that all layers of a file share."""
 
@@ -149,11 +153,13 @@ class KeyFormat:
             adapter=groups.get("adapter"),
         )
 
-    def with_params(self, params: Iterable[str], shared: Iterable[str]) -> KeyFormat:
-        """Return the format with these parameters in the places of `ADAPTER_PARAMS` and `SHARED_PARAMS`."""
-        own, of_all = ("|".join(map(re.escape, sorted(names))) for names in (params, shared))
-        patterns = [one.replace(ADAPTER_PARAMS, own).replace(SHARED_PARAMS, of_all) for one in self.patterns]
-        return replace(self, patterns=tuple(patterns))
+    def with_params(self, params: Mapping[str, Iterable[str]]) -> KeyFormat:
+        """Return the format with these parameters in the places of `ADAPTER_PARAMS`, `SHARED_PARAMS` and the like."""
+        patterns = self.patterns
+        for place, names in params.items():
+            either = "|".join(map(re.escape, sorted(names)))
+            patterns = tuple([one.replace(place, either) for one in patterns])
+        return replace(self, patterns=patterns)
 
 
 def parse_key(formats: Iterable[KeyFormat], key: str, said: str | None = None) -> tuple[str, ParsedKey | None]:

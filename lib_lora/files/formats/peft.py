@@ -15,7 +15,7 @@ it comes from `adapter_config.json` or from the header's `lora_adapter_metadata`
 from __future__ import annotations
 
 from ._dotted import COMPONENT, COMPONENTS, PARAMS, START, WRAPPER
-from .base import ADAPTER_PARAMS, SHARED_PARAMS, KeyFormat
+from .base import ADAPTER_PARAMS, LAYER_PARAMS, PARTS, SHARED_PARAMS, KeyFormat
 
 _MODULE = START + r"(?P<module>.+)"
 _WRAPPED = rf"{WRAPPER}(?:{COMPONENT})?(?P<module>.+)"
@@ -29,6 +29,7 @@ PEFT = KeyFormat(
     name="peft",
     before=("diffusers",),  # whose pattern for a bare `.alpha` would take the file's alphas away
     patterns=(
+        rf"base_model\.(?P<param>{SHARED_PARAMS}){_NAMED}",  # first, as each layer may have a copy
         _MODULE + rf"\.base_layer\.(?P<leaf>out_proj)\.(?P<param>lora_[AB]){_NAMED}\.weight",
         _MODULE + rf"\.(?P<param>lora_[AB]){_NAMED}(?:\.weight)?",  # AdaLoRA's have no `.weight`
         _MODULE + rf"\.lora_B{_NAMED}\.(?P<param>bias)",
@@ -36,11 +37,11 @@ PEFT = KeyFormat(
         _MODULE + r"\.(?P<param>magnitude)",
         # tensors, not layers, so no `.weight` follows; what kohya or LyCORIS has, too, is the format `diffusers`
         _MODULE + rf"\.(?!(?:{PARAMS})(?:\.|$))(?P<param>{ADAPTER_PARAMS}){_NAMED}",
+        _MODULE + rf"\.(?!(?:{PARAMS})(?:\.|$))(?P<param>{LAYER_PARAMS}){_NAMED}\.(?P<rest>{PARTS})",
         _MODULE + rf"\.(?P<param>oft_R){_NAMED}\.(?P<rest>weight|scaled_oft)",
         _MODULE + rf"\.{_LYCORIS}\.{_ADAPTER}",
         _WRAPPED + rf"\.{_LYCORIS}",
         _WRAPPED + r"\.(?P<param>alpha)",
-        rf"base_model\.(?P<param>{SHARED_PARAMS}){_NAMED}",
     ),
     example="base_model.model.text_model.encoder.layers.0.self_attn.q_proj.lora_A.weight",
     components=COMPONENTS,

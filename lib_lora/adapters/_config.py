@@ -1,0 +1,35 @@
+"""Numbers of a trainer's configuration that say what the tensors mean."""
+
+from __future__ import annotations
+
+from ..errors import NumberError, UnsupportedError
+from ..tensors import LARGEST
+from .base import Origin
+
+
+def configured(origin: Origin, name: str) -> float:
+    """Return a number of the trainer's configuration.
+
+    Raises:
+        NumberError: it is not finite.
+        UnsupportedError: it is missing, or no number.
+    """
+    value = origin.config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnsupportedError(f"without the number {name}, which adapter_config.json beside the file has")
+    if not -LARGEST <= value <= LARGEST:  # nan is neither, and an int may be too large for a float
+        raise NumberError(f"want a finite number as {name}, got {str(value)[:20]}")
+    return float(value)
+
+
+def configured_count(origin: Origin, name: str, least: int = 1) -> int:
+    """Return a whole number of the trainer's configuration.
+
+    Raises:
+        NumberError: it is not finite.
+        UnsupportedError: it is missing, no whole number, or below `least`.
+    """
+    value = configured(origin, name)
+    if value != int(value) or value < least:
+        raise UnsupportedError(f"with {name} {value:g} in adapter_config.json: want a whole number of {least} or more")
+    return int(value)

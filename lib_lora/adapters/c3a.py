@@ -1,0 +1,65 @@
+"""C3A: a block of circulant matrices, https://arxiv.org/abs/2407.19342.
+
+dW[m b + i, n b + j] = w[m, n, (j - i) mod b] / in, `c3a_kernel` w being (out / b, in / b, b). Source: huggingface/peft
+tuners/c3a/layer.py and utils.py, which multiply by it with Fourier transforms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ._product import BuiltEffect
+from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Rows, Site, shape_text, within
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class C3A(Adapter):
+    """Circulant blocks."""
+
+    kernel: Tensor  # (out / b, in / b, b)
+    rows: Rows
+    """The rows of the delta that are meant."""
+
+    name: ClassVar[str] = "c3a"
+    params: ClassVar[Params] = Params(frozenset({"c3a_kernel"}))
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
+    by_rows: ClassVar[bool] = True
+    prefers_dense: ClassVar[bool] = True
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        kernel = params["c3a_kernel"]
+        out, inside = site.shape[0], site.inside
+        size = kernel.shape[-1] if kernel.ndim == 3 else 0
+        if size == 0 or (kernel.shape[0] * size, kernel.shape[1] * size) != (out, inside):
+            raise ValueError(f"want c3a_kernel ({out} / b, {inside} / b, b), got {shape_text(kernel)}")
+        return cls(kernel, ((0, out),))
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        shape = shapes["c3a_kernel"]
+        return (shape[0] * shape[2], shape[1] * shape[2]) if len(shape) == 3 else None
+
+    def take(self, rows: Rows) -> Self:
+        return replace(self, rows=within(self.rows, rows))
+
+    def form(self, rank: int | None = None) -> Form:
+        return Form(on_output=True)
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        rows = sum(stop - start for start, stop in self.rows)
+        return BuiltEffect(self.placed(device), (rows, self.kernel.shape[1] * self.kernel.shape[2]))
+
+    def delta_weight(self, at: At) -> Tensor:
+        size, chosen = self.kernel.shape[2], self.rows if at.rows is None else within(self.rows, (at.rows,))
+        rows = torch.cat([torch.arange(start, stop, device=at.device) for start, stop in chosen])
+        turn = (torch.arange(size, device=at.device) - rows.unsqueeze(1)) % size
+        kernel = at.put(self.kernel)[rows // size]  # (rows, in / b, b)
+        turned = kernel.gather(2, turn.unsqueeze(1).expand(kernel.shape))
+        return turned.flatten(1).mul_(at.multiplier / (self.kernel.shape[1] * size))

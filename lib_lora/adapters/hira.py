@@ -1,0 +1,82 @@
+"""HiRA: the weight times a low-rank matrix, entry by entry, dW = m W * (B A), https://openreview.net/forum?id=TwJrTz9cRS.
+
+There is no alpha. Source: huggingface/peft tuners/hira/layer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import Self
+
+from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text, taken
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HiRA(Adapter):
+    """Hadamard product of the weight with a low-rank matrix."""
+
+    down: Tensor  # (r, in * kernel)
+    up: Tensor  # (out, r)
+
+    name: ClassVar[str] = "hira"
+    params: ClassVar[Params] = Params(frozenset({"hira_A", "hira_B"}))
+    reads_base: ClassVar[bool] = True
+    by_rows: ClassVar[bool] = True
+    by_columns: ClassVar[bool] = True
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        return cls.of(params["hira_A"], params["hira_B"], site)
+
+    @classmethod
+    def of(cls, down: Tensor, up: Tensor, site: Site) -> Self:
+        """Build from the factors.
+
+        Raises:
+            ValueError: they do not fit each other or the site.
+        """
+        rank, out = down.shape[0], site.shape[0]
+        if 0 in down.shape or down.numel() != rank * site.inside or up.numel() != out * rank or up.shape[0] != out:
+            want = f"A (r, {', '.join(map(str, site.shape[1:]))}) and B ({out}, r)"
+            raise ValueError(f"want {want}, got {shape_text(down)} and {shape_text(up)}")
+        return cls(down.reshape(rank, -1), up.reshape(out, rank))
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        return (*shapes["hira_B"][:1], *shapes["hira_A"][1:])
+
+    @property
+    def rank(self) -> int:
+        return self.up.shape[1]
+
+    def take(self, rows: Rows) -> Self:
+        return replace(self, up=taken(self.up, rows))
+
+    def delta_weight(self, at: At) -> Tensor:
+        factor = at.cut(self.up)[:, : at.rank] @ at.across(self.down)[: at.rank]
+        return at.base * factor.mul_(at.multiplier).reshape(at.base.shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HiRAEmbedding(HiRA):
+    """A HiRA on an embedding, whose factors are saved the other way round."""
+
+    name: ClassVar[str] = "hira_embedding"
+    params: ClassVar[Params] = Params(frozenset({"hira_embedding_A", "hira_embedding_B"}))
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"embedding"})
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        a, b = params["hira_embedding_A"], params["hira_embedding_B"]
+        if a.ndim != 2 or b.ndim != 2:
+            want = f"A (r, {site.shape[0]}) and B ({site.inside}, r)"
+            raise ValueError(f"want {want}, got {shape_text(a)} and {shape_text(b)}")
+        return cls.of(b.t(), a.t(), site)
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        return (*shapes["hira_embedding_A"][1:2], *shapes["hira_embedding_B"][:1])

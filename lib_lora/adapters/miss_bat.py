@@ -1,0 +1,63 @@
+"""MiSS with blocks that read the weight, `init_weights="bat"`: dW = m (W_ab B_a + B_a), https://arxiv.org/abs/2409.15371.
+
+W_ab (r, r) is the block of the weight at outputs a and inputs b; `miss_block` B is (out / r, r, r). Earlier PEFT called
+the same Bone, with `bone_block`. Source: huggingface/peft tuners/miss/layer.py, `get_delta_weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import Self
+
+from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text
+from .miss import MiSS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MiSSBat(Adapter):
+    """A matrix for each block of outputs, which multiplies the weight's blocks and is added to them."""
+
+    block: Tensor  # (out / r, r, r)
+
+    name: ClassVar[str] = "miss_bat"
+    params: ClassVar[Params] = MiSS.params
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
+    reads_base: ClassVar[bool] = True
+
+    @classmethod
+    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return len(shapes) == 1 and all(
+            name in cls.params.optional and len(shape) == 3 for name, shape in shapes.items()
+        )
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        ((name, block),) = params.items()
+        out, size = site.shape[0], block.shape[-1]
+        if size == 0 or out % size or site.inside % size or block.shape != (out // size, size, size):
+            raise ValueError(
+                f"want {name} ({out} / r, r, r) with r a divisor of {site.inside}, got {shape_text(block)}"
+            )
+        return cls(block)
+
+    @property
+    def rank(self) -> int:
+        return self.block.shape[-1]
+
+    def take(self, rows: Rows) -> Self | None:
+        size = self.rank
+        if any(end % size for window in rows for end in window):
+            return None
+        chosen = [i for start, stop in rows for i in range(start // size, stop // size)]
+        return replace(self, block=self.block[chosen])
+
+    def delta_weight(self, at: At) -> Tensor:
+        size, block = self.rank, at.put(self.block).unsqueeze(1)
+        weight = at.base
+        tiles = weight.reshape(weight.shape[0] // size, size, weight.shape[1] // size, size).transpose(1, 2)
+        delta = tiles @ block + block
+        return delta.transpose(1, 2).reshape(weight.shape).mul_(at.multiplier)
