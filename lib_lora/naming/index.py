@@ -26,7 +26,7 @@ from ..tensors import every
 from ..weights.base_weight import reader_of
 from .architectures.base import fact, family_of, known_architectures
 from .blocks import BlockNames, names_of
-from .places import AliasTable, Place, Target
+from .places import AliasTable, Place, Target, joined
 from .skeleton import prefixes_of
 
 PARTS = {
@@ -288,10 +288,9 @@ def _joint_projections(places: Mapping[str, Place]) -> list[tuple[str, Place]]:
     for fused_name, parts in PARTS.items():
         for name in [name for name in places if name.rpartition(".")[2] == parts[0]]:
             parent = name.removesuffix(parts[0])
-            own = [places.get(parent + part) for part in parts]
-            whole = [one for one in own if one is not None]
-            if len(whole) == len(parts) and len({one.shape[1:] for one in whole}) == 1:
-                found.append((parent + fused_name, Place.joined(whole)))
+            place = joined([places.get(parent + part) for part in parts])
+            if place is not None:
+                found.append((parent + fused_name, place))
     return found
 
 

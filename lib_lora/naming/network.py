@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from ..errors import ComponentError, FileError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.config import USUAL, Reading
 from ..files.file import AdapterFile, Stamp, stamp_of
-from ..files.formats.base import NamesOf, NumberingError
+from ..files.formats.base import BUNDLED, NamesOf, NumberingError
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.base_weight import read_base_weight
@@ -112,7 +113,11 @@ class Network:
 
         Parts are as the file spells them: `string_to_param.*` for one text encoder, `clip_l` and `clip_g` for two.
         """
-        return self._parsed.embeddings()
+        found: dict[str, dict[str, Tensor]] = {}
+        for name, keys in self._parsed.embeddings.items():
+            parts = self.file.tensors({param.removeprefix(BUNDLED): key for param, key in keys.items()})
+            found[name] = {part: one.unsqueeze(0) if one.ndim == 1 else one for part, one in parts.items()}
+        return found
 
     @cached_property
     def largest_change(self) -> float:
@@ -190,7 +195,7 @@ class Network:
             tiers, _, miss = self._scopes[group.component]
             names_of = formats[group.format].names_of
             places: dict[str, Place] = {}
-            for index in [self._indexes[name] for tier in tiers for name in tier]:
+            for index in map(self._indexes.__getitem__, chain.from_iterable(tiers)):
                 name, table = group.module, index.flat if group.flattened else index.dotted
                 if names_of is not None:
                     alike = group.format, group.component, index.component
@@ -353,11 +358,6 @@ class NetworkCache:
     def nbytes(self) -> int:
         """Return the bytes of the tensors of all files that are kept."""
         return sum([parsed.file.nbytes for parsed, _ in self._files.values()])
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """Return the files that are kept, the least recently used first."""
-        return tuple(path for path, _, _ in self._files)
 
 
 def _indexes(components: Mapping[str, nn.Module], call: str) -> list[LayerIndex]:

@@ -194,7 +194,8 @@ class ParsedFile:
         self.unused: list[Unused] = []
         self.shared: dict[str, str] = {}
         """Parameters that all layers share -> their keys."""
-        self._embeddings: dict[str, dict[str, str]] = {}
+        self.embeddings: dict[str, dict[str, str]] = {}
+        """Textual inversions that came in the file -> their parts -> keys."""
         self.groups = self._grouped()
         self._find_recipes()
         self._refuse_strangers()
@@ -243,14 +244,6 @@ class ParsedFile:
                 found.append(group.recipe.build(params, site, origin))
             except ValueError as error:
                 found.append(error)
-        return found
-
-    def embeddings(self) -> dict[str, dict[str, Tensor]]:
-        """Return the textual inversions that came in the file: {name: {part: vectors}}."""
-        found: dict[str, dict[str, Tensor]] = {}
-        for name, keys in self._embeddings.items():
-            parts = self.file.tensors({param.removeprefix(BUNDLED): key for param, key in keys.items()})
-            found[name] = {part: one.unsqueeze(0) if one.ndim == 1 else one for part, one in parts.items()}
         return found
 
     @property
@@ -345,7 +338,7 @@ class ParsedFile:
             if one.module == FILE_WIDE:
                 keys = self.shared
             elif one.param.startswith(BUNDLED):
-                keys = self._embeddings.setdefault(one.module, {})
+                keys = self.embeddings.setdefault(one.module, {})
             else:
                 group = groups.get((one.component, one.module))
                 if group is None:

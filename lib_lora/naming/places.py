@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 from ..adapters.base import Kind, Rows, Site
 from ..files.components import role
@@ -96,11 +97,6 @@ class Place:
         """Return the whole of one weight."""
         return cls((Segment(target, 0, target.shape[0]),))
 
-    @classmethod
-    def joined(cls, places: Sequence[Place]) -> Place:
-        """Return several, one after the other."""
-        return cls(tuple(segment for place in places for segment in place.segments))
-
     @cached_property
     def target(self) -> Target | None:
         """Return the weight it is the whole of; None where it is not just one."""
@@ -126,50 +122,56 @@ class Place:
 
     def window(self, start: int, stop: int) -> Place:
         """Return some of its rows."""
-        found, offset = [], 0
-        for one in self.segments:
+        found = []
+        for one, offset in self._offsets():
             low, high = max(start - offset, 0), min(stop - offset, one.count)
             if low < high:
                 found.append(Segment(one.target, one.start + low, one.start + high))
-            offset += one.count
         return Place(tuple(found))
+
+    def _offsets(self) -> Iterator[tuple[Segment, int]]:
+        """Return each segment with the row of the file's layer at which it begins."""
+        return zip(self.segments, accumulate([one.count for one in self.segments], initial=0), strict=False)
 
     def swapped(self) -> Place:
         """Return the same with its two halves the other way round."""
         half = self.shape[0] // 2
-        return Place.joined([self.window(half, 2 * half), self.window(0, half)])
+        return Place((*self.window(half, 2 * half).segments, *self.window(0, half).segments))
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """Return the windows of weights it consists of, as large as can be, and the file's rows for each."""
         if self.target is not None:
             return ((self.target, None),)
-        order: dict[str, int] = {}
-        parts: list[tuple[int, Segment, tuple[int, int]]] = []
-        height = 0
-        for one in self.segments:
-            parts.append((order.setdefault(one.target.name, len(order)), one, (height, height + one.count)))
-            height += one.count
+        order = list(dict.fromkeys([one.target.name for one in self.segments]))
         runs: list[tuple[Segment, Rows]] = []  # neighbouring segments of one weight, and the file's rows for them
-        for _, one, rows in sorted(parts, key=lambda part: (part[0], part[1].start)):
+        for one, offset in sorted(self._offsets(), key=lambda part: (order.index(part[0].target.name), part[0].start)):
+            rows = (offset, offset + one.count)
             if runs and runs[-1][0].target == one.target and runs[-1][0].stop == one.start:
                 before, own = runs.pop()
                 runs.append((replace(before, stop=one.stop), (*own, rows)))
             else:
                 runs.append((one, (rows,)))
-        whole = ((0, height),)
+        whole = ((0, self.shape[0]),)
         return tuple((run.target.window(run.start, run.stop), None if own == whole else own) for run, own in runs)
 
     def rows_of(self, target: Target) -> Iterator[tuple[slice, slice]]:
         """Yield rows of the file's layer that are a target's, and the target's rows for them."""
-        first, offset = 0 if target.rows is None else target.rows[0], 0
-        for one in self.segments:
+        first = 0 if target.rows is None else target.rows[0]
+        for one, offset in self._offsets():
             if (one.target.path, one.target.param) == (target.path, target.param):
                 start = one.start + (one.target.rows or (0,))[0] - first
                 low, high = max(start, 0), min(start + one.count, target.shape[0])
                 if low < high:
                     yield slice(offset + low - start, offset + high - start), slice(low, high)
-            offset += one.count
+
+
+def joined(places: Sequence[Place | None]) -> Place | None:
+    """Return places one after the other; None where one is missing, or they have unlike inputs."""
+    found = [place for place in places if place is not None]
+    if len(found) < len(places) or len({place.shape[1:] for place in found}) > 1:
+        return None
+    return Place(tuple(segment for place in found for segment in place.segments))
 
 
 class AliasTable:
@@ -289,10 +291,9 @@ class _Rule:
             fused = _filled(self.others[0], numbers)
             if len(alias.parts) > 1:
                 yield f"{fused}.{self.part}", place
-            parts = [known.get(_filled(_steps(part), numbers)) for part in alias.parts]
-            whole = [part for part in parts if part is not None]
-            if len(whole) == len(parts) and len({part.shape[1:] for part in whole}) == 1:
-                yield fused, Place.joined(whole)
+            whole = joined([known.get(_filled(_steps(part), numbers)) for part in alias.parts])
+            if whole is not None:
+                yield fused, whole
 
 
 def _sizes(alias: Alias, shape: Sequence[int]) -> list[int]:

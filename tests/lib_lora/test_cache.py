@@ -26,7 +26,7 @@ def model():
 
 
 def kept(engine):
-    return [int(path.stem) for path in engine._cache.paths]
+    return [int(path.stem) for path, *_ in engine._cache._files]
 
 
 def test_bytes_are_limited_and_the_least_recently_used_goes(files, model):
