@@ -56,9 +56,9 @@ class ModelCall:
     def rows(self) -> int | None:
         """Return the rows of the batch; None where the arguments do not tell."""
         found = self.denoised
-        if isinstance(found, Tensor):
-            return found.shape[0] if found.ndim else None
-        return len(found) if isinstance(found, list | tuple) else None
+        if isinstance(found, Tensor) and not found.ndim:
+            return None
+        return len(found) if isinstance(found, Tensor | list | tuple) else None
 
     @property
     def repeats_rows(self) -> bool:
@@ -100,13 +100,9 @@ class ModelCall:
                 found *= _PURE_NOISE
         return float(found) if isinstance(found, int | float) else None
 
-    def latents(self, patch: int, *, image_first: bool = False) -> LatentGrid | None:
-        """Return the grid of the latents, see `LatentGrid`; None where the call does not tell its height and width."""
-        return LatentGrid.from_input(self.denoised, self.kwargs, patch, image_first=image_first)
-
 
 class _Hook(partial[None]):
-    """A hook of one module. In a copy of the module, be it deep, pickled or saved, it does nothing."""
+    """A hook of one module; in a copy of the module, a pickled one too, it does nothing."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Callable[..., None]:
         return nullcontext().__exit__  # which takes anything and returns None
@@ -118,11 +114,8 @@ class _Hook(partial[None]):
 def hook_of(module: nn.Module, function: Callable[..., None], *, compiled: bool = False) -> Callable[..., None]:
     """Make a hook that calls `function` for calls of `module`, and not of its copies.
 
-    Args:
-        module: where the hook will be.
-        function: called with the arguments of a hook.
-        compiled: whether the compiler may see it. A hook in front of a compiled model is called outside of the graph;
-            one behind it is a part of the graph.
+    Where `compiled`, the compiler may see it: a hook in front of a compiled model is called outside of the graph, and
+    one behind it is a part of the graph.
     """
     own = weakref.ref(module)
 
@@ -140,16 +133,11 @@ def hook_calls(component: nn.Module, begin: Callable[[ModelCall], None], end: Ca
     Returns:
         A function that removes the hooks.
     """
-
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        begin(ModelCall(args, kwargs))
-
-    def after(*_: object) -> None:
-        end()
-
+    before = hook_of(component, lambda _, args, kwargs: begin(ModelCall(args, kwargs)))
+    after = hook_of(component, lambda *_: end())
     hooks = (
-        component.register_forward_pre_hook(hook_of(component, before), with_kwargs=True),
-        component.register_forward_hook(hook_of(component, after), always_call=True),
+        component.register_forward_pre_hook(before, with_kwargs=True),
+        component.register_forward_hook(after, always_call=True),
     )
 
     def remove() -> None:
@@ -201,7 +189,7 @@ class CallSettings:
 
         Args:
             call: of a model.
-            noise: whether the timestep and the noise are needed; reading them off a device waits for it.
+            noise: whether the timestep and the noise are needed; reading them waits for the device.
             flow: whether the model's timesteps are fractions of noise.
         """
         now = self.moment if self.clock is None else self.clock(lambda: call.timestep)
@@ -215,12 +203,7 @@ class CallSettings:
         return now
 
     def rows_of(self, call: ModelCall, images: int, *, halved: bool = False) -> list[Row]:
-        """Return the image and the prompt of each row of a model call.
-
-        Args:
-            call: of the model.
-            images: of the stack.
-            halved: whether positive and negative rows have strengths of their own.
+        """Return the image and the prompt of each row of a call; `images` and `halved` are of the stack.
 
         Raises:
             RowsError: rows and images do not fit, or the halves are not known.
@@ -264,7 +247,7 @@ def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int
         layer: for the message.
         x: its input.
         rows: of the model call.
-        least: dimensions that a batched input has, or more.
+        least: dimensions that a batched input has at least.
         dim: of the batch.
 
     Raises:
@@ -319,68 +302,6 @@ class CallLock:
         return frame is not None or (outermost is not None and bool(outermost.f_code.co_flags & CO_GENERATOR))
 
 
-@dataclass(eq=False)
-class StrengthHook:
-    """Sets the strength table before each call of one model; it holds no engine and no model."""
-
-    name: str  # of the model's class
-    patch: int  # as in `LatentGrid`
-    image_first: bool  # likewise
-    flow: bool  # whether the model's timesteps are fractions of noise
-    images: int  # of the stack
-    halved: bool  # whether positive and negative rows of the stack differ
-    table: StrengthTable
-    settings: CallSettings
-    lock: CallLock
-    warned: bool = False
-
-    def begin(self, call: ModelCall) -> None:
-        """Set the table to a call.
-
-        Raises:
-            MomentError: a strength depends on what the call does not tell.
-            RowsError: the rows do not fit the stack.
-            RegionError: the call does not tell where its tokens lie in the picture.
-        """
-        self.lock.begin(self.name)
-        table = self.table
-        with plain_mode(_CPU):
-            if table.has_regions:
-                table.set_latents(self._latents(call))
-            if table.varying:
-                table.set_moment(self.settings.moment_of(call, noise=table.by_noise, flow=self.flow))
-            if self.images > 1 or self.halved or table.has_parts:
-                rows = self.settings.rows_of(call, self.images, halved=self.halved)
-                variants = stack_variants(rows, halved=self.halved)
-                if call.repeats_rows and len(set(variants)) > 1:
-                    text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
-                    raise RowsError(f"{text}; make them in batches of one")
-                table.set_rows(variants, tuple(row.part for row in rows))
-
-    def end(self) -> None:
-        """Set the table to calls outside a denoiser."""
-        table = self.table
-        with plain_mode(_CPU):
-            if table.latents is not None and not table.was_placed and not self.warned:
-                self.warned = True
-                logger.warning(
-                    "no layer of this %s has tokens that lie in the picture as expected; "
-                    "LoRA for a part of it act everywhere, by its share",
-                    self.name,
-                )
-            table.end_call(self.settings.chosen)
-        self.lock.end(self.name)
-
-    def _latents(self, call: ModelCall) -> LatentGrid:
-        found = call.latents(self.patch, image_first=self.image_first)
-        if found is None:
-            raise RegionError(
-                f"a LoRA is for a part of the picture, and a call of this {self.name} does not tell which of its "
-                "tokens are where; take the region off"
-            )
-        return found
-
-
 def hook_strengths(
     components: Mapping[str, nn.Module],
     table: StrengthTable,
@@ -408,15 +329,57 @@ def hook_strengths(
     lock = CallLock()
     for name, component in components.items():
         if is_denoiser(name):
-            hook = StrengthHook(
-                type(component).__name__,
-                patch_of(component) if name.startswith("transformer") else 0,
-                is_image_first(component),
-                table.by_noise and flow(name),
-                images,
-                halved,
-                table,
-                settings,
-                lock,
-            )
-            yield hook_calls(component, hook.begin, hook.end)
+            patch = patch_of(component) if name.startswith("transformer") else 0
+            fractions = table.by_noise and flow(name)
+            yield _hook_model(component, table, settings, lock, patch, images, flow=fractions, halved=halved)
+
+
+def _hook_model(
+    component: nn.Module,
+    table: StrengthTable,
+    settings: CallSettings,
+    lock: CallLock,
+    patch: int,
+    images: int,
+    *,
+    flow: bool,
+    halved: bool,
+) -> Callable[[], None]:
+    """Set the table to each call of a model, and after it to calls outside a denoiser; the hooks hold no model."""
+    name, image_first, warned = type(component).__name__, is_image_first(component), False
+
+    def begin(call: ModelCall) -> None:
+        lock.begin(name)
+        with plain_mode(_CPU):
+            if table.has_regions:
+                latents = LatentGrid.from_input(call.denoised, call.kwargs, patch, image_first=image_first)
+                if latents is None:
+                    raise RegionError(
+                        f"a LoRA is for a part of the picture, and a call of this {name} does not tell which of its "
+                        "tokens are where; take the region off"
+                    )
+                table.set_latents(latents)
+            if table.varying:
+                table.set_moment(settings.moment_of(call, noise=table.by_noise, flow=flow))
+            if images > 1 or halved or table.has_parts:
+                rows = settings.rows_of(call, images, halved=halved)
+                variants = stack_variants(rows, halved=halved)
+                if call.repeats_rows and len(set(variants)) > 1:
+                    text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
+                    raise RowsError(f"{text}; make them in batches of one")
+                table.set_rows(variants, tuple([row.part for row in rows]))
+
+    def end() -> None:
+        nonlocal warned
+        with plain_mode(_CPU):
+            if table.latents is not None and not table.was_placed and not warned:
+                warned = True
+                logger.warning(
+                    "no layer of this %s has tokens that lie in the picture as expected; "
+                    "LoRA for a part of it act everywhere, by its share",
+                    name,
+                )
+            table.end_call(settings.chosen)
+        lock.end(name)
+
+    return hook_calls(component, begin, end)

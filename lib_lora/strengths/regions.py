@@ -203,7 +203,9 @@ class LatentGrid:
     image_first: bool = False
 
     @classmethod
-    def from_input(cls, x: object, kwargs: Mapping[str, Any], patch: int, *, image_first: bool) -> LatentGrid | None:
+    def from_input(
+        cls, x: object, kwargs: Mapping[str, Any], patch: int, *, image_first: bool = False
+    ) -> LatentGrid | None:
         """Return the grid of a call that denoises `x`; None where it does not tell its height and width."""
         if isinstance(x, list | tuple):  # a tensor (channels, frames, height, width) for each picture
             rows, shapes = len(x), {tuple(one.shape) for one in x if isinstance(one, Tensor)}
@@ -261,7 +263,8 @@ class TokenLayout(NamedTuple):
 
 # a graph can neither keep such an object nor use the cache
 @uncompiled
-def token_layout(shape: Sequence[int], latents: LatentGrid | None, *, spatial: int, of_text: bool) -> TokenLayout:
+@lru_cache(maxsize=4096)
+def token_layout(shape: tuple[int, ...], latents: LatentGrid | None, *, spatial: int, of_text: bool) -> TokenLayout:
     """Return how tokens lie in a layer's input or output.
 
     Args:
@@ -270,11 +273,6 @@ def token_layout(shape: Sequence[int], latents: LatentGrid | None, *, spatial: i
         spatial: dimensions behind the channels, of convolutions.
         of_text: whether no token of the layer has a place in the picture.
     """
-    return _token_layout(tuple(shape), latents, spatial, of_text)
-
-
-@lru_cache(maxsize=4096)
-def _token_layout(shape: tuple[int, ...], latents: LatentGrid | None, spatial: int, of_text: bool) -> TokenLayout:
     middle = shape[2:] if spatial else shape[1:-1]
     repeats, left = (1, 1) if latents is None else divmod(shape[0], latents.rows)
     nowhere = TokenLayout(None, (1,) * len(middle), max(repeats, 1), spatial > 0)

@@ -27,7 +27,6 @@ from lib_lora import (
     plan,
 )
 from lib_lora.execution.dense import DenseExecutor
-from lib_lora.strengths.model_call import ModelCall
 from lib_lora.strengths.regions import LatentGrid, TokenGrid, is_of_text
 from lib_lora.tuning import Tuner
 from tests.fakes.contract import CASES, worst, write
@@ -605,6 +604,6 @@ def test_layers_of_the_prompt_are_told_by_their_names(path, text):
 
 def test_latents_in_a_list_have_one_size():
     one = torch.zeros(16, 1, 8, 12)
-    assert ModelCall(([one, one],), {}).latents(2) == LatentGrid(2, 1, 8, 12, 2)
-    assert ModelCall(([one, one[..., :8]],), {}).latents(2) is None
-    assert ModelCall((), {}).latents(2) is None
+    assert LatentGrid.from_input([one, one], {}, 2) == LatentGrid(2, 1, 8, 12, 2)
+    assert LatentGrid.from_input([one, one[..., :8]], {}, 2) is None
+    assert LatentGrid.from_input(None, {}, 2) is None
