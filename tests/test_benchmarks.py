@@ -16,6 +16,7 @@ import torch
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 PROGRAMS = {
     "step_overhead": {"loras", "base_s", "ours", "peft", "above", "flops_ours", "flops_peft", "differ_by", "seconds"},
+    "count": {"what", "loras", "way", "kernels", "views", "frames", "bytes", "flops", "compiled_kernels"},
     "picture": {"way", "loras", "picture_s", "of_base", "of_minima", "changed_weights", "differ_by", "seconds"},
     "switch": {"operation", "layers", "median_s", "minimum_s", "peft_by_ours", "bake_by_ours", "differ_by", "seconds"},
     "idle": {"patches", "seconds"},
@@ -51,6 +52,7 @@ PROGRAMS = {
 TINY = ("--tiny", "--rounds", "1", "--latent", "8", "--rank", "4")
 EXTRA = {
     "step_overhead": ("--counts", "1", "3"),
+    "count": ("--counts", "1", "--steps"),
     "picture": ("--counts", "1", "--steps", "3"),
     "strength": ("--counts", "1"),
     "idle": ("--calls", "10"),

@@ -1,0 +1,254 @@
+"""What a call costs, counted and not timed: kernels, views, Python frames, bytes, products; the same on every machine.
+
+A linear layer, a convolution and a whole step are counted, with LoRAs by ours, by PEFT and by the shortest hand-written
+code. A kernel is an operation that computes; a view only makes another tensor object; frames are all calls of Python
+functions. Bytes are what kernels read and write, by the shapes of their tensors. In compiled code, kernels are those
+that inductor makes, and the products that it calls; bytes are its own metrics.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from _blocks import MODELS
+from _common import DTYPES, Record, parse, parser, report, table
+from _models import linear_layers, peft_activate, peft_load, peft_scale, twin, write_lora
+from safetensors.torch import load_file
+from step_overhead import count_flops
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lib_lora import Engine, Entry, Stack
+
+MULTIPLIER = 0.8
+HEADERS = ("what", "LoRAs", "way", "kernels", "views", "frames", "bytes", "FLOPs", "compiled: kernels", "bytes")
+LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
+    "linear": (partial(nn.Linear, 640, 640), (1, 1024, 640)),
+    "conv": (partial(nn.Conv2d, 320, 320, 3, padding=1), (1, 320, 32, 32)),
+}
+SMALL_LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
+    "linear": (partial(nn.Linear, 16, 16), (1, 4, 16)),
+    "conv": (partial(nn.Conv2d, 8, 8, 3, padding=1), (1, 8, 4, 4)),
+}
+_NO_KERNELS = ("empty", "detach", "alias", "lift_fresh", "_local_scalar_dense", "sym_")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line."""
+    made = parser(__doc__, rounds=1)
+    made.add_argument("--counts", type=int, nargs="+", default=[1, 4, 8], help="of LoRAs that act at once")
+    made.add_argument(
+        "--steps", nargs="*", choices=sorted(MODELS), default=["sd15", "sdxl-blocks"], help="counted, too"
+    )
+    made.add_argument("--compile", action="store_true", help="count compiled layers, too")
+    options = parse(made, arguments)
+    dtype, rows = DTYPES[options.dtype], []
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, torch.no_grad():
+        for name, (build, shape) in (SMALL_LAYERS if options.tiny else LAYERS).items():
+            layer, x = OneLayer(build(), dtype), torch.randn(shape, dtype=dtype)
+            call = partial(_called, x=x)
+            bench = Bench(Path(folder), layer, ["layer"], max(options.counts), options.rank, call)
+            rows += bench.rows(name, options.counts, compiled=options.compile)
+        for name in options.steps:
+            model = MODELS[name]
+            base = model.build(tiny=options.tiny, dtype=dtype)
+            step = model.step(base, options.latent, options.batch)
+            bench = Bench(Path(folder), base, linear_layers(base), max(options.counts), options.rank, step)
+            rows += bench.rows(name, options.counts, compiled=False)
+    report("count", options, table(HEADERS, [cells(row) for row in rows]), rows)
+    return 0
+
+
+def _called(model: nn.Module, x: Tensor) -> Tensor:
+    y: Tensor = model(x)
+    return y
+
+
+class OneLayer(nn.Module):
+    """A model of one layer."""
+
+    def __init__(self, layer: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.layer, self.dtype = layer.to(dtype).eval().requires_grad_(False), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Call the layer."""
+        y: Tensor = self.layer(x)
+        return y
+
+
+class ByHand(nn.Module):
+    """The shortest code that adds LoRAs to a layer: all as one pair, one number for each rank component."""
+
+    def __init__(self, base: nn.Module, pairs: Sequence[tuple[Tensor, Tensor, float]]) -> None:
+        super().__init__()
+        dtype = next(base.parameters()).dtype
+        self.base = base
+        self.down = torch.cat([down for down, _, _ in pairs]).to(dtype)
+        self.up = torch.cat([up for _, up, _ in pairs], 1).to(dtype)
+        ranks = torch.cat([torch.full((len(down),), scale) for down, _, scale in pairs])
+        self.scale = ranks.to(dtype).view(-1, *(1,) * (self.down.ndim - 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute base, down, times strength, up and sum."""
+        y: Tensor = self.base(x)
+        if self.down.ndim > 2:
+            low = self.base._conv_forward(x, self.down, None) * self.scale  # type: ignore[operator]
+            return y + nn.functional.conv2d(low, self.up)
+        low = nn.functional.linear(x, self.down) * self.scale
+        return y.view(-1, y.shape[-1]).addmm_(low.view(-1, low.shape[-1]), self.up.t()).view(y.shape)
+
+
+class Bench:
+    """Four trees of modules over one set of weights, which compute the same."""
+
+    def __init__(
+        self,
+        folder: Path,
+        base: nn.Module,
+        layers: Sequence[str],
+        count: int,
+        rank: int,
+        step: Callable[[nn.Module], Tensor],
+    ) -> None:
+        self.step, self.layers, self.base = step, layers, base
+        self.files = [write_lora(folder, f"lora{i}", base, layers, rank) for i in range(count)]
+        self.ours, self.peft = self._like(), self._like()
+        self.engine = Engine({"unet": self.ours})
+        for i, file in enumerate(self.files):
+            peft_load(self.peft, file, f"lora{i}")
+            peft_scale(self.peft, f"lora{i}", MULTIPLIER)
+
+    def rows(self, what: str, counts: Sequence[int], *, compiled: bool) -> list[Record]:
+        """Count with nothing, and with so many LoRAs in each way."""
+        found = [self._row(what, 0, "base", self.base, compiled)]
+        for count in counts:
+            self.engine.activate(Stack([Entry(file.kohya, MULTIPLIER) for file in self.files[:count]]))
+            peft_activate(self.peft, [f"lora{i}" for i in range(count)])
+            ways = {"ours": self.ours, "PEFT": self.peft, "by hand": self._by_hand(count)}
+            found += [self._row(what, count, way, model, compiled) for way, model in ways.items()]
+        self.engine.close()
+        return found
+
+    def _row(self, what: str, count: int, way: str, model: nn.Module, compiled: bool) -> Record:
+        self.step(model)
+        row = {"what": what, "loras": count, "way": way, **counted(partial(self.step, model))}
+        kernels, nbytes = count_compiled(model, self.step) if compiled else (None, None)
+        return row | {"compiled_kernels": kernels, "compiled_bytes": nbytes}
+
+    def _by_hand(self, count: int) -> nn.Module:
+        model, files = self._like(), [(file, load_file(file.peft)) for file in self.files[:count]]
+        for path in self.layers:
+            pairs = [
+                (
+                    tensors[f"{path}.lora_A.weight"],
+                    tensors[f"{path}.lora_B.weight"],
+                    MULTIPLIER * file.alpha / file.rank,
+                )
+                for file, tensors in files
+            ]
+            model.set_submodule(path, ByHand(model.get_submodule(path), pairs))
+        return model
+
+    def _like(self) -> nn.Module:
+        return copy.deepcopy(self.base) if isinstance(self.base, OneLayer) else twin(self.base)
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations that arrive below autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kernels = self.views = self.nbytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.rpartition("::")[2]
+        if func.is_view:
+            self.views += 1
+        elif not name.startswith(_NO_KERNELS):
+            self.kernels += 1
+            self.nbytes += sum(map(_nbytes, (*args, *(kwargs or {}).values(), result)))
+        return result
+
+
+def _nbytes(value: object) -> int:
+    """Return the bytes of tensors; of one that is expanded, those that it has."""
+    if isinstance(value, list | tuple):
+        return sum(map(_nbytes, value))
+    if not isinstance(value, Tensor):
+        return 0
+    entries = 1
+    for size, stride in zip(value.shape, value.stride(), strict=True):
+        entries *= size if stride or size == 0 else 1
+    return entries * value.element_size()
+
+
+def counted(run: Callable[[], object]) -> Record:
+    """Count one run that has run before."""
+    with _Operations() as operations:
+        run()
+    frames = 0
+
+    def profile(_: object, event: str, __: object) -> None:
+        nonlocal frames
+        frames += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return {
+        "kernels": operations.kernels,
+        "views": operations.views,
+        "frames": frames,
+        "bytes": operations.nbytes,
+        "flops": count_flops(run),
+    }
+
+
+def count_compiled(model: nn.Module, step: Callable[[nn.Module], Tensor]) -> tuple[int, int]:
+    """Return the kernels and products of a model that is compiled as a whole, and inductor's count of their bytes."""
+    from torch._inductor import compile_fx, metrics
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    log: Any = getattr(compile_fx, "inductor_metrics_log", logging.getLogger())
+    log.setLevel(logging.INFO)  # or nothing counts the bytes
+    log.propagate = False
+    metrics.reset()
+    compiled: Any = torch.compile(model, fullgraph=True, dynamic=False)
+    with torch._inductor.config.patch(force_disable_caches=True):  # what is found there is not counted
+        _, code = run_and_get_code(partial(step, compiled))
+    lines = [line.strip() for one in code for line in one.splitlines()]
+    products = sum(line.startswith("extern_kernels.") or "= extern_kernels." in line for line in lines)
+    return metrics.generated_kernel_count + products, metrics.num_bytes_accessed
+
+
+def cells(row: Record) -> list[str]:
+    """Return one line of the table."""
+    compiled = [row["compiled_kernels"], row["compiled_bytes"]]
+    counts = [f"{row[key]:,}" for key in ("kernels", "views", "frames", "bytes", "flops")]
+    return [
+        row["what"],
+        str(row["loras"]),
+        row["way"],
+        *counts,
+        *("-" if one is None else f"{one:,}" for one in compiled),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
