@@ -64,7 +64,7 @@ class Reading:
     """
     fragments: bool = False
     """Apply a file of which most fits no layer of the model. By default it is refused: what fits by accident, such as a
-    layer that has the same name in another model, gives a picture that nobody wants.
+    layer that has the same name in another model, gives a picture that no user wants.
     """
 
 

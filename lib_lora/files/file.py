@@ -134,11 +134,7 @@ class AdapterFile:
         return self.tensors({key: key})[key]
 
     def tensors(self, keys: Mapping[str, str]) -> dict[str, Tensor]:
-        """Map tensors, on the CPU, in the file's dtypes.
-
-        Args:
-            keys: name in the result -> key in the file.
-        """
+        """Map tensors, on the CPU, in the file's dtypes; `keys` has the key of each name in the result."""
         found = {}
         for name, key in keys.items():
             dtype, shape, start, end = self.infos[key]
@@ -159,8 +155,20 @@ class AdapterFile:
         """
         keys = list(dict.fromkeys(keys))
         new = [key for key in keys if key not in self._finite]
+        numbers = self.numbers
+
+        def check(stream: BinaryIO) -> None:
+            for key in new:
+                dtype, _, start, end = self.infos[key]
+                least = most = numbers.get(key, 0.0)
+                if key not in numbers and dtype.is_floating_point and start < end:
+                    tensor = torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype)
+                    tensor = tensor.float() if dtype.itemsize == 1 else tensor  # there is no arithmetic in 8 bits
+                    least, most = torch.stack(torch.aminmax(tensor)).tolist()
+                self._finite[key] = least >= -LARGEST and most <= LARGEST  # NaN goes through both, and is neither
+
         if new:
-            self._with_stream(partial(self._check_finite, new, self.numbers))
+            self._with_stream(check)
         return {key for key in keys if not self._finite[key]}
 
     def private(self, adapter: A) -> A:
@@ -175,7 +183,15 @@ class AdapterFile:
         long as the whole file if that is not cached.
         """
         single = sorted([(info.start, key) for key, info in self.infos.items() if math.prod(info.shape) == 1])
-        return self._with_stream(partial(self._read_numbers, [key for _, key in single])) if single else {}
+
+        def read(stream: BinaryIO) -> dict[str, float]:
+            found = {}
+            for start, key in single:
+                dtype, *_, end = self.infos[key]
+                found[key] = float(torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype).item())
+            return found
+
+        return self._with_stream(read) if single else {}
 
     def verify(self) -> None:
         """Check that the file on disk is still the one that was opened."""
@@ -223,26 +239,6 @@ class AdapterFile:
             last += (size - 1) * stride
         content = self._bytes(stream, offset, (last + 1) * tensor.element_size())
         return torch.frombuffer(content, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
-
-    def _read_numbers(self, single: Iterable[str], stream: BinaryIO) -> dict[str, float]:
-        raw: dict[torch.dtype, bytearray] = {}
-        keys: dict[torch.dtype, list[str]] = {}
-        for key in single:
-            dtype, _, start, end = self.infos[key]
-            raw.setdefault(dtype, bytearray()).extend(self._bytes(stream, start, end - start))
-            keys.setdefault(dtype, []).append(key)
-        values = {dtype: torch.frombuffer(content, dtype=dtype).double().tolist() for dtype, content in raw.items()}
-        return {key: value for dtype, own in keys.items() for key, value in zip(own, values[dtype], strict=True)}
-
-    def _check_finite(self, keys: Iterable[str], numbers: Mapping[str, float], stream: BinaryIO) -> None:
-        for key in keys:
-            dtype, _, start, end = self.infos[key]
-            least = most = numbers.get(key, 0.0)
-            if key not in numbers and dtype.is_floating_point and start < end:
-                tensor = torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype)
-                tensor = tensor.float() if dtype.itemsize == 1 else tensor  # there is no arithmetic in 8 bits
-                least, most = torch.stack(torch.aminmax(tensor)).tolist()
-            self._finite[key] = least >= -LARGEST and most <= LARGEST  # NaN goes through both, and is neither
 
     def _mapped(self) -> mmap.mmap:
         self.verify()

@@ -17,12 +17,7 @@ BaseForward = Callable[..., Any]
 def at_multiplier(product: Callable[[Tensor], Tensor], operand: Tensor, multiplier: Tensor | float) -> Tensor:
     """Return `product(operand)` at a multiplier, for a product that is linear in an operand smaller than its result.
 
-    One multiplier is cheapest in the operand; multipliers of rows need an operand with rows.
-
-    Args:
-        product: makes what has the rows.
-        operand: small, and the same for all rows.
-        multiplier: a number, a tensor of one, or one that broadcasts to the product.
+    A number, or a tensor of one, is cheapest in the operand; multipliers of rows broadcast to the product.
     """
     if isinstance(multiplier, Tensor):
         if multiplier.numel() > 1:
@@ -61,11 +56,7 @@ def place_of_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def output_in(layer: nn.Module, returned: Any) -> Tensor:
-    """Return the output of a layer: what its forward returned, or the first of several things.
-
-    Raises:
-        ComponentError: that is no tensor.
-    """
+    """Return the output of a layer: what its forward returned, or the first of several; ComponentError if no tensor."""
     y = returned[0] if isinstance(returned, tuple | list) and returned else returned
     if not isinstance(y, Tensor):
         text = f"a {type(layer).__name__} returned a {type(returned).__name__} that does not begin with a tensor"
@@ -78,7 +69,7 @@ def with_output(returned: Any, y: Tensor, others: Sequence[Any] | None = None) -
 
     Args:
         returned: by the layer's own forward: a tensor, or a tuple (named or not) or list that begins with one.
-        y: the output, in the place of that tensor.
+        y: in the place of that tensor.
         others: in the place of what comes behind it; None leaves that.
     """
     if not isinstance(returned, tuple | list):
