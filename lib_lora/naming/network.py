@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..adapters._narrow import Narrow
 from ..adapters._part import part_of
 from ..adapters.base import Adapter, At
-from ..errors import ComponentError, FileError
+from ..errors import ComponentError, FileError, UnsupportedError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.config import USUAL, Reading
 from ..files.file import AdapterFile, Stamp, stamp_of
@@ -249,11 +249,14 @@ class Network:
                 adapter = self._widened(group, component, place) if isinstance(made, ValueError) else made
                 bound = found[i]
                 if adapter is not None:
+                    try:
+                        parts = [(at, adapter if rows is None else part_of(adapter, rows)) for at, rows in place.pieces]
+                    except UnsupportedError as error:
+                        found[i] = misfit(error, f"{component}.{place.name}")
+                        continue
                     if isinstance(bound, tuple):
                         bound = found[i] = []
-                    for target, rows in place.pieces:
-                        own = adapter if rows is None else part_of(adapter, rows)
-                        bound.append(Bound(component, target, own, place))
+                    bound += [Bound(component, target, own, place) for target, own in parts]
                 elif isinstance(bound, tuple) and component in self._scopes[group.component][1]:
                     assert isinstance(made, ValueError)
                     found[i] = misfit(made, f"{component}.{place.name}")

@@ -1,4 +1,4 @@
-"""Kinds of PEFT do what PEFT's own forward does, on files that PEFT saved: at half and full strength, and two at once.
+"""Kinds of PEFT do what PEFT's own forward does, on files that PEFT saved: at half and full strength, merged, and two at once.
 
 `docs/adapters.md` has the errors.
 """
@@ -39,6 +39,17 @@ KINDS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], float]] = {
     "c3a": ("C3AConfig", {"block_size": 8}, ("linear", "linear, many tokens"), SINGLE),
     "randlora": ("RandLoraConfig", {"r": 5}, ("linear", "linear, many tokens", "square linear, 4-d"), BOUND),
     "randlora, sparse": ("RandLoraConfig", {"r": 4, "sparse": True}, ("linear",), BOUND),
+    "road 1": ("RoadConfig", {"variant": "road_1", "group_size": 8}, ("linear",), BOUND),
+    "road 2": ("RoadConfig", {"variant": "road_2", "group_size": 4}, ("linear", "square linear, 4-d"), BOUND),
+    "road 4": ("RoadConfig", {"variant": "road_4", "group_size": 6}, ("linear", "linear, many tokens"), BOUND),
+    "waveft": ("WaveFTConfig", {"n_frequency": 60}, ("linear",), BOUND),
+    **{
+        f"waveft, {name}": ("WaveFTConfig", {"n_frequency": 60, "wavelet_family": name}, ("linear",), BOUND)
+        for name in ("db2", "db7", "sym4", "coif2")
+    },
+    "waveft, no wavelets": ("WaveFTConfig", {"n_frequency": 60, "use_idwt": False}, ("linear",), BOUND),
+    "ln_tuning": ("LNTuningConfig", {}, ("layer norm", "rms norm", "linear"), BOUND),
+    "trainable_tokens": ("TrainableTokensConfig", {"token_indices": [3, 1, 40]}, ("embedding",), BOUND),
     "shira": ("ShiraConfig", {"r": 2}, ("linear",), BOUND),
     "delora": ("DeloraConfig", {"r": 4}, ("linear",), BOUND),
     "gralora": ("GraloraConfig", {"r": 4, "gralora_k": 2}, ("linear",), BOUND),
@@ -73,10 +84,10 @@ def saved(made: Any, folder: Path) -> Path:
     return folder / "adapter_model.safetensors"
 
 
-def served(base: Model, x: Tensor, *entries: Entry) -> Tensor:
+def served(base: Model, x: Tensor, *entries: Entry, mode: str = "live") -> Tensor:
     """The output with files in force, none of whose keys is unused."""
     engine = Engine({"unet": base})
-    report = engine.activate(Stack(list(entries)))
+    report = engine.activate(Stack(list(entries), mode=mode))
     for one in report.entries:
         assert one.hit == 1, one
         assert not one.unused, one.unused
@@ -97,6 +108,7 @@ def test_forward_of_peft(tmp_path, kind, layer, record_property):
     errors = {
         0.5: worst(served(base, x, Entry(paths[0], 0.5)), plain + 0.5 * first),
         1.0: worst(served(base, x, Entry(paths[0])), plain + first),
+        "merged": worst(served(base, x, Entry(paths[0], 0.5), mode="merged"), plain + 0.5 * first),
         "two": worst(served(base, x, Entry(paths[0], 0.5), Entry(paths[1])), plain + 0.5 * first + second),
     }
     record_property("error", max(errors.values()))

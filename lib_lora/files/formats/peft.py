@@ -35,6 +35,7 @@ PEFT = KeyFormat(
         _MODULE + rf"\.lora_B{_NAMED}\.(?P<param>bias)",
         _MODULE + rf"\.(?P<param>lora_magnitude_vector){_NAMED}(?:\.weight)?",
         _MODULE + r"\.(?P<param>magnitude)",
+        START + rf"(?P<module>.+)\.token_adapter\.(?P<param>trainable_tokens_delta){_NAMED}",
         # tensors, not layers, so no `.weight` follows; what kohya or LyCORIS has, too, is the format `diffusers`
         _MODULE + rf"\.(?!(?:{PARAMS})(?:\.|$))(?P<param>{ADAPTER_PARAMS}){_NAMED}",
         _MODULE + rf"\.(?!(?:{PARAMS})(?:\.|$))(?P<param>{LAYER_PARAMS}){_NAMED}\.(?P<rest>{PARTS})",

@@ -1,0 +1,100 @@
+"""RoAd: pairs of outputs turned and scaled, y' = y + m (R - I) y with the bias in y, https://arxiv.org/abs/2409.00119.
+
+Outputs are in groups of `group_size` of `adapter_config.json`; the i-th of a group's first half is paired with the i-th
+of its second half, y' = a_1 cos(t_1) y_1 - a_2 sin(t_2) y_2 and so on. `road_theta` and `road_alpha` have one number
+for each pair (road_1), for each output (road_2), or two for each output (road_4), which their length tells. Source:
+huggingface/peft tuners/road/layer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..errors import UnsupportedError
+from ..tensors import wide
+from ..weights.operation import Operation
+from ._config import configured_count
+from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Rows, Site, placed, shape_text, taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Turned(OutputEffect):
+    """The change of an output by turns of its pairs."""
+
+    excess: Tensor  # (out,), the factor of the output itself less 1
+    other: Tensor  # (out,), the factor of the one that it is paired with
+    size: int
+
+    def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
+        whole = op.with_bias(y)
+        return (whole * self.excess + _paired(whole, self.size) * self.other) * multiplier
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoAd(Adapter):
+    """Turns of pairs of outputs."""
+
+    own: Tensor  # (out,), the factor of the output itself
+    other: Tensor  # (out,), the factor of the one that it is paired with
+    size: int
+    """Outputs of a group."""
+
+    name: ClassVar[str] = "road"
+    params: ClassVar[Params] = Params(frozenset({"road_theta", "road_alpha"}))
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
+    reads_base: ClassVar[bool] = True
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        theta, alpha, out = params["road_theta"], params["road_alpha"], site.shape[0]
+        size = configured_count(origin, "group_size", 2)
+        if size % 2 or out % size:
+            raise ValueError(f"want groups of an even number of outputs that divides {out}, got {size}")
+        if theta.shape != alpha.shape or theta.ndim != 1 or theta.numel() not in (out // 2, out, 2 * out):
+            want = f"road_theta and road_alpha of {out // 2}, {out} or {2 * out}"
+            raise ValueError(f"want {want}, got {shape_text(theta)} and {shape_text(alpha)}")
+        theta, alpha = (one.to(wide(one.dtype)) for one in (theta, alpha))
+        own, other = alpha * theta.cos(), alpha * theta.sin()
+        if theta.numel() == out // 2:
+            own, other = (one.reshape(-1, size // 2).repeat_interleave(2, 0).flatten() for one in (own, other))
+        elif theta.numel() == 2 * out:
+            own, other = own.reshape(-1, 2, size)[:, 0].flatten(), other.reshape(-1, 2, size)[:, 1].flatten()
+        return cls(own, other, size)
+
+    @property
+    def bias_excess(self) -> Tensor | None:
+        return self.own - 1
+
+    def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
+        if bias is None:
+            return None
+        return bias * (self.own.to(bias) - 1) + _paired(bias, self.size) * self.other.to(bias)
+
+    def take(self, rows: Rows) -> Self:
+        if any(end % self.size for window in rows for end in window):
+            raise UnsupportedError("of RoAd with groups of outputs that lie in two layers of this model")
+        return replace(self, own=taken(self.own, rows), other=taken(self.other, rows))
+
+    def delta_weight(self, at: At) -> Tensor:
+        weight = at.base.flatten(1)
+        own, other = at.put(self.own) - 1, at.put(self.other)
+        turned = weight * own.unsqueeze(1) + _paired(weight.T, self.size).T * other.unsqueeze(1)
+        return turned.mul_(at.multiplier).reshape(at.base.shape)
+
+    def form(self, rank: int | None = None) -> Form:
+        return Form(on_output=True)
+
+    def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        return _Turned(placed(self.own - 1, device, dtype), placed(self.other, device, dtype), self.size)
+
+
+def _paired(values: Tensor, size: int) -> Tensor:
+    """Return, for each value of the last dimension, the one that it is paired with; the second one negated."""
+    first, second = values.reshape(*values.shape[:-1], -1, 2, size // 2).unbind(-2)
+    return torch.stack([-second, first], -2).flatten(-3)

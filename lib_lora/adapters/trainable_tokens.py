@@ -1,0 +1,68 @@
+"""Trainable tokens: some rows of an embedding, W'[i] = W[i] + m (t - W[i]).
+
+`trainable_tokens_delta` (n, width) has the rows t themselves, despite its name. Which tokens they are is in
+`adapter_config.json` alone: `token_indices`, or beside a LoRA `trainable_token_indices`, a list or one for each layer
+by name. Source: huggingface/peft tuners/trainable_tokens/layer.py, and utils/other.py, `TrainableTokensWrapper`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..errors import UnsupportedError
+from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainableTokens(Adapter):
+    """Other vectors of some tokens."""
+
+    vectors: Tensor  # (n, width)
+    tokens: Tensor  # (n,)
+    entries: int
+    """Of the embedding."""
+
+    name: ClassVar[str] = "trainable_tokens"
+    params: ClassVar[Params] = Params(frozenset({"trainable_tokens_delta"}))
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"embedding", "linear"})
+    reads_base: ClassVar[bool] = True
+    exact: ClassVar[frozenset[str]] = frozenset({"vectors", "tokens"})
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        vectors, tokens = params["trainable_tokens_delta"], _tokens(origin)
+        if vectors.shape != (len(tokens), site.inside):
+            raise ValueError(f"want trainable_tokens_delta ({len(tokens)}, {site.inside}), got {shape_text(vectors)}")
+        if len(set(tokens)) < len(tokens) or not all(0 <= token < site.shape[0] for token in tokens):
+            raise ValueError(f"want tokens that differ and are below {site.shape[0]}, got {str(tokens)[:60]}")
+        return cls(vectors, torch.tensor(tokens, dtype=torch.long), site.shape[0])
+
+    def take(self, rows: Rows) -> Self:
+        vectors, tokens, offset = [], [], 0
+        for start, stop in rows:
+            own = (self.tokens >= start) & (self.tokens < stop)
+            vectors.append(self.vectors[own])
+            tokens.append(self.tokens[own] + (offset - start))
+            offset += stop - start
+        return replace(self, vectors=torch.cat(vectors), tokens=torch.cat(tokens), entries=offset)
+
+    def delta_weight(self, at: At) -> Tensor:
+        delta, tokens = torch.zeros_like(at.base), self.tokens.to(at.device)
+        delta[tokens] = (at.put(self.vectors) - at.base[tokens]) * at.multiplier
+        return delta
+
+
+def _tokens(origin: Origin) -> list[int]:
+    found = origin.config.get("token_indices") or origin.config.get("trainable_token_indices")
+    if isinstance(found, Mapping):
+        own = [value for name, value in found.items() if f".{origin.module}".endswith(f".{name}")]
+        found = own[0] if own else None
+    if not isinstance(found, list) or not all(type(token) is int and abs(token) < 2**31 for token in found):
+        raise UnsupportedError("of trainable tokens without the list of tokens, which adapter_config.json has")
+    return found
