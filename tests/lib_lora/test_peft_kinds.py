@@ -1,4 +1,4 @@
-"""Kinds of PEFT do what PEFT's own forward does, on files that PEFT saved: at half and full strength, merged, and two at once.
+"""Kinds of PEFT do what PEFT's own forward does, on files that PEFT saved: live and merged, and two at once.
 
 `docs/adapters.md` has the errors.
 """
