@@ -148,10 +148,7 @@ class Network:
     def delta_weight(self, component: str, path: str, dtype: torch.dtype = torch.float32) -> Tensor:
         """Compute the dense change of one layer's weight at multiplier 1, on the CPU.
 
-        Args:
-            component: diffusers' name of the component.
-            path: the layer, in any spelling the architecture knows; it may be several of the model's, or part of one.
-            dtype: in which it is computed.
+        The path may be in any spelling the architecture knows; the layer may be several of the model's, or part of one.
 
         Raises:
             ComponentError: the file does not change that layer, or a base weight it needs cannot be read.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
@@ -215,7 +215,8 @@ class ParsedFile:
         """
         wanted = list(wanted)
         tensors = self.file.tensors({key: key for group, _ in wanted for key in group.keys.values()})
-        shared, numbers = self.file.tensors(self.shared), self.file.numbers
+        numbers = self.file.numbers
+        common = Origin(metadata=self.file.metadata, shared=self.file.tensors(self.shared), reading=reading)
         configured = not self.config.empty
         found: list[Adapter | ValueError] = []
         for group, site in wanted:
@@ -231,15 +232,7 @@ class ParsedFile:
                     raise NumberError(f"want a finite number as alpha, got {numbers[key]}")
                 else:
                     alpha = Alpha(numbers[key])
-                origin = Origin(
-                    alpha=alpha,
-                    spelling=group.format,
-                    config=config,
-                    metadata=self.file.metadata,
-                    shared=shared,
-                    module=group.module,
-                    reading=reading,
-                )
+                origin = replace(common, alpha=alpha, spelling=group.format, config=config, module=group.module)
                 params = {param: tensors[own] for param, own in group.keys.items()}
                 found.append(group.recipe.build(params, site, origin))
             except ValueError as error:

@@ -82,10 +82,6 @@ class Segment:
         return self.stop - self.start
 
 
-Piece = tuple[Target, Rows | None]
-"""A weight of the model, and which rows of the file's layer are for it; None for the whole of it in its order."""
-
-
 @dataclass(frozen=True)
 class Place:
     """Rows of weights, in the order in which a file has them: the meaning of a name."""
@@ -139,8 +135,11 @@ class Place:
         return Place((*self.window(half, 2 * half).segments, *self.window(0, half).segments))
 
     @cached_property
-    def pieces(self) -> tuple[Piece, ...]:
-        """Return the windows of weights it consists of, as large as can be, and the file's rows for each."""
+    def pieces(self) -> tuple[tuple[Target, Rows | None], ...]:
+        """Return the windows of weights it consists of, as large as can be, and the file's rows for each.
+
+        Rows are None for the whole of the file's layer in its order.
+        """
         if self.target is not None:
             return ((self.target, None),)
         order = list(dict.fromkeys([one.target.name for one in self.segments]))
@@ -191,12 +190,7 @@ class AliasTable:
         self._names = _indexed(alias for alias in every if alias.only_names)
 
     def places(self, component: str, own: Mapping[str, Place]) -> dict[str, Place]:
-        """Return every name and its place, the model's own names first.
-
-        Args:
-            component: whose layers they are.
-            own: the model's own names.
-        """
+        """Return every name of a component's layers and its place, the model's own names first."""
         known = dict(own)
         widths = {name: place.shape[1] if len(place.shape) > 1 else None for name, place in own.items()}
         families = clear(ranked(self._families, [fact(component, name, width) for name, width in widths.items()]))

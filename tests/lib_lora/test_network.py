@@ -10,6 +10,9 @@ import torch
 from torch import nn
 
 from lib_lora import ComponentError, FileError, UnknownAdapterError, UnknownFormatError, inspect_file, load_network
+from lib_lora.files.file import AdapterFile
+from lib_lora.naming.index import LayerIndex, alias_table
+from lib_lora.naming.network import Network
 from lib_lora.naming.parsed import ParsedFile
 from tests.fakes.files import pair, save
 
@@ -253,3 +256,12 @@ def test_a_norm_under_the_name_of_a_fused_layer_is_let_be(tmp_path):
     model["proj"] = nn.Linear(8, 8)
     report = load_network(save(tmp_path / "a.safetensors", pair("lora_unet_proj", (8, 8), 2)), {"unet": model}).report
     assert report.hit == 1
+
+
+def test_a_file_that_changes_before_its_layers_are_found_is_reported_as_changed(tmp_path, components):
+    path = save(tmp_path / "a.safetensors", pair("lora_unet_mid_block_proj_in", (12, 8), 4))
+    parsed = ParsedFile(AdapterFile.open(path))
+    path.write_bytes(path.read_bytes() + b" ")
+    indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
+    with pytest.raises(FileError, match="changed on disk"):
+        Network(parsed, indexes)
