@@ -66,7 +66,7 @@ class Model:
         """
         known = {*self._refs, *_KNOWN}
         for i, entry in enumerate(stack):
-            for name in dict.fromkeys(name for one in entry.multipliers for name in named_components(one)):
+            for name in dict.fromkeys(named_components(entry.multiplier)):
                 if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._refs)}", i)
 

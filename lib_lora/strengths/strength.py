@@ -75,24 +75,14 @@ class Curve:
             raise StackError(f"a schedule by {self.unit!r} and of the shape {self.shape!r}; there is no such")
 
     @property
-    def by_fraction(self) -> bool:
-        """Return whether positions are fractions of the pass."""
-        return self.unit == "step" and self.points[-1][0] <= 1.0
-
-    @property
     def at_start(self) -> float:
         """Return the value before the first step, which text encoders have."""
         return self.value(0.0 if self.unit == "step" else self.points[-1][0])
 
     @property
-    def values(self) -> tuple[float, ...]:
+    def values(self) -> list[float]:
         """Return the values of the points."""
-        return tuple(value for _, value in self.points)
-
-    @property
-    def is_zero(self) -> bool:
-        """Return whether it is 0 throughout."""
-        return not any(self.values)
+        return [value for _, value in self.points]
 
     def at(self, moment: Moment) -> float:
         """Return the value at a moment.
@@ -102,7 +92,8 @@ class Curve:
         """
         if self.unit != "step":
             return self.value(_known(moment.sigma if self.unit == "sigma" else moment.timestep, self.unit))
-        return self.value(fraction(moment) if self.by_fraction else float(_counted(moment)))
+        by_fraction = self.points[-1][0] <= 1.0
+        return self.value(_fraction(moment) if by_fraction else float(_counted(moment)))
 
     def value(self, position: float) -> float:
         """Return the value at a position."""
@@ -190,12 +181,8 @@ def _counted(moment: Moment) -> int:
     return max(int(_known(moment.step, "step")) - 1, 0)
 
 
-def fraction(moment: Moment) -> float:
-    """Return how far the pass is: 0 in its first two steps, 1 in the last.
-
-    Raises:
-        MomentError: the step or the number of steps is not known.
-    """
+def _fraction(moment: Moment) -> float:
+    """Return how far the pass is: 0 in its first two steps, 1 in the last."""
     steps = int(_known(moment.steps, "number of steps"))
     if steps <= 2:
         return min(_known(moment.step, "step") / max(steps - 1, 1), 1.0)
@@ -246,6 +233,11 @@ Amount: TypeAlias = float | Curve
 """One number, or one that depends on the moment."""
 
 
+def has_values(amount: Amount) -> bool:
+    """Tell whether an amount is other than 0 at any moment."""
+    return any(amount.values) if isinstance(amount, Curve) else amount != 0
+
+
 @dataclass(frozen=True, slots=True)
 class Strength:
     """A multiplier as a function: amount of the component, at the moment, inside the window, times the block's weight.
@@ -281,7 +273,7 @@ class Strength:
     @property
     def amounts(self) -> tuple[Amount, ...]:
         """Return the amounts of all components and sides."""
-        own = tuple(self.of.values()) if isinstance(self.of, Mapping) else (self.of,)
+        own = self.of.values() if isinstance(self.of, Mapping) else (self.of,)
         return (*own, *self.sides.values())
 
     def amount(self, component: str, side: Side | None = None) -> Amount:
@@ -320,14 +312,13 @@ class Strength:
     @property
     def is_zero(self) -> bool:
         """Return whether it is 0 for everything at any moment."""
-        return all(amount.is_zero if isinstance(amount, Curve) else amount == 0 for amount in self.amounts)
+        return not any(map(has_values, self.amounts))
 
     @property
     def largest(self) -> float:
         """Return the largest absolute value that it has anywhere at any moment."""
         values = [value for one in self.amounts for value in (one.values if isinstance(one, Curve) else (one,))]
-        blocks = 1.0 if self.blocks is None else self.blocks.largest
-        return max(map(abs, values), default=0.0) * blocks
+        return max(map(abs, values), default=0.0) * (1.0 if self.blocks is None else self.blocks.largest)
 
 
 Multiplier: TypeAlias = float | Mapping[str, float] | Strength
@@ -380,8 +371,9 @@ def image_multipliers(multiplier: AnyMultiplier) -> tuple[Multiplier | Halves, .
 
 def image_multiplier(multiplier: AnyMultiplier, image: int, *, negative: bool = False) -> Multiplier:
     """Return the multiplier of one image of the batch, for its positive prompt or for its negative one."""
-    every = image_multipliers(multiplier)
-    own = every[image] if len(every) > 1 else every[0]
+    own = multiplier
+    if isinstance(own, PerImage):
+        own = own.multipliers[image if len(own.multipliers) > 1 else 0]
     if not isinstance(own, Halves):
         return own
     return own.negative if negative else own.positive
@@ -389,19 +381,14 @@ def image_multiplier(multiplier: AnyMultiplier, image: int, *, negative: bool = 
 
 def all_multipliers(multiplier: AnyMultiplier) -> tuple[Multiplier, ...]:
     """Return the multipliers of all images, and of both halves."""
-    if not isinstance(multiplier, PerImage | Halves):
-        return (multiplier,)
-    images = range(len(image_multipliers(multiplier)))
-    return tuple(image_multiplier(multiplier, image, negative=half) for image in images for half in (False, True))
+    if isinstance(multiplier, PerImage):
+        return tuple([one for image in multiplier.multipliers for one in all_multipliers(image)])
+    return (multiplier.positive, multiplier.negative) if isinstance(multiplier, Halves) else (multiplier,)
 
 
-def is_off(multiplier: Multiplier | Halves) -> bool:
+def is_off(multiplier: AnyMultiplier) -> bool:
     """Tell whether it is 0 for everything and at any moment, which equals no entry."""
-    if isinstance(multiplier, Halves):
-        return is_off(multiplier.positive) and is_off(multiplier.negative)
-    if isinstance(multiplier, Strength):
-        return multiplier.is_zero
-    return not any(multiplier.values()) if isinstance(multiplier, Mapping) else multiplier == 0
+    return all(as_strength(one).is_zero for one in all_multipliers(multiplier))
 
 
 def largest(multiplier: AnyMultiplier) -> float:
@@ -409,45 +396,37 @@ def largest(multiplier: AnyMultiplier) -> float:
     return max(as_strength(one).largest for one in all_multipliers(multiplier))
 
 
-def named_components(multiplier: Multiplier | Halves) -> tuple[str, ...]:
+def named_components(multiplier: AnyMultiplier) -> tuple[str, ...]:
     """Return the components that a multiplier names."""
-    found: list[str] = []
-    for one in all_multipliers(multiplier):
-        of = one.of if isinstance(one, Strength) else one
-        if isinstance(of, Mapping):
-            found += of
-    return tuple(found)
+    own = [one.of if isinstance(one, Strength) else one for one in all_multipliers(multiplier)]
+    return tuple([name for one in own if isinstance(one, Mapping) for name in one])
 
 
 def check_multiplier(multiplier: AnyMultiplier, name: str) -> AnyMultiplier:
-    """Freeze a multiplier; return a plain one if it is the same for all images and both halves.
-
-    Args:
-        multiplier: as the user gave it.
-        name: of the entry, for messages.
+    """Freeze the multiplier of an entry; return a plain one if it is the same for all images and both halves.
 
     Raises:
         StackError: a number is not finite.
     """
     if isinstance(multiplier, PerImage):
-        frozen = tuple(_frozen(one, f"{name}, image {i}") for i, one in enumerate(multiplier.multipliers))
+        frozen = tuple([_frozen_image(one, f"{name}, image {i}") for i, one in enumerate(multiplier.multipliers)])
         return PerImage(frozen) if any(one != frozen[0] for one in frozen) else frozen[0]
+    return _frozen_image(multiplier, name)
+
+
+def _frozen_image(multiplier: Multiplier | Halves, name: str) -> Multiplier | Halves:
+    if isinstance(multiplier, Halves):
+        positive, negative = _frozen(multiplier.positive, name), _frozen(multiplier.negative, name)
+        return positive if positive == negative else Halves(positive, negative)
     return _frozen(multiplier, name)
 
 
-def _frozen(multiplier: Multiplier | Halves, name: str) -> Multiplier | Halves:
-    if isinstance(multiplier, Halves):
-        positive, negative = (_frozen_half(half, name) for half in (multiplier.positive, multiplier.negative))
-        return positive if positive == negative else Halves(positive, negative)
-    return _frozen_half(multiplier, name)
-
-
-def _frozen_half(multiplier: Multiplier, name: str) -> Multiplier:
+def _frozen(multiplier: Multiplier, name: str) -> Multiplier:
     if isinstance(multiplier, Strength):
         return multiplier
     if isinstance(multiplier, Mapping):
         return MappingProxyType(
-            {part: _finite(value, f"{name}: multiplier of {part}") for part, value in multiplier.items()}
+            {part: _finite(one, f"{name}: multiplier of {part}") for part, one in multiplier.items()}
         )
     return _finite(multiplier, f"{name}: multiplier")
 

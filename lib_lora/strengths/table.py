@@ -43,13 +43,12 @@ from .regions import (
 )
 from .strength import (
     AnyMultiplier,
-    Curve,
     Moment,
     Strength,
     all_multipliers,
     as_strength,
+    has_values,
     image_multiplier,
-    image_multipliers,
     is_off,
 )
 
@@ -238,7 +237,7 @@ class StackStrengths:
             elif wanted or varies:
                 if reason:
                     idle[entry] = reason
-            elif not all(map(is_off, image_multipliers(multiplier))):
+            elif not is_off(multiplier):
                 layers = self._components(groups)
                 idle[entry] = f"its strength is 0 for all layers that it changes, which are in {layers}"
         return idle, partly
@@ -250,8 +249,7 @@ class StackStrengths:
         """Tell whether a group has a strength at a moment that may come: the user may leave a component alone."""
         group = self.groups[i]
         for variant, strengths in enumerate(self._variants):
-            amount = strengths[group.entry].amount(group.component, group.side)
-            wanted = not amount.is_zero if isinstance(amount, Curve) else amount != 0
+            wanted = has_values(strengths[group.entry].amount(group.component, group.side))
             if wanted and (self._block_weights is None or self._block_weights[variant][i]):
                 return True
         return False
