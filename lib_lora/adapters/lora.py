@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._trainer import lora_scale_and_schedule
+from ._variants import as_plain
 from .base import (
     Adapter,
     At,
@@ -67,6 +68,8 @@ class LoRA(Adapter):
         if rank == 0 or up.numel() != out * rank:
             raise ValueError(f"want up ({out}, r), got {shape_text(up)}")
         up = up.reshape(out, rank)
+        if origin.config:
+            down = as_plain(down, site, origin)
         if mid is not None or down.shape != (rank, *site.shape[1:]):
             down = _down(down, mid, rank, site)
         scale, schedule = lora_scale_and_schedule(origin, down.shape[0], up)

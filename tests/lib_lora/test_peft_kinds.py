@@ -6,15 +6,20 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Stack
+from lib_lora import Engine, Entry, Stack, load_network
+from lib_lora.errors import UnknownFormatError
 from tests.fakes.contract import run, worst
+from tests.fakes.files import save
 from tests.fakes.layers import Model, make
 
 BOUND = 1e-9
@@ -115,3 +120,129 @@ def test_forward_of_peft(tmp_path, kind, layer, record_property):
     assert max(errors.values()) < bound, errors
     assert worst(plain + first, plain) > 1e-2, "the adapter must show"
     assert torch.equal(run(base, x), plain)
+
+
+# --- what PEFT's configuration says of a LoRA -------------------------------------------------------------------------
+
+
+def lora(tmp_path: Path, base: Model, x: Tensor, **arguments: Any) -> tuple[Path, Tensor]:
+    """A LoRA that PEFT saved, and PEFT's output."""
+    peft = pytest.importorskip("peft", "0.21")
+    torch.manual_seed(4)
+    config = peft.LoraConfig(target_modules=["layer"], r=4, lora_alpha=6, **arguments)
+    made = peft.get_peft_model(copy.deepcopy(base).float(), config).double().eval()
+    made.base_model.model.layer.base_layer.load_state_dict(base.layer.state_dict())
+    for name, parameter in made.named_parameters():
+        if "lora_" in name:
+            parameter.data = torch.randn_like(parameter) * 0.3
+    want = run(made, x)
+    return saved(made, tmp_path), want
+
+
+@pytest.mark.filterwarnings("ignore:.*invalid shape")  # of a bias
+@pytest.mark.parametrize("begin", [True, "gaussian", "orthogonal", "mica"])
+@pytest.mark.parametrize("stabilized", [False, True])
+def test_lora_with_a_bias_and_beginnings_that_leave_the_base(tmp_path, begin, stabilized):
+    base, x = make("linear")
+    path, want = lora(tmp_path, base, x, init_lora_weights=begin, lora_bias=begin is True, use_rslora=stabilized)
+    assert worst(served(base, x, Entry(path)), want) < BOUND
+
+
+def changed(path: Path, **values: object) -> Path:
+    config = path.parent / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | values))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"init_lora_weights": "pissa_niter_4"}, "PiSSA changed: save it again"),
+        ({"init_lora_weights": "olora"}, "OLoRA changed"),
+        ({"init_lora_weights": "corda"}, "CorDA changed"),
+        ({"init_lora_weights": "lora_ga"}, "LoRA-GA changed"),
+        ({"alora_invocation_tokens": [3, 4]}, "only on tokens behind"),
+        ({"kasa_config": {"beta": 1}}, "KaSA"),
+        ({"use_bdlora": {"nblocks": 2}}, "BD-LoRA"),
+    ],
+)
+def test_lora_that_is_none_beside_the_base_weights_says_so(tmp_path, values, reason):
+    base, x = make("linear")
+    path, _ = lora(tmp_path, base, x)
+    report = load_network(changed(path, **values), {"unet": base}).report
+    assert report.hit == 0
+    assert {one.cause for one in report.unused} == {"unsupported"}
+    assert all(reason in one.reason for one in report.unused), report.unused
+
+
+def test_qalora(tmp_path):
+    """On the means of groups of inputs; PEFT has it on GPTQ's layers alone, so its forward is called here."""
+    variants = pytest.importorskip("peft.tuners.lora.variants")
+    base, x = make("linear")
+    path, _ = lora(tmp_path, base, x)
+    tensors = load_file(path)
+    down, up = (tensors[f"base_model.model.layer.lora_{side}.weight"] for side in "AB")
+    tensors["base_model.model.layer.lora_A.weight"] = down = down[:, :6].clone()
+    changed(save(path, tensors), use_qalora=True, qalora_group_size=4)
+    module = SimpleNamespace(
+        in_features=24,
+        training=False,
+        lora_A={"a": SimpleNamespace(weight=down)},
+        lora_B={"a": SimpleNamespace(weight=up)},
+        lora_dropout={"a": None},
+        scaling={"a": 6 / 4},
+        qalora_group_size={"a": 4},
+    )
+    want = variants.QALoraLinearVariant.forward(module, "a", x, run(base, x))
+    assert worst(served(base, x, Entry(path)), want) < BOUND
+
+
+def test_tokens_beside_a_lora(tmp_path):
+    peft = pytest.importorskip("peft", "0.21")
+    base = nn.ModuleDict({"emb": nn.Embedding(50, 24), "layer": nn.Linear(24, 48)})
+    base.forward = lambda x: base["layer"](base["emb"](x))
+    config = peft.LoraConfig(target_modules=["layer"], r=4, trainable_token_indices={"emb": [5, 9]})
+    made = peft.get_peft_model(copy.deepcopy(base), config)
+    state = {name: torch.randn_like(value) for name, value in peft.get_peft_model_state_dict(made).items()}
+    made.save_pretrained(tmp_path)
+    path = save(tmp_path / "adapter_model.safetensors", state)
+    engine = Engine({"text_encoder": base})
+    report = engine.activate(Stack([Entry(path)])).entries[0]
+    assert (report.hit, report.unused) == (2, ())
+    vectors = state["base_model.model.emb.token_adapter.trainable_tokens_delta"]
+    with torch.no_grad():
+        got = base["emb"](torch.tensor([5, 6, 9]))
+    assert worst(got, torch.stack([vectors[0], base["emb"].weight[6].detach(), vectors[1]])) < SINGLE
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing", "reason"),
+    [
+        ("fourierft", "random_loc_seed", "random_loc_seed"),
+        ("waveft", "scaling", "scaling"),
+        ("randlora", "randlora_alpha", "randlora_alpha"),
+        ("road 1", "group_size", "group_size"),
+        ("vblora", "topk", "topk"),
+        ("trainable_tokens", "token_indices", "the list of tokens"),
+    ],
+)
+def test_a_number_that_the_configuration_lacks_is_named(tmp_path, kind, missing, reason):
+    base, _ = make(KINDS[kind][2][0])
+    path = changed(saved(trained(kind, base, 1), tmp_path), **{missing: None})
+    report = load_network(path, {"unet": base}).report
+    assert report.hit == 0
+    assert any(one.cause == "unsupported" and reason in one.reason for one in report.unused), report.unused
+
+
+def test_randlora_without_its_random_matrices_says_how_to_save_it(tmp_path):
+    base, _ = make("linear")
+    path = saved(trained("randlora", base, 1), tmp_path)
+    save(path, {name: value for name, value in load_file(path).items() if "randlora_A" not in name})
+    report = load_network(path, {"unet": base}).report
+    assert any("save_projection=True" in one.reason for one in report.unused), report.unused
+
+
+def test_an_x_lora_is_refused_with_the_reason(tmp_path):
+    path = save(tmp_path / "a.safetensors", {"base_model.internal_xlora_classifier.layers.0.weight": torch.zeros(3, 4)})
+    with pytest.raises(UnknownFormatError, match="an X-LoRA, which chooses LoRAs for each token"):
+        load_network(path, {"unet": make("linear")[0]})
