@@ -60,17 +60,13 @@ def block_of(component: str, name: str) -> str:
         return unet
     if _OUT.match(name):
         return "OUT"
-    listed = next((one for one in _LISTED.finditer(dotted) if _is_list(one["list"])), None)
-    if listed is None:
-        return "IN"
-    parts = listed["list"]
-    letter = _LETTERS.get(parts) or "".join(word[0] for word in parts.split("_") if word).upper()
-    return f"{letter}{int(listed['number']):02}"
-
-
-def _is_list(name: str) -> bool:
-    """Return whether a list holds blocks, and not the parts of a feed-forward or an embedder."""
-    return name in _LETTERS or any(word in name for word in ("block", "layer", "refiner"))
+    for listed in _LISTED.finditer(dotted):
+        parts = listed["list"]
+        # else a list holds the parts of a feed-forward or an embedder
+        if parts in _LETTERS or any(word in parts for word in ("block", "layer", "refiner")):
+            letter = _LETTERS.get(parts) or "".join(word[0] for word in parts.split("_") if word).upper()
+            return f"{letter}{int(listed['number']):02}"
+    return "IN"
 
 
 def side_of(block: str) -> Side:

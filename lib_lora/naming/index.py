@@ -49,12 +49,10 @@ def are_fused(attention: nn.Module) -> bool:
 
 def fused(attention: nn.Module) -> Iterator[tuple[str, dict[str, nn.Module]]]:
     """Yield the name of each fused projection that is in use, and its layers, in the order of its rows."""
-    if not are_fused(attention):
-        return
-    for name, parts in PARTS.items():
-        layers = {part: attention._modules.get(part) for part in parts}
-        found = {part: layer for part, layer in layers.items() if layer is not None}
-        if attention._modules.get(name) is not None and len(found) == len(parts):
+    below = attention._modules
+    for name, parts in PARTS.items() if are_fused(attention) else ():
+        found = {part: layer for part in parts if (layer := below.get(part)) is not None}
+        if below.get(name) is not None and len(found) == len(parts):
             yield name, found
 
 
@@ -113,8 +111,7 @@ def _attention_targets(path: str, module: nn.MultiheadAttention) -> tuple[Target
     if packed:
         shape = (3 * width, width)
         targets.append(Target(path, f"{dot}in_proj", "attention", "in_proj_weight", shape, bias="in_proj_bias"))
-    sizes = {"q_proj": width, "k_proj": width if packed else module.kdim, "v_proj": width if packed else module.vdim}
-    for i, (name, size) in enumerate(sizes.items()):
+    for i, (name, size) in enumerate((("q_proj", width), ("k_proj", module.kdim), ("v_proj", module.vdim))):
         rows = (i * width, (i + 1) * width)
         param, own = ("in_proj_weight", rows) if packed else (f"{name}_weight", None)
         target = Target(path, dot + name, "attention", param, (width, size), own, bias="in_proj_bias", bias_rows=rows)
@@ -273,24 +270,24 @@ def _name_tables(
         if target.param == "in_proj_weight" and target.rows is None:  # PEFT calls it by the attention's own name
             own.setdefault(target.path, Place.of(target))
     dotted = aliases.places(component, own)
-    for name, place in _joint_projections(dotted):
-        dotted.setdefault(name, place)
+    dotted |= {name: place for name, place in _joint_projections(dotted).items() if name not in dotted}
     return dotted, {name.replace(".", "_"): place for name, place in reversed(dotted.items())}
 
 
-def _joint_projections(places: Mapping[str, Place]) -> list[tuple[str, Place]]:
+def _joint_projections(places: Mapping[str, Place]) -> dict[str, Place]:
     """Return projections under the names that diffusers would give them fused: SimpleTuner may train them so.
 
     Source: bghira/SimpleTuner simpletuner/helpers/models/common.py, `fuse_qkv_projections`, not undone before
     a LoRA is saved.
     """
-    found = []
+    found: dict[str, Place] = {}
     for fused_name, parts in PARTS.items():
-        for name in [name for name in places if name.rpartition(".")[2] == parts[0]]:
-            parent = name.removesuffix(parts[0])
-            place = joined([places.get(parent + part) for part in parts])
-            if place is not None:
-                found.append((parent + fused_name, place))
+        for name in places:
+            if name.rpartition(".")[2] == parts[0]:
+                parent = name.removesuffix(parts[0])
+                place = joined([places.get(parent + part) for part in parts])
+                if place is not None:
+                    found[parent + fused_name] = place
     return found
 
 
