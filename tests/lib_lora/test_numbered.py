@@ -99,6 +99,21 @@ def test_text_encoder_layers_are_those_that_were_counted(tmp_path, family, tree,
     assert numbers_of(network, names, index(family, tree, "text_encoder")) == list(range(len(names)))
 
 
+@pytest.mark.parametrize("said", ["CLIPSdpaAttention", "CLIPFlashAttention2", "CLIPAttention"])
+@pytest.mark.parametrize("mlp", [False, True])
+def test_a_text_encoder_under_the_names_its_classes_had(tmp_path, said, mlp):
+    """As transformers called them when the file was trained, with the MLP beside them or without."""
+    trained = models()["sd1", "diffusers"]["text_encoder"]
+    more = ["CLIPMLP"] if mlp else []
+    names = counted(trained, ["CLIPAttention", *more], (nn.Linear,))
+    metadata = header("text_encoder", [said, *more])
+    network = load_network(
+        save(tmp_path / "a.safetensors", tensors_of(trained, names, "text_encoder"), metadata), models()["sd1", "ldm"]
+    )
+    assert (network.report.unused, network.report.hit) == ((), len(names))
+    assert numbers_of(network, names, index("sd1", "ldm", "text_encoder")) == list(range(len(names)))
+
+
 def test_a_part_of_the_layers_keeps_its_numbers(tmp_path):
     trained = unet("sd1", early=True)
     names = counted(trained, ATTENTION, (nn.Linear,))

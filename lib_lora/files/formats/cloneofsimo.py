@@ -29,19 +29,24 @@ from .base import KeyFormat, Layer, NumberingError
 _ATTENTION = r"(down_blocks\.\d+|up_blocks\.\d+|mid_block)\.attentions\.\d+\.transformer_blocks\.\d+"
 _PROJECTION = rf"{_ATTENTION}\.attn[12]\.to_(q|k|v|out\.0)"
 _RESNET = r"(down_blocks\.\d+|up_blocks\.\d+|mid_block)\.resnets\.\d+"
+_CLIP_LAYER = r"text_model\.encoder\.layers\.\d+"
 _LAYERS = {
     "CrossAttention": _PROJECTION,
     "Attention": _PROJECTION,  # CrossAttention's later name
     "GEGLU": rf"{_ATTENTION}\.ff\.net\.0\.proj",
-    "CLIPAttention": r"text_model\.encoder\.layers\.\d+\.self_attn\.(q|k|v|out)_proj",
+    # transformers 4.45 to 4.47 had one class for each way to compute attention
+    **dict.fromkeys(
+        ("CLIPAttention", "CLIPSdpaAttention", "CLIPFlashAttention2"), rf"{_CLIP_LAYER}\.self_attn\.(q|k|v|out)_proj"
+    ),
 }
 _LINEAR_OF_RESNET = rf"{_RESNET}\.time_emb_proj"
+_CLIP_MLP = {"CLIPMLP": rf"{_CLIP_LAYER}\.mlp\.fc[12]"}
 _ALL_OF_RESNET = rf"{_RESNET}\.(conv1|time_emb_proj|conv2|conv_shortcut)"
 
 # the middle is made last; in a transformer block the feed-forward once was between the attentions, later behind them
 _BLOCKS = ("down_blocks", "up_blocks", "mid_block", "attentions", "resnets", "transformer_blocks")
 _INSIDE = ("to_q", "to_k", "to_v", "to_out", "net", "proj", "conv1", "time_emb_proj", "conv2", "conv_shortcut")
-_TEXT = ("text_model", "encoder", "layers", "self_attn", "k_proj", "v_proj", "q_proj", "out_proj")
+_TEXT = ("text_model", "encoder", "layers", "self_attn", "k_proj", "v_proj", "q_proj", "out_proj", "mlp", "fc1", "fc2")
 
 Shape = tuple[int, ...]
 
@@ -71,9 +76,9 @@ class Numbering:
 
 
 _NUMBERINGS = tuple(
-    Numbering({**_LAYERS, **resnet}, (*_BLOCKS, *block, *_INSIDE, *_TEXT))
+    Numbering({**_LAYERS, **more}, (*_BLOCKS, *block, *_INSIDE, *_TEXT))
     for block in (("attn1", "ff", "attn2"), ("attn1", "attn2", "ff"))
-    for resnet in ({}, {"ResnetBlock2D": _LINEAR_OF_RESNET}, {"ResnetBlock2D": _ALL_OF_RESNET})
+    for more in ({}, {"ResnetBlock2D": _LINEAR_OF_RESNET}, {"ResnetBlock2D": _ALL_OF_RESNET}, _CLIP_MLP)
 )
 
 
