@@ -44,7 +44,7 @@ COMPONENTS = {
 PARAMS = "|".join(
     (
         r"alpha|dora_scale|bora_\w+|scalar",
-        r"lora_(?:down|up|mid)\.weight|lora_up\.bias",
+        r"lora_(?:down|up|mid)(?:\.weight)?|lora_up\.bias",
         r"hada_w[12]_[ab]|hada_t[12]",
         r"lokr_w[12](?:_[ab])?|lokr_t2",
         r"diff|diff_b|set_weight|w_norm|b_norm",

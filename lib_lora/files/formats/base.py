@@ -21,6 +21,14 @@ PARTS = "<parts>"
 SHARED_PARAMS = "<shared>"
 """In a pattern: any parameter of an adapter kind that all layers of a file share."""
 
+# factors of a LoRA that are tensors and not layers
+_BARE = {"lora_A": "lora_down.weight", "lora_B": "lora_up.weight"}
+_BARE |= {f"lora_{side}": f"lora_{side}.weight" for side in ("down", "up", "mid")}
+# modules that torch's FSDP, checkpointing, compiler and data parallel, and DeepSpeed, put around a model or a layer
+_WRAPPERS = re.compile(
+    r"(?:_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod)[._]|(?<![^.])module\.(?=(?!lora_)\w+\.)"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class ParsedKey:
@@ -148,7 +156,7 @@ class KeyFormat:
         return ParsedKey(
             component=None if component is None else self.components.get(component, component),
             module=module,
-            param=self.params.get(param, param),
+            param=self.params.get(param) or _BARE.get(param, param),
             flattened=self.flattened,
             adapter=groups.get("adapter"),
         )
@@ -170,6 +178,8 @@ def parse_key(formats: Iterable[KeyFormat], key: str, said: str | None = None) -
         key: of a tensor.
         said: what the header says under the same name.
     """
+    if "_wrapped_module" in key or "_orig_mod" in key or "module." in key:
+        key = _WRAPPERS.sub("", key)
     for one in formats:
         if said is not None and said == one.embedding:
             return one.name, ParsedKey(None, key, f"{BUNDLED}string_to_param.*", one.flattened)
