@@ -64,7 +64,7 @@ export class Edits {
             return;
         }
         if (!this.isThere(row)) return;
-        this.tab.stack.change(this.withoutTag(row.index));
+        this.tab.stack.change({...this.withoutTag(row.index), off: this.offWithout(row)});
         this.tab.set({said: `${row.name} removed.`});
     }
 
@@ -111,12 +111,13 @@ export class Edits {
     }
 
     /**
-     * Read the prompt, and tell whether it still has the tag of a row: the user may have replaced it since it was shown.
+     * Read the prompt, and tell whether a row that was shown is still there: the user may have replaced its tag since.
      * @param {Row} row
      */
     isThere(row) {
         this.tab.stack.readBoxes();
-        return Boolean(row.off) || this.tab.stack.tags()[/** @type {OnRow} */ (row).index]?.name === row.name;
+        if (row.off) return this.tab.state.off.includes(row.off);
+        return this.tab.stack.tags()[row.index]?.name === row.name;
     }
 
     /**
@@ -163,30 +164,49 @@ export class Edits {
      */
     setOn(row, on) {
         if (!this.isThere(row)) return;
-        const {state} = this.tab;
+        const rows = this.tab.stack.rows();
         if (!on) {
             const {index} = /** @type {OnRow} */ (row);
-            const one = {target: state.target, before: index, tag: this.tagWith(row.kind, row.body)};
-            const later = state.off.map((other) =>
-                other.target === state.target && other.before > index ? {...other, before: other.before - 1} : other,
-            );
-            this.tab.stack.change({...this.withoutTag(index), off: [...later, one]});
+            const one = {target: this.tab.state.target, before: index, tag: this.tagWith(row.kind, row.body)};
+            const entries = rows.map((other) => (other.index === index ? one : other.off));
+            this.tab.stack.change({...this.withoutTag(index), off: this.offAmong(entries)});
             return;
         }
         const former = /** @type {OffRow} */ (row).off;
-        const {tag} = former;
-        const text = `<${tag.kind}:${tag.body}>`;
-        const count = this.tab.stack.tags().length;
-        const entered = this.withTag(tag.name, text);
-        const before = Math.min(former.before, count);
-        const order = [...Array(count).keys()];
-        order.splice(before, 0, count);
-        const off = state.off
-            .filter((one) => one !== former)
-            .map((other) =>
-                other.target === state.target && other.before > before ? {...other, before: other.before + 1} : other,
-            );
-        this.tab.stack.change({...entered, prompt: reordered(entered.prompt, order), off});
+        const entered = this.withTag(former.tag.name, `<${former.tag.kind}:${former.tag.body}>`);
+        const entries = rows.map((other) => (other.off === former ? undefined : other.off));
+        const last = this.tab.stack.tags().length; // the number of the tag that was added
+        const order = rows.filter((other) => other.on || other.off === former).map((other) => other.index ?? last);
+        this.tab.stack.change({
+            ...entered,
+            prompt: reordered(entered.prompt, order),
+            off: this.offAmong(entries),
+        });
+    }
+
+    /**
+     * Return the entries that are off: this prompt's with their places among its tags, and those of other prompts.
+     * @param {(Off | undefined)[]} entries of the rows in order, undefined for a tag
+     */
+    offAmong(entries) {
+        const others = this.tab.state.off.filter((one) => one.target !== this.tab.state.target);
+        let before = 0;
+        /** @type {Off[]} */
+        const own = [];
+        for (const one of entries) {
+            if (one) own.push({...one, before});
+            else before += 1;
+        }
+        return [...others, ...own];
+    }
+
+    /**
+     * Return the entries that are off when a row of the prompt has gone.
+     * @param {Row} gone
+     */
+    offWithout(gone) {
+        const left = this.tab.stack.rows().filter((row) => row.index !== gone.index);
+        return this.offAmong(left.map((row) => row.off));
     }
 
     /**
@@ -200,15 +220,7 @@ export class Edits {
         if (to < 0 || to >= rows.length || from === to) return;
         rows.splice(to, 0, ...rows.splice(from, 1));
         const order = rows.filter((row) => row.on).map((row) => row.index);
-        let before = 0;
-        /** @type {Map<Off, number>} */
-        const places = new Map();
-        for (const row of rows) {
-            if (row.on) before += 1;
-            else places.set(row.off, before);
-        }
-        const own = [...places].map(([one, place]) => ({...one, before: place}));
-        const off = [...this.tab.state.off.filter((one) => one.target !== this.tab.state.target), ...own];
+        const off = this.offAmong(rows.map((row) => row.off));
         this.tab.stack.change({prompt: reordered(this.tab.state.prompt, order), off});
     }
 
@@ -261,7 +273,7 @@ export class Edits {
         const entries = [...always.entries.filter((one) => one.name !== name), entry];
         const changes = row.off
             ? {off: this.tab.state.off.filter((one) => one !== row.off)}
-            : {prompt: withoutEntry(this.tab.state.prompt, row.index)};
+            : {prompt: withoutEntry(this.tab.state.prompt, row.index), off: this.offWithout(row)};
         this.tab.stack.change({...changes, always: {on: true, entries}});
     }
 

@@ -19,6 +19,7 @@ const SHOWN = {
     pane: "library",
     details: /** @type {string | null} */ (null), // id of a file
     dialog: "",
+    theme: 0, // how often the page has changed its colours: canvases are drawn again
 };
 
 /** @typedef {typeof STACK & typeof KEPT & typeof LIBRARY & typeof SERVER & typeof SHOWN} State */
@@ -73,6 +74,10 @@ export async function start(base) {
         tick();
     }
 
+    function followTheme() {
+        if (host && root && theme.follow(host, root)) tab.set({theme: tab.state.theme + 1});
+    }
+
     const isSeen = () => root?.isConnected === true && !document.hidden && root.getClientRects().length > 0;
 
     // Called every `POLL` milliseconds; sends requests only while the tab is visible.
@@ -81,7 +86,7 @@ export async function start(base) {
         const came = now && !seen;
         seen = now;
         if (came) {
-            if (host && root) theme.follow(host, root);
+            followTheme();
             tab.stack.readBoxes();
             tab.server.start();
         } else if (now) {
@@ -102,8 +107,8 @@ export async function start(base) {
     mount();
     setInterval(tick, POLL);
     setInterval(() => {
-        if (!host || !root || !isSeen()) return;
-        theme.follow(host, root);
+        if (!isSeen()) return;
+        followTheme();
         tab.stack.readBoxes();
     }, READ);
     document.addEventListener("input", (event) => {

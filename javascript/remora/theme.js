@@ -46,7 +46,7 @@ export class Theme {
     }
 
     /**
-     * Give the tab the page's colours if they have changed since the last call. The page is asked, as themes are changed
+     * Give the tab the page's colours if they have changed since the last call, and tell whether they have. The page is asked, as themes are changed
      * by classes, attributes, style sheets and the system, and some slowly.
      * @param {HTMLElement} host the element of the page
      * @param {HTMLElement} root the tab's
@@ -54,9 +54,10 @@ export class Theme {
     follow(host, root) {
         const page = this.pageColours(host);
         const now = JSON.stringify(page);
-        if (now === this.former && root === this.root) return;
+        if (now === this.former && root === this.root) return false;
         [this.former, this.root] = [now, root];
         for (const [name, value] of Object.entries(declarations(page))) root.style.setProperty(name, value);
+        return true;
     }
 
     /**

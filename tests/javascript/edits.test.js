@@ -276,15 +276,17 @@ test("of several entries that are off, each returns to its place", () => {
         tab.state.off.map(({tag, before}) => [tag.name, before]),
         [
             ["b", 1],
-            ["d", 1],
             ["c", 1],
+            ["d", 1],
         ],
     );
+    const wanted = {c: "<lora:a:1> <lora:c:1>", d: "<lora:a:1> <lora:c:1> <lora:d:1>"};
+    for (const [name, prompt] of Object.entries(wanted)) {
+        tab.edits.setOn(row(tab, name), true);
+        assert.equal(box().value, prompt);
+    }
     tab.edits.setOn(row(tab, "b"), true);
-    assert.equal(box().value, "<lora:a:1> <lora:b:1>");
-    tab.edits.setOn(row(tab, "a"), false);
-    tab.edits.setOn(row(tab, "a"), true);
-    assert.equal(box().value, "<lora:a:1> <lora:b:1>");
+    assert.equal(box().value, "<lora:a:1> <lora:b:1> <lora:c:1> <lora:d:1>");
 });
 
 test("changes of an always-on entry without a kind are undone one by one", (t) => {
@@ -302,4 +304,24 @@ test("an entry that moves into the prompt leaves the others always on", (t) => {
     tab.set({always: {on: true, entries: [always("a"), always("b")]}});
     tab.edits.unpin(tab.state.always.entries[0]);
     assert.deepEqual(tab.state.always.entries, [always("b")]);
+});
+
+test("entries that are off keep their places when a tag before them goes", (t) => {
+    t.mock.timers.enable({apis: ["setTimeout"]});
+    for (const gone of /** @type {const} */ (["remove", "pin"])) {
+        const {tab} = openPage({prompts: {txt2img: "<lora:a:1> <lora:b:1> <lora:c:1> <lora:d:1>"}});
+        tab.edits.setOn(row(tab, "c"), false);
+        tab.edits[gone](row(tab, "a"));
+        const names = tab.stack.rows().map(({name}) => name);
+        assert.equal(names.join(""), "bcd", gone);
+    }
+});
+
+test("an entry that is not off any more is not put on again", () => {
+    const {tab, box} = openPage({prompts: {txt2img: "<lora:a:1>"}});
+    tab.edits.setOn(row(tab, "a"), false);
+    const former = row(tab, "a");
+    tab.edits.setOn(former, true);
+    tab.edits.setOn(former, true);
+    assert.equal(box().value, "<lora:a:1>");
 });

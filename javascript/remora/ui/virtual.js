@@ -5,6 +5,7 @@
 import {html, useEffect, useLayoutEffect, useReducer, useRef} from "../vendor/preact.js";
 
 const GAP = 8; // pixels between items
+const TWO = 240; // pixels from which two items are side by side, as on a phone, though narrower than they should be
 
 /**
  * @template {{id: string}} T
@@ -38,7 +39,8 @@ export function Virtual({items, size, label, draw}) {
         };
     }, []);
     const {top, width, height} = place.current;
-    const across = size.width ? Math.max(1, Math.floor((width - GAP) / (size.width + GAP))) : 1;
+    const fit = Math.floor((width - GAP) / (size.width + GAP));
+    const across = size.width ? Math.max(width < TWO ? 1 : 2, fit) : 1;
     const wide = (width - GAP) / across - GAP;
     const high = size.height + GAP;
     const rows = Math.ceil(items.length / across);

@@ -88,7 +88,7 @@ def open_all(tab: Tab) -> None:
 
 
 def test_styles_of_the_page_change_nothing_but_colours(tab: Tab) -> None:
-    for colour, _ in PAGES.values():
+    for colour in ("#000", "#fff"):
         for show in (lambda: tab.pane("Library"), lambda: open_all(tab)):
             apply(tab.page, "#remora-tab { width: 900px !important; }")
             show()
@@ -196,6 +196,17 @@ def test_keys_that_are_pressed_in_the_tab_stay_in_it(tab: Tab) -> None:
         assert page.evaluate(f"{SHADOW}.activeElement.getAttribute('aria-label')") == "About zorp"
     page.locator(tab.prompt_selector).press("End")
     assert "End" in heard(), "other keys are the page's"
+
+
+def test_regions_are_drawn_again_in_the_colours_of_the_new_theme(tab: Tab) -> None:
+    tab.write("<lora:zorp:1:mask=left>")
+    tab.row("zorp").get_by_role("button", name="More: blocks").click()
+    tab.root.locator(".rt-region canvas").wait_for(timeout=LONG)
+    drawn = f"[...{SHADOW}.querySelector('.rt-region canvas').getContext('2d').getImageData(2, 9, 1, 1).data].join()"
+    tab.page.wait_for_function(f"{drawn} !== '0,0,0,0'", timeout=5000)
+    before = tab.page.evaluate(drawn)
+    apply(tab.page, "* { --color-accent: rebeccapurple !important; }")
+    tab.page.wait_for_function(f"before => {drawn} !== before", arg=before, timeout=5000)
 
 
 def test_the_tab_is_mounted_again_where_the_page_replaces_its_element(tab: Tab) -> None:
