@@ -126,6 +126,17 @@ class Guest:
         """Deactivate all LoRA."""
         self._session.end()
 
+    def failed(self, sentence: str) -> None:
+        """Log an error and show it in the tab: tags of the present picture have no effect.
+
+        Raises:
+            LoraError: the settings stop the generation.
+        """
+        logger.error("remora: %s", sentence)
+        self._session.failed = Skipped("", sentence)
+        if not settings(self._host).skip_bad:
+            raise LoraError(sentence)
+
     def app_started(self, app: Any) -> None:
         """Add Remora's routes to the host's FastAPI application."""
         from .api import add_routes  # fastapi is imported where a host serves with it

@@ -29,7 +29,7 @@ class A1111FamilyHost(WebUIHost):
         """Applied while the host is connected."""
         self.batch: Batch | None = None
         """The active batch of the generation that runs now."""
-        self._conditionings = Conditionings(self._serving, self.prompts_depend, self.pass_of)
+        self._conditionings = Conditionings(self._serving, self.prompts_depend, self.pass_of, self.check_served)
         self._clock = DenoiserClock()
 
     def prompts_depend(self) -> Hashable:
@@ -88,6 +88,10 @@ class A1111FamilyHost(WebUIHost):
         note(p, outcome)
         for problem in outcome.problems:
             p.comment(problem)
+
+    def unserved(self, p: Any, sentence: str) -> None:
+        p.comment(sentence)
+        super().unserved(p, sentence)
 
     def _generation(self, original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
         """Deactivate all LoRA after a generation, however it ends; after a nested one, restore the outer one's."""

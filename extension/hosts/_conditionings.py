@@ -23,13 +23,19 @@ class Conditionings:
         remora: returns Remora, or None while the host applies the tags itself.
         depends: returns what else a conditioning depends on.
         pass_of: returns the present pass of a processing object.
+        check: called with the processing object before its prompts are encoded; may raise.
     """
 
     def __init__(
-        self, remora: Callable[[], Remora | None], depends: Callable[[], Hashable], pass_of: Callable[[Any], Pass]
+        self,
+        remora: Callable[[], Remora | None],
+        depends: Callable[[], Hashable],
+        pass_of: Callable[[Any], Pass],
+        check: Callable[[Any], None],
     ) -> None:
         self._remora = remora
         self._depends = depends
+        self._check = check
         self._pass_of = pass_of
 
     def wrap(self, wraps: Wraps, processing: ModuleType) -> None:
@@ -57,6 +63,7 @@ class Conditionings:
     ) -> Any:
         remora = self._remora()
         if remora is not None:
+            self._check(p)
             remora.follow_model(self._pass_of(p))  # the prompts of a refiner are encoded before it is called
             keys = remora.text_keys()
             if len(set(keys)) > 1 and len(keys) == len(prompts):

@@ -1,12 +1,12 @@
 """Other extensions that do not work while Remora applies LoRA, recognised by their attributes, for the user.
 
+An extension that registers a handler of its own for the tags, such as loractl, is found in `_extra_networks` instead.
 ControlNet, ADetailer, Dynamic Prompts, tiled VAE and tiled diffusion, HiDiffusion and Regional Prompter's attention
 mode work, and are tested with stand-ins.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
@@ -46,17 +46,10 @@ SCRIPTS = (
     ),
 )
 
-MODULES = {
-    # Source: cheald/sd-webui-loractl; it replaces the built-in, as Remora does
-    ("lora_ctl_network", "lora_weights"): (
-        "loractl schedules the web UI's own LoRA only: its strengths by step have no effect while Remora applies LoRA"
-    )
-}
-
 
 def found() -> tuple[str, ...]:
     """Return one sentence for each installed extension that conflicts."""
-    return tuple(dict.fromkeys((*_of_scripts(_scripts()), *_of_modules(), *_of_unet())))
+    return tuple(dict.fromkeys((*_of_scripts(_scripts()), *_of_unet())))
 
 
 def _scripts() -> Iterator[ModuleType]:
@@ -71,12 +64,6 @@ def _of_scripts(scripts: Iterable[Any]) -> Iterator[str]:
         for conflict in SCRIPTS:
             if all(hasattr(script, mark) for mark in conflict.marks):
                 yield conflict.sentence
-
-
-def _of_modules() -> Iterator[str]:
-    for (name, mark), sentence in MODULES.items():
-        if hasattr(sys.modules.get(name), mark):
-            yield sentence
 
 
 def _of_unet() -> Iterator[str]:

@@ -8,12 +8,17 @@ raise failures. Both call the original, change one attribute of its result, and 
 
 from __future__ import annotations
 
+import inspect
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
+from pathlib import PurePath
 from types import ModuleType
 from typing import Any, ClassVar
+
+logger = logging.getLogger(__name__)
 
 KINDS = ("lora", "lyco", "loractl")
 """Kinds of tag for LoRA files; LyCORIS files and schedules once had their own."""
@@ -25,8 +30,23 @@ _MASK = re.compile(r":\s*mask\s*=")
 _OWN_TAGS = ("extra_network_data", "hr_extra_network_data", "network_data")
 """Where a processing object stores the tags of its prompts: of the first pass, the second, and SD.Next's."""
 
+_EXTENSIONS = "extensions"
+"""The hosts' folder of extensions that the user installed."""
+
 Images = tuple[tuple[str, ...], ...]
 """For each image, the texts between `<lora:` and `>` in its prompt."""
+
+
+def written(images: Images) -> str:
+    """Return the tags of a batch as in its prompts, each once."""
+    return " ".join(dict.fromkeys(f"<lora:{one}>" for image in images for one in image))
+
+
+def _extension_of(network: Any) -> str:
+    """Return the name of the extension that defines a handler of tags; empty for the web UI's own."""
+    code = getattr(getattr(type(network), "activate", None), "__globals__", {})
+    parts = PurePath(str(code.get("__file__") or "")).parts
+    return parts[parts.index(_EXTENSIONS) + 1] if _EXTENSIONS in parts[:-1] else ""
 
 
 def _in_part(arguments: str, number: int) -> str:
@@ -73,9 +93,11 @@ class ExtraNetworks:
         ended: called with the processing object when a generation ends.
         passed_over: called with the processing object, `include` and `exclude` before a pass for which the host
             activates no networks.
+        unserved: called with the processing object and one sentence if nothing applied the tags of a batch.
     """
 
     _mine: ClassVar[str] = "remora_original"
+    _asked: ClassVar[str] = "remora_asked"  # attribute of a processing object whose tags reached `activate`
 
     def __init__(
         self,
@@ -85,40 +107,84 @@ class ExtraNetworks:
         handed_back: Callable[[Any], bool],
         ended: Callable[..., None],
         passed_over: Callable[..., None] = lambda p, include, exclude: None,
+        unserved: Callable[[Any, str], None] = lambda p, sentence: None,
     ) -> None:
         self._module = module
         self._batch = batch
         self._handed_back = handed_back
         self._ended = ended
         self._passed_over = passed_over
+        self._unserved = unserved
+        self._in_force = False
         self._images: Images | None = None  # of the running `activate`
         self._inside = False
+        self._called = False  # whether the host called `network` in the running `activate`
+        self._depth = 0  # of calls that are passed on
         self._in_region = False  # while the tags of a region end
         self._failure: BaseException | None = None
         self._wrappers: dict[str, Callable[..., Any]] = {}
         self.network = self._network()
-        self.replaced: Any = None
-        """The built-in's object."""
+        self._others: list[Any] = []  # what the registry had before, the latest last; one of each class
+        self._conflicts: dict[str, str] = {}
         self._aliased: dict[str, Any] = {}  # the host's own objects of other kinds
+
+    @property
+    def replaced(self) -> Any:
+        """Return the object that the registry had before, such as the built-in's, or None."""
+        return self._others[-1] if self._others else None
+
+    @property
+    def conflicts(self) -> Sequence[str]:
+        """Return one sentence for each other extension that took the tags."""
+        return tuple(self._conflicts.values())
 
     def take_over(self) -> None:
         """Replace the built-in in the registry, under its aliases too; idempotent."""
+        self._register(self._note)
+        self._wrap("parse_prompts", self._parse_prompts)
+        self._wrap("activate", self._activate)
+        self._wrap("deactivate", self._deactivate)
+        self._in_force = True
+
+    def _register(self, note: Callable[[Any], None]) -> None:
         registry, aliases = self._registries()
         present = registry.get("lora")
         if present is not None and not isinstance(getattr(present, "remora", None), ExtraNetworks):
-            self.replaced = present
+            note(present)
         self._module.register_extra_network(self.network)
         for kind in KINDS[1:]:
             if aliases is not None:
                 if kind in aliases and aliases[kind] is not self.network:
                     self._aliased[kind] = aliases[kind]
                 aliases[kind] = self.network
-        self._wrap("parse_prompts", self._parse_prompts)
-        self._wrap("activate", self._activate)
-        self._wrap("deactivate", self._deactivate)
+
+    def _note(self, present: Any) -> None:
+        """Remember what is being replaced, of each class the latest; and whether another extension defines it."""
+        self._others = [one for one in self._others if type(one) is not type(present)] + [present]
+        if extension := _extension_of(present):
+            self._conflict(extension)
+
+    def _note_late(self, present: Any) -> None:
+        """The same while pictures are made: whatever the web UI did not register itself took the tags from Remora."""
+        extension = _extension_of(present)
+        name = extension or type(present).__module__
+        # the first one without an extension's file is the built-in's, which may register after Remora
+        is_known = not extension and (not self._others or any(type(one) is type(present) for one in self._others))
+        is_told = name in self._conflicts
+        self._note(present)
+        if not is_known and not is_told:
+            self._conflict(name)
+            logger.warning("remora: %s", self._conflicts[name])
+
+    def _conflict(self, name: str) -> None:
+        self._conflicts[name] = (
+            f"the extension {name} registers a handler of its own for <lora:...> tags: Remora takes the tags back "
+            "before each picture, so what that extension does with them has no effect; turn one of the two off"
+        )
 
     def give_back(self) -> None:
         """Restore the built-in's object and the functions; others' wrappers around Remora's stay and pass calls on."""
+        self._in_force = False
         registry, aliases = self._registries()
         if registry.get("lora") is self.network:
             if self.replaced is None:
@@ -142,6 +208,14 @@ class ExtraNetworks:
             return self._arguments(self._module.parse_prompt(prompt)[1])
         found = [self._arguments(self._module.parse_prompt(part)[1]) for part in parts]
         return tuple(_in_part(one, number) for number, own in enumerate(found, 1) for one in own)
+
+    def bypassed(self, p: Any) -> Images:
+        """Return the tags of a processing object of which the host activates none; later calls return nothing."""
+        if getattr(p, self._asked, False) or getattr(p, "disable_extra_networks", False):
+            return ()
+        setattr(p, self._asked, True)
+        images: Images = next((tags.images for tags in map(vars(p).get, _OWN_TAGS) if isinstance(tags, ImageTags)), ())
+        return images if any(images) else ()
 
     def _registries(self) -> tuple[dict[str, Any], dict[str, Any] | None]:
         return self._module.extra_network_registry, getattr(self._module, "extra_network_aliases", None)
@@ -174,16 +248,30 @@ class ExtraNetworks:
         if getattr(p, "disable_extra_networks", False):
             self._passed_over(p, include=kwargs.get("include") or (), exclude=kwargs.get("exclude") or ())
             return original(p, data, *args, **kwargs)
+        setattr(p, self._asked, True)
         tags = data if data else getattr(p, "network_data", data)
-        self._images, self._inside, self._failure = getattr(tags, "images", None), True, None
+        ours = self._is_registered(p)
+        images = getattr(tags, "images", None)
+        self._images, self._inside, self._called, self._failure = images, True, False, None
         try:
             result = original(p, data, *args, **kwargs)
-            failure = self._failure
+            failure, called = self._failure, self._called
         finally:
             self._images, self._inside, self._failure = None, False, None
         if failure is not None:
             raise failure
+        if ours and not called and images is not None and any(images):
+            self._unserved(p, f"nothing applied {written(images)}: the web UI did not call Remora, which is registered")
         return result
+
+    def _is_registered(self, p: Any) -> bool:
+        """Tell whether the host will call Remora; takes the tags back where another extension replaced it."""
+        if self._registries()[0].get("lora") is self.network:
+            return True
+        if self._handed_back(p):
+            return False  # the built-in, or the other extension on top of it, works as without Remora
+        self._register(self._note_late)
+        return True
 
     def _deactivate(self, original: Callable[..., Any], p: Any, data: Any = None, *args: Any, **kwargs: Any) -> Any:
         """End a generation; or only a region's tags, which tiled diffusion activates within a step."""
@@ -221,9 +309,8 @@ class ExtraNetworks:
                 outer._serve(p, list(params_list), include or (), exclude or (), *args, **kwargs)
 
             def deactivate(self, p: Any, *args: Any, **kwargs: Any) -> None:
-                if outer._handed_back(p):
-                    if outer.replaced is not None:
-                        outer.replaced.deactivate(p, *args, **kwargs)
+                if outer._is_handed_back(p):
+                    outer._pass_on("deactivate", p, *args, **kwargs)
                 elif not outer._in_region:
                     outer._ended(p, *args, **kwargs)
 
@@ -232,12 +319,12 @@ class ExtraNetworks:
     def _serve(
         self, p: Any, params: list[Any], include: Sequence[str], exclude: Sequence[str], *args: Any, **kwargs: Any
     ) -> None:
-        if self._handed_back(p):
-            if self.replaced is None:
-                return
-            # pass a built-in the arguments of its signature, as SD.Next does
-            both = {"include": include, "exclude": exclude} if include or exclude else {}
-            self.replaced.activate(p, params, *args, **kwargs, **both)
+        self._called = True
+        if self._is_handed_back(p):
+            named = {**kwargs, "include": include, "exclude": exclude}
+            if not self._pass_on("activate", p, params, *args, **named) and params:
+                own = (self._arguments({"lora": params}),)
+                self._unserved(p, f"nothing applied {written(own)}: the web UI has no LoRA of its own")
             return
         images = self._images if self._images is not None else (self._arguments({"lora": params}),)
         try:
@@ -246,6 +333,26 @@ class ExtraNetworks:
             if not self._inside:
                 raise
             self._failure = error  # the host would print it and go on without the LoRA
+
+    def _is_handed_back(self, p: Any) -> bool:
+        return not self._in_force or self._depth > 0 or self._handed_back(p)
+
+    def _pass_on(self, method: str, *args: Any, **named: Any) -> bool:
+        """Call what the registry had before, with the arguments of its signature; tell whether there is one.
+
+        Another extension's object may itself call Remora's, which it replaced. Then the next earlier one is called.
+        """
+        if self._depth >= len(self._others):
+            return False
+        self._depth += 1
+        try:
+            function = getattr(self._others[-self._depth], method)
+            takes = inspect.signature(function).parameters
+            every = any(one.kind is one.VAR_KEYWORD for one in takes.values())
+            function(*args, **{name: value for name, value in named.items() if every or name in takes})
+        finally:
+            self._depth -= 1
+        return True
 
     def _arguments(self, tags: Mapping[str, Sequence[Any]]) -> tuple[str, ...]:
         kinds = [kind for kind in KINDS if self._is_ours(kind)]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from . import _conflicts
 from ._access import access_of
 from ._axes import add_axes
-from ._extra_networks import ExtraNetworks, Images
+from ._extra_networks import ExtraNetworks, Images, written
 from ._painter import WebUIPainter
 from ._webui_modules import module
 from .base import Access, Batch, Host, Option, Outcome, Painter, Remora
@@ -111,7 +111,7 @@ class WebUIHost(Host):
         return ()
 
     def conflicts(self) -> Sequence[str]:
-        return _conflicts.found()
+        return (*_conflicts.found(), *(() if self._networks is None else self._networks.conflicts))
 
     def connect(self, remora: Remora) -> None:
         self._remora = remora
@@ -138,6 +138,7 @@ class WebUIHost(Host):
                 handed_back=self._handed_back,
                 ended=self.ended,
                 passed_over=self.passed_over,
+                unserved=self.unserved,
             )
         self._networks.take_over()
         add_axes(self.remora.axes() if self.remora.enabled else ())
@@ -173,6 +174,25 @@ class WebUIHost(Host):
 
     def passed_over(self, p: Any, include: Sequence[str], exclude: Sequence[str]) -> None:
         """Handle a pass for which the host activates no networks."""
+
+    def check_served(self, p: Any) -> None:
+        """Report tags of a picture that is about to be made, if the host never asked for their LoRA.
+
+        Raises:
+            LoraError: there are such tags, and the settings stop the generation.
+        """
+        images = () if self._networks is None or not self.remora.enabled else self._networks.bypassed(p)
+        if images:
+            self.remora.generation_ended()  # a LoRA of the picture before may be active still
+            self.unserved(p, f"nothing applied {written(images)}: something makes the web UI skip its extra networks")
+
+    def unserved(self, p: Any, sentence: str) -> None:
+        """Report tags that nothing applied.
+
+        Raises:
+            LoraError: the settings stop the generation.
+        """
+        self.remora.failed(sentence)
 
     def _handed_back(self, p: Any) -> bool:
         """Tell whether the built-in applies the next batch; switches over if the setting changed."""

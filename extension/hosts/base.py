@@ -147,6 +147,13 @@ class Remora(Protocol):
     def generation_ended(self) -> None:
         """Deactivate all LoRA."""
 
+    def failed(self, sentence: str) -> None:
+        """Log an error and show it in the tab: tags of the present picture have no effect.
+
+        Raises:
+            LoraError: the settings stop the generation.
+        """
+
     def app_started(self, app: Any) -> None:
         """Add Remora's routes to the host's FastAPI application."""
 

@@ -163,6 +163,8 @@ class SDNextHost(WebUIHost):
         p = kwargs.get("p", args[0] if args else None)
         if self._serving and getattr(p, "is_hr_pass", False) and self._at != "hires" and hasattr(p, _BATCH):
             self.run_batch(p, *getattr(p, _BATCH))
+        elif p is not None:
+            self.check_served(p)
         return original(*args, **kwargs)
 
     def _detail(self, original: Callable[..., Any], detailer: Any, image: Any, p: Any = None) -> Any:

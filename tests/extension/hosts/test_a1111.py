@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 import extension
 from extension.generation.options import DEFAULT_MULTIPLIER, ENABLED, FAIL, IN_ORDER, MERGE, ON_BAD_LORA
+from extension.generation.state import state_of
 from extension.hosts import current_host
 from extension.hosts.a1111 import A1111
 from lib_lora import LoraError
 from tests.fakes.files import pair, save
+from tests.fakes.webui import extra_networks as fakes
 from tests.fakes.webui.a1111 import A1111Fake, MulticondLearnedConditioning, SdConditioning
 from tests.fakes.webui.a1111_model import LAYERS
 
@@ -214,6 +216,54 @@ def test_the_setting_that_adds_one_lora_to_every_prompt_is_honoured(host: A1111F
     assert hires.p.all_hr_prompts == hires.p.all_prompts == ["a cat<lora:a:0.5>"]
     assert torch.equal(one(host.generate("a cat")), wanted[0])
     host.shared.opts.data.update(sd_lora="None")
+
+
+# --- another extension that wants the tags ---
+
+
+def told() -> dict[str, Any]:
+    """What the tab is told."""
+    assert extension._session is not None
+    return state_of(extension._session)
+
+
+def test_beside_loractl_the_loras_have_their_effect_with_remora_on_and_off(start: Callable[..., A1111Fake]) -> None:
+    host = start()
+    wanted = one(host.generate("a cat<lora:a:1>"))
+    loractl = fakes.Loractl(
+        host.extra_networks, type(host.extra_networks.extra_network_registry["lora"].remora.replaced)
+    )
+    for enabled in (True, True, False, False, True):
+        host.shared.opts.data[ENABLED] = enabled
+        loractl.process(None)
+        image = one(host.generate("a cat<lora:a:1>"))
+        assert (image - wanted).abs().max() <= 1e-5 * wanted.abs().max(), enabled
+        assert torch.equal(image, wanted) == enabled
+    assert loractl.active == [["a"]] * 2  # while Remora was off
+    assert [one["name"] for one in told()["loras"]] == ["a"]
+    assert ["sd-webui-loractl" in sentence for sentence in told()["conflicts"]] == [True]
+    assert host.extra_networks.shown == []
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_tags_that_nothing_applies_are_an_error_in_the_log_the_tab_and_the_picture(
+    start: Callable[..., A1111Fake], fails: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another extension replaced the host's `activate`, and calls nothing."""
+    host = start()
+    bare = one(host.generate("a cat"))
+    host.extra_networks.activate = lambda p, data: None
+    if fails:
+        host.shared.opts.data[ON_BAD_LORA] = FAIL
+        with pytest.raises(LoraError, match="nothing applied <lora:a:1>"):
+            host.generate("a cat<lora:a:1>")
+    else:
+        found = host.generate("a cat<lora:a:1>")
+        assert torch.equal(one(found), bare)
+        assert ["nothing applied <lora:a:1>" in comment for comment in found.p.comments] == [True]
+    (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "nothing applied <lora:a:1>" in record.getMessage()
+    assert ["nothing applied <lora:a:1>" in note for note in told()["notes"]] == [True]
 
 
 # --- the text encoder's cache ---

@@ -28,8 +28,13 @@ class Taken:
         self.ends: list[dict[str, Any]] = []
         self.enabled = True
         self.failing: BaseException | None = None
+        self.unserved: list[str] = []
         self.networks = ExtraNetworks(
-            module, batch=self.batch, handed_back=lambda p: not self.enabled, ended=lambda p, **kw: self.ends.append(kw)
+            module,
+            batch=self.batch,
+            handed_back=lambda p: not self.enabled,
+            ended=lambda p, **kw: self.ends.append(kw),
+            unserved=lambda p, sentence: self.unserved.append(sentence),
         )
         self.networks.take_over()
 
@@ -217,3 +222,124 @@ def test_a_host_without_a_builtin(taken: Taken, enabled: bool) -> None:
     assert len(taken.batches) == enabled  # handed back to nobody: nobody serves
     networks.give_back()
     assert taken.module.extra_network_registry == {}
+
+
+# --- others that register a handler of their own ---
+
+
+@pytest.fixture
+def loractl(taken: Taken) -> fakes.Loractl:
+    return fakes.Loractl(taken.module, type(taken.builtin))
+
+
+def test_a_handler_that_replaced_remora_is_replaced_and_named_once(
+    taken: Taken, loractl: fakes.Loractl, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        loractl.process(None)
+        assert taken.module.extra_network_registry["lora"] is not taken.networks.network
+        taken.generate(f"x<lora:a:{number}>")
+    assert taken.batches == [((f"a:{number}",),) for number in range(3)]
+    assert (loractl.active, taken.builtin.calls) == ([], [])
+    (sentence,) = taken.networks.conflicts
+    assert "sd-webui-loractl" in sentence
+    assert [record.getMessage() for record in caplog.records] == [f"remora: {sentence}"]
+
+
+@pytest.fixture
+def taken_without_file(taken: Taken) -> type[Any]:
+    return type("Handler", (type(taken.builtin),), {"__module__": "some_script"})
+
+
+def test_a_handler_without_a_file_is_named_by_its_module(taken: Taken, taken_without_file: type[Any]) -> None:
+    taken.module.register_extra_network(taken_without_file())
+    taken.generate("x<lora:a:1>")
+    (sentence,) = taken.networks.conflicts
+    assert "some_script" in sentence
+    assert len(taken.batches) == 1
+
+
+def test_the_builtin_that_registers_again_is_no_conflict(taken: Taken) -> None:
+    taken.module.register_extra_network(type(taken.builtin)())
+    taken.generate("x<lora:a:1>")
+    assert (len(taken.batches), taken.networks.conflicts) == (1, ())
+
+
+def test_while_remora_is_off_the_other_handler_applies_the_tags(taken: Taken, loractl: fakes.Loractl) -> None:
+    loractl.process(None)
+    taken.generate("x<lora:a:1>")
+    taken.enabled = False
+    taken.generate("x<lora:b:1>")  # Remora's object is registered, and passes on to the other one
+    loractl.process(None)
+    taken.generate("x<lora:c:1>")  # the other one is registered
+    assert loractl.active == [["b"], ["c"]]
+    assert len(taken.batches) == 1
+    taken.enabled = True
+    taken.generate("x<lora:d:1>")
+    assert taken.batches[1] == (("d:1",),)
+
+
+def test_remora_hears_that_it_is_off_while_another_handler_is_registered() -> None:
+    """The built-in must be able to work again, which only the host does that is asked."""
+    taken = MAKERS["a1111"]()
+    asked: list[Any] = []
+    taken.networks._handed_back = lambda p: bool(asked.append(p)) or True
+    loractl = fakes.Loractl(taken.module, fakes.Builtin)
+    loractl.process(None)
+    p = taken.generate("x<lora:a:1>")
+    assert asked == [p]
+    assert loractl.active == [["a"]]
+
+
+def test_a_handler_that_calls_the_one_it_replaced_does_not_call_remora_for_ever(taken: Taken) -> None:
+    class Around(type(taken.builtin)):  # type: ignore[misc]
+        def __init__(self, inner: Any) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def activate(self, p: Any, params_list: Any, **said: Any) -> None:
+            self.calls.append([params.items[0] for params in params_list])
+            self.inner.activate(p, params_list)
+
+    around = Around(taken.networks.network)
+    taken.module.register_extra_network(around)
+    taken.generate("x<lora:a:1>")
+    taken.enabled = False
+    taken.generate("x<lora:b:1>")
+    assert (around.calls, taken.builtin.calls) == ([["b"]], [["b:1"]])
+    assert taken.module.shown == []
+
+
+def test_an_object_given_back_passes_on_what_still_calls_it(taken: Taken) -> None:
+    taken.networks.give_back()
+    taken.module.register_extra_network(taken.networks.network)  # as loractl does with what it found
+    taken.generate("x<lora:a:1>")
+    assert (taken.builtin.calls, taken.batches) == ([["a:1"]], [])
+
+
+def test_tags_that_nothing_applied_are_reported(taken: Taken) -> None:
+    taken.networks.network.activate = lambda p, params, **said: None  # another extension's patch of the object
+    taken.generate("x<lora:a:1>", "y<lora:b:1>")
+    taken.generate("x")
+    assert taken.unserved == [
+        "nothing applied <lora:a:1> <lora:b:1>: the web UI did not call Remora, which is registered"
+    ]
+
+
+def test_tags_without_any_handler_are_reported(taken: Taken) -> None:
+    taken.networks._others.clear()
+    taken.enabled = False
+    taken.generate("x<lora:a:1>")
+    taken.generate("x")
+    assert taken.unserved == ["nothing applied <lora:a:1>: the web UI has no LoRA of its own"]
+
+
+def test_a_batch_that_goes_past_the_hosts_function_is_known(taken: Taken) -> None:
+    p = fakes.processing()
+    p.prompts, p.network_data = taken.module.parse_prompts(["x<lora:a:1>"])
+    assert taken.networks.bypassed(p) == (("a:1",),)
+    assert taken.networks.bypassed(p) == ()  # said once
+    assert taken.networks.bypassed(taken.generate("x<lora:a:1>")) == ()
+    untagged = fakes.processing()
+    untagged.network_data = taken.module.parse_prompts(["x"])[1]
+    assert taken.networks.bypassed(untagged) == ()

@@ -94,6 +94,20 @@ def test_the_tags_are_taken_over_after_the_registry_was_cleared(setup: Setup) ->
     assert setup.web.extra_networks.shown == []
 
 
+def test_tags_that_nothing_applies_are_an_error(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+    """Another extension replaced the host's `activate`, and calls nothing; the picture before had a LoRA."""
+    plain = setup.picture("x")
+    setup.picture(f"x{A}")
+    setup.web.extra_networks.activate = lambda p, *args, **kwargs: None
+    assert torch.equal(setup.picture(f"x{B}"), plain)
+    (error,) = {one.getMessage() for one in caplog.records if one.levelno == logging.ERROR}
+    assert "nothing applied <lora:stripes:0.5>" in error
+    assert setup.session.failed is not None
+    setup.web.opts.data[ON_BAD_LORA] = FAIL
+    with pytest.raises(LoraError, match="nothing applied"):
+        setup.picture(f"x{B}")
+
+
 def test_t1_what_comes_after_a_lora_has_the_bits_of_what_came_before(setup: Setup) -> None:
     before, kept = setup.picture("x"), {k: v.clone() for k, v in setup.web.pipe.unet.state_dict().items()}
     first = setup.picture(f"x{A}")

@@ -134,6 +134,9 @@ def run_script(host: Any, loras: Path) -> None:
     networks.originals = networks.LoraPatches()
 
     class ExtraNetworkLora(ExtraNetwork):
+        def __init__(self) -> None:
+            super().__init__("lora")
+
         def activate(self, p: Any, params_list: list[Any]) -> None:
             names = [params.items[0] for params in params_list]
             networks.load_networks(names, [float(params.items[1]) for params in params_list])
@@ -142,7 +145,7 @@ def run_script(host: Any, loras: Path) -> None:
             """Nothing: what is loaded stays merged until the next call."""
 
     def before_ui() -> None:
-        network = ExtraNetworkLora("lora")
+        network = ExtraNetworkLora()
         host.extra_networks.register_extra_network(network)
         host.extra_networks.register_extra_network_alias(network, "lyco")
 

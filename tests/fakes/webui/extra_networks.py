@@ -191,3 +191,40 @@ def sdnext() -> ModuleType:
 def processing(**more: Any) -> SimpleNamespace:
     """A processing object with what extra networks look at."""
     return SimpleNamespace(disable_extra_networks=False, lora_apply_te=True, network_data={}, **more)
+
+
+class Loractl:
+    """cheald/sd-webui-loractl: its script replaces the object of `lora` before each picture, as its page's box says.
+
+    Its handler gives the built-in below it strengths of its own, and calls it.
+    """
+
+    FILE = "/webui/extensions/sd-webui-loractl/loractl/lib/lora_ctl_network.py"
+
+    def __init__(self, networks: ModuleType, builtin: type[Any]) -> None:
+        code = {"__name__": "loractl.lib.lora_ctl_network", "__file__": self.FILE, "builtin": builtin, "script": self}
+        exec(_LORACTL, code)  # so that the functions are of that file
+        self.networks, self.handler, self.builtin = networks, code["LoraCtlNetwork"], builtin
+        self.original: Any = None
+        self.active: list[list[str]] = []
+        """The names that its handler was called with."""
+
+    def process(self, p: Any, enable: bool = True) -> None:
+        registry = self.networks.extra_network_registry
+        if enable and type(registry["lora"]) is not self.handler:
+            self.original = registry["lora"]
+            handler = self.handler()
+            self.networks.register_extra_network(handler)
+            if hasattr(self.networks, "register_extra_network_alias"):
+                self.networks.register_extra_network_alias(handler, "loractl")
+        elif not enable and type(registry["lora"]) is not self.builtin:
+            self.networks.register_extra_network(self.original)
+            self.original = None
+
+
+_LORACTL = """
+class LoraCtlNetwork(builtin):
+    def activate(self, p, params_list):
+        script.active.append([params.items[0] for params in params_list])
+        return super().activate(p, params_list)
+"""
