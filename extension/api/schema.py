@@ -160,7 +160,7 @@ COMPONENTS: Mapping[str, Schema] = {
                 **_TEXT,
                 "description": "as the prompt had it: the name, or all that a tag says which cannot be read",
             },
-            "state": {"enum": ["applied", "partly", "failed", "missing"]},
+            "state": {"enum": ["applied", "partly", "none", "failed", "missing"]},
             "reason": _TEXT,
             "hit": {**_WHOLE, "description": "layers of the file that act"},
             "layers": _or_null(_WHOLE),

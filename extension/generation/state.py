@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..library.catalog import CatalogFile
     from .session import Activation, Active, Session, Skipped
 
-State: TypeAlias = Literal["applied", "partly", "failed", "missing"]
+State: TypeAlias = Literal["applied", "partly", "none", "failed", "missing"]
 
 # The fields of `lib_lora.NetworkReport.to_json`, with the values for a LoRA that is not active.
 _OF_FILE: Mapping[str, object] = {
@@ -86,7 +86,7 @@ def _active(
     """Describe one active LoRA; `idle` says why it has no effect, `too_strong` why there is no picture."""
     report = active.report
     whole = not report.unused and report.hit == report.layers and not idle and not too_strong
-    state: State = "failed" if too_strong else "applied" if whole else "partly"
+    state: State = "failed" if too_strong else "none" if idle else "applied" if whole else "partly"
     return {
         "name": names.get(active.file, active.name),
         "asked": active.name,

@@ -68,7 +68,7 @@
  * The outcome of one LoRA in the latest picture.
  * @property {string} name
  * @property {string} asked as the prompt had it: the name, or all that a tag says which cannot be read
- * @property {"applied" | "partly" | "failed" | "missing"} state
+ * @property {"applied" | "partly" | "none" | "failed" | "missing"} state
  * @property {string} reason
  * @property {number} hit layers of the file that act
  * @property {number | null} layers

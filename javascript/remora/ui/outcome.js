@@ -5,14 +5,20 @@
 import {html} from "../vendor/preact.js";
 import {size} from "../catalog.js";
 
-const STATES = {applied: "✓ applied", partly: "◐ partly applied", failed: "✕ failed", missing: "✕ missing"};
+const STATES = {
+    applied: "✓ applied",
+    partly: "◐ partly applied",
+    none: "○ no effect",
+    failed: "✕ failed",
+    missing: "✕ missing",
+};
 const KEYS_SHOWN = 20; // of each reason
 
 /** @param {{lora: LoraOutcome | undefined}} props */
 export function Outcome({lora}) {
     if (!lora) return null;
     const layers = lora.state === "applied" ? `${lora.hit} of ${lora.layers} layers` : lora.reason;
-    const used = lora.state === "applied" || lora.state === "partly";
+    const used = ["applied", "partly", "none"].includes(lora.state);
     const cost = used
         ? [lora.bytes ? size(lora.bytes) : "", lora.seconds ? `read in ${duration(lora.seconds)}` : ""]
         : [];
