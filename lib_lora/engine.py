@@ -1,4 +1,4 @@
-"""From a stack to slots on layers: everything is built aside, then published; a failure leaves what was."""
+"""From a stack to slots on layers: all is built first and then put in force at once; a failure changes nothing."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from .naming.index import LayerIndex, is_flow
 from .naming.network import Network, NetworkCache
 from .placement import scratch, trace
 from .placement.budget import Budget
-from .placement.resident import Keeping
-from .placement.static import Steady, check_buckets
+from .placement.resident import PlacementPolicy
+from .placement.static import StaticMemory, check_buckets
 from .placement.storage import Storage, check_storage
 from .plan import Plan, PlanCache, PlanKey, make_plan
 from .registry import Tuner
@@ -97,10 +97,10 @@ class Engine:
         check_storage(storage)
         hooks.install()
         self._budget = Budget(device_budget)
-        self._steady = Steady() if rank_buckets and device_budget is None else None
-        if self._steady is not None:
-            self._budget.relief.append(self._steady.give_up)
-        self._keeping = Keeping(storage, self._budget, check_buckets(rank_buckets), self._steady, tuner)
+        self._static = StaticMemory() if rank_buckets and device_budget is None else None
+        if self._static is not None:
+            self._budget.relief.append(self._static.give_up)
+        self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), self._static, tuner)
         self._sources = dict(checkpoints or {})
         self._lock = threading.RLock()
         self._cache = NetworkCache(cache_size, cache_bytes)
@@ -125,7 +125,7 @@ class Engine:
 
     @components.setter
     def components(self, components: Mapping[str, nn.Module]) -> None:
-        """Serve another model; what was active is taken off the old one.
+        """Serve another model; the active stack is taken off the former one.
 
         Raises:
             ComponentError: it is no mapping of names to modules.
@@ -222,7 +222,7 @@ class Engine:
         plan = self._plan
         assert plan is not None
         if trace.decisions:
-            trace.anew(kept=True, parked=False)
+            trace.activation(kept=True, parked=False)
         if plan.choices.decided:
             self._serve(plan, plan.choices.taken_back(plan.executors))
             plan.choices.decided = False
@@ -234,10 +234,10 @@ class Engine:
         """Put the plan of a key in force in place of the present one, or leave all as it was."""
         plan = self._plans.take(key)
         if trace.decisions:
-            trace.anew(kept=False, parked=plan is not None)
+            trace.activation(kept=False, parked=plan is not None)
         if plan is None:
             checkpoints = self._model.checkpoints(key.indexes, () if key.apart else key.merging)
-            plan = make_plan(stack, key, self.components, checkpoints, self._keeping)
+            plan = make_plan(stack, key, self.components, checkpoints, self._policy)
         else:
             plan.come_back(stack)
         former, room = self._plan, self._plans.room_for(self._plan)
@@ -245,7 +245,7 @@ class Engine:
         try:
             self._hooked.swap(plan.executors, settle, resting, keep=keep, checked=checked)
         except BaseException:
-            if former is not None and self._steady is not None:
+            if former is not None and self._static is not None:
                 former.strengths.refresh()  # both had them in the same memory
             raise
         self._plan = plan
@@ -256,7 +256,7 @@ class Engine:
 
     @contextmanager
     def active(self, stack: Stack) -> Iterator[ActivationReport]:
-        """Have `stack` in force inside a `with` block, and after it what was before.
+        """Have `stack` in force inside a `with` block, and and the former stack after it.
 
         Where that cannot come back, nothing is in force after it.
 
@@ -381,8 +381,8 @@ class Engine:
         finally:
             self._watch.stop()
             self._plans.clear()
-            if self._steady is not None:
-                self._steady.clear()
+            if self._static is not None:
+                self._static.clear()
 
     def _take_off(self) -> None:
         if self._tuner is not None:
@@ -409,12 +409,12 @@ class Engine:
             return MemoryReport(
                 placed={str(device): nbytes for device, nbytes in placed.items()},
                 streaming=self._budget.streaming,
-                home=self._budget.home_bytes,
+                host_copies=self._budget.host_copy_bytes,
                 files=self._cache.nbytes,
                 backups=0 if self._plan is None else self._plan.backup_bytes,
                 scratch=scratch.nbytes(),
                 parked=parked,
-                steady=0 if self._steady is None else self._steady.nbytes,
+                static=0 if self._static is None else self._static.nbytes,
             )
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Plans: the executor of each layer, and the strength table. Making a plan touches no layer.
 
 `PlanCache` keeps plans that were in force before, with what they have in the computer's memory, so that switching back
-makes nothing again. What was on other devices is dropped, and so is what was worked out of base weights.
+makes nothing again. Tensors on other devices are dropped, and so is all that was computed from base weights.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .naming.network import Network
 from .naming.places import Place, Target
 from .naming.whole import Whole
 from .placement import schemes, trace
-from .placement.resident import Binding, Keeping
+from .placement.resident import Binding, PlacementPolicy
 from .report import ActivationReport
 from .stack import Stack
 from .strengths.strength import Strength, as_strength
@@ -36,7 +36,7 @@ from .weights.originals import Checkpoint
 
 _APART = "the images of the batch have LoRA of their own"
 _HALVED = "positive and negative prompts have LoRA of their own"
-_COMPILED = "the model is compiled, and would be anew"
+_COMPILED = "the model is compiled, and merging would compile it again"
 _UNDECIDED = "the first call tells where merging pays"
 _CHEAPER = "merging would not pay"
 
@@ -191,7 +191,7 @@ class Plan:
                 move_to_layer(executor, layer, now=True)
 
     def drop_stale(self) -> None:
-        """Drop what was worked out of base weights that have changed since."""
+        """Drop what was computed from base weights that have changed since."""
         for layer, executor in list(self.executors.items()):
             if executor.reads_base and executor.is_stale(layer):
                 executor.release(layer)
@@ -229,7 +229,7 @@ def make_plan(
     key: PlanKey,
     components: Mapping[str, nn.Module],
     checkpoints: Mapping[str, Checkpoint],
-    keeping: Keeping,
+    policy: PlacementPolicy,
 ) -> Plan:
     """Choose an executor for every layer that the networks change.
 
@@ -238,7 +238,7 @@ def make_plan(
         key: of the stack on the model.
         components: by their names.
         checkpoints: where a component's pristine weights can be read again, as far as known.
-        keeping: how the layers keep what they place.
+        policy: how the layers keep what they place.
 
     Raises:
         ComponentError: a layer has a weight that a LoRA could not be taken off.
@@ -248,13 +248,13 @@ def make_plan(
     bindings = _bindings(stack, key, model, groups)
     refuse_spoiled_in([layer for _, layer, _ in bindings])
     stack_strengths = StackStrengths(stack.wishes, stack.variants, tuple(groups), model)
-    keepings = _keepings(keeping, components)
-    steady = next((one.steady for one in keepings.values() if one.steady is not None), None)
-    kept = None if steady is None else steady.vector
+    policies = _policies(policy, components)
+    static = next((one.static for one in policies.values() if one.static is not None), None)
+    kept = None if static is None else static.vector
     strengths = StrengthTable(stack_strengths, kept)
     read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
     varying = stack_strengths.varying_groups if key.merging else frozenset[int]()
-    chooser = _Chooser(key, strengths, components, checkpoints, keepings, read, varying)
+    chooser = _Chooser(key, strengths, components, checkpoints, policies, read, varying)
     executors: weakref.WeakKeyDictionary[nn.Module, Executor] = weakref.WeakKeyDictionary()
     for component, layer, bound in bindings:
         executors[layer] = chooser.executor(component, layer, bound)
@@ -268,12 +268,12 @@ def make_plan(
     )
 
 
-def _keepings(keeping: Keeping, components: Mapping[str, nn.Module]) -> dict[str, Keeping]:
+def _policies(policy: PlacementPolicy, components: Mapping[str, nn.Module]) -> dict[str, PlacementPolicy]:
     """Return the policy of each component: only a compiled one needs memory that stays in place."""
-    if keeping.steady is None:
-        return dict.fromkeys(components, keeping)
-    other = replace(keeping, steady=None)
-    return {name: keeping if is_compiled(module) else other for name, module in components.items()}
+    if policy.static is None:
+        return dict.fromkeys(components, policy)
+    other = replace(policy, static=None)
+    return {name: policy if is_compiled(module) else other for name, module in components.items()}
 
 
 def _bindings(
@@ -313,12 +313,12 @@ class _Chooser:
         strengths: StrengthTable,
         components: Mapping[str, nn.Module],
         checkpoints: Mapping[str, Checkpoint],
-        keepings: Mapping[str, Keeping],
+        policies: Mapping[str, PlacementPolicy],
         read: Collection[nn.Module],
         varying: Collection[int],
     ) -> None:
         self._varying = varying
-        self._keepings = keepings
+        self._policies = policies
         self._read = read
         self._strengths = strengths
         self._checkpoints = checkpoints
@@ -344,7 +344,7 @@ class _Chooser:
                     return merged
             else:
                 self.live[reason] += 1
-        live = live_executor(layer, bindings, self._strengths, keeping=self._keepings[component], in_order=in_order)
+        live = live_executor(layer, bindings, self._strengths, policy=self._policies[component], in_order=in_order)
         if merged is not None:
             self.choices[layer] = Choice(component, tuple(bindings), live, merged)
         if trace.decisions:
@@ -374,7 +374,7 @@ def _log(component: str, bindings: Sequence[Binding], executor: Executor, why_li
 
 
 def live_executor(
-    layer: nn.Module, bindings: Sequence[Binding], strengths: StrengthTable, *, keeping: Keeping, in_order: bool
+    layer: nn.Module, bindings: Sequence[Binding], strengths: StrengthTable, *, policy: PlacementPolicy, in_order: bool
 ) -> Executor:
     """Choose the executor of a layer whose weight is not written to."""
     reads = prefers_dense = dense_for_many = False
@@ -392,17 +392,17 @@ def live_executor(
         by_rows, by_columns = by_rows and adapter.by_rows, by_columns and adapter.by_columns
     in_order = in_order and len(bindings) > 1 and reads
     if in_order or len(forms) < len(bindings):
-        return DenseExecutor(bindings, strengths, keeping, in_order=in_order)
-    low_rank = LowRankExecutor(bindings, forms, biased, strengths, keeping)
+        return DenseExecutor(bindings, strengths, policy, in_order=in_order)
+    low_rank = LowRankExecutor(bindings, forms, biased, strengths, policy)
     if not (prefers_dense or dense_for_many):
         return low_rank
     if not all(has_plain_weight(layer, binding.target.param) for binding in bindings):
         return low_rank
     by_blocks = by_rows or by_columns
     if prefers_dense and (by_blocks or len(bindings) == 1):
-        return DenseExecutor(bindings, strengths, keeping)
+        return DenseExecutor(bindings, strengths, policy)
     if dense_for_many and by_blocks and bindings[0].target.kind == "linear":
-        dense = DenseExecutor(bindings, strengths, keeping)
+        dense = DenseExecutor(bindings, strengths, policy)
         return LowRankOrDense(low_rank, dense, bindings[0].target.shape[1], strengths)
     return low_rank
 
@@ -452,7 +452,7 @@ class PlanCache:
         return nbytes if nbytes <= self._limit else None
 
     def put(self, plan: Plan, nbytes: int) -> None:
-        """Keep a plan that is in force no more; drop the oldest as far as it needs their room.
+        """Keep a plan that is no longer in force; drop the oldest ones as far as it needs their room.
 
         Args:
             plan: its executors have left their layers.

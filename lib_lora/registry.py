@@ -50,7 +50,7 @@ class Tuner(Protocol):
         ...
 
     def end(self) -> None:
-        """Watch no longer; what was decided stays."""
+        """Stop watching; decisions stay."""
         ...
 
 
@@ -163,7 +163,7 @@ def discover_classes(package: ModuleType, base: type[C]) -> tuple[type[C], ...]:
 
 
 def _candidates(package: ModuleType) -> Iterator[Any]:
-    """Yield everything in the modules of a package except imported classes, and what was added to it."""
+    """Yield everything in the modules of a package except imported classes, and the plug-ins that were added to it."""
     while _loaders:
         _loaders.pop()()
     for name in sorted(info.name for info in pkgutil.iter_modules(package.__path__)):

@@ -177,7 +177,7 @@ class NetworkReport:
         )
 
     def summary(self) -> str:
-        """Return one line for a log, with what is wrong at its end."""
+        """Return one line for a log, with what is wrong at the end."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
         rank = "" if self.ranks is None else f", rank {_range(*self.ranks)}"
         hit = f"{self.hit} of {self.layers} layers" if self.resolved else f"{self.layers} layers"
@@ -298,7 +298,7 @@ class MemoryReport:
     """Device -> adapters on it."""
     streaming: int
     """How many layers are streamed."""
-    home: int
+    host_copies: int
     """Copies in the computer's memory of layers that are streamed."""
     files: int
     """Tensors of the files that are kept open. They are mapped: the system decides how much of them is in memory."""
@@ -308,17 +308,17 @@ class MemoryReport:
     """Effective weights and the like, of all engines of the process."""
     parked: int = 0
     """Adapters of earlier stacks, in the computer's memory."""
-    steady: int = 0
+    static: int = 0
     """Memory of compiled models for adapters, active or not; active ones count as placed, too."""
 
     def summary(self) -> str:
         """Return one line for a log."""
         placed = ", ".join(f"{nbytes >> 20} MB on {device}" for device, nbytes in self.placed.items())
         streams = f", {self.streaming} layers streamed" if self.streaming else ""
-        names = ("home", "files", "backups", "scratch", "parked")
-        others = ", ".join(f"{name} {getattr(self, name) >> 20} MB" for name in names)
-        steady = f", steady {self.steady >> 20} MB" if self.steady else ""
-        return f"adapters: {placed or 'nothing placed'}{streams}; {others}{steady}"
+        names = ("host_copies", "files", "backups", "scratch", "parked")
+        others = ", ".join(f"{name.replace('_', ' ')} {getattr(self, name) >> 20} MB" for name in names)
+        static = f", static {self.static >> 20} MB" if self.static else ""
+        return f"adapters: {placed or 'nothing placed'}{streams}; {others}{static}"
 
 
 def _range(low: int, high: int) -> str:

@@ -24,7 +24,7 @@ from ..compiler import uncompiled
 from ..errors import ComponentError
 from ..naming.places import Target
 from ..placement import scratch
-from ..placement.resident import Binding, Keeping, Resident
+from ..placement.resident import Binding, PlacementPolicy, Resident
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import ALL_PLACES, RegionPart, TokenLayout, is_of_text, region_on_row, token_layout
@@ -163,7 +163,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     Args:
         bindings: the adapters, in the order of the stack.
         strengths: of the plan.
-        keeping: how tensors are placed.
+        policy: how tensors are placed.
         in_order: let each adapter act on the weight that the ones before it left.
     """
 
@@ -173,11 +173,11 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self,
         bindings: Sequence[Binding],
         strengths: StrengthTable,
-        keeping: Keeping | None = None,
+        policy: PlacementPolicy | None = None,
         *,
         in_order: bool = False,
     ) -> None:
-        super().__init__(bindings, strengths, keeping or Keeping())
+        super().__init__(bindings, strengths, policy or PlacementPolicy())
         self._in_order = in_order
         self._of_text = is_of_text(bindings[0].target.path)
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
@@ -198,7 +198,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         if self._budget.contended:
-            self._budget.note(self._share)
+            self._budget.note(self._account)
         try:
             if self._strengths.mixed:
                 return self._run_apart(layer, base_forward, args, kwargs)

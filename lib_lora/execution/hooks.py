@@ -486,7 +486,7 @@ class HookedLayers:
         Args:
             executors: by layer; one that its layer has already stays as it is.
             settle: called when nothing is placed, unless an executor stays.
-            resting: returns the layers that are not where they compute, so that placing beside them would be in vain.
+            resting: returns the layers that are not where they compute, beside which nothing is placed yet.
             keep: leave what the old executors have in the computer's memory, as they may come back.
             checked: whether the slots were just found to be reached by calls of their layers.
 

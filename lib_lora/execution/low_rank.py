@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from ..adapters.base import Adapter, Form, InputEffect, OutputEffect
 from ..compiler import compiling, tracing
-from ..placement.resident import Binding, Keeping, Resident
+from ..placement.resident import Binding, PlacementPolicy, Resident
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
@@ -82,7 +82,7 @@ class LowRankExecutor(Resident[Placed]):
         forms: of each, at its rank.
         biased: whether each changes the bias.
         strengths: of the plan.
-        keeping: how tensors are placed.
+        policy: how tensors are placed.
     """
 
     name = "low-rank"
@@ -93,21 +93,21 @@ class LowRankExecutor(Resident[Placed]):
         forms: Sequence[Form],
         biased: Sequence[bool],
         strengths: StrengthTable,
-        keeping: Keeping,
+        policy: PlacementPolicy,
     ) -> None:
-        super().__init__(bindings, strengths, keeping)
-        self._steady = keeping.steady
+        super().__init__(bindings, strengths, policy)
+        self._static = policy.static
         target = bindings[0].target
         self._kind = target.kind
         self._spatial = len(target.shape) - 2
         self._of_text = is_of_text(target.path)
         self._forms, self._biased = forms, biased
-        shares = _shares(self._bindings, forms, biased, keeping.buckets)
+        shares = _shares(self._bindings, forms, biased, policy.buckets)
         self._shares, self._bias_shares = strengths.register(*shares, own=True)
         self._rank = 0
         for share in self._shares:
             self._rank += share.count
-        self._tuner = keeping.tuner
+        self._tuner = policy.tuner
         self._inputs, self._outputs = list[int](), list[int]()
         for i, form in enumerate(self._forms):
             if form.on_input:
@@ -115,8 +115,8 @@ class LowRankExecutor(Resident[Placed]):
             if form.on_output:
                 self._outputs.append(i)
         self._only_pairs = bool(self._shares) and not self._inputs and not self._outputs
-        other = self._bias_shares or target.kind == "embedding" or keeping.storage != "file" or self._steady is not None
-        tuned = keeping.tuner is not None and keeping.tuner.adds_pairs
+        other = self._bias_shares or target.kind == "embedding" or policy.storage != "file" or self._static is not None
+        tuned = policy.tuner is not None and policy.tuner.adds_pairs
         self._is_plain = self._only_pairs and not (other or tuned)
         self._input_shares, self._output_shares = list[FactorShares](), list[FactorShares]()
         if self._inputs or self._outputs:
@@ -164,7 +164,7 @@ class LowRankExecutor(Resident[Placed]):
             if y is not None:
                 return y
         if self._budget.contended:
-            self._budget.note(self._share)
+            self._budget.note(self._account)
         call = _Calling(layer, base_forward, args, kwargs, returned)
         try:
             y = self._run(layer, base_forward, call, call.x)
@@ -257,7 +257,7 @@ class LowRankExecutor(Resident[Placed]):
     def is_regional(self) -> bool:
         """Tell whether some of its strengths differ from place to place."""
         regional = self._strengths.regional_groups
-        return bool(regional) and not regional.isdisjoint(self._groups)  # a graph is not to know groups in vain
+        return bool(regional) and not regional.isdisjoint(self._groups)  # a graph would guard groups for nothing
 
     def _token_layout(self, tensor: Tensor) -> TokenLayout:
         nowhere = self._of_text or self._kind == "embedding"
@@ -451,7 +451,7 @@ class LowRankOrDense:
         return self._beside.is_stale(layer) or self._dense.is_stale(layer)
 
     def release(self, layer: nn.Module) -> None:
-        """Drop what was placed; the file's own tensors stay."""
+        """Drop the placed tensors; the file's own tensors stay."""
         self._beside.release(layer)
         self._dense.release(layer)
 

@@ -45,7 +45,7 @@ _MOST_CASTS = 3
 _SAMPLES = 1024
 
 _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, ...]]] = weakref.WeakKeyDictionary()
-"""Digests of the parameters that could not be put back, and so are to be served no more."""
+"""Digests of the parameters that could not be put back; their layers are refused from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class _Written:
     before: tuple[int, ...] | None
     """Digest of the pristine bits, taken where the parameter was; None where they stay in their memory."""
     after: tuple[int, ...] = ()
-    """Digest of what was written."""
+    """Digest of the written weight."""
     held: Tensor | None = None
     """Memory of ours that the parameter has instead of its own, which is the pristine one."""
     mark: WeightMark | None = None
-    """What tells without reading it whole that the parameter is still what was written."""
+    """Marks that tell, without reading it whole, whether the parameter is still the written one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class MergedExecutor(DenseExecutor):
 
     @property
     def backup_bytes(self) -> int:
-        """Return the bytes of the copies of what was written over."""
+        """Return the bytes of the copies of replaced weights."""
         return sum(written.pristine.nbytes for written in self._written.values())
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -295,7 +295,7 @@ class MergedExecutor(DenseExecutor):
         return None
 
     def _total(self, layer: nn.Module, param: str, parameter: Tensor, written: _Written) -> tuple[Tensor, bool]:
-        """Return what was written, kept or made again, and whether it is that to the bit.
+        """Return the written weight, kept or made again, and whether it is the same to the bit.
 
         Raises:
             ComponentError: a file of an adapter changed on disk, so that it cannot be made.

@@ -87,7 +87,7 @@ class Model:
         return list(self._indexed.values())
 
     def resting(self) -> set[nn.Module]:
-        """Return the layers that are not where they compute, so that placing adapters beside them would be in vain."""
+        """Return the layers that are not where they compute; adapters are placed beside them later."""
         return {
             layer for component in self.components.values() if schemes.rests(component) for layer in every(component)
         }

@@ -37,7 +37,7 @@ _NEVER = 1 << 40  # no call has this number
 
 
 class Watch:
-    """Looks at the calls of the components of a model that have adapters.
+    """Watches the calls of the components of a model that have adapters.
 
     Code that is compiled has the hooks of its model, and is compiled again where these come or go. So once something
     was compiled, none comes or goes.
@@ -49,17 +49,17 @@ class Watch:
         self._of: dict[str, _Calls] = {}
 
     def begin(self, components: Mapping[str, nn.Module]) -> None:
-        """Look at the calls from now on, and forget the calls before."""
+        """Watch the calls from now on, and forget the calls before."""
         if not self.stops and not has_compiled():
             self._of = {name: _Calls(name) for name in components}
             for name, calls in self._of.items():
-                hook = components[name].register_forward_hook(hook_of(components[name], calls.look, compiled=True))
+                hook = components[name].register_forward_hook(hook_of(components[name], calls.watch, compiled=True))
                 self.stops.append(hook.remove)
         for calls in self._of.values():
             calls.begin()
 
     def expect(self, layers: Layers) -> None:
-        """Look which of these layers are called from now on, and tell after the first call which were not."""
+        """Watch which of these layers are called from now on, and report after the first call which were not."""
         for layer in layers.values():
             slot = hooks.slot_of(layer)
             if slot is not None:  # perhaps of a plan before
@@ -68,14 +68,14 @@ class Watch:
             calls.expect({place: layer for place, layer in layers.items() if place[0] == name})
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         if not has_compiled():
             self.stop()
         for calls in self._of.values():
             calls.wanted = False
 
     def stop(self) -> None:
-        """Take the hooks off, and forget what was seen."""
+        """Take the hooks off, and forget all calls."""
         self._of = {}
         while self.stops:
             self.stops.pop()()
@@ -123,8 +123,8 @@ class _Calls:
     def expect(self, layers: Layers) -> None:
         self._layers, self._told = weakref.WeakValueDictionary(dict(layers)), False
 
-    def look(self, component: nn.Module, _: tuple[Any, ...], output: object) -> None:
-        """Be the hook."""
+    def watch(self, component: nn.Module, _: tuple[Any, ...], output: object) -> None:
+        """Note a call that ended; a forward hook."""
         if compiling() or tracing() or not self.wanted:
             return
         self.calls += 1
@@ -132,7 +132,7 @@ class _Calls:
             self._told = True
             self._tell(component)
         if self._denoises:
-            self._look_at(_tensor(output))
+            self._check_finite(_tensor(output))
 
     def first_not_finite(self) -> int | None:
         found = _NEVER if self._first is None else int(self._first)
@@ -146,7 +146,7 @@ class _Calls:
         if any(not one.expected for one in found):
             logger.warning("%s", ActivationReport((), uncalled=found, changed=len(layers)).silence)
 
-    def _look_at(self, output: Tensor | None) -> None:
+    def _check_finite(self, output: Tensor | None) -> None:
         if output is None or output.is_meta or not output.is_floating_point() or not _is_real(output):
             return
         with torch.no_grad():

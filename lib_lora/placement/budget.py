@@ -31,7 +31,7 @@ OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cud
 """The first name came with torch 2.5."""
 
 UNLIMITED = "cpu"  # the computer's own memory
-_HOMES = 2 << 30
+_HOST_COPIES = 2 << 30
 _GIVEN_BACK = 8  # one part of so many, when memory ran out: computing needs room, too
 
 
@@ -39,13 +39,13 @@ class Tenant(Protocol):
     """What serves a layer."""
 
     def evict(self, why: str) -> None:
-        """Drop what was placed; why is for the trace."""
+        """Drop the placed tensors; `why` is for the trace."""
 
 
-class Share:
+class Account:
     """What one layer takes. Kept by the layer's way; the budget learns when that is gone."""
 
-    __slots__ = ("before", "device", "home", "known", "nbytes", "streams", "used")
+    __slots__ = ("before", "device", "host_copy", "known", "nbytes", "streams", "used")
 
     def __init__(self) -> None:
         self.device: torch.device | None = None
@@ -53,7 +53,7 @@ class Share:
         """Placed now."""
         self.known = 0
         """Placed the last time."""
-        self.home = 0
+        self.host_copy = 0
         """Bytes of the host copy."""
         self.used = self.before = 0.0
         """When it was called last, and the time before."""
@@ -68,10 +68,10 @@ class Budget:
 
     Args:
         limit: bytes for each device but the CPU; None for any number.
-        homes: bytes for host copies of layers that stream. One that has none is made from its file at every call.
+        host_copies: bytes for host copies of layers that stream. One that has none is made from its file at every call.
     """
 
-    def __init__(self, limit: int | None = None, homes: int = _HOMES) -> None:
+    def __init__(self, limit: int | None = None, host_copies: int = _HOST_COPIES) -> None:
         self.contended = False
         """Whether something streams, so that it matters who is called when."""
         self.relief: list[Callable[[], None]] = []
@@ -79,56 +79,56 @@ class Budget:
         self._limit = limit
         self._fitted: dict[torch.device, int] = {}
         """Lower limits, found by running out of memory."""
-        self._homes = homes
+        self._host_limit = host_copies
         self._lock = threading.RLock()
-        self._shares: dict[Share, weakref.ref[Tenant]] = {}
-        self._gone: deque[Share] = deque()
+        self._accounts: dict[Account, weakref.ref[Tenant]] = {}
+        self._gone: deque[Account] = deque()
         self._placed: Counter[torch.device] = Counter()
-        self._home_bytes = 0
+        self._host_copy_bytes = 0
         self._full: set[torch.device] = set()
         self._clock = 0
-        self._latest: Share | None = None
+        self._latest: Account | None = None
         self._scan_at: dict[torch.device, float] = {}
 
-    def join(self, tenant: Tenant) -> Share:
+    def join(self, tenant: Tenant) -> Account:
         """Make an account for a new executor, which is held weakly."""
-        share, gone = Share(), self._gone
+        account, gone = Account(), self._gone
         # only noted: a finalizer may run anywhere, in the middle of a sum of ours too
         with self._lock:
-            self._shares[share] = weakref.ref(tenant, lambda _: gone.append(share))
-        return share
+            self._accounts[account] = weakref.ref(tenant, lambda _: gone.append(account))
+        return account
 
-    def note(self, share: Share) -> None:
+    def note(self, account: Account) -> None:
         """Note that the layer is being called; needed only while something streams."""
         if compiling():
-            share.used = math.inf  # a compiled layer cannot tell later when it was called, so it is never stale
+            account.used = math.inf  # a compiled layer cannot tell later when it was called, so it is never stale
             return
-        if share is not self._latest:  # called again and again is called once
-            self._latest = share
+        if account is not self._latest:  # called again and again is called once
+            self._latest = account
             self._clock += 1
-            share.before, share.used = share.used, self._clock
+            account.before, account.used = account.used, self._clock
 
     def full(self, device: torch.device) -> bool:
-        """Tell whether placing something before it is called is in vain."""
+        """Tell whether nothing can be placed on a device before its layer is called."""
         return device in self._full
 
     def is_free(self, device: torch.device) -> bool:
         """Tell whether any number of bytes may be placed on a device."""
         return device.type == UNLIMITED or self._fitted.get(device, self._limit) is None
 
-    def make_room(self, share: Share, device: torch.device) -> None:
+    def make_room(self, account: Account, device: torch.device) -> None:
         """Drop stale layers as far as this one needs their room."""
         if device.type == UNLIMITED:
             return
         with self._lock:
             self._count_gone()
-            self._fits(share, device, share.known)
+            self._fits(account, device, account.known)
 
-    def charge(self, share: Share, device: torch.device, nbytes: int) -> bool:
-        """Count what was placed.
+    def charge(self, account: Account, device: torch.device, nbytes: int) -> bool:
+        """Count placed tensors.
 
         Args:
-            share: of the layer.
+            account: of the layer.
             device: where.
             nbytes: how much.
 
@@ -138,24 +138,24 @@ class Budget:
         with self._lock:
             if self._gone:
                 self._count_gone()
-            stays = self._fits(share, device, nbytes)
-            share.device, share.nbytes, share.known, share.streams = device, nbytes, nbytes, not stays
-            share.used = max(share.used, self._clock)
+            stays = self._fits(account, device, nbytes)
+            account.device, account.nbytes, account.known, account.streams = device, nbytes, nbytes, not stays
+            account.used = max(account.used, self._clock)
             self._placed[device] += nbytes
             if not stays:
                 self._full.add(device)
                 self.contended = True
             return stays
 
-    def free(self, share: Share) -> None:
-        """Count that what was placed is gone."""
+    def free(self, account: Account) -> None:
+        """Count that the placed tensors are gone."""
         with self._lock:
-            if share.device is None:
+            if account.device is None:
                 return
-            self._placed[share.device] -= share.nbytes
-            if not share.streams:
-                self._full.discard(share.device)
-            share.device, share.nbytes = None, 0
+            self._placed[account.device] -= account.nbytes
+            if not account.streams:
+                self._full.discard(account.device)
+            account.device, account.nbytes = None, 0
 
     def shrink(self, device: torch.device) -> None:
         """Give some memory back after a device ran out of it, and make the rest the limit."""
@@ -165,7 +165,7 @@ class Budget:
             self._count_gone()
             there = sorted(self._residents(device), key=lambda one: one[0].used)
             wanted = self._placed[device] // _GIVEN_BACK
-            wanted = max([wanted, *(2 * share.nbytes for share, _ in there)])
+            wanted = max([wanted, *(2 * account.nbytes for account, _ in there)])
             goal = self._placed[device] - wanted
             for _, tenant in there:
                 if self._placed[device] > goal:
@@ -180,22 +180,22 @@ class Budget:
         if empty_cache is not None:
             empty_cache()
 
-    def host_copy(self, share: Share, placed: P) -> HostCopy[P] | None:
-        """Make a host copy of what was placed, if there is room for one."""
+    def host_copy(self, account: Account, placed: P) -> HostCopy[P] | None:
+        """Make a host copy of a placement, if there is room for one."""
         nbytes = bytes_of_copy(placed)
         with self._lock:
             self._count_gone()
-            if placed.device.type == "cpu" or self._home_bytes + nbytes > self._homes:
+            if placed.device.type == "cpu" or self._host_copy_bytes + nbytes > self._host_limit:
                 return None
-            self._home_bytes += nbytes - share.home
-            share.home = nbytes
+            self._host_copy_bytes += nbytes - account.host_copy
+            account.host_copy = nbytes
         return HostCopy(placed, pinned=placed.device.type == "cuda")
 
-    def free_home(self, share: Share) -> None:
+    def free_host_copy(self, account: Account) -> None:
         """Count that the host copy is gone."""
         with self._lock:
-            self._home_bytes -= share.home
-            share.home = 0
+            self._host_copy_bytes -= account.host_copy
+            account.host_copy = 0
 
     def settle(self) -> None:
         """Forget which devices are full, as other adapters come, or none."""
@@ -218,46 +218,50 @@ class Budget:
             return {device: nbytes for device, nbytes in self._placed.items() if nbytes}
 
     @property
-    def home_bytes(self) -> int:
+    def host_copy_bytes(self) -> int:
         """Return the bytes of all host copies."""
         with self._lock:
             self._count_gone()
-            return self._home_bytes
+            return self._host_copy_bytes
 
     @property
     def streaming(self) -> int:
         """Return how many layers stream."""
         with self._lock:
             self._count_gone()
-            return sum(share.streams for share in self._shares)
+            return sum(account.streams for account in self._accounts)
 
-    def _fits(self, share: Share, device: torch.device, nbytes: int) -> bool:
+    def _fits(self, account: Account, device: torch.device, nbytes: int) -> bool:
         limit = None if device.type == UNLIMITED else self._fitted.get(device, self._limit)
         if limit is None or self._placed[device] + nbytes <= limit:
             return True
         if self._clock >= self._scan_at.get(device, 0):
-            self._evict_stale(share, device, limit - nbytes)
+            self._evict_stale(account, device, limit - nbytes)
         return self._placed[device] + nbytes <= limit
 
-    def _evict_stale(self, share: Share, device: torch.device, goal: int) -> None:
+    def _evict_stale(self, account: Account, device: torch.device, goal: int) -> None:
         """Drop layers that are not called any more, the longest unused first, until no more than `goal` is placed."""
         there = sorted(self._residents(device), key=lambda one: one[0].used)
-        turns = self._clock - 2 * len(self._shares)  # in a pass that calls some layers twice, no layer is stale
+        turns = self._clock - 2 * len(self._accounts)  # in a pass that calls some layers twice, no layer is stale
         for other, tenant in there:
-            if self._placed[device] <= goal or other.used >= min(share.before, turns):
+            if self._placed[device] <= goal or other.used >= min(account.before, turns):
                 break
             tenant.evict("others need the room")
         oldest = min((other.used for other, _ in there if other.device == device), default=0)
-        self._scan_at[device] = oldest + 2 * len(self._shares) + 1  # before that, no layer can be stale
+        self._scan_at[device] = oldest + 2 * len(self._accounts) + 1  # before that, no layer can be stale
 
-    def _residents(self, device: torch.device) -> list[tuple[Share, Tenant]]:
-        found = ((share, ref()) for share, ref in self._shares.items() if share.device == device and not share.streams)
-        return [(share, tenant) for share, tenant in found if tenant is not None]
+    def _residents(self, device: torch.device) -> list[tuple[Account, Tenant]]:
+        found = (
+            (account, ref())
+            for account, ref in self._accounts.items()
+            if account.device == device and not account.streams
+        )
+        return [(account, tenant) for account, tenant in found if tenant is not None]
 
     def _count_gone(self) -> None:
-        """Take the shares of those who are no more out of the sums."""
+        """Subtract the accounts of executors that are gone."""
         while self._gone:
-            share = self._gone.popleft()
-            self.free(share)
-            self.free_home(share)
-            del self._shares[share]
+            account = self._gone.popleft()
+            self.free(account)
+            self.free_host_copy(account)
+            del self._accounts[account]

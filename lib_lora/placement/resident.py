@@ -27,7 +27,7 @@ from ..weights.base_weight import WeightMark, mark_weight, read_base_weight
 from . import budget, trace
 from .budget import OUT_OF_MEMORY, Budget
 from .schemes import stays
-from .static import Steady
+from .static import StaticMemory
 from .storage import HostCopy, Placement, Storage
 
 if TYPE_CHECKING:
@@ -56,14 +56,14 @@ class Binding:
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class PlacementPolicy:
     """How all layers of an engine place their tensors."""
 
     storage: Storage = "file"
     budget: Budget = field(default_factory=Budget)
     buckets: tuple[int, ...] = ()
     """To which ranks are rounded up; see `static.py`."""
-    steady: Steady | None = None
+    static: StaticMemory | None = None
     """Where compiled models have their adapters from stack to stack; None where it may change. See `static.py`."""
     tuner: Tuner | None = None
     """Adds pairs of linear layers where a kernel of our own is faster; None never asks."""
@@ -77,18 +77,18 @@ class Resident(ABC, Generic[P]):
 
     merges = False
 
-    def __init__(self, bindings: Sequence[Binding], strengths: StrengthTable, keeping: Keeping) -> None:
-        self._storage = keeping.storage
-        self._budget = keeping.budget
-        self._share = keeping.budget.join(self)
-        self._home: HostCopy[P] | None = None
+    def __init__(self, bindings: Sequence[Binding], strengths: StrengthTable, policy: PlacementPolicy) -> None:
+        self._storage = policy.storage
+        self._budget = policy.budget
+        self._account = policy.budget.join(self)
+        self._host_copy: HostCopy[P] | None = None
         self._bindings = tuple(bindings)
         self._groups = frozenset(map(attrgetter("group"), self._bindings))
         self._strengths = strengths
-        self._steady: Steady | None = None
+        self._static: StaticMemory | None = None
         self._placed: P | None = None
         self._other: P | None = None  # of another dtype, for layers that are called in two by turns
-        self._views: Any = None  # of what is placed, as calls need it; made by the first call
+        self._views: Any = None  # of the placed tensors, as calls need them; made by the first call
         self._stays = True
         self._known: tuple[Adapter, ...] | None = None
         self.reads_base = False
@@ -103,7 +103,7 @@ class Resident(ABC, Generic[P]):
     @property
     def _source(self) -> str:
         """Return where it is placed from, for the log."""
-        return "file" if self._home is None else "host copy"
+        return "file" if self._host_copy is None else "host copy"
 
     @abstractmethod
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -123,8 +123,8 @@ class Resident(ABC, Generic[P]):
                 computes.
         """
         placed, dtype = self._placed, None
-        if self._steady is not None and device_of(layer) == device:
-            self._steady.forget(layer, device)
+        if self._static is not None and device_of(layer) == device:
+            self._static.forget(layer, device)
         if placed is not None:
             if placed.device == device:
                 return
@@ -137,7 +137,7 @@ class Resident(ABC, Generic[P]):
         if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and self._budget.full(device)):
             return
         self._place(layer, device, dtype, why="the layer is there")
-        if self._share.streams:
+        if self._account.streams:
             self.evict("there is no room to wait")
 
     def is_stale(self, layer: nn.Module) -> bool:
@@ -145,19 +145,19 @@ class Resident(ABC, Generic[P]):
         return self.reads_base and not all(map(_agree, self._marks, self._marks_of(layer)))
 
     def release(self, layer: nn.Module) -> None:
-        """Drop what was placed; the file's own tensors stay."""
+        """Drop the placed tensors; the file's own tensors stay."""
         self._known, self._marks, self.reads_base = None, (), False
         self.evict("it is taken off")
-        self._leave_home()
+        self._drop_host_copy()
 
     @property
     def host_bytes(self) -> int:
         """Return how many bytes are placed in the computer's memory."""
         placed = self._placed
-        return 0 if placed is None or placed.device.type != "cpu" else self._share.nbytes
+        return 0 if placed is None or placed.device.type != "cpu" else self._account.nbytes
 
     def evict(self, why: str = "the call is over") -> None:
-        """Drop what was placed; the next call places it again.
+        """Drop the placed tensors; the next call places them again.
 
         Args:
             why: for the trace.
@@ -168,7 +168,7 @@ class Resident(ABC, Generic[P]):
         if trace.moves:
             self._trace_move(placed.device, self._source, placed, why)
         self._placed = self._other = self._views = None
-        self._budget.free(self._share)
+        self._budget.free(self._account)
 
     def _placed_at(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype | None = None
@@ -188,7 +188,7 @@ class Resident(ABC, Generic[P]):
         if placed is None or placed.device != device or placed.dtype == dtype:
             kept = None
         else:
-            kept = placed if self._stays and self._home is None and self._budget.is_free(device) else None
+            kept = placed if self._stays and self._host_copy is None and self._budget.is_free(device) else None
         self.evict("another place or dtype is needed")  # never more at once than may stay
         return kept
 
@@ -208,50 +208,50 @@ class Resident(ABC, Generic[P]):
         """
         other = None if self._placed is None else self._kept_beside(device, dtype)
         where = device, dtype, input_dtype or dtype
-        if self._home is not None and not self._home.placed.fits(*where):
-            self._leave_home()
+        if self._host_copy is not None and not self._host_copy.placed.fits(*where):
+            self._drop_host_copy()
         if device.type != budget.UNLIMITED:
-            self._budget.make_room(self._share, device)
+            self._budget.make_room(self._account, device)
         try:
-            placed: P | None = self._brought(layer, where)
+            placed: P | None = self._place_content(layer, where)
         except OUT_OF_MEMORY:
             placed = None
         if placed is None:  # tried again only here, where the failure and all that it held are gone
             self._budget.shrink(device)
-            placed = self._brought(layer, where)
+            placed = self._place_content(layer, where)
         nbytes = placed.stored.nbytes + (0 if other is None else other.stored.nbytes)
-        may_stay = self._budget.charge(self._share, device, nbytes)
+        may_stay = self._budget.charge(self._account, device, nbytes)
         self._other = other if may_stay else None
         if trace.moves:
             until = "" if may_stay else ", for this call only: no room"
             self._trace_move(self._source, device, placed, why + until)
-        if may_stay and self._home is not None:
-            self._leave_home()
-        elif not may_stay and self._home is None:
-            self._home = self._budget.host_copy(self._share, placed)
+        if may_stay and self._host_copy is not None:
+            self._drop_host_copy()
+        elif not may_stay and self._host_copy is None:
+            self._host_copy = self._budget.host_copy(self._account, placed)
         self._stays = may_stay and stays(layer)
-        if self._steady is not None and self._stays:
-            placed = replace(placed, stored=self._steady.settled(layer, placed.stored))
+        if self._static is not None and self._stays:
+            placed = replace(placed, stored=self._static.settled(layer, placed.stored))
         self._placed = placed
         return placed
 
     _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
 
-    def _brought(self, layer: nn.Module, where: _Where) -> P:
+    def _place_content(self, layer: nn.Module, where: _Where) -> P:
         """Place the host copy, or make the placement of the files."""
         with plain_mode(where[0]):
-            if self._home is not None:
-                return self._home.to_device()
+            if self._host_copy is not None:
+                return self._host_copy.to_device()
             return self._make(layer, *where)
 
     def _trace_move(self, before: torch.device | str, after: torch.device | str, placed: P, why: str) -> None:
         names = [one.file.path.name for one in self._bindings]
         trace.move(self._bindings[0].target.path, names, before, after, placed.stored.nbytes, why)
 
-    def _leave_home(self) -> None:
-        if self._home is not None:
-            self._home = None
-            self._budget.free_home(self._share)
+    def _drop_host_copy(self) -> None:
+        if self._host_copy is not None:
+            self._host_copy = None
+            self._budget.free_host_copy(self._account)
 
     def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
         """Return the adapters, which know the base weight as far as they need it; it is read once for all of them.

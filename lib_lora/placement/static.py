@@ -51,7 +51,7 @@ T = TypeVar("T", bound=TensorFields)
 _WITHOUT_GRAPHS = frozenset({"cpu", "meta", "mps"})
 
 
-class Steady:
+class StaticMemory:
     """The memory, by layer and by what it is for. Layers are held weakly."""
 
     def __init__(self) -> None:

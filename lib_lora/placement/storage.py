@@ -10,8 +10,8 @@ down to 2^-14 of the largest entry of its line. A line is what belongs to one in
 dimensions, in a low-rank pair one rank component, so that entries of a stack never share a scale. Scales are powers of
 two: a floating format gains nothing from finer ones, and widening is exact in every dtype.
 
-Adapters that are on a device for one call at a time have a copy in the computer's memory, taken from what was placed
-the first time, so that what arrives later has the same bits, and one layer is one copy of bytes.
+Adapters that are on a device for one call at a time have a copy in the computer's memory, taken from the first
+placement, so that later ones have the same bits, and one layer is one copy of bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Stored(Generic[T]):
     _nbytes: list[int] = field(default_factory=list, init=False, repr=False)
 
     def get(self) -> T:
-        """Return what was stored, ready to compute with and not to be written to."""
+        """Return the content, ready to compute with; it must not be written to."""
         return cast(T, _unpacked(self.content)) if self.packed else self.content
 
     @property
@@ -77,7 +77,7 @@ class Stored(Generic[T]):
 
 
 def store(content: T, storage: Storage) -> Stored[T]:
-    """Pack what was placed."""
+    """Pack placed tensors."""
     if storage == "file":
         return Stored(content, packed=False)
     return Stored(content.mapped(_bfloat16 if storage == "bfloat16" else _float8, exact=False), packed=True)
@@ -146,7 +146,7 @@ P = TypeVar("P", bound=Placement[Any])
 
 
 class HostCopy(Generic[P]):
-    """A copy in the computer's memory of what was placed on a device.
+    """A copy, in the computer's memory, of a placement on a device.
 
     Args:
         placed: on the device.
@@ -168,7 +168,7 @@ class HostCopy(Generic[P]):
         self.placed: P = replace(placed, stored=placed.stored.mapped(copied))
 
     def to_device(self) -> P:
-        """Return what was placed, on its device again and in memory of its own."""
+        """Return the placement on its device again, in memory of its own."""
         buffer = self.flat.to(self.placed.device, copy=True, non_blocking=self._pinned)
         there = self.placed.stored.mapped(lambda here: _window(buffer, int(here.storage_offset()), here))
         return replace(self.placed, stored=there)

@@ -55,7 +55,7 @@ def executor(layer: str, adapters: Iterable[str], chosen: str, why: str | None) 
     logger.warning("%s: %s: %s: %s%s", DECISIONS, layer, chosen, ", ".join(adapters), reason)
 
 
-def anew(kept: bool, parked: bool = False) -> None:
+def activation(kept: bool, parked: bool = False) -> None:
     """Log whether an activation chose executors, or only wrote strengths.
 
     Args:
@@ -63,7 +63,7 @@ def anew(kept: bool, parked: bool = False) -> None:
         parked: whether an earlier plan was used again.
     """
     what = "the same files and layers: strengths written" if kept else "executors chosen again"
-    logger.warning("%s: %s", DECISIONS, "as at an earlier time: what was kept is used again" if parked else what)
+    logger.warning("%s: %s", DECISIONS, "a plan that was kept is used again" if parked else what)
 
 
 def move(

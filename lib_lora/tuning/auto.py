@@ -64,7 +64,7 @@ class Auto:
             self.stops.append(_Watch(self, components[name], own, exchange).stop)
 
     def end(self) -> None:
-        """Watch no longer; what was decided stays."""
+        """Stop watching; decisions stay."""
         while self.stops:
             self.stops.pop()()
 

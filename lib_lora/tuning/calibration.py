@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..execution.hooks import Executor
 from ..naming.index import LayerIndex, alias_table
 from ..naming.network import NetworkCache
-from ..placement.resident import Keeping
+from ..placement.resident import PlacementPolicy
 from ..plan import PlanKey, make_plan
 from ..stack import Entry, Mode, Stack
 from ..tensors import plain_mode
@@ -104,7 +104,7 @@ class _Sample:
         network = NetworkCache(1).resolved(path, [self._index])
         stack = Stack([Entry(path)], mode=mode)
         key = PlanKey.of(stack, [network], [self._index])
-        plan = make_plan(stack, key, {"unet": self._model}, {}, Keeping())
+        plan = make_plan(stack, key, {"unet": self._model}, {}, PlacementPolicy())
         return plan.executors[self._layer]
 
 

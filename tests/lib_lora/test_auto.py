@@ -291,7 +291,7 @@ def test_a_compiled_model_is_left_as_it_was_compiled(model, file, measured):
     model[1].compile(backend="eager")
     own = Engine({"unet": model}, tuner=Tuner())
     report = own.activate(auto(file))
-    assert dict(report.live) == {"the model is compiled, and would be anew": 2}
+    assert dict(report.live) == {"the model is compiled, and merging would compile it again": 2}
     assert hooks(model) == 0
 
 

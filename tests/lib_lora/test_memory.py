@@ -82,8 +82,8 @@ def churn(folder, storage):
     assert ours() <= alive
     grown = process.memory_info().rss - memory
     report = engine.memory()
-    assert (report.placed, report.home, report.scratch, report.backups) == ({}, 0, 0, 0)
-    assert not engine._budget._shares
+    assert (report.placed, report.host_copies, report.scratch, report.backups) == ({}, 0, 0, 0)
+    assert not engine._budget._accounts
     engine.close()
     assert engine.memory().files == 0
     return grown
@@ -107,7 +107,7 @@ def test_the_report_counts_every_byte(files, model):
     assert report.placed == {"cpu": 4 * 2 * WIDTH * (32 + 8) * 4} == {"cpu": placed_bytes(model)}
     assert report.files == 2 * 4 * 2 * WIDTH * 32 * 4
     assert report.scratch == WIDTH * WIDTH * 4
-    assert (report.streaming, report.home, report.backups) == (0, 0, 0)
+    assert (report.streaming, report.host_copies, report.backups) == (0, 0, 0)
     engine.activate(Stack([Entry(files[0])], mode="merged"))
     assert engine.memory().backups == 4 * WIDTH * WIDTH * 4
     assert engine.memory().placed == {}
@@ -118,7 +118,8 @@ def test_the_report_counts_every_byte(files, model):
 def test_the_summary_says_where():
     report = Engine({}).memory()
     assert (
-        report.summary() == "adapters: nothing placed; home 0 MB, files 0 MB, backups 0 MB, scratch 0 MB, parked 0 MB"
+        report.summary()
+        == "adapters: nothing placed; host copies 0 MB, files 0 MB, backups 0 MB, scratch 0 MB, parked 0 MB"
     )
 
 
@@ -147,7 +148,7 @@ class Tenant:
         self.budget.free(self.share)
 
 
-def test_shares_of_the_dead_are_not_counted_from_any_thread():
+def test_accounts_of_the_dead_are_not_counted_from_any_thread():
     """Finalizers run wherever the garbage collector does, here in the middle of other threads' sums."""
     budget, where = Budget(), torch.device("meta")
 
@@ -166,7 +167,7 @@ def test_shares_of_the_dead_are_not_counted_from_any_thread():
         thread.join()
     gc.collect()
     assert budget.placed == {}
-    assert not budget._shares
+    assert not budget._accounts
 
 
 def test_one_device_does_not_take_from_another():

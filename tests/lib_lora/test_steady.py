@@ -116,8 +116,8 @@ def test_stacks_of_the_same_ranks_are_in_the_same_memory(model: nn.Sequential, f
             engine.activate(Stack())
             assert torch.equal(model.forward(x.to(device())).cpu(), plain)
     assert len(set(map(tuple, seen))) == 1
-    assert engine.memory().steady > 0
-    assert "steady" in engine.memory().summary()
+    assert engine.memory().static > 0
+    assert "static" in engine.memory().summary()
 
 
 @torch.no_grad()
@@ -163,14 +163,14 @@ def test_where_a_stack_fails_the_one_before_is_what_it_was(
 def test_it_is_given_back(model: nn.Sequential, files: list[Path]) -> None:
     engine = Engine({"unet": model}, rank_buckets=RANK_BUCKETS)
     engine.activate(Stack([Entry(files[0])]))
-    kept = engine.memory().steady
+    kept = engine.memory().static
     engine.activate(Stack())
-    assert engine.memory().steady == kept > 0, "for the next stack"
+    assert engine.memory().static == kept > 0, "for the next stack"
     engine.deactivate()
-    assert engine.memory().steady == 0
+    assert engine.memory().static == 0
     engine.activate(Stack([Entry(files[0])]))
     model.cpu()
-    assert engine.memory().steady < kept / 4, "the strengths alone are left"
+    assert engine.memory().static < kept / 4, "the strengths alone are left"
 
 
 @torch.no_grad()
@@ -180,15 +180,15 @@ def test_where_a_device_has_no_room_nothing_is_kept_and_layers_stream(
     engine = Engine({"unet": model}, rank_buckets=RANK_BUCKETS)
     x = torch.linspace(-1, 1, 2 * WIDTH).view(2, WIDTH)
     engine.activate(Stack([Entry(files[0], 0.8)]))
-    assert engine.memory().steady > 0
+    assert engine.memory().static > 0
     engine._budget.shrink(device())
-    assert engine.memory().steady == 0
+    assert engine.memory().static == 0
     for file in (0, 1):
         stack = Stack([Entry(files[file], 0.8)])
         engine.activate(stack)
         assert worst(model.forward(x.to(device())).cpu(), want(stack, x).double()) < 1e-5
         assert engine.memory().streaming > 0
-        assert engine.memory().steady == 0
+        assert engine.memory().static == 0
 
 
 @torch.no_grad()
@@ -217,7 +217,7 @@ def test_others_keep_nothing(model: nn.Sequential, files: list[Path], why: str) 
     engine = Engine({"unet": model}, rank_buckets=buckets, device_budget=1 << 30 if why == "a budget" else None)
     engine.activate(Stack([Entry(files[0])]))
     assert len(placed(model)) == LAYERS
-    assert engine.memory().steady == 0
+    assert engine.memory().static == 0
 
 
 @pytest.mark.skipif(TORCH < (2, 4) or not hasattr(torch.Tag, "cudagraph_unsafe"), reason="this torch has no such tag")

@@ -107,8 +107,8 @@ def test_decisions_name_layers_executors_and_unused_keys(path: Path, caplog: pyt
     engine.activate(Stack())
     caplog.clear()
     engine.activate(Stack([Entry(path, 0.5)]))
-    assert any("what was kept is used again" in line for line in lines(caplog, "SD_LORA_DEBUG"))
-    assert not any("anew" in line for line in lines(caplog, "SD_LORA_DEBUG"))
+    assert any("a plan that was kept is used again" in line for line in lines(caplog, "SD_LORA_DEBUG"))
+    assert not any("chosen again" in line for line in lines(caplog, "SD_LORA_DEBUG"))
 
 
 def test_decisions_say_why_a_layer_is_not_merged(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -177,7 +177,7 @@ def test_nobody_else_pays(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("made a line that nobody asked for")
 
-    for name in ("files", "executor", "anew", "move"):
+    for name in ("files", "executor", "activation", "move"):
         monkeypatch.setattr(trace, name, never)
     caplog.set_level(logging.DEBUG)
     model = Model()

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, FileError, Stack
 from lib_lora.execution.hooks import slot_of
-from lib_lora.placement.budget import Budget, Share
+from lib_lora.placement.budget import Budget, Account
 from lib_lora.placement.resident import Resident
 from tests.fakes.accelerator import OutOfMemoryError, device, short_of_memory
 from tests.fakes.files import pair, save
@@ -32,7 +32,7 @@ def residents(module: nn.Module) -> dict[str, Resident]:
 
 
 def streaming(module: nn.Module) -> set[str]:
-    return {path for path, way in residents(module).items() if way._share.streams}
+    return {path for path, way in residents(module).items() if way._account.streams}
 
 
 def placed_bytes(module: nn.Module) -> int:
@@ -48,7 +48,7 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     noted: list[tuple[int, int]] = []
     charge = Budget.charge
 
-    def noting(self: Budget, share: Share, where: torch.device, nbytes: int) -> bool:
+    def noting(self: Budget, share: Account, where: torch.device, nbytes: int) -> bool:
         fits = charge(self, share, where, nbytes)
         if where.type != "cpu":
             noted.append((self.placed[where], nbytes))
@@ -119,7 +119,7 @@ class TestHalfOfTheFactors:
         with on(accelerator, unet):
             assert_same(call(unet, expected.inputs, accelerator), expected.full)
             assert engine.memory().placed == {str(accelerator): nbytes}
-            assert engine.memory().streaming == engine.memory().home == 0
+            assert engine.memory().streaming == engine.memory().host_copies == 0
 
     def test_layers_that_fit_are_not_watched(
         self, expected: Expected, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -197,10 +197,10 @@ class TestTwoComponents:
 class TestHomes:
     """Copies in memory of layers that stream."""
 
-    def streamed(self, expected: Expected, accelerator: torch.device, homes: int) -> tuple[Engine, nn.Module]:
+    def streamed(self, expected: Expected, accelerator: torch.device, host_copies: int) -> tuple[Engine, nn.Module]:
         unet = tiny_unet(0).to(accelerator)
         engine = Engine({"unet": unet}, device_budget=0)
-        engine._budget._homes = homes
+        engine._budget._host_limit = host_copies
         engine.activate(expected.stack)
         for _ in range(2):
             assert_same(call(unet, expected.inputs, accelerator), expected.full)
@@ -208,15 +208,15 @@ class TestHomes:
 
     def test_they_are_bounded(self, expected: Expected, accelerator: torch.device) -> None:
         engine, unet = self.streamed(expected, accelerator, 64 << 10)
-        homes = [way._home for way in residents(unet).values()]
-        assert None in homes
-        assert 32 << 10 < engine.memory().home == sum(home.nbytes for home in homes if home) <= 64 << 10
+        host_copies = [way._host_copy for way in residents(unet).values()]
+        assert None in host_copies
+        assert 32 << 10 < engine.memory().host_copies == sum(home.nbytes for home in host_copies if home) <= 64 << 10
         engine.deactivate()
-        assert engine.memory().home == 0
+        assert engine.memory().host_copies == 0
 
     def test_without_them_files_are_read_at_every_call(self, expected: Expected, accelerator: torch.device) -> None:
         engine, _ = self.streamed(expected, accelerator, 0)
-        assert engine.memory().home == 0
+        assert engine.memory().host_copies == 0
 
     def test_with_them_files_are_not_read_again(
         self, expected: Expected, accelerator: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -284,7 +284,7 @@ def test_every_part_streams(storage: str, tmp_path: Path, accelerator: torch.dev
         assert torch.equal(model(x), want)
         assert placed_bytes(model) == 0
     assert streaming(model) == {"dora", "full", "bias", "grouped", "norm"}
-    assert engine.memory().home > 0
+    assert engine.memory().host_copies > 0
     engine.deactivate()
     assert torch.equal(model(x), base)
 
@@ -298,11 +298,11 @@ class TestReleased:
         engine.activate(expected.stack)
         call(unet, expected.inputs, accelerator)
         assert engine.memory().placed
-        assert engine.memory().home
+        assert engine.memory().host_copies
         del unet
         gc.collect()
         memory = engine.memory()
-        assert (memory.placed, memory.home, memory.streaming) == ({}, 0, 0)
+        assert (memory.placed, memory.host_copies, memory.streaming) == ({}, 0, 0)
         engine.components = {"unet": other}
         engine.activate(expected.stack)
         assert engine.memory().placed == {str(accelerator): placed_bytes(other)}

@@ -148,7 +148,7 @@ class TestCuda:
         report = engine.memory()
         assert report.streaming > 0
         assert report.placed.get(str(cuda), 0) <= share * placed
-        assert all(way._home.flat.is_pinned() for way in ways(unet).values() if way._home)
+        assert all(way._host_copy.flat.is_pinned() for way in ways(unet).values() if way._host_copy)
         engine.deactivate()
         del pictures, inputs
         assert torch.cuda.memory_allocated(cuda) <= before
