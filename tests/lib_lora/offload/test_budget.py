@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, FileError, Stack
 from lib_lora.execution.hooks import slot_of
-from lib_lora.placement.budget import Budget, Account
+from lib_lora.placement.budget import Account, Budget
 from lib_lora.placement.resident import Resident
 from tests.fakes.accelerator import OutOfMemoryError, device, short_of_memory
 from tests.fakes.files import pair, save
