@@ -228,11 +228,11 @@ class Network:
     def _fitted(self, layers: Sequence[_Layer]) -> list[list[Bound] | Miss]:
         """Make each layer's adapters in the likeliest components that it fits, or tell why it fits nowhere."""
         found: list[list[Bound] | Miss] = [miss for *_, miss in layers]
-        for turn in range(max([len(tiers) for tiers, *_ in self._scopes.values()], default=0)):
+        for number in range(max([len(tiers) for tiers, *_ in self._scopes.values()], default=0)):
             wanted: list[tuple[int, Group, str, Place]] = []
             for i, (_, group, places, _) in enumerate(layers):
                 tiers, meant, _ = self._scopes[group.component]
-                for component in tiers[turn] if turn < len(tiers) and isinstance(found[i], tuple) else ():
+                for component in tiers[number] if number < len(tiers) and isinstance(found[i], tuple) else ():
                     place = places.get(component)
                     if place is None or group.recipe is None:
                         continue

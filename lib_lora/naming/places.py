@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 
 from ..adapters.base import Kind, Rows, Site
@@ -185,17 +185,16 @@ class AliasTable:
 
     def __init__(self, aliases: Iterable[Alias], families: Iterable[Architecture] = ()) -> None:
         self._families = tuple(families)
-        every = tuple(aliases)
-        self._every = _indexed(every)
-        self._names = _indexed(alias for alias in every if alias.only_names)
+        self._aliases = tuple(aliases)
 
     def places(self, component: str, own: Mapping[str, Place]) -> dict[str, Place]:
         """Return every name of a component's layers and its place, the model's own names first."""
         known = dict(own)
         widths = {name: place.shape[1] if len(place.shape) > 1 else None for name, place in own.items()}
         families = clear(ranked(self._families, [fact(component, name, width) for name, width in widths.items()]))
-        tables = [_indexed(family.aliases) for family in families]  # the likeliest family's first
-        for rules in tables or [self._names if self._families else self._every]:
+        tables = [family.aliases for family in families]  # the likeliest family's first
+        for aliases in tables or [tuple(one for one in self._aliases if one.only_names or not self._families)]:
+            rules = _indexed(aliases)
             queue = list(known)
             for name in queue:  # which grows
                 for other, place in _others(rules, component, name, known, below_all=name in own):
@@ -205,7 +204,8 @@ class AliasTable:
         return known
 
 
-def _indexed(aliases: Iterable[Alias]) -> dict[str, list[_Rule]]:
+@lru_cache(maxsize=32)
+def _indexed(aliases: tuple[Alias, ...]) -> Mapping[str, Sequence[_Rule]]:
     """Return both directions of aliases, by the names they match with `#` for numbers."""
     rules: dict[str, list[_Rule]] = {}
     for alias in dict.fromkeys(aliases):
