@@ -30,6 +30,21 @@ const SIGNS = {bad: [208, 48, 48], doubt: [185, 122, 0], good: [31, 157, 85]};
 const GLYPHS = {star: [201, 138, 0], heart: [208, 48, 95]};
 
 /**
+ * Read a colour as computed styles have it; undefined for other notations.
+ * @param {string} text
+ * @returns {{colour: Colour, alpha: number} | undefined}
+ */
+export function readColour(text) {
+    const match = /^(rgba?\(|color\(srgb )([^()]*)\)$/.exec(text);
+    if (!match) return undefined;
+    const numbers = match[2].split(/[\s,/]+/).map(Number);
+    if (numbers.length < 3 || numbers.length > 4 || numbers.some(Number.isNaN)) return undefined;
+    const unit = match[1].startsWith("color") ? 255 : 1;
+    const [red, green, blue] = numbers.map((part) => Math.min(255, Math.max(0, Math.round(part * unit))));
+    return {colour: [red, green, blue], alpha: numbers[3] ?? 1};
+}
+
+/**
  * Mix two colours.
  * @param {Colour} one
  * @param {Colour} other

@@ -1,8 +1,13 @@
 // The tab's shadow root: its style sheet, the colours of the page around it, and keys that stay in it.
 
-/** @import {Colour, PageColours} from "./colours.js" */
+/**
+ * @import {Colour, PageColours} from "./colours.js"
+ *
+ * @typedef {{colour: Colour, alpha: number}} Drawn
+ * A colour as it is drawn over others.
+ */
 
-import {declarations, mix} from "./colours.js";
+import {declarations, mix, readColour} from "./colours.js";
 
 const ACCENTS = ["--color-accent", "--primary-500", "--sd-main-accent-color", "--highlight-color"]; // of web UIs
 const KEYS = ["keydown", "keypress", "keyup"];
@@ -36,7 +41,7 @@ export function shadowed(host, sheet) {
 /** Gives the tab the colours of the page around it. */
 export class Theme {
     constructor() {
-        /** @type {Map<string, [red: number, green: number, blue: number, alpha: number]>} */
+        /** @type {Map<string, Drawn>} */
         this.parsed = new Map();
         /** @type {HTMLElement | null} */
         this.root = null;
@@ -66,23 +71,27 @@ export class Theme {
      * @returns {PageColours}
      */
     pageColours(host) {
-        /** @type {[red: number, green: number, blue: number, alpha: number][]} */
+        /** @type {Drawn[]} */
         const layers = [];
         for (const element of lineOf(host)) {
             const layer = this.parse(getComputedStyle(element).backgroundColor);
-            if (layer[3] > 0) layers.push(layer);
-            if (layer[3] === 1) break;
+            if (layer.alpha > 0) layers.push(layer);
+            if (layer.alpha === 1) break;
         }
         /** @type {Colour} */
         let back = isDarkCanvas() ? [18, 18, 18] : [255, 255, 255];
-        for (const [red, green, blue, alpha] of layers.reverse()) back = mix(back, [red, green, blue], alpha);
+        for (const {colour, alpha} of layers.reverse()) back = mix(back, colour, alpha);
         const style = getComputedStyle(host);
-        const [red, green, blue] = this.parse(style.color);
+        const text = this.parse(style.color);
         const named = ACCENTS.map((name) => style.getPropertyValue(name).trim()).find(
             (value) => value && CSS.supports("color", value),
         );
         const accent = named ? this.parse(named) : null;
-        return {back, text: [red, green, blue], accent: accent && [accent[0], accent[1], accent[2]]};
+        return {
+            back,
+            text: mix(back, text.colour, text.alpha),
+            accent: accent?.alpha ? mix(back, accent.colour, accent.alpha) : null,
+        };
     }
 
     /**
@@ -90,14 +99,16 @@ export class Theme {
      * @param {string} text
      */
     parse(text) {
-        const known = this.parsed.get(text);
+        const known = this.parsed.get(text) ?? readColour(text);
         if (known) return known;
+        // some browsers tell nothing true about what is on a canvas, so that it is the last resort
         this.context.clearRect(0, 0, 1, 1);
+        this.context.fillStyle = "#0000";
         this.context.fillStyle = text;
         this.context.fillRect(0, 0, 1, 1);
         const [red, green, blue, alpha] = this.context.getImageData(0, 0, 1, 1).data;
-        /** @type {[red: number, green: number, blue: number, alpha: number]} */
-        const found = [red, green, blue, alpha / 255];
+        /** @type {Drawn} */
+        const found = {colour: [red, green, blue], alpha: alpha / 255};
         if (this.parsed.size >= MOST_PARSED) this.parsed.clear();
         this.parsed.set(text, found);
         return found;

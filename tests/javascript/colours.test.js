@@ -4,7 +4,7 @@
 
 import assert from "node:assert/strict";
 import {test} from "node:test";
-import {contrast, declarations, mix, palette} from "../../javascript/remora/colours.js";
+import {contrast, declarations, mix, palette, readColour} from "../../javascript/remora/colours.js";
 
 /** @type {Colour} */
 const BLACK = [0, 0, 0];
@@ -27,6 +27,30 @@ test("the contrast of colours is that of WCAG", () => {
     assert.equal(contrast(WHITE, WHITE), 1);
     assert.equal(contrast([118, 118, 118], WHITE).toFixed(2), "4.54");
     assert.equal(contrast(WHITE, [10, 10, 10]).toFixed(2), "19.80");
+});
+
+test("colours are read as computed styles have them", () => {
+    /** @type {[text: string, colour: Colour, alpha: number][]} */
+    const cases = [
+        ["rgb(1, 2, 3)", [1, 2, 3], 1],
+        ["rgba(1, 2, 3, 0.25)", [1, 2, 3], 0.25],
+        ["rgba(0, 0, 0, 0)", [0, 0, 0], 0],
+        ["rgb(1 2 3 / 0.5)", [1, 2, 3], 0.5],
+        ["color(srgb 1 0.5 0)", [255, 128, 0], 1],
+        ["color(srgb 1.2 -0.1 0 / 0.5)", [255, 0, 0], 0.5],
+    ];
+    for (const [text, colour, alpha] of cases) assert.deepEqual(readColour(text), {colour, alpha}, text);
+    for (const text of [
+        "",
+        "red",
+        "#fff",
+        "oklch(0.7 0.1 200)",
+        "color(display-p3 1 0 0)",
+        "rgb(1, 2)",
+        "rgb(a, b, c)",
+    ]) {
+        assert.equal(readColour(text), undefined, text);
+    }
 });
 
 test("colours are mixed by shares", () => {

@@ -127,6 +127,9 @@ def test_text_of_the_page_that_can_be_read_is_taken(tab: Tab) -> None:
     wait_for_colour(tab.page, "color", "rgb(255, 238, 204)")
     apply(tab.page, "#remora-tab { color: #304050 !important; }")
     wait_for_colour(tab.page, "color", "rgb(242, 242, 242)")
+    # in another notation, and half transparent over the page's background
+    apply(tab.page, "#remora-tab { color: oklab(1 0 0 / .8) !important; }")
+    wait_for_colour(tab.page, "color", "rgb(207, 210, 214)")
 
 
 def test_a_change_of_theme_is_followed_while_the_page_is_open(tab: Tab) -> None:
