@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -36,11 +36,6 @@ _INVERTED = bytes(range(_FULL, -1, -1))
 class Region:
     """Weights on a grid over the picture, from 0 to 1.
 
-    Args:
-        width: cells from left to right.
-        height: cells from top to bottom.
-        cells: row by row from the top, a byte for each; 255 is 1.
-
     Raises:
         StackError: no such size, or not as many cells.
     """
@@ -48,6 +43,7 @@ class Region:
     width: int
     height: int
     cells: bytes
+    """Row by row from the top, a byte for each; 255 is 1."""
 
     def __post_init__(self) -> None:
         if not (0 < self.width <= _MOST and 0 < self.height <= _MOST):
@@ -57,13 +53,7 @@ class Region:
 
     @classmethod
     def rectangle(cls, left: float, top: float, right: float, bottom: float) -> Region:
-        """Return a rectangle; the weight of a cell is the part of it that the rectangle covers.
-
-        Args:
-            left: in shares of the picture, as all four; 0 is its left edge, 1 its right one.
-            top: 0 is the upper edge.
-            right: more than `left`.
-            bottom: more than `top`.
+        """Return a rectangle, in shares of the picture; the weight of a cell is the part of it that is covered.
 
         Raises:
             StackError: a number is not between 0 and 1, or they are in the wrong order.
@@ -89,13 +79,10 @@ class Region:
         return sum(self.cells) / (_FULL * len(self.cells))
 
     def feathered(self, width: float) -> Region:
-        """Return the region with edges that fade over a part of the picture; not at the picture's own edge.
-
-        Args:
-            width: of the fading, in shares of the picture; 0 is none.
+        """Return the region with edges that fade over a share of the picture; not at the picture's own edge.
 
         Raises:
-            StackError: it is not between 0 and 1.
+            StackError: the share is not between 0 and 1.
         """
         if not 0 <= width <= 1:
             raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {width:g}")
@@ -114,7 +101,9 @@ class Region:
 # prompts are read again for every picture
 @lru_cache(maxsize=256)
 def _rectangle(left: float, top: float, right: float, bottom: float) -> Region:
-    return Region._from_weights(torch.outer(_covered(top, bottom), _covered(left, right)))
+    cells, sides = _edges(SIZE), torch.tensor([[left, right], [top, bottom]], dtype=torch.float64, device="cpu")
+    across, down = (_overlaps(cells, side).flatten() * SIZE for side in sides)
+    return Region._from_weights(torch.outer(down, across))
 
 
 @lru_cache(maxsize=256)
@@ -125,25 +114,23 @@ def _feathered(region: Region, width: float) -> Region:
     return Region._from_weights(weights)
 
 
-def _covered(start: float, stop: float) -> Tensor:
-    """Return the part of each cell between two places, (SIZE,)."""
-    edges = torch.arange(SIZE + 1, dtype=torch.float64, device="cpu") / SIZE
-    return (edges[1:].clamp(max=stop) - edges[:-1].clamp(min=start)).clamp(min=0) * SIZE
-
-
 @lru_cache(maxsize=256)
 def _resized(region: Region, height: int, width: int) -> Tensor:
     own = torch.tensor(list(region.cells), dtype=torch.float64, device="cpu").view(region.height, region.width)
-    return _averaging(height, region.height) @ (own / _FULL) @ _averaging(width, region.width).t()
+    down = _overlaps(_edges(height), _edges(region.height)) * height
+    across = _overlaps(_edges(width), _edges(region.width)) * width
+    return down @ (own / _FULL) @ across.t()
 
 
-def _averaging(places: int, cells: int) -> Tensor:
-    """Return the part of each place that is in each cell, (places, cells); rows add up to 1."""
-    place = torch.arange(places + 1, dtype=torch.float64, device="cpu") / places
-    cell = torch.arange(cells + 1, dtype=torch.float64, device="cpu") / cells
-    last = torch.minimum(place[1:, None], cell[None, 1:])
-    first = torch.maximum(place[:-1, None], cell[None, :-1])
-    return (last - first).clamp(min=0) * places
+def _edges(count: int) -> Tensor:
+    return torch.arange(count + 1, dtype=torch.float64, device="cpu") / count
+
+
+def _overlaps(first: Tensor, second: Tensor) -> Tensor:
+    """Return how long the parts are that intervals between two lists of edges share, (intervals, intervals)."""
+    stop = torch.minimum(first[1:, None], second[None, 1:])
+    start = torch.maximum(first[:-1, None], second[None, :-1])
+    return (stop - start).clamp(min=0)
 
 
 def _faded(weights: Tensor, cells: float, dim: int) -> Tensor:
@@ -182,25 +169,19 @@ class TokenGrid:
 
 @dataclass(frozen=True, slots=True)
 class LatentGrid:
-    """The latents of one model call.
-
-    Attributes:
-        rows: of the call.
-        frames: of each row; 1 for still pictures.
-        height: of the latents, or in tokens where the call has tokens.
-        width: likewise.
-        patch: places along each side that make one token; 0 where layers differ, as in a UNet.
-        references: tokens of other pictures behind the picture's own.
-        image_first: whether the tokens of the prompt are behind the picture's where they are together.
-    """
+    """The latents of one model call; in tokens where the call has tokens."""
 
     rows: int
     frames: int
+    """Of each row; 1 for still pictures."""
     height: int
     width: int
     patch: int = 0
+    """Places along each side that make one token; 0 where layers differ, as in a UNet."""
     references: int = 0
+    """Tokens of other pictures behind the picture's own."""
     image_first: bool = False
+    """Whether the tokens of the prompt are behind the picture's where they are together."""
 
     @classmethod
     def from_input(
@@ -224,16 +205,17 @@ class LatentGrid:
         references = x.shape[1] - frames * height * width
         return cls(rows, frames, height, width, 1, references, image_first)
 
-    def map_grid(self, shape: Sequence[int]) -> TokenGrid | None:
-        """Return the grid of a map, (rows, channels, [frames,] height, width); None where it is not of the picture."""
-        if shape[0] not in (self.rows, self.rows * self.frames) or len(shape) not in (4, 5):
-            return None
-        return TokenGrid(shape[-2], shape[-1])
-
     def token_grid(self, count: int) -> TokenGrid | None:
         """Return the grid of this many tokens; None where they are not of the picture."""
         if not self.patch:
-            return next((TokenGrid(*size) for size in self._unet_sizes() if math.prod(size) == count), None)
+            for scale in _SCALES:  # as layers round either way
+                for height, width in (
+                    (-(-self.height // scale), -(-self.width // scale)),
+                    (max(self.height // scale, 1), max(self.width // scale, 1)),
+                ):
+                    if height * width == count:
+                        return TokenGrid(height, width)
+            return None
         height, width = -(-self.height // self.patch), -(-self.width // self.patch)
         others = count - height * width * self.frames
         if others < 0:
@@ -241,12 +223,6 @@ class LatentGrid:
         if self.image_first or others in (0, self.references):
             return TokenGrid(height, width, self.frames, 0, others)
         return TokenGrid(height, width, self.frames, others - self.references, self.references)
-
-    def _unet_sizes(self) -> Iterator[tuple[int, int]]:
-        """Yield the heights and widths that layers of a UNet may have, rounded either way."""
-        for scale in _SCALES:
-            yield -(-self.height // scale), -(-self.width // scale)
-            yield max(self.height // scale, 1), max(self.width // scale, 1)
 
 
 class TokenLayout(NamedTuple):
@@ -280,8 +256,9 @@ def token_layout(shape: tuple[int, ...], latents: LatentGrid | None, *, spatial:
         return nowhere
     ones = (1,) * len(middle)
     if spatial:
-        grid = latents.map_grid(shape)
-        return nowhere if grid is None else TokenLayout(grid, (*ones[:-2], *middle[-2:]), repeats, True)
+        if len(middle) not in (2, 3):
+            return nowhere
+        return TokenLayout(TokenGrid(middle[-2], middle[-1]), (*ones[:-2], *middle[-2:]), repeats, True)
     if len(middle) > 1:  # rows and columns of tokens
         grid = latents.token_grid(middle[-2] * middle[-1])
         if grid is not None and (grid.height, grid.width) == middle[-2:]:

@@ -261,14 +261,20 @@ class Strength:
 
     Layers that are given the prompt have the whole strength on the rows of that part, and none on other rows.
     """
+    varies: bool = field(init=False, compare=False, repr=False)
+    """Whether it differs from moment to moment."""
 
     def __post_init__(self) -> None:
         if isinstance(self.of, Mapping):
             object.__setattr__(self, "of", MappingProxyType(dict(self.of)))
         object.__setattr__(self, "sides", MappingProxyType(dict(self.sides)))
+        varies = self.during != ALWAYS
         for amount in self.amounts:
-            if not isinstance(amount, Curve):
+            if isinstance(amount, Curve):
+                varies = True
+            else:
                 _finite(amount, "a multiplier")
+        object.__setattr__(self, "varies", varies)
 
     @property
     def amounts(self) -> tuple[Amount, ...]:
@@ -297,11 +303,6 @@ class Strength:
         if not self.during.holds(moment):
             return 0.0
         return amount.at(moment) if isinstance(amount, Curve) else amount
-
-    @property
-    def varies(self) -> bool:
-        """Return whether it differs from moment to moment."""
-        return not self.during.always or any(isinstance(amount, Curve) for amount in self.amounts)
 
     @property
     def by_noise(self) -> bool:

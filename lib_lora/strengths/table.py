@@ -97,16 +97,7 @@ def group_numbers(
     model: BlockNames,
     numbers: dict[StrengthGroup, int],
 ) -> list[int]:
-    """Return the number of the strength group of each layer of an entry.
-
-    Args:
-        entry: its place in the stack.
-        rules: its `block_rules`.
-        layers: their components and targets.
-        indexes: of all components.
-        model: its blocks.
-        numbers: of the groups so far; groups that are new are added.
-    """
+    """Return the number of the strength group of each layer of an entry; groups that are new are added to `numbers`."""
     found, matches = list[int](), tuple[bool, ...]()
     for component, target in layers:
         block, side = _block_and_side(component, target.path)
@@ -149,24 +140,18 @@ class StackStrengths:
         """(entry, component, side) of each number before blocks are weighed."""
         self._shared_of = [self._shared.setdefault((one[0], one[1], one[3]), len(self._shared)) for one in groups]
         """The position in `_shared` of each group."""
-        self.varying: set[int] = set()
-        """The entries whose strength differs from moment to moment."""
-        self.by_noise = False
-        """Whether the timestep or the noise makes a difference."""
+        every = [(entry, one) for variant in self._variants for entry, one in enumerate(variant)]
         denoising = {entry for entry, _, side in self._shared if side is not None}
-        has_blocks = has_regions = False
-        for variant in self._variants:
-            for entry, one in enumerate(variant):
-                has_blocks |= one.blocks is not None
-                has_regions |= one.region is not None and entry in denoising
-                if one.varies:
-                    self.varying.add(entry)
-                    self.by_noise |= one.by_noise
+        self.varying = {entry for entry, one in every if one.varies}
+        """The entries whose strength differs from moment to moment."""
         self.varies = not self.varying.isdisjoint(denoising)
         """Whether the moment makes a difference."""
-        self._block_weights = self._weigh() if has_blocks else None
+        self.by_noise = self.varies and any(one.by_noise for _, one in every)
+        """Whether the timestep or the noise makes a difference."""
+        self._block_weights = self._weigh() if [one for _, one in every if one.blocks is not None] else None
         self.regions: dict[Region, int] = {} if regions is None else regions
-        self.group_regions = self._find_regions() if has_regions else ()
+        regional = [one for entry, one in every if one.region is not None and entry in denoising]
+        self.group_regions = self._find_regions() if regional else ()
         """For each variant, the region of each group and the part of the prompt that describes it; or nothing."""
         self.row_regions: dict[tuple[object, ...], RowRegions] = {}
         """The regions of factors, see `StrengthTable.weights`."""
@@ -187,11 +172,6 @@ class StackStrengths:
         """Return the strength groups whose strength differs from moment to moment."""
         varying = [one.side is not None and one.entry in self.varying for one in self.groups]
         return frozenset(i for i, varies in enumerate(varying) if varies)
-
-    @property
-    def regional_groups(self) -> frozenset[int]:
-        """Return the strength groups that have a region, in any variant."""
-        return frozenset([i for own in self.group_regions for i, (region, _) in enumerate(own) if region])
 
     def values(self, moment: Moment | None) -> Values:
         """Return the strength of every group for each variant; without a moment, at the beginning.
@@ -342,9 +322,9 @@ class LayerStrengths:
             repeats: rows of the layer's input for each row of the model call, one after the other.
             ndim: dimensions of the tensor that is changed.
         """
-        middle, behind = (1,) * (ndim - self.spatial - 2), (1,) * self.spatial
-        rows = [_repeated(one, repeats) for one in self.rows]
-        return tuple([one.view(one.shape[0], *middle, one.shape[1], *behind) for one in rows])
+        front = self.rows[0].shape[0] * repeats, *(1,) * (ndim - self.spatial - 2)
+        behind = (1,) * self.spatial
+        return tuple([_repeated(one, repeats).view(*front, one.shape[1], *behind) for one in self.rows])
 
     def for_places(self, layout: TokenLayout) -> tuple[Tensor, ...]:
         """Return the strengths at each place of a tensor, with the dimensions of the tensor, or as `alike`."""
@@ -388,7 +368,7 @@ class StrengthTable:
 
     def __init__(self, strengths: StackStrengths, kept: KeepVector | None = None) -> None:
         self._kept = kept
-        self.numbers: Sequence[float] | None = None
+        self.numbers: Sequence[float] | None
         """The strength of every group in the present call; None where rows or places may differ."""
         self.mixed = False
         """Whether the rows of the present call are of more than one variant."""
@@ -398,9 +378,8 @@ class StrengthTable:
         self._lock = threading.RLock()
         self.stack_strengths = strengths
         """Of the stack that was written last."""
-        self._set_values(strengths.values(None))
         self._set_regions()
-        self._set_numbers()
+        self._set_values(strengths.values(None))
         self.acted: set[int] = set()
         """Groups that were other than 0 at a moment, of the moments since the strengths were written."""
         self.moments = 0
@@ -464,7 +443,7 @@ class StrengthTable:
     @property
     def by_noise(self) -> bool:
         """Return whether anything depends on the timestep or the noise."""
-        return bool(self._scheduled) or (self.stack_strengths.varies and self.stack_strengths.by_noise)
+        return bool(self._scheduled) or self.stack_strengths.by_noise
 
     def for_layer(
         self, layouts: Sequence[FactorShares], device: torch.device, dtype: torch.dtype, spatial: int
@@ -522,15 +501,7 @@ class StrengthTable:
         *,
         channels_first: bool,
     ) -> Tensor:
-        """Return the weights of some regions, (rows, places, n), or (rows, n, places) where channels are first.
-
-        Args:
-            grid: of the places; None is a single one outside the picture.
-            regions: for each row, n numbers from 1, `EVERYWHERE` or `NOWHERE`.
-            device: of the weights.
-            dtype: of the weights.
-            channels_first: the order of their dimensions.
-        """
+        """Return the weights of regions, see `weights_at`: (rows, n, places), or (rows, places, n)."""
         self.was_placed |= grid is not None
         key = grid, regions, device, dtype, channels_first
         found = self._weights.get(key)
@@ -544,26 +515,23 @@ class StrengthTable:
         """Write every group; shows at once in every view. Where the number of variants changes, the first is shown."""
         values = strengths.values(None)
         with self._lock:
-            other, regions = len(values) != len(self.values), self.stack_strengths.group_regions
-            self.stack_strengths = strengths
-            if strengths.group_regions != regions:
+            former, self.stack_strengths = self.stack_strengths, strengths
+            if strengths.group_regions != former.group_regions:
                 self._weights.clear()
-            self._set_regions()
-            self._set_values(values)
-            if other:
+                self._set_regions()
+            if len(values) != len(self.values):
                 self.shown, self.mixed = 0, False
-            self._set_numbers()
+            self._set_values(values)
             self.acted, self.moments = set(), 0
             self.refresh()
 
     def show(self, variant: int) -> None:
         """Set the variant of all rows of the next calls; shows at once in every view."""
         with self._lock:
-            if self.mixed or variant != self.shown:
-                other, self.mixed, self.shown = variant != self.shown, False, variant
-                self._set_numbers()
-                if other:
-                    self._write_vectors()
+            former, self.mixed, self.shown = self.shown, False, variant
+            self._set_numbers()
+            if variant != former:
+                self._write_vectors()
 
     def set_rows(self, rows: tuple[int, ...], parts: tuple[int | None, ...] = ()) -> None:
         """Set the variant and the part of the prompt of each row of the next model call, as `show` does."""
@@ -571,15 +539,13 @@ class StrengthTable:
         with self._lock:
             if max(rows, default=0) >= len(self.values):  # another stack came since the call began
                 self.show(0)
-                return
-            if len(set(rows)) < 2:
-                self.show(next(iter(rows), self.shown))
-                return
-            if rows != self.rows:
-                self.rows = rows
-                self._write_rows()
-            self.mixed = True
-            self._set_numbers()
+            elif len(set(rows)) < 2:
+                self.show(rows[0] if rows else self.shown)
+            else:
+                if rows != self.rows:
+                    self.rows = rows
+                    self._write_rows()
+                self.mixed, self.numbers = True, None
 
     def set_latents(self, latents: LatentGrid) -> None:
         """Set the latents of the next model call."""
@@ -608,7 +574,6 @@ class StrengthTable:
                 self.moments += 1
                 if values != self.values:
                     self._set_values(values)
-                    self._set_numbers()
                     stale = True
             self.timestep = moment.timestep
             if stale:
@@ -635,16 +600,18 @@ class StrengthTable:
         self.values = values
         """For each variant, the strength of every group."""
         self._values = torch.tensor(values, dtype=torch.float64, device="cpu")  # (variants, groups)
+        self._set_numbers()
 
     def _set_numbers(self) -> None:
         self.numbers = None if self.mixed or self.has_regions else self.values[self.shown]
 
     def _set_regions(self) -> None:
-        stack = self.stack_strengths
-        self.regional_groups = stack.regional_groups
+        regions = self.stack_strengths.group_regions
+        self.regional_groups = frozenset([i for own in regions for i, (region, _) in enumerate(own) if region])
+        """The strength groups that have a region, in any variant."""
         self.has_regions = bool(self.regional_groups)
         """Whether there are any; a graph knows nothing else of regions."""
-        self.has_parts = bool({part for own in stack.group_regions for _, part in own} - {None})
+        self.has_parts = bool({part for own in regions for _, part in own} - {None})
         """Whether the part of the prompt that a row is of makes a difference."""
 
     def _vector(self, place: tuple[torch.device, torch.dtype]) -> Tensor:
