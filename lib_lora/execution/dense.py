@@ -182,7 +182,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self._of_text = is_of_text(bindings[0].target.path)
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
         for binding in self._bindings:
-            strengths.register(binding.shares)
+            strengths.register(binding.ranges)
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward with effective weights in place of its own."""
@@ -369,7 +369,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         return first if binding.rank is None else min(first, binding.rank)
 
     def _strength(self, binding: Binding, like: Tensor, image: int | None = None) -> Tensor:
-        return self._strengths.for_variant(binding.shares, like.device, wide(like.dtype), image)
+        return self._strengths.for_variant(binding.ranges, like.device, wide(like.dtype), image)
 
     def _change_bias(
         self, layer: nn.Module, binding: Binding, adapter: Adapter, found: dict[str, Tensor], image: int | None

@@ -28,7 +28,7 @@ from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, is_of_text, token_layout
-from ..strengths.table import FactorShare, FactorShares, LayerStrengths, StrengthTable, change_of_bias
+from ..strengths.table import FactorRange, FactorRanges, LayerStrengths, StrengthTable, change_of_bias
 from ..tensors import TensorFields
 from ..weights.operation import Operation, named_arguments, output_in, place_of_input, with_output
 from . import opaque
@@ -102,11 +102,11 @@ class LowRankExecutor(Resident[Placed]):
         self._spatial = len(target.shape) - 2
         self._of_text = is_of_text(target.path)
         self._forms, self._biased = forms, biased
-        shares = _shares(self._bindings, forms, biased, policy.buckets)
-        self._shares, self._bias_shares = strengths.register(*shares, own=True)
+        ranges = _ranges(self._bindings, forms, biased, policy.buckets)
+        self._ranges, self._bias_ranges = strengths.register(*ranges, own=True)
         self._rank = 0
-        for share in self._shares:
-            self._rank += share.count
+        for one in self._ranges:
+            self._rank += one.count
         self._tuner = policy.tuner
         self._inputs, self._outputs = list[int](), list[int]()
         for i, form in enumerate(self._forms):
@@ -114,15 +114,15 @@ class LowRankExecutor(Resident[Placed]):
                 self._inputs.append(i)
             if form.on_output:
                 self._outputs.append(i)
-        self._only_pairs = bool(self._shares) and not self._inputs and not self._outputs
-        other = self._bias_shares or target.kind == "embedding" or policy.storage != "file" or self._static is not None
+        self._only_pairs = bool(self._ranges) and not self._inputs and not self._outputs
+        other = self._bias_ranges or target.kind == "embedding" or policy.storage != "file" or self._static is not None
         tuned = policy.tuner is not None and policy.tuner.adds_pairs
         self._is_plain = self._only_pairs and not (other or tuned)
-        self._input_shares, self._output_shares = list[FactorShares](), list[FactorShares]()
+        self._input_ranges, self._output_ranges = list[FactorRanges](), list[FactorRanges]()
         if self._inputs or self._outputs:
-            self._input_shares = [self._bindings[i].shares for i in self._inputs]
-            self._output_shares = [self._bindings[i].shares for i in self._outputs]
-            strengths.register(*self._input_shares, *self._output_shares)
+            self._input_ranges = [self._bindings[i].ranges for i in self._inputs]
+            self._output_ranges = [self._bindings[i].ranges for i in self._outputs]
+            strengths.register(*self._input_ranges, *self._output_ranges)
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward plus its deltas."""
@@ -227,9 +227,9 @@ class LowRankExecutor(Resident[Placed]):
             return None
         plain: PlainPair | None = self._views
         if plain is None or plain.placed is not placed:
-            pair, first = placed.stored.content.pair, self._shares[0]
+            pair, first = placed.stored.content.pair, self._ranges[0]
             assert pair is not None
-            alike = len({(share.group, share.scale) for share in self._shares}) == 1 and first.schedule is None
+            alike = len({(one.group, one.scale) for one in self._ranges}) == 1 and first.schedule is None
             vector = None if alike else placed.strengths.alike[0]
             self._views = plain = PlainPair.of(placed, pair, first.group, first.scale, vector)
         return plain, numbers[plain.group] * plain.scale if plain.vector is None else plain.vector
@@ -305,16 +305,16 @@ class LowRankExecutor(Resident[Placed]):
         adapters = self._adapters(layer)
         inputs, outputs = self._inputs, self._outputs
         parts = Parts(
-            pair=self._pair(adapters, device, dtype) if self._shares else None,
+            pair=self._pair(adapters, device, dtype) if self._ranges else None,
             inputs=tuple([adapters[i].input_effect(device, input_dtype) for i in inputs]) if inputs else (),
             outputs=tuple([adapters[i].output_effect(device, dtype) for i in outputs]) if outputs else (),
-            bias=self._biases(adapters, device, dtype) if self._bias_shares else None,
+            bias=self._biases(adapters, device, dtype) if self._bias_ranges else None,
         )
-        layouts = [self._shares, self._bias_shares, *self._output_shares]
+        layouts = [self._ranges, self._bias_ranges, *self._output_ranges]
         strengths = self._strengths.for_layer(layouts, device, dtype, self._spatial)
         of_inputs = None
         if inputs:
-            of_inputs = self._strengths.for_layer(self._input_shares, device, input_dtype, self._spatial)
+            of_inputs = self._strengths.for_layer(self._input_ranges, device, input_dtype, self._spatial)
         rows = tuple([self._bindings[i].target.rows for i in outputs]) if outputs else ()
         return Placed(device, dtype, input_dtype, store(parts, self._storage), strengths, of_inputs, rows)
 
@@ -351,21 +351,21 @@ class LowRankExecutor(Resident[Placed]):
         return vector if rows is None else F.pad(vector, (rows[0], self._width - rows[1]))
 
 
-def _shares(
+def _ranges(
     bindings: Sequence[Binding], forms: Sequence[Form], biased: Sequence[bool], buckets: Sequence[int]
-) -> tuple[FactorShares, FactorShares]:
+) -> tuple[FactorRanges, FactorRanges]:
     """Return the strengths of the fused pair, filled up to a bucket, and of the biases."""
-    ranks, biases, rank = list[FactorShare](), list[FactorShare](), 0
+    ranks, biases, rank = list[FactorRange](), list[FactorRange](), 0
     for binding, form, changes_bias in zip(bindings, forms, biased, strict=True):
         pair = form.pair
         if pair is not None:
-            share = FactorShare(binding.group, pair.rank, pair.scale, pair.schedule, pair.per_rank)
-            ranks.append(share)
-            rank += share.count
+            one = FactorRange(binding.group, pair.rank, pair.scale, pair.schedule, pair.per_rank)
+            ranks.append(one)
+            rank += one.count
         if changes_bias:
-            biases.append(FactorShare(binding.group))
+            biases.append(FactorRange(binding.group))
     if ranks and buckets and padded_rank(rank, buckets) > rank:
-        ranks.append(FactorShare(ranks[0].group, padded_rank(rank, buckets) - rank, 0.0))
+        ranks.append(FactorRange(ranks[0].group, padded_rank(rank, buckets) - rank, 0.0))
     return tuple(ranks), tuple(biases)
 
 

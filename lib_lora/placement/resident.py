@@ -21,7 +21,7 @@ from ..files.file import AdapterFile
 from ..naming.places import Target
 from ..naming.whole import Whole
 from ..registry import Tuner
-from ..strengths.table import FactorShare, FactorShares, StrengthTable
+from ..strengths.table import FactorRange, FactorRanges, StrengthTable
 from ..tensors import plain_mode
 from ..weights.base_weight import WeightMark, mark_weight, read_base_weight
 from . import budget, trace
@@ -50,9 +50,9 @@ class Binding:
     """The layers that are one in the file, where the adapter depends on all of them."""
 
     @property
-    def shares(self) -> FactorShares:
-        """Return the share of the strength alone, as one number."""
-        return (FactorShare(self.group, schedule=self.adapter.ranks_by_timestep),)
+    def ranges(self) -> FactorRanges:
+        """Return the range of factors of the strength alone, as one number."""
+        return (FactorRange(self.group, schedule=self.adapter.ranks_by_timestep),)
 
 
 @dataclass(frozen=True, slots=True)

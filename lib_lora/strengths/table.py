@@ -273,8 +273,8 @@ class StackStrengths:
 
 
 @dataclass(frozen=True, slots=True)
-class FactorShare:
-    """One binding's part of a layer's factors."""
+class FactorRange:
+    """The factors of one binding in a layer, adjacent in its vector."""
 
     group: int
     """Which strength multiplies it."""
@@ -286,10 +286,10 @@ class FactorShare:
     per_rank: int = 1
     """Adjacent components that make one rank of the schedule."""
     owner: int = 0
-    """The layer that shares these factors with no other; 0 where all layers with equal shares have the same ones."""
+    """The layer that has these factors alone; 0 where all layers with equal ranges have the same ones."""
 
 
-FactorShares: TypeAlias = tuple[FactorShare, ...]
+FactorRanges: TypeAlias = tuple[FactorRange, ...]
 
 
 @dataclass(eq=False)
@@ -392,7 +392,7 @@ class StrengthTable:
         self._weighed: LatentGrid | None = None  # the latents that these are for
         self.parts: tuple[int | None, ...] = ()
         """The part of the prompt of each row of the present call; empty where that makes no difference."""
-        self._starts: dict[FactorShares, int] = {}
+        self._starts: dict[FactorRanges, int] = {}
         self.length = 0
         """Of the vector."""
         self._orders: dict[int, Tensor] = {}
@@ -402,37 +402,37 @@ class StrengthTable:
         self._vectors: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # (n,), of the variant that is shown
         self._matrices: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # see `_factors_by_layer`
         self._layers: weakref.WeakSet[LayerStrengths] = weakref.WeakSet()
-        self._scheduled: list[tuple[int, FactorShare, RankSchedule]] = []
+        self._scheduled: list[tuple[int, FactorRange, RankSchedule]] = []
         self.timestep: float | None = None
         """Of the next model call; None where it is not known, and all ranks act."""
         self.rows: tuple[int, ...] = ()
         """The variant of each row of the present call. Only while it is `mixed`."""
 
-    def register(self, *layouts: FactorShares, own: bool = False) -> list[FactorShares]:
-        """Reserve room for a layer's factors, before the first `for_layer`; equal shares have the same room.
+    def register(self, *layouts: FactorRanges, own: bool = False) -> list[FactorRanges]:
+        """Reserve room for a layer's factors, before the first `for_layer`; equal ranges have the same room.
 
         Args:
-            layouts: shares of factors that are read together.
+            layouts: each the ranges of factors that are read together.
             own: where plans share memory, give the layer room of its own, so that addresses do not depend on others.
 
         Returns:
-            The shares to call `for_layer` and `for_variant` with.
+            The ranges to call `for_layer` and `for_variant` with.
         """
         found = []
-        for shares in layouts:
+        for ranges in layouts:
             if own and self._kept is not None:
-                shares = tuple(replace(share, owner=len(self._starts) + 1) for share in shares)
-            found.append(shares)
-            if shares in self._starts:
+                ranges = tuple(replace(one, owner=len(self._starts) + 1) for one in ranges)
+            found.append(ranges)
+            if ranges in self._starts:
                 continue
             assert not self._vectors, "views must never move"
-            self._starts[shares] = self.length
-            for share in shares:
-                if share.schedule is not None:
-                    self._scheduled.append((self.length, share, share.schedule))
-                self._groups += [share.group] * share.count
-                self._scales += [share.scale] * share.count
-                self.length += share.count
+            self._starts[ranges] = self.length
+            for one in ranges:
+                if one.schedule is not None:
+                    self._scheduled.append((self.length, one, one.schedule))
+                self._groups += [one.group] * one.count
+                self._scales += [one.scale] * one.count
+                self.length += one.count
         return found
 
     @property
@@ -446,15 +446,15 @@ class StrengthTable:
         return bool(self._scheduled) or self.stack_strengths.by_noise
 
     def for_layer(
-        self, layouts: Sequence[FactorShares], device: torch.device, dtype: torch.dtype, spatial: int
+        self, layouts: Sequence[FactorRanges], device: torch.device, dtype: torch.dtype, spatial: int
     ) -> LayerStrengths:
         """Return the strengths of a layer, a vector for each of the layouts; see `LayerStrengths`."""
         place, starts, vectors = (device, dtype), [], []
         every = self._vector(place)
-        for shares in layouts:
-            start, count = self._starts[shares], 0
-            for share in shares:
-                count += share.count
+        for ranges in layouts:
+            start, count = self._starts[ranges], 0
+            for one in ranges:
+                count += one.count
             starts.append(start)
             vectors.append(every.narrow(0, start, count))
         alike = [_per_channel(one, spatial) for one in vectors] if spatial else vectors
@@ -465,11 +465,11 @@ class StrengthTable:
         return found
 
     def for_variant(
-        self, shares: FactorShares, device: torch.device, dtype: torch.dtype, variant: int | None = None
+        self, ranges: FactorRanges, device: torch.device, dtype: torch.dtype, variant: int | None = None
     ) -> Tensor:
         """Return the factors of a layer for one variant of the present call, (sum of ranks,); None is the one shown."""
         place = device, dtype
-        every, start, count = self._vector(place), self._starts[shares], sum([one.count for one in shares])
+        every, start, count = self._vector(place), self._starts[ranges], sum([one.count for one in ranges])
         if variant is None:
             return every.narrow(0, start, count)
         return _layer_rows(self._matrices[place], self.length, start, count)[self.rows.index(variant)]
@@ -671,8 +671,8 @@ class StrengthTable:
         values = self._values if len(variants) == len(self._values) == 1 else self._values[list(variants)]
         factors = values.index_select(1, groups).mul_(scales)
         if self.timestep is not None:
-            for start, share, schedule in self._scheduled:
-                factors[:, start + share.per_rank * schedule.first(self.timestep) : start + share.count] = 0.0
+            for start, own, schedule in self._scheduled:
+                factors[:, start + own.per_rank * schedule.first(self.timestep) : start + own.count] = 0.0
         return factors
 
 
