@@ -147,6 +147,7 @@ class Table:
             moves = self._moves[states]
             found = moves.get(letter)
             if found is None:
+                self._effort += len(states)
                 reached = {one.next[0] for one in states if one.fits is not None and one.fits(letter)}
                 found = moves[letter] = self._closure(reached.union(self._starts if letter == "." else ()))
             states = found
