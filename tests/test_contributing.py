@@ -79,6 +79,9 @@ layer.register_buffer("weight_scale", torch.tensor([1.0, 0.5, 2.0]))
 assert read_base_weight(layer, "weight").tolist() == [[1.0, 2.0], [1.5, 2.0], [10.0, 12.0]]
 
 assert "manual_cast" in {scheme.name for scheme in discover_classes(schemes, Scheme)}
+layer.org_forward = layer.forward
+assert list(schemes.captured(layer)) == [(layer, "org_forward")]
+del layer.org_forward
 assert schemes.stays(layer)
 layer.parameters_manual_cast = True
 assert not schemes.stays(layer)
