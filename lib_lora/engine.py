@@ -34,8 +34,8 @@ from .registry import Tuner
 from .report import ActivationReport, MemoryReport
 from .stack import Entry, Stack
 from .strengths.model_call import CallSettings, Rows, hook_strengths
+from .strengths.stack_strengths import block_rules
 from .strengths.strength import Clock, Halves, Moment, Multiplier, PerImage, largest
-from .strengths.table import block_rules
 from .tensors import plain_mode
 
 logger = logging.getLogger(__name__)

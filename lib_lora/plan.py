@@ -28,8 +28,9 @@ from .placement import schemes, trace
 from .placement.resident import Binding, PlacementPolicy
 from .report import ActivationReport
 from .stack import Stack
+from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_rules, group_numbers
 from .strengths.strength import Strength, as_strength
-from .strengths.table import StackStrengths, StrengthGroup, StrengthTable, block_rules, group_numbers
+from .strengths.table import StrengthTable
 from .tensors import every
 from .weights.base_weight import has_plain_weight
 from .weights.originals import Checkpoint

@@ -17,7 +17,12 @@ from cosmic_ray.plugins import get_operator, operator_names
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "algorithms": ("lib_lora/adapters/*.py",),
-    "executors": ("lib_lora/plan.py", "lib_lora/execution/*.py", "lib_lora/strengths/table.py"),
+    "executors": (
+        "lib_lora/plan.py",
+        "lib_lora/execution/*.py",
+        "lib_lora/strengths/stack_strengths.py",
+        "lib_lora/strengths/table.py",
+    ),
     "names": ("lib_lora/files/formats/*.py", "lib_lora/naming/*.py"),
     "prompt": ("extension/text/*.py",),
     "api": ("extension/api/*.py",),

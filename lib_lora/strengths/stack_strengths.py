@@ -1,0 +1,247 @@
+"""The strengths that a stack means for the layers of a plan, in groups that one number multiplies.
+
+A strength group is the layers that one number multiplies: the layers of one entry, component and block that no rule of
+its block weights tells apart. A variant of the stack is one image of the batch, or one half of it where positive and
+negative prompts have strengths of their own. The table has a number for each variant and group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import lru_cache
+from operator import mul
+from typing import NamedTuple, TypeAlias
+
+from ..errors import MomentError, StackError
+from ..files.components import DENOISER, role
+from ..naming.blocks import BlockNames, Element, Side, block_of, side_of
+from ..naming.index import LayerIndex
+from ..naming.places import Target
+from .regions import ALL_PLACES, Region, RegionPart, RowRegions
+from .strength import (
+    AnyMultiplier,
+    Moment,
+    Strength,
+    all_multipliers,
+    as_strength,
+    has_values,
+    image_multiplier,
+    is_off,
+)
+
+Wishes: TypeAlias = Sequence[tuple[str, AnyMultiplier]]
+"""The name and the multiplier of each entry of a stack."""
+Variants: TypeAlias = Sequence[tuple[int, bool]]
+"""The (image, negative) that may have strengths of their own."""
+Values: TypeAlias = tuple[tuple[float, ...], ...]
+"""For each variant, the strength of every group."""
+_NOWHERE = "its region has no place in the picture"
+
+
+def block_rules(multiplier: AnyMultiplier) -> tuple[Element, ...]:
+    """Return the rules for some layers in the block weights of all images, without their weights."""
+    if isinstance(multiplier, float | int):
+        return ()
+    blocks = [one.blocks for one in all_multipliers(multiplier) if isinstance(one, Strength)]
+    return tuple(dict.fromkeys(element.unweighted for one in blocks if one is not None for element in one.elements))
+
+
+class StrengthGroup(NamedTuple):
+    """Layers that one number multiplies, whatever the strength is a function of."""
+
+    entry: int
+    component: str
+    block: str
+    side: Side | None
+    """Of the denoiser; None for layers that are not called at each step."""
+    matches: tuple[bool, ...]
+    """Which of the entry's `block_rules` match them."""
+
+
+@lru_cache(maxsize=16384)
+def _block_and_side(component: str, path: str) -> tuple[str, Side | None]:
+    block = block_of(component, path)
+    return block, side_of(block) if role(component) == DENOISER else None
+
+
+def group_numbers(
+    entry: int,
+    rules: Sequence[Element],
+    layers: Iterable[tuple[str, Target]],
+    indexes: Mapping[str, LayerIndex],
+    model: BlockNames,
+    numbers: dict[StrengthGroup, int],
+) -> list[int]:
+    """Return the number of the strength group of each layer of an entry; groups that are new are added to `numbers`."""
+    found, matches = list[int](), tuple[bool, ...]()
+    for component, target in layers:
+        block, side = _block_and_side(component, target.path)
+        if rules:
+            names = indexes[component].names_of(target)
+            matches = tuple([rule.suits(block, names, model) for rule in rules])
+        group = StrengthGroup(entry, component, block, side, matches)
+        found.append(numbers.setdefault(group, len(numbers)))
+    return found
+
+
+class StackStrengths:
+    """The numbers that a stack means for the strength groups of a plan, at any moment.
+
+    Args:
+        wishes: of the stack.
+        variants: of the stack.
+        groups: of the plan, in the order of their numbers.
+        model: its blocks.
+        regions: of other stacks of the plan -> their numbers from 1; the stack's own are added.
+
+    Raises:
+        StackError: the model takes no list of block weights as long as an entry's.
+    """
+
+    def __init__(
+        self,
+        wishes: Wishes,
+        variants: Variants,
+        groups: Sequence[StrengthGroup],
+        model: BlockNames,
+        regions: dict[Region, int] | None = None,
+    ) -> None:
+        self._wishes, self._model, self.groups = wishes, model, groups
+        self._variants = [
+            [as_strength(image_multiplier(multiplier, image, negative=negative)) for _, multiplier in wishes]
+            for image, negative in variants
+        ]
+        self._shared: dict[tuple[int, str, Side | None], int] = {}
+        """(entry, component, side) of each number before blocks are weighed."""
+        self._shared_of = [self._shared.setdefault((one[0], one[1], one[3]), len(self._shared)) for one in groups]
+        """The position in `_shared` of each group."""
+        every = [(entry, one) for variant in self._variants for entry, one in enumerate(variant)]
+        denoising = {entry for entry, _, side in self._shared if side is not None}
+        self.varying = {entry for entry, one in every if one.varies}
+        """The entries whose strength differs from moment to moment."""
+        self.varies = not self.varying.isdisjoint(denoising)
+        """Whether the moment makes a difference."""
+        self.by_noise = self.varies and any(one.by_noise for _, one in every)
+        """Whether the timestep or the noise makes a difference."""
+        self._block_weights = self._weigh() if [one for _, one in every if one.blocks is not None] else None
+        self.regions: dict[Region, int] = {} if regions is None else regions
+        regional = [one for entry, one in every if one.region is not None and entry in denoising]
+        self.group_regions = self._find_regions() if regional else ()
+        """For each variant, the region of each group and the part of the prompt that describes it; or nothing."""
+        self.row_regions: dict[tuple[object, ...], RowRegions] = {}
+        """The regions of factors, see `StrengthTable.weights`."""
+
+    def for_stack(self, wishes: Wishes, variants: Variants) -> StackStrengths:
+        """Return the strengths of another stack of the plan.
+
+        Raises:
+            StackError: see above.
+        """
+        found = StackStrengths(wishes, variants, self.groups, self._model, self.regions)
+        if found.group_regions == self.group_regions:
+            found.row_regions = self.row_regions
+        return found
+
+    @property
+    def varying_groups(self) -> frozenset[int]:
+        """Return the strength groups whose strength differs from moment to moment."""
+        varying = [one.side is not None and one.entry in self.varying for one in self.groups]
+        return frozenset(i for i, varies in enumerate(varying) if varies)
+
+    def values(self, moment: Moment | None) -> Values:
+        """Return the strength of every group for each variant; without a moment, at the beginning.
+
+        Raises:
+            MomentError: the moment lacks what an entry's strength depends on.
+        """
+        found = []
+        for variant, strengths in enumerate(self._variants):
+            shared = [self._at(strengths, *one, moment) for one in self._shared]
+            own = [shared[i] for i in self._shared_of]
+            if self._block_weights is not None:
+                own = list(map(mul, own, self._block_weights[variant]))
+            found.append(tuple(own))
+        return tuple(found)
+
+    def idle(self, acted: Set[int], moments: int) -> tuple[dict[int, str], dict[int, str]]:
+        """Return the entries without any effect -> why, and the ones that act on text encoders alone -> where not, why.
+
+        Args:
+            acted: groups whose strength was other than 0 at a moment.
+            moments: how many moments there were.
+        """
+        static, idle, partly = self.values(None), dict[int, str](), dict[int, str]()
+        for entry, (_, multiplier) in enumerate(self._wishes):
+            own = [strengths[entry] for strengths in self._variants]
+            groups = [i for i, group in enumerate(self.groups) if group.entry == entry]
+            denoising = [i for i in groups if self.groups[i].side is not None]
+            is_outside = all(one.region is not None and not one.region.share for one in own)
+            varies = entry in self.varying and bool(denoising)
+            unsure = denoising if varies or is_outside else []
+            wanted = [i for i in unsure if self._is_wanted(i)]
+            never, reason = [one.during.why_empty for one in own], ""
+            if is_outside:
+                reason = _NOWHERE
+            elif all(never):
+                reason = never[0]
+            elif moments and acted.isdisjoint(unsure):
+                reason = f"its strength was 0 at all {moments} calls of the model"
+            if any(values[i] for values in static for i in groups if i not in unsure):
+                if wanted and reason:
+                    partly[entry] = f"on the {self._components(wanted)}: {reason}"
+            elif wanted or varies:
+                if reason:
+                    idle[entry] = reason
+            elif not is_off(multiplier):
+                layers = self._components(groups)
+                idle[entry] = f"its strength is 0 for all layers that it changes, which are in {layers}"
+        return idle, partly
+
+    def _components(self, groups: Sequence[int]) -> str:
+        return ", ".join(dict.fromkeys([self.groups[i].component for i in groups]))
+
+    def _is_wanted(self, i: int) -> bool:
+        """Tell whether a group has a strength at a moment that may come: the user may leave a component alone."""
+        group = self.groups[i]
+        for variant, strengths in enumerate(self._variants):
+            wanted = has_values(strengths[group.entry].amount(group.component, group.side))
+            if wanted and (self._block_weights is None or self._block_weights[variant][i]):
+                return True
+        return False
+
+    def _at(
+        self, strengths: Sequence[Strength], entry: int, component: str, side: Side | None, moment: Moment | None
+    ) -> float:
+        now = moment if side is not None and entry in self.varying else None  # only denoisers are called at steps
+        try:
+            return strengths[entry].at(component, side, now)
+        except MomentError as error:
+            raise MomentError(f"{self._wishes[entry][0]}: {error}") from error
+
+    def _weigh(self) -> list[list[float]]:
+        """Return the block weight of each group, for each variant."""
+        rules = [block_rules(multiplier) for _, multiplier in self._wishes]  # as those of the plan
+        found = []
+        for strengths in self._variants:
+            weights = []
+            for group in self.groups:
+                blocks, weight = strengths[group.entry].blocks, 1.0
+                if blocks is not None:
+                    matches = dict(zip(rules[group.entry], group.matches, strict=True))
+                    try:
+                        weight = blocks.weight(group.block, matches, self._model)
+                    except StackError as error:
+                        raise StackError(f"{self._wishes[group.entry][0]}: {error}", group.entry) from error
+                weights.append(weight)
+            found.append(weights)
+        return found
+
+    def _find_regions(self) -> tuple[tuple[RegionPart, ...], ...]:
+        found, numbers = [], self.regions
+        for strengths in self._variants:
+            entries = [
+                ALL_PLACES if one.region is None else (numbers.setdefault(one.region, len(numbers) + 1), one.part)
+                for one in strengths
+            ]
+            found.append(tuple([ALL_PLACES if group.side is None else entries[group.entry] for group in self.groups]))
+        return tuple(found)
