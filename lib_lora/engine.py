@@ -18,7 +18,7 @@ from typing_extensions import Self
 from .errors import ActivationError, LoraError, NoMatchError, StackError
 from .execution import hooks
 from .execution.hooks import Executor, HookedLayers
-from .execution.merged import refuse_spoiled_in
+from .execution.merged import refuse_spoiled
 from .execution.model import Model, check_components
 from .execution.watch import Watch
 from .files.config import Reading
@@ -241,9 +241,9 @@ class Engine:
         else:
             plan.come_back(stack)
         former, room = self._plan, self._plans.room_for(self._plan)
-        settle, resting, keep = self._budget.settle, self._model.resting, room is not None
+        reset, resting, keep = self._budget.reset, self._model.resting, room is not None
         try:
-            self._hooked.swap(plan.executors, settle, resting, keep=keep, checked=checked)
+            self._hooked.swap(plan.executors, reset, resting, keep=keep, checked=checked)
         except BaseException:
             if former is not None and self._static is not None:
                 former.strengths.refresh()  # both had them in the same memory
@@ -373,7 +373,7 @@ class Engine:
         """
         with self._lock:
             self._clear()
-            refuse_spoiled_in(self.components.values())
+            refuse_spoiled(self.components.values())
 
     def _clear(self) -> None:
         try:
@@ -397,7 +397,7 @@ class Engine:
             self._plans.put(former, room)
         self._hooked.detach()
         scratch.free()
-        self._budget.settle()
+        self._budget.reset()
         self._cache.trim()
         self._plans.keep_only(self._cache.holds)
 
@@ -474,7 +474,7 @@ class Engine:
         """Replace the executors of some layers of the plan in force, or leave all as it was."""
         if executors:
             after = {**plan.executors, **executors}
-            self._hooked.swap(after, self._budget.settle, self._model.resting, keep=False)
+            self._hooked.swap(after, self._budget.reset, self._model.resting, keep=False)
             plan.executors.update(executors)
 
     def _write(self, stack: Stack) -> None:

@@ -18,7 +18,7 @@ from .compiler import is_compiled
 from .execution.dense import DenseExecutor
 from .execution.hooks import Executor, move_to_layer
 from .execution.low_rank import LowRankExecutor, LowRankOrDense
-from .execution.merged import MergedExecutor, refuse_spoiled_in, why_not_merged
+from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
 from .naming.blocks import BlockNames, Element
 from .naming.index import LayerIndex, blocks_of
 from .naming.network import Network
@@ -204,7 +204,7 @@ class Plan:
             StackError: see `write`.
             ComponentError: a layer has a weight that a LoRA could not be taken off.
         """
-        refuse_spoiled_in(list(self.executors))
+        refuse_spoiled(list(self.executors))
         self.strengths.timestep = None
         self.strengths.drop_devices()
         self.write(stack)
@@ -247,7 +247,7 @@ def make_plan(
     model = blocks_of(key.indexes)
     groups: dict[StrengthGroup, int] = {}
     bindings = _bindings(stack, key, model, groups)
-    refuse_spoiled_in([layer for _, layer, _ in bindings])
+    refuse_spoiled([layer for _, layer, _ in bindings])
     stack_strengths = StackStrengths(stack.wishes, stack.variants, tuple(groups), model)
     policies = _policies(policy, components)
     static = next((one.static for one in policies.values() if one.static is not None), None)

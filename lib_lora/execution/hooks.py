@@ -1,9 +1,9 @@
 """Hooks on layers: `forward` and `_apply` of the layer classes, replaced once per class and undone exactly.
 
-The class is patched and not each layer, because accelerate and diffusers put back instance attributes as they once
-found them. A layer without adapters pays one attribute look-up. A few layers have a forward of their own, so that the
-forward of their class is never called; there the layer's own one is replaced. Each hooked layer has a `Slot`, which
-names its executor; `HookedLayers` are the layers of one engine.
+The class is patched and not each layer, because accelerate and diffusers restore the instance attributes that they
+found. A layer without adapters pays one attribute look-up. A few layers have a forward of their own, which is called
+instead of their class's; there the layer's own forward is replaced. Each hooked layer has a `Slot`, which names its
+executor; `HookedLayers` are the layers of one engine.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from types import FunctionType, MethodType
-from typing import Any, NamedTuple, Protocol
+from types import FunctionType, MethodType, SimpleNamespace
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -30,40 +30,31 @@ logger = logging.getLogger(__name__)
 def patched(token: object, base_forward: BaseForward) -> BaseForward:
     """Make a forward that calls the executor of a layer's slot, if that slot names the patch `token`."""
 
-    is_compiling = compiling  # of this function, not of its module, see below
+    is_compiling = compiling  # not a global: `made` has the globals of another module
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         slot: Slot | None = getattr(self, "_remora_slot", None)  # the default is for calls captured before an undo
         if slot is None or slot.patch is not token or slot.executor is None:
             return base_forward(self, *args, **kwargs)
-        if not is_compiling() and not slot.called:  # in this order: a graph is not to know that it was called
+        if not is_compiling() and not slot.called:  # in this order, so that a graph does not guard `called`
             slot.called = True
         return slot.executor.run(self, base_forward, args, kwargs)
 
-    made = _at_home_of(base_forward, forward)
-    # such as the marks of torch.jit.ignore, and the name by which a function is pickled
+    # `torch.jit.script` reads the source behind `__wrapped__` and looks its names up in the globals of our function
+    scope = getattr(base_forward, "__globals__", forward.__globals__)
+    made: Any = FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
+    # among them the marks of torch.jit.ignore, and the name by which a function is pickled
     made.__dict__.update(getattr(base_forward, "__dict__", {}))
     made.__qualname__ = getattr(base_forward, "__qualname__", made.__qualname__)
-    made.remora_patch = token  # type: ignore[attr-defined]
-    made.__wrapped__ = base_forward  # type: ignore[attr-defined]  # inspect.signature() looks here
-    return made
-
-
-def _at_home_of(base_forward: BaseForward, forward: Any) -> FunctionType:
-    """Make `forward` a function of the module of `base_forward`.
-
-    `torch.jit.script` reads the source behind `__wrapped__` and looks its names up where the outer function is from.
-    """
-    home = getattr(base_forward, "__globals__", None)
-    if not isinstance(home, dict):
-        home = forward.__globals__  # no Python function, of which there is no source
-    return FunctionType(forward.__code__, home, forward.__name__, forward.__defaults__, forward.__closure__)
+    made.remora_patch = token
+    made.__wrapped__ = base_forward  # inspect.signature() looks here
+    return cast(BaseForward, made)
 
 
 def token_of(function: object) -> object:
-    """Return the token that `function` was made for by `patched`; None for any other function.
+    """Return the token of a function that `patched` made; None for any other function.
 
-    `functools.wraps` copies what marks a function of ours, so the mark has to lead back to the function.
+    `functools.wraps` copies our mark to other functions, so the mark must lead back to the function.
     """
     token = getattr(function, "remora_patch", None)
     return token if getattr(token, "forward", None) is function else None
@@ -77,20 +68,17 @@ def places(layer: nn.Module) -> Iterator[tuple[object, str]]:
 
 
 class InstancePatch:
-    """The patch of one layer that carries a forward of its own.
+    """The patch of one layer that has a forward of its own, see `own_method`.
 
-    Nothing of ours refers to it but the layer itself: a function made for one layer may hold that layer.
-
-    Args:
-        method: what the layer carries, see `own_method`.
+    Only the layer refers to it: a function made for one layer may hold that layer.
     """
 
-    def __init__(self, method: MethodType) -> None:
+    def __init__(self, layer: nn.Module, method: MethodType) -> None:
+        # a deep copy of a patched layer has the patch of the other layer
         earlier = self.behind(method)
-        self._replaced = method.__func__
-        # a deep copy of a patched layer brings the other layer's patch along
         self.base_forward: BaseForward = method.__func__ if earlier is None else earlier.base_forward
         self.forward = patched(self, self.base_forward)
+        _exchange(layer, method.__func__, self.forward)
 
     @staticmethod
     def behind(method: MethodType) -> InstancePatch | None:
@@ -98,17 +86,13 @@ class InstancePatch:
         patch = token_of(method.__func__)
         return patch if isinstance(patch, InstancePatch) else None
 
-    def put(self, layer: nn.Module) -> None:
-        """Replace the method wherever it is kept."""
-        _exchange(layer, self._replaced, self.forward)
-
     def undo(self, layer: nn.Module) -> None:
-        """Put the method back; also where a hook has captured ours meanwhile."""
+        """Restore the method, also where a hook has captured ours meanwhile."""
         _exchange(layer, self.forward, self.base_forward)
 
 
 def has_foreign_forward(layer: nn.Module) -> bool:
-    """Tell whether a layer carries a forward that is neither ours nor a hook's, so that it may never come here."""
+    """Tell whether a layer has a forward that is neither ours nor a hook's, so that ours may never be called."""
     forward = layer.__dict__.get("forward")
     if forward is None or token_of(getattr(forward, "__func__", forward)) is not None:
         return False
@@ -118,8 +102,7 @@ def has_foreign_forward(layer: nn.Module) -> bool:
 def own_method(layer: nn.Module, known: Callable[[object], bool]) -> MethodType | None:
     """Return the outermost forward that is a method bound to `layer`, of a function that is not `known` as its class's.
 
-    Anything else that lies there (a hook's partial, a closure, another object's method) calls what it found, and is
-    left alone.
+    Any other callable (a hook's partial, a closure, another object's method) calls the forward that it found.
     """
     for holder, attribute in places(layer):
         method = getattr(holder, attribute)
@@ -129,6 +112,7 @@ def own_method(layer: nn.Module, known: Callable[[object], bool]) -> MethodType 
 
 
 def _exchange(layer: nn.Module, old: object, new: BaseForward) -> None:
+    """Replace a method of `layer` in every place where it is kept."""
     for holder, attribute in places(layer):
         if getattr(getattr(holder, attribute), "__func__", None) is old:
             setattr(holder, attribute, MethodType(new, layer))
@@ -144,7 +128,7 @@ class Executor(Protocol):
 
     @property
     def reads_base(self) -> bool:
-        """Tell whether the placed tensors were worked out of the base weight."""
+        """Tell whether the placed tensors were computed from the base weight."""
 
     @property
     def host_bytes(self) -> int:
@@ -154,22 +138,13 @@ class Executor(Protocol):
         """Compute the forward of the layer with its adapters."""
 
     def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
-        """Follow the layer to `device`; with `now`, place or merge what the first call needs, as far as it is known."""
+        """Follow the layer to `device`; with `now`, place or merge before the first call, as far as possible."""
 
     def is_stale(self, layer: nn.Module) -> bool:
-        """Tell whether a base weight has changed since something was worked out of it."""
+        """Tell whether a base weight has changed since something was computed from it."""
 
     def release(self, layer: nn.Module) -> None:
         """Leave nothing in or beside the layer; the file's own tensors stay."""
-
-
-class _Adopted(NamedTuple):
-    """A forward that a hook, or the layer, had captured before the class was patched; a method would keep the layer."""
-
-    holder: weakref.ref[Any]
-    attribute: str
-    found: Callable[..., Any]
-    ours: Callable[..., Any]
 
 
 class Slot:
@@ -187,16 +162,18 @@ class Slot:
         self.key = key_for(self)
         self.patch: ClassPatch | InstancePatch | None = None
         self.executor: Executor | None = None
-        self.adopted: list[_Adopted] = []
-        """The forwards of hooks and of the layer itself that were replaced to reach the class's patch."""
+        self.adopted: list[tuple[weakref.ref[Any], str, BaseForward, BaseForward]] = []
+        """Object, attribute, function and ours, of each forward that was captured before the class was patched.
+
+        Functions and not methods, which would keep the layer alive."""
         self.called = False
-        """Whether the layer was called since `watch.py` began to look, but for calls of compiled code."""
+        """Whether the layer was called since `Watch.expect`, calls of compiled code aside."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         return None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()  # a pickled layer comes back without adapters
+        return type(None), ()  # an unpickled layer has no adapters
 
 
 SLOT = "_remora_slot"
@@ -218,8 +195,8 @@ CLASSES: tuple[type[nn.Module], ...] = (
 class ClassPatch:
     """The patch of one class.
 
-    The replaced functions stay reachable through bound methods captured meanwhile. Forwards are inert for a layer whose
-    slot names another patch, so no chain of wrappers, whatever its order, can add a delta twice.
+    Bound methods that were captured meanwhile still call the replaced functions. A forward of ours does nothing for a
+    layer whose slot names another patch, so no chain of wrappers can add a delta twice, in any order.
     """
 
     def __init__(self, cls: type[nn.Module]) -> None:
@@ -252,7 +229,7 @@ class ClassPatch:
         return function is self.cls.forward or self.replaces(function)
 
     def undo(self) -> None:
-        """Put the class back as it was found; what others put on top meanwhile is theirs and stays."""
+        """Restore the class as it was found; patches that others put on top stay."""
         for name, ours in (("forward", self.forward), ("_apply", self.apply), (SLOT, None)):
             if self.cls.__dict__.get(name, self) is not ours:
                 continue
@@ -271,14 +248,14 @@ def install(classes: Iterable[type[nn.Module]] = ()) -> None:
     """Patch layer classes. Harmless when done already; best done before any model is loaded or compiled.
 
     Args:
-        classes: the host's, beside torch's. A class that inherits its forward needs no patch.
+        classes: layer classes of the host, in addition to torch's. A class that inherits its forward needs no patch.
     """
     for cls in (*CLASSES, *(cls for cls in classes if "forward" in cls.__dict__)):
         _ensure(cls)
 
 
 def uninstall() -> None:
-    """Take every slot away and put every class back as it was found."""
+    """Remove every slot and restore every class as it was found."""
     for layer in list(_hooked):
         detach(layer)
     for cls in list(_patches):
@@ -286,10 +263,10 @@ def uninstall() -> None:
 
 
 def ensure_in_force() -> bool:
-    """Install again what another extension undid (A1111's `patches.undo` puts back what it once saw).
+    """Install patches again that another extension undid, as A1111's `patches.undo` does.
 
     Returns:
-        Whether anything had to be installed again; slots must then be attached again.
+        Whether a patch was installed again, or a layer is not reached; slots must then be attached again.
     """
     again = False
     for cls, patch in list(_patches.items()):
@@ -297,15 +274,13 @@ def ensure_in_force() -> bool:
             logger.warning("%s.forward was put back by another extension; patched again", cls.__name__)
             _patches[cls] = _renewed(patch)
             again = True
-    for layer in list(_hooked):  # one may have got a forward of its own, another class or a new patch meanwhile
-        slot = layer.__dict__.get(SLOT)
-        if slot is not None and not is_attached(layer, slot):
-            return True
-    return again
+    slots = ((layer, layer.__dict__.get(SLOT)) for layer in list(_hooked))
+    # a layer may have got a forward of its own, another class or a new patch meanwhile
+    return again or any(slot is not None and not is_attached(layer, slot) for layer, slot in slots)
 
 
 def _renewed(patch: ClassPatch) -> ClassPatch:
-    """Put a patch in force again, without a chain that grows each time others put back what they once saw."""
+    """Install a patch again, without a chain that grows each time others undo it."""
     present = patch.cls.__dict__.get("forward")
     earlier = token_of(present)
     if isinstance(earlier, ClassPatch) and earlier.cls is patch.cls:
@@ -314,7 +289,7 @@ def _renewed(patch: ClassPatch) -> ClassPatch:
     if present is patch.base_forward:
         patch.put()
         return patch
-    patch.undo()  # or the next patch would take the rest of it for the class's own
+    patch.undo()  # or the next patch would take the slot and `_apply` for the class's own
     return ClassPatch(patch.cls)
 
 
@@ -327,24 +302,25 @@ def attach(layer: nn.Module, slot: Slot) -> None:
         slot.patch = patch
         _adopt(layer, slot, patch)
     else:
-        slot.patch = own = InstancePatch(method)
-        own.put(layer)
+        slot.patch = InstancePatch(layer, method)
     setattr(layer, SLOT, slot)
     _hooked.add(layer)
 
 
 def is_attached(layer: nn.Module, slot: Slot) -> bool:
     """Tell whether `layer` has `slot`, under the patch that calls of the layer reach."""
-    if layer.__dict__.get(SLOT) is not slot or slot.patch is None:
-        return False
     patch = slot.patch
+    if patch is None or layer.__dict__.get(SLOT) is not slot:
+        return False
     if isinstance(patch, ClassPatch) and "forward" not in layer.__dict__ and type(layer).forward is patch.cls.forward:
         return _patches.get(patch.cls) is patch
-    return patch is _serving(layer)
+    of_class = _patches.get(owner(type(layer)))
+    method = None if of_class is None else own_method(layer, of_class.knows)
+    return patch is (of_class if method is None else InstancePatch.behind(method))
 
 
-def detach(layer: nn.Module) -> None:
-    """Take the slot away; the layer is as it was."""
+def detach(layer: nn.Module, *, release: bool = True) -> None:
+    """Remove the slot, and release its executor; the layer is as it was."""
     slot = layer.__dict__.pop(SLOT, None)
     _hooked.discard(layer)
     if slot is None:
@@ -352,7 +328,7 @@ def detach(layer: nn.Module) -> None:
     executor, slot.executor = slot.executor, None
     _withdraw(layer, slot)
     _disown(layer, slot)
-    if executor is not None:
+    if release and executor is not None:
         executor.release(layer)
 
 
@@ -374,38 +350,31 @@ def owner(cls: type[nn.Module]) -> type[nn.Module]:
     return next(base for base in cls.__mro__ if "forward" in base.__dict__)
 
 
-def _serving(layer: nn.Module) -> ClassPatch | InstancePatch | None:
-    """Return the patch that calls of `layer` reach."""
-    patch = _patches.get(owner(type(layer)))
-    method = None if patch is None else own_method(layer, patch.knows)
-    return patch if method is None else InstancePatch.behind(method)
-
-
 def _withdraw(layer: nn.Module, slot: Slot) -> None:
-    """Give the layer its own forward back, if the slot's patch has replaced that."""
+    """Restore the layer's own forward, if the slot's patch replaced that."""
     if isinstance(slot.patch, InstancePatch):
         slot.patch.undo(layer)
     slot.patch = None
 
 
 def _adopt(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
-    """Reach a layer whose hooks, or those that are gone, captured the class's forward before the patch was there."""
+    """Replace the class's forward where a hook captured it before the class was patched."""
     for holder, attribute in places(layer):
         captured = getattr(holder, attribute)
         if not isinstance(captured, MethodType) or captured.__func__ is patch.forward:
             continue
         if patch.replaces(captured.__func__):
-            slot.adopted.append(_Adopted(weakref.ref(holder), attribute, captured.__func__, patch.forward))
+            slot.adopted.append((weakref.ref(holder), attribute, captured.__func__, patch.forward))
             setattr(holder, attribute, MethodType(patch.forward, layer))
 
 
 def _disown(layer: nn.Module, slot: Slot) -> None:
-    """Put back what `_adopt` replaced, as far as it is still there."""
-    for one in slot.adopted:
-        # a hook that was removed meanwhile has put what it kept on the layer itself
-        for place, name in ((one.holder(), one.attribute), (layer, "forward")):
-            if place is not None and getattr(vars(place).get(name), "__func__", None) is one.ours:
-                setattr(place, name, MethodType(one.found, layer))
+    """Restore the forwards that `_adopt` replaced."""
+    for holder, attribute, found, ours in slot.adopted:
+        # a hook that was removed meanwhile has moved its captured forward to the layer itself
+        for place, name in ((holder(), attribute), (layer, "forward")):
+            if place is not None and getattr(vars(place).get(name), "__func__", None) is ours:
+                setattr(place, name, MethodType(found, layer))
     slot.adopted.clear()
 
 
@@ -413,49 +382,30 @@ def _patched_apply(base_apply: Callable[..., nn.Module]) -> Callable[..., nn.Mod
     def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         moved = base_apply(self, *args, **kwargs)
         slot: Slot | None = getattr(self, "_remora_slot", None)
-        if slot is not None and slot.executor is not None:  # whichever patch it names: moving twice is moving once
+        if slot is not None and slot.executor is not None:  # of any patch: the second move does nothing
             move_to_layer(slot.executor, self)
         return moved
 
     return _apply
 
 
-class _Probe:
-    """An executor that only notes that it was reached."""
-
-    name = "probe"
-    merges = reads_base = reached = False
-    host_bytes = 0
-
-    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.reached = True
-        return args[0]
-
-    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
-        """Nothing is placed."""
-
-    def is_stale(self, layer: nn.Module) -> bool:
-        return False
-
-    def release(self, layer: nn.Module) -> None:
-        """Nothing is placed."""
-
-
 def _reaches(patch: ClassPatch) -> bool:
-    """Call the class's present forward on a tiny layer and see whether it comes down to the patch."""
-    layer = _tiny_layer(patch.cls)
-    probe, slot = _Probe(), Slot(patch, layer)
-    slot.patch, slot.executor = patch, probe
+    """Call the class's present forward on a tiny layer and tell whether it calls the patch."""
+    layer, calls = _tiny_layer(patch.cls), list[object]()
+    slot = Slot(patch, layer)
+    slot.patch = patch
+    # A1111's manual cast also moves the layer
+    slot.executor = cast(Executor, SimpleNamespace(run=lambda *call: calls.append(call), move=lambda *_, **__: None))
     setattr(layer, SLOT, slot)
     try:
         patch.cls.forward(layer, torch.empty(0, device="cpu"))
-    except Exception:  # a foreign wrapper may fail on a layer without its own marks; then it did not reach us
+    except Exception:  # a foreign wrapper may fail on a layer without its own marks, or on our result
         logger.debug("probing %s.forward failed", patch.cls.__name__, exc_info=True)
-    return probe.reached
+    return bool(calls)
 
 
 def _tiny_layer(cls: type[nn.Module]) -> nn.Module:
-    """Make a layer that wrappers such as A1111's manual cast can handle, as far as its class is known."""
+    """Make a layer that other wrappers, such as A1111's manual cast, can handle if its class is one of torch's."""
     if cls in CLASSES:
         sizes = {1: (nn.LayerNorm, getattr(nn, "RMSNorm", None)), 3: (nn.Conv1d, nn.Conv2d, nn.Conv3d)}
         count = next((count for count, classes in sizes.items() if cls in classes), 2)
@@ -475,20 +425,20 @@ class HookedLayers:
     def swap(
         self,
         executors: Mapping[nn.Module, Executor],
-        settle: Callable[[], None],
+        reset: Callable[[], None],
         resting: Callable[[], Collection[nn.Module]],
         *,
         keep: bool,
         checked: bool = False,
     ) -> None:
-        """Replace the executors of all layers; on any error the old ones are back.
+        """Replace the executors of all layers; on any error the old ones are restored.
 
         Args:
-            executors: by layer; one that its layer has already stays as it is.
-            settle: called when nothing is placed, unless an executor stays.
-            resting: returns the layers that are not where they compute, beside which nothing is placed yet.
-            keep: leave what the old executors have in the computer's memory, as they may come back.
-            checked: whether the slots were just found to be reached by calls of their layers.
+            executors: by layer; an executor that its layer has already stays as it is.
+            reset: called when nothing is placed, unless an executor stays.
+            resting: returns the offloaded layers, beside which nothing is placed before their first call.
+            keep: leave the tensors of the old executors in the computer's memory, for later.
+            checked: whether `ensure_in_force` has just found that calls reach all slots.
 
         Raises:
             ComponentError: another engine serves one of the layers.
@@ -501,12 +451,12 @@ class HookedLayers:
                 if not checked or layer not in slots:
                     slots[layer] = self._slot(layer)
             leaving = {layer: old for layer, old in before.items() if old is not after.get(layer)}
-            for layer, old in leaving.items():  # before the new ones are placed: never both on a device
+            for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
                 _take_off(layer, old, keep=keep)
             for layer in before.keys() - after.keys():
-                _unhook(layer)
+                detach(layer, release=False)
             if len(leaving) == len(before):
-                settle()
+                reset()
             for layer, executor in after.items():
                 slots[layer].executor = executor
             new = {layer: executor for layer, executor in after.items() if executor is not before.get(layer)}
@@ -523,20 +473,20 @@ class HookedLayers:
         return all(slot is not None and slot.executor is executor for slot, executor in slots)
 
     def keep(self, executors: Mapping[nn.Module, Executor]) -> None:
-        """Unhook the layers of a plan that may come back, and leave what it has in the computer's memory."""
+        """Detach the layers of a plan, and leave its tensors in the computer's memory."""
         for layer, executor in list(executors.items()):
             _take_off(layer, executor, keep=True)
             slot = slot_of(layer)
             if slot is not None and slot.executor is executor:
-                _unhook(layer)
+                detach(layer, release=False)
 
     def hook_again(self, executors: Mapping[nn.Module, Executor]) -> None:
-        """Put hooks on layers again whose forward was replaced meanwhile."""
+        """Attach the slots of layers again whose forward was replaced meanwhile."""
         for layer, executor in list(executors.items()):
             self._slot(layer).executor = executor
 
     def detach(self) -> None:
-        """Unhook all layers, also where putting back the weights of one fails."""
+        """Detach all layers, also where restoring the weights of one fails."""
         failed: LoraError | None = None
         for layer in self._slots():
             try:
@@ -558,12 +508,8 @@ class HookedLayers:
                 move_to_layer(executor, layer, now=executor.merges)
 
     def _slots(self) -> dict[nn.Module, Slot]:
-        found: dict[nn.Module, Slot] = {}
-        for layer in list(_hooked):
-            slot = layer.__dict__.get(SLOT)
-            if slot is not None and slot.owner is self._token:
-                found[layer] = slot
-        return found
+        found = {layer: layer.__dict__.get(SLOT) for layer in list(_hooked)}
+        return {layer: slot for layer, slot in found.items() if slot is not None and slot.owner is self._token}
 
     def _slot(self, layer: nn.Module) -> Slot:
         slot = slot_of(layer)
@@ -588,16 +534,8 @@ _HOST = torch.device("cpu")
 
 
 def _take_off(layer: nn.Module, executor: Executor | None, *, keep: bool) -> None:
-    """Have an executor leave the layer; what it has in the computer's memory may be kept for later."""
+    """Drop the tensors of an executor, except tensors in the computer's memory that are to be kept."""
     if executor is not None and keep and not executor.reads_base:  # others may write to base weights meanwhile
         executor.move(layer, _HOST)
     elif executor is not None:
         executor.release(layer)
-
-
-def _unhook(layer: nn.Module) -> None:
-    """Take the slot of a layer away; its executor has left already."""
-    slot = slot_of(layer)
-    if slot is not None:
-        slot.executor = None
-    detach(layer)

@@ -1,8 +1,8 @@
-"""The merged way, opt-in: the deltas are written into the base weight, which costs nothing per call.
+"""The merged executor, opt-in: the deltas are written into the base weight, which costs nothing per call.
 
-Always from the pristine weight, never from what an earlier strength left; summed in fp32, rounded stochastically where
-the weight has fewer bits; put back bit for bit. A weight that other code wrote to meanwhile is left alone, and is
-pristine from then on. One that was cast meanwhile becomes what the casts would have made of the pristine one.
+They are added to the original weight, never to a merged one. The sum is computed in fp32, and rounded stochastically
+where the weight has fewer bits. The original is restored bit for bit. A weight that other code wrote to is left alone,
+and is the original from then on. A weight that was cast becomes the original after the same casts.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from ..weights.base_weight import WeightMark, holds_values, mark_weight
 from ..weights.originals import Checkpoint, OriginalWeight, copied, kept
 from ..weights.rounding import digest, generator_for, round_stochastically
 from .dense import DenseExecutor, bias_of
-from .dense_products import Round, build
+from .dense_products import build
 
 if TYPE_CHECKING:
     from ..weights.operation import BaseForward
@@ -40,36 +41,27 @@ _CASTS = tuple(
     for name in ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
     if hasattr(torch, name)  # torch 2.1 and later
 )
-"""What a model is cast to, and back from."""
+"""Dtypes that a model may be cast to and back."""
 _MOST_CASTS = 3
 _SAMPLES = 1024
 
 _spoiled: weakref.WeakKeyDictionary[nn.Module, dict[str, tuple[int, ...]]] = weakref.WeakKeyDictionary()
-"""Digests of the parameters that could not be put back; their layers are refused from then on."""
+"""Digests of the parameters that could not be restored; their layers are refused from then on."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """One parameter that is not as it was."""
+    """A parameter that adapters were merged into."""
 
-    pristine: OriginalWeight
+    original: OriginalWeight
     before: tuple[int, ...] | None
-    """Digest of the pristine bits, taken where the parameter was; None where they stay in their memory."""
+    """Digest of the original; None where the original is still in memory of its own."""
     after: tuple[int, ...] = ()
-    """Digest of the written weight."""
+    """Digest of the merged weight."""
     held: Tensor | None = None
-    """Memory of ours that the parameter has instead of its own, which is the pristine one."""
+    """The memory of the merged weight, where the parameter's own memory holds the original."""
     mark: WeightMark | None = None
-    """Marks that tell, without reading it whole, whether the parameter is still the written one."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Original:
-    """A parameter without adapters."""
-
-    tensor: Tensor
-    cast: bool = False
-    """Whether it is what casts would have made of the pristine one, and not that one."""
+    """Tells without a digest whether the parameter is still the merged weight."""
 
 
 class MergedExecutor(DenseExecutor):
@@ -77,9 +69,9 @@ class MergedExecutor(DenseExecutor):
 
     Args:
         bindings: the adapters, in the order of the stack.
-        strengths: of the plan.
-        in_order: let each adapter act on the weight that the ones before it left.
-        checkpoint: where pristine parameters can be read again; others are copied to the CPU.
+        strengths: the strength table of the plan.
+        in_order: let each adapter act on the weight that the adapters before it left.
+        checkpoint: the files to read original parameters from; others are copied to the CPU.
     """
 
     name = "merged"
@@ -96,20 +88,20 @@ class MergedExecutor(DenseExecutor):
         super().__init__(bindings, strengths, in_order=in_order)
         self._checkpoint = checkpoint
         self._written: dict[str, _Written] = {}
-        self._values: tuple[float, ...] = ()
-        self._recalling = False
+        self._values: dict[int, float] = {}
+        """The strength of each group in the merged weights."""
 
     @property
     def backup_bytes(self) -> int:
         """Return the bytes of the copies of replaced weights."""
-        return sum(written.pristine.nbytes for written in self._written.values())
+        return sum(written.original.nbytes for written in self._written.values())
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward; its weight has the adapters."""
         return base_forward(layer, *args, **kwargs)
 
     def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
-        """Write the weight for the present strengths where the plan comes into force; a merged layer moves by itself.
+        """Merge for the present strengths when the plan becomes active; a merged layer moves by itself.
 
         Raises:
             ComponentError: another program wrote a part of the weight; the model must be loaded again.
@@ -118,7 +110,7 @@ class MergedExecutor(DenseExecutor):
         if not now:
             return
         (values,) = self._strengths.values  # images that differ are not merged
-        wanted = tuple(values[binding.group] for binding in self._bindings)
+        wanted = {group: values[group] for group in self._groups}
         with plain_mode(next(layer.parameters()).device):
             marked = [(written.mark, param) for param, written in self._written.items()]
             if not all(mark is not None and mark == mark_weight(layer, param) for mark, param in marked):
@@ -126,42 +118,37 @@ class MergedExecutor(DenseExecutor):
             if self._written and wanted == self._values:
                 return
             try:
-                self._merge(layer)
+                self._merge(layer, wanted)
             except BaseException:
                 self.release(layer)
                 raise
-        self._values = wanted
 
     def is_stale(self, layer: nn.Module) -> bool:
-        """Return False: `move` looks whether other code wrote to the weight before it writes the strengths."""
+        """Return False: `move` checks whether other code wrote to the weight."""
         return False
 
     def release(self, layer: nn.Module) -> None:
-        """Put every parameter back, bit for bit.
+        """Restore every parameter, bit for bit.
 
         Raises:
             FileError: a checkpoint that holds an original was overwritten; the model must be loaded again.
-            ComponentError: what was put back is not what it was; the same.
+            ComponentError: a restored parameter differs from its original; the same.
         """
         failed: FileError | ComponentError | None = None
         while self._written:
             param, written = self._written.popitem()
             try:
-                self._put_back(layer, param, written)
-            except (FileError, ComponentError) as error:  # the other parameters are put back all the same
+                self._restore(layer, param, written)
+            except (FileError, ComponentError) as error:  # the other parameters are restored all the same
                 failed = failed or error
-        self._values = ()
+        self._values = {}
         super().release(layer)
         if failed is not None:
             raise failed
 
-    def _forget_replaced(self, layer: nn.Module) -> dict[str, _Original]:
-        """Forget what was written if something else wrote one of the parameters since, and put back the others.
-
-        Returns:
-            Where nothing did, what the parameters would be without adapters.
-        """
-        found: dict[str, _Original] = {}
+    def _forget_replaced(self, layer: nn.Module) -> dict[str, tuple[Tensor, bool]]:
+        """Restore all parameters if other code wrote to one of them; else return `_original` of each."""
+        found: dict[str, tuple[Tensor, bool]] = {}
         for param, written in self._written.items():
             parameter = layer.get_parameter(param)
             if parameter.device.type == "meta":
@@ -169,53 +156,54 @@ class MergedExecutor(DenseExecutor):
             original = self._original(layer, param, parameter, written)
             if original is None:
                 self.release(layer)
-                self._known = None  # was worked out of the weight that was
+                self._known = None  # computed from the weight before
                 return {}
             found[param] = original
         return found
 
-    def _follow_casts(self, layer: nn.Module) -> None:
-        """Let the next merge start from the pristine parameters as casts would have left them."""
-        for param, original in self._forget_replaced(layer).items():
-            if original.cast:
+    def _merge(self, layer: nn.Module, values: dict[int, float]) -> None:
+        refuse_spoiled([layer])
+        for param, (original, cast) in self._forget_replaced(layer).items():
+            if cast:
                 now = digest(layer.get_parameter(param))
-                self._written[param] = _Written(copied(original.tensor), digest(original.tensor), now)
-
-    def _merge(self, layer: nn.Module) -> None:
-        refuse_spoiled(layer)
-        self._follow_casts(layer)
+                self._written[param] = _Written(copied(original), digest(original), now)
+        self._values = values
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
         for param in self._params:
             weight = layer.get_parameter(param)
             with _writing(weight):
-                placed = [adapter.placed(weight.device) for adapter in adapters]
-                base = self._pristine(layer, param, weight).to(weight.device)
-                total = torch.empty_like(weight)
-                parts = self._parts(param, placed, base)
-                build(total, base, parts, in_order=self._in_order, write=_rounding(self._seed(param), weight))
-                self._write(layer, param, weight, total)
-        self._merge_biases(layer, adapters)
+                base = self._original_weight(layer, param, weight)
+                self._write(layer, param, weight, self._sum(param, adapters, base, weight))
 
-    def _merge_biases(self, layer: nn.Module, adapters: Sequence[Adapter]) -> None:
-        def pristine(param: str, bias: Tensor) -> Tensor:
-            return self._pristine(layer, param, bias).to(bias.device)
+        def own_bias(param: str, bias: Tensor) -> Tensor:
+            return self._original_weight(layer, param, bias)
 
-        for param, total in self._bias_totals(layer, adapters, pristine).items():
+        for param, total in self._bias_sums(layer, adapters, own_bias).items():
             bias = layer.get_parameter(param)
             with _writing(bias):
                 self._write(layer, param, bias, total.to(bias.dtype))
 
-    def _bias_totals(
-        self, layer: nn.Module, adapters: Sequence[Adapter], pristine: Callable[[str, Tensor], Tensor]
+    def _sum(self, param: str, adapters: Sequence[Adapter], base: Tensor, like: Tensor) -> Tensor:
+        """Return a weight with its deltas, on the device of `base` and as `like`; the same bits each time."""
+        total, write = torch.empty_like(like), None
+        if like.element_size() < 4:
+            seed = zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
+            write = partial(round_stochastically, generator=generator_for(like.device, seed))
+        parts = self._parts(param, [adapter.placed(base.device) for adapter in adapters], base)
+        build(total, base, parts, in_order=self._in_order, write=write)
+        return total
+
+    def _bias_sums(
+        self, layer: nn.Module, adapters: Sequence[Adapter], original: Callable[[str, Tensor], Tensor]
     ) -> dict[str, Tensor]:
-        """Compute the biases with their changes, by parameter."""
+        """Return the biases with their changes, by parameter."""
         totals: dict[str, Tensor] = {}
         for binding, adapter in zip(self._bindings, adapters, strict=True):
             bias = _changed_bias(layer, binding)
             if bias is None:
                 continue
             target = binding.target
-            own = pristine(target.bias, bias)
+            own = original(target.bias, bias)
             own = own.to(wide(own.dtype))
             total = totals.setdefault(target.bias, own.clone())
             rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
@@ -224,144 +212,124 @@ class MergedExecutor(DenseExecutor):
                 total[rows].add_(delta.to(total) * self._strength(binding, total))
         return totals
 
-    def _pristine(self, layer: nn.Module, param: str, parameter: Tensor) -> Tensor:
-        """Return the parameter as it was, on the CPU; kept from the first time on."""
+    def _original_weight(self, layer: nn.Module, param: str, parameter: Tensor) -> Tensor:
+        """Return the original of a parameter on its device; the first call decides where the original is kept."""
         written = self._written.get(param)
         if written is None:
             path = self._bindings[0].target.path
             found = None if self._checkpoint is None else self._checkpoint.find(path, param, parameter)
-            pristine = found or kept(parameter)
-            before = None if pristine.source == "memory" else digest(parameter)
-            written = self._written[param] = _Written(pristine, before)
-        return written.pristine.read()
+            original = found or kept(parameter)
+            before = None if original.source == "memory" else digest(parameter)
+            written = self._written[param] = _Written(original, before)
+        return written.original.read().to(parameter.device)
 
     def _write(self, layer: nn.Module, param: str, parameter: Tensor, total: Tensor) -> None:
-        """Have the parameter be `total`: a copy, or in place of its own memory where that is kept."""
-        written = self._written[param]
-        if written.pristine.source == "memory" and parameter.device == total.device:
-            written = self._written[param] = replace(written, after=digest(total), held=total, mark=None)
-            parameter.data = total
+        """Set a parameter to `total`, in other memory where its own memory holds the original."""
+        written, held = self._written[param], None
+        if written.original.source == "memory" and parameter.device == total.device:
+            parameter.data = held = total
         else:
-            written = self._written[param] = replace(written, after=digest(total), held=None, mark=None)
             parameter.detach().copy_(total)
-        self._written[param] = replace(written, mark=mark_weight(layer, param))
+        self._written[param] = replace(written, after=digest(total), held=held, mark=mark_weight(layer, param))
 
-    def _put_back(self, layer: nn.Module, param: str, written: _Written) -> None:
+    def _restore(self, layer: nn.Module, param: str, written: _Written) -> None:
         parameter = layer.get_parameter(param)
         if parameter.device.type == "meta":
-            return  # the model was unloaded: there is nothing left to put back
+            return  # the model was unloaded: there is nothing left to restore
         with _writing(parameter):
             try:
-                original = self._original(layer, param, parameter, written)
+                found = self._original(layer, param, parameter, written)
             except (FileError, ComponentError):
                 _spoiled.setdefault(layer, {})[param] = digest(parameter)
                 raise
-            if original is None:
+            if found is None:
                 name = f"{type(layer).__name__}.{param}"
-                logger.warning("%s was changed by something else while adapters were merged into it; left alone", name)
-            elif written.held is not None and _is_in(parameter, written.held) and not original.cast:
-                if original.tensor.device == parameter.device:
-                    parameter.data = original.tensor
+                logger.warning("%s was changed by other code while adapters were merged into it; left alone", name)
+                return
+            original, cast = found
+            if _has_memory(parameter, written.held) and not cast:
+                if original.device == parameter.device:
+                    parameter.data = original
                 else:
-                    parameter.detach().copy_(original.tensor)
-            else:
-                parameter.detach().copy_(original.tensor)
-                if digest(parameter) != (digest(original.tensor) if original.cast else _before(written)):
-                    text = f"{param} of a {type(layer).__name__} is not what it was"
-                    raise ComponentError(f"{text}; load the model again")
+                    parameter.detach().copy_(original)
+                return
+            parameter.detach().copy_(original)
+            if digest(parameter) != (digest(original) if cast else _before(written)):
+                text = f"{param} of a {type(layer).__name__} is not what it was"
+                raise ComponentError(f"{text}; load the model again")
 
-    def _original(self, layer: nn.Module, param: str, parameter: Tensor, written: _Written) -> _Original | None:
-        """Tell what a parameter would be now without adapters; None where something else has written it.
+    def _original(
+        self, layer: nn.Module, param: str, parameter: Tensor, written: _Written
+    ) -> tuple[Tensor, bool] | None:
+        """Return a parameter without adapters, and whether it was cast; None where other code wrote to it.
 
         Raises:
-            ComponentError: it has adapters in it, and what became of it cannot be told; the model must be loaded again.
+            ComponentError: it still has adapters, and how it was changed is unknown; the model must be loaded again.
             FileError: a checkpoint that holds the original was overwritten; the same.
         """
-        pristine, now = written.pristine.read(), digest(parameter)
+        original, now = written.original.read(), digest(parameter)
         if now == written.after or now == _before(written):  # the second takes time
-            return _Original(pristine)
-        if not written.after or (written.held is not None and _is_in(parameter, written.held)):
+            return original, False
+        if not written.after or _has_memory(parameter, written.held):
             return None  # a cast would have made other memory
-        total, exact = self._total(layer, param, parameter, written)
+        total, exact = self._merged_weight(layer, param, parameter, written)
         total, value = total.cpu(), parameter.detach().cpu()
-        for casts in _ways_to(value, total) if exact else ():
+        for casts in _casts_to(value, total) if exact else ():
             if digest(_cast(total, casts)) == now:
-                return _Original(_cast(pristine.cpu(), casts), cast=True)
-        if not exact and parameter.dtype != pristine.dtype and _rounds_to(total, value, pristine.dtype):
-            return _Original(pristine.cpu().to(parameter.dtype), cast=True)
-        if _has(value, total, pristine.cpu()):
+                return _cast(original.cpu(), casts), True
+        if not exact and parameter.dtype != original.dtype and _rounds_to(total, value, original.dtype):
+            return original.cpu().to(parameter.dtype), True
+        if _has_adapters(value, total, original.cpu()):
             text = f"{param} of a {type(layer).__name__} was changed while a LoRA was merged into it, and still has it"
             raise ComponentError(f"{text}; load the model again")
         return None
 
-    def _total(self, layer: nn.Module, param: str, parameter: Tensor, written: _Written) -> tuple[Tensor, bool]:
-        """Return the written weight, kept or made again, and whether it is the same to the bit.
+    def _merged_weight(self, layer: nn.Module, param: str, parameter: Tensor, written: _Written) -> tuple[Tensor, bool]:
+        """Return a merged weight as it was written, or computed again, and whether it has the same bits.
 
         Raises:
-            ComponentError: a file of an adapter changed on disk, so that it cannot be made.
+            ComponentError: a file of an adapter changed on disk, so that the weight cannot be computed.
         """
         if written.held is not None and digest(written.held) == written.after:
             return written.held, True
-        base = written.pristine.read().to(parameter.device)
-        self._recalling = True
+        base = written.original.read().to(parameter.device)
         try:
             adapters = self._adapters(layer)
             if param in self._params:
-                total = torch.empty_like(base)
-                parts = self._parts(param, [adapter.placed(base.device) for adapter in adapters], base)
-                build(total, base, parts, in_order=self._in_order, write=_rounding(self._seed(param), total))
+                total = self._sum(param, adapters, base, base)
             else:
-                total = self._bias_totals(layer, adapters, lambda name, bias: base)[param].to(base.dtype)
+                total = self._bias_sums(layer, adapters, lambda name, bias: base)[param].to(base.dtype)
         except FileError as error:
             text = f"{param} of a {type(layer).__name__} was changed while {error.path.name} was merged into it"
-            text = f"{text}, and that file has changed, too, so that the weight cannot be put back"
+            text = f"{text}, and that file has changed, too, so that the weight cannot be restored"
             raise ComponentError(f"{text}; load the model again") from error
-        finally:
-            self._recalling = False
         return total, digest(total) == written.after
 
     def _strength(self, binding: Binding, like: Tensor, image: int | None = None) -> Tensor:
-        if not self._recalling:
-            return super()._strength(binding, like, image)
-        values = (value for one, value in zip(self._bindings, self._values, strict=True) if one is binding)
-        return torch.full((1,), next(values), device=like.device, dtype=wide(like.dtype))
-
-    def _seed(self, param: str) -> int:
-        """Return a seed that is the same whenever a layer is merged, so that one stack always gives the same bits."""
-        return zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
+        return torch.full((1,), self._values[binding.group], device=like.device, dtype=wide(like.dtype))
 
 
-def _is_in(parameter: Tensor, memory: Tensor) -> bool:
-    return parameter.device == memory.device and parameter.data_ptr() == memory.data_ptr()
+def _has_memory(parameter: Tensor, memory: Tensor | None) -> bool:
+    return memory is not None and (parameter.device, parameter.data_ptr()) == (memory.device, memory.data_ptr())
 
 
 def _before(written: _Written) -> tuple[int, ...]:
-    return digest(written.pristine.read()) if written.before is None else written.before
+    return digest(written.original.read()) if written.before is None else written.before
 
 
-def refuse_spoiled(layer: nn.Module) -> None:
-    """Refuse a layer with a weight that a LoRA could not be taken off, as long as it is that weight.
-
-    Raises:
-        ComponentError: it is such a one.
-    """
-    for param, spoiled in _spoiled.get(layer, {}).items():
-        parameter = dict(layer.named_parameters()).get(param)
-        if parameter is not None and parameter.device.type != "meta" and digest(parameter) == spoiled:
-            text = f"{param} of a {type(layer).__name__} still has a LoRA that could not be taken off"
-            raise ComponentError(f"{text}; load the model again")
-
-
-def refuse_spoiled_in(modules: Iterable[nn.Module]) -> None:
-    """Refuse modules that are such a layer or contain one.
+def refuse_spoiled(modules: Iterable[nn.Module]) -> None:
+    """Refuse layers, or modules that contain one, with a weight that a LoRA could not be taken off.
 
     Raises:
-        ComponentError: there is one.
+        ComponentError: there is one, and it still has that weight.
     """
-    if _spoiled:
-        for module in modules:
-            for layer in module.modules():
-                refuse_spoiled(layer)
+    layers = (layer for module in modules for layer in module.modules()) if _spoiled else ()
+    for layer in layers:
+        for param, spoiled in _spoiled.get(layer, {}).items():
+            parameter = dict(layer.named_parameters()).get(param)
+            if parameter is not None and parameter.device.type != "meta" and digest(parameter) == spoiled:
+                text = f"{param} of a {type(layer).__name__} still has a LoRA that could not be taken off"
+                raise ComponentError(f"{text}; load the model again")
 
 
 def _cast(tensor: Tensor, dtypes: Iterable[torch.dtype]) -> Tensor:
@@ -370,8 +338,8 @@ def _cast(tensor: Tensor, dtypes: Iterable[torch.dtype]) -> Tensor:
     return tensor
 
 
-def _ways_to(value: Tensor, total: Tensor) -> Iterator[tuple[torch.dtype, ...]]:
-    """Yield the casts, the fewest first, that make `value` of `total` as far as some of the numbers tell."""
+def _casts_to(value: Tensor, total: Tensor) -> Iterator[tuple[torch.dtype, ...]]:
+    """Yield the casts, the fewest first, that turn samples of `total` into the same samples of `value`."""
     step = max(1, total.numel() // _SAMPLES)
     some, want = total.flatten()[::step], digest(value.flatten()[::step])
     for count in range(_MOST_CASTS):
@@ -382,35 +350,24 @@ def _ways_to(value: Tensor, total: Tensor) -> Iterator[tuple[torch.dtype, ...]]:
 
 
 def _rounds_to(total: Tensor, value: Tensor, dtype: torch.dtype) -> bool:
-    """Tell whether `value` may be `total`, rounded to a dtype by chance up or down, and then to its own."""
+    """Tell whether `value` may be `total`, rounded up or down at random to a dtype, and then to its own."""
     limits = [torch.finfo(one) for one in (value.dtype, dtype)]
     least, share = sum(one.tiny for one in limits), 2 * sum(one.eps for one in limits)
     want = total.to(wide(total.dtype))
     return bool(((value.to(want.dtype) - want).abs() <= share * want.abs() + least).all())
 
 
-def _has(value: Tensor, total: Tensor, pristine: Tensor) -> bool:
-    """Tell whether a weight is one with adapters that was changed a little, and not an altogether other one."""
-    value, total, pristine = (one.to(torch.float32) for one in (value, total, pristine))
+def _has_adapters(value: Tensor, total: Tensor, original: Tensor) -> bool:
+    """Tell whether a weight is nearer to the merged weight than to the original one."""
+    value, total, original = (one.to(torch.float32) for one in (value, total, original))
     off = torch.dist(value, total)
-    return bool(off < 0.5 * total.norm()) and bool(off < torch.dist(value, pristine))
+    return bool(off < 0.5 * total.norm()) and bool(off < torch.dist(value, original))
 
 
 def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:
     """Return the bias that an adapter changes; None where it changes none, or the layer has none."""
     changes = binding.adapter.has_bias or binding.adapter.bias_excess is not None
     return bias_of(layer, binding.target) if changes else None
-
-
-def _rounding(seed: int, weight: Tensor) -> Round | None:
-    if weight.element_size() >= 4:
-        return None
-    generator = generator_for(weight.device, seed)
-
-    def write(out: Tensor, block: Tensor) -> None:
-        round_stochastically(out, block, generator)
-
-    return write
 
 
 def _writing(parameter: Tensor) -> AbstractContextManager[None]:
@@ -421,17 +378,13 @@ def _writing(parameter: Tensor) -> AbstractContextManager[None]:
 def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozenset[int]) -> str | None:
     """Return why these adapters cannot be merged into the layer; None where they can.
 
-    Args:
-        layer: the layer.
-        bindings: its adapters.
-        shared: ids of the parameters that several layers of the model have in common.
+    `shared` has the ids of the parameters that several layers of the model have in common.
     """
     for binding in bindings:
         if binding.adapter.ranks_by_timestep is not None:
             return "its ranks change from step to step"
         bias = binding.adapter.has_bias or _changed_bias(layer, binding) is not None
-        params = [binding.target.param, *((binding.target.bias,) if bias else ())]
-        for param in params:
+        for param in (binding.target.param, *((binding.target.bias,) if bias else ())):
             reason = _unwritable(layer, param, shared)
             if reason is not None:
                 return reason

@@ -197,7 +197,7 @@ class Budget:
             self._host_copy_bytes -= account.host_copy
             account.host_copy = 0
 
-    def settle(self) -> None:
+    def reset(self) -> None:
         """Forget which devices are full, as other adapters come, or none."""
         with self._lock:
             self._count_gone()
@@ -207,7 +207,7 @@ class Budget:
 
     def forget(self) -> None:
         """Forget the limits that were found beside another model."""
-        self.settle()
+        self.reset()
         self._fitted.clear()
 
     @property

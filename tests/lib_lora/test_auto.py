@@ -220,10 +220,10 @@ def test_a_merge_that_fails_leaves_the_stack_live(model, file, measured, monkeyp
     want = model(x)
     merge, done = MergedExecutor._merge, []
 
-    def fail(way: MergedExecutor, layer: nn.Module) -> None:
+    def fail(way: MergedExecutor, layer: nn.Module, values: dict[int, float]) -> None:
         if done:
             raise torch.OutOfMemoryError("nothing left")
-        done.append(merge(way, layer))
+        done.append(merge(way, layer, values))
 
     monkeypatch.setattr(MergedExecutor, "_merge", fail)
     assert torch.equal(model(x), want)
