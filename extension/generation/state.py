@@ -9,7 +9,7 @@ from ..version import VERSION
 from .options import default_multiplier, enabled
 
 if TYPE_CHECKING:
-    from lib_lora import NetworkReport
+    from lib_lora import ActivationReport, NetworkReport
 
     from ..library.catalog import CatalogFile
     from .session import Activation, Active, Session, Skipped
@@ -40,11 +40,7 @@ def state_of(session: Session) -> dict[str, Any]:
     names = names_of(session)
     always = set(last.always.values())
     if failed is None:
-        strong = last.report.too_strong
-        loras = [
-            _active(one, names, one.file in always, last.report.without_effect(i), strong.get(i, ""))
-            for i, one in enumerate(last.active)
-        ]
+        loras = [_active(one, names, one.file in always, last.report, i) for i, one in enumerate(last.active)]
         loras += [_left_out(one) for one in last.left_out]
     else:
         loras = [_left_out(failed)] if _is_of_a_lora(failed) else []
@@ -81,17 +77,20 @@ def names_of(session: Session) -> Mapping[CatalogFile, str]:
 
 
 def _active(
-    active: Active, names: Mapping[CatalogFile, str], always_on: bool, idle: str, too_strong: str
+    active: Active, names: Mapping[CatalogFile, str], always_on: bool, whole_report: ActivationReport, index: int
 ) -> dict[str, Any]:
-    """Describe one active LoRA; `idle` says why it has no effect, `too_strong` why there is no picture."""
+    """Describe one active LoRA, the entry of the report with this index."""
     report = active.report
+    idle, too_strong = whole_report.without_effect(index), whole_report.too_strong.get(index, "")
     whole = not report.unused and report.hit == report.layers and not idle and not too_strong
-    state: State = "failed" if too_strong else "none" if idle else "applied" if whole else "partly"
+    state: State = (
+        "failed" if too_strong else "none" if index in whole_report.idle else "applied" if whole else "partly"
+    )
     return {
         "name": names.get(active.file, active.name),
         "asked": active.name,
         "state": state,
-        "reason": "" if whole else _why_partly(report, idle, too_strong),
+        "reason": "" if whole else _why_not_whole(report, idle, too_strong),
         "hit": report.hit,
         "layers": report.layers,
         **{name: value for name, value in report.to_json().items() if name in _OF_FILE},
@@ -124,7 +123,7 @@ def _is_of_a_lora(failed: Skipped) -> bool:
     return bool(failed.name or failed.written)
 
 
-def _why_partly(report: NetworkReport, idle: str, too_strong: str) -> str:
+def _why_not_whole(report: NetworkReport, idle: str, too_strong: str) -> str:
     none = [*([too_strong] if too_strong else []), *([f"it has {idle}"] if idle else [])]
     missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers fit this model"]
     unused = [f"{len(report.unused)} keys unused: {report.why()}"] if report.unused else []

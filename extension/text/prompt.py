@@ -4,11 +4,12 @@
     <lora:name:1:high>   <lora:name:1:in=0.2:mid=1:out=0.8>   <lora:name:1:module=transformer_2>
     <lora:name:0@0,1@0.3,0@1:hr=0.6>   <lora:name:1@14,0@1:by=sigma:curve=cosine>
     <lora:name:1:lbw=OUTALL:lbwe=ATTNDEEPON:step=2-12>   <lora:name:1:0,0,0,1,…>   <lora:name:1:OUTALL:0.7>
+    <lora:name:1:5-15>   <lora:name:1:start=0:end=0.25>
     <lora:name:1:sigma=14-1:pass=base,hires:half=pos:rows=1,3>   <lora:name:1:mask=left:feather=0.1>
 
 The first number is the multiplier of the text encoders, the second that of the unet (as the first, where missing), the
 third the rank to cut to. In place of a number there may be points, value@place, see `lib_lora.Curve`. What stands where
-the second number would and is none are block weights. Other `<kind:...>` tags stay in the text.
+the second number would and is none are block weights. A range without a name, as 5-15, is one of steps. Other `<kind:...>` tags stay in the text.
 
 Sources: AUTOMATIC1111/stable-diffusion-webui extensions-builtin/Lora/extra_networks_lora.py; vladmandic/sdnext
 modules/lora/extra_networks_lora.py; cheald/sd-webui-loractl loractl/lib/utils.py; hako-mikan/sd-webui-lora-block-weight
@@ -47,9 +48,11 @@ _MOST_IMAGES = 999
 _MOST_PARTS = 999
 _SETTINGS = (
     *("te", "unet", "dyn", "hr", "hrte", "hrunet", *SIDES, "module"),
-    *("lbw", "w", "lbwe", "x", "start", "stop", "step", "sigma", "by", "curve", "pass", "half", "rows"),
+    *("lbw", "w", "lbwe", "x", "start", "stop", "end", "step", "sigma", "by", "curve", "pass", "half", "rows"),
     *("mask", "feather", "part"),
 )
+ALIASES = {"w": "lbw", "end": "stop"}
+"""Other names of settings."""
 _T = TypeVar("_T")
 
 
@@ -252,9 +255,11 @@ class _Reader:
             if equals:
                 if name not in _SETTINGS:
                     self._fail(field, f"{name!r} is no setting, the settings are {', '.join(_SETTINGS)}")
-                self._take("lbw" if name == "w" else name, _Field(value, field.place + len(key) + 1, True), field)
+                self._take(ALIASES.get(name, name), _Field(value, field.place + len(key) + 1, True), field)
             elif name.lower() in EXPERTS:
                 self._noise.add(name.lower())
+            elif is_range(field.value):
+                self._take("step", replace(field, named=True), field)
             else:
                 positional.append(field)
         for name, field in self._by_place(positional):
@@ -429,6 +434,11 @@ class _Reader:
         if any(one is not None and not math.isfinite(one) for one in found):
             self._fail(field, f"{field.value!r} is no range, as {example}")
         return found[0], found[1]
+
+
+def is_range(text: str) -> bool:
+    """Tell whether a field without a name is a range, as 5-15; -4 is a number."""
+    return RANGE.fullmatch(text) is not None and _NUMBER.fullmatch(text.strip()) is None
 
 
 def _shown(text: str) -> str:

@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from .block_weights import NUMBER
-from .prompt import KINDS, RANGE, PromptError, number, parse_arguments
+from .prompt import ALIASES, KINDS, RANGE, PromptError, is_range, number, parse_arguments
 
 _WHOLE = re.compile(rf"<({'|'.join(KINDS)}):([^<>]*)>", re.IGNORECASE)
 _NUMBER = re.compile(NUMBER)
 _POINT = re.compile(rf"\s*(?P<value>{_NUMBER.pattern})\s*(?P<place>[@~]\s*{_NUMBER.pattern}\s*)?")
 _FLAGS = ("high", "low")
-_ALIASES = {"w": "lbw"}
 
 
 def names_in(prompt: str) -> list[str]:
@@ -93,7 +92,7 @@ def set_field(arguments: str, key: str, value: str) -> str:
         value: as text; empty removes the field.
     """
     name, fields = _taken_apart(arguments)
-    key = _ALIASES.get(key, key)
+    key = ALIASES.get(key, key)
     steps = next((one for one in fields if one.key == "step" and RANGE.fullmatch(one.value)), None)
     if steps is not None and key in ("start", "stop"):
         return _joined(name, _with_steps(fields, steps, key, value))
@@ -120,6 +119,7 @@ class _Part:
     head: str = ""
     """The key as written, with its `=`."""
     flag: bool = False
+    """It needs no key, wherever it stands: a flag, or a range of steps."""
 
     @property
     def named(self) -> bool:
@@ -148,9 +148,11 @@ def _taken_apart(arguments: str) -> tuple[str, list[_Part]]:
 def _field(text: str) -> _Part:
     key, equals, value = text.partition("=")
     if equals:
-        return _Part(_ALIASES.get(key.strip(), key.strip()), value, key + equals)
+        return _Part(ALIASES.get(key.strip(), key.strip()), value, key + equals)
     flag = text.strip().lower()
-    return _Part(flag, text, flag=True) if flag in _FLAGS else _Part("", text)
+    if flag in _FLAGS:
+        return _Part(flag, text, flag=True)
+    return _Part("step", text, flag=True) if is_range(text) else _Part("", text)
 
 
 def _placed_keys(values: Sequence[str]) -> list[str]:

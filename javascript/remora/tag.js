@@ -8,7 +8,7 @@ import {isFiniteNumber, NUMBER, readAmount, SHAPES, written} from "./curve.js";
 /**
  * @typedef {{key: string, head: string, value: string, named: boolean}} Field
  * One field of a tag: `head` is the text up to and with `=`, empty where the field has none. The key of a flag is the
- * flag, and one value too many has no key.
+ * flag, that of a range without a key is `step`, and one value too many has no key.
  *
  * @typedef {(text: string) => string} Check
  * Returns the problem of a text, empty if it has none.
@@ -34,7 +34,7 @@ import {isFiniteNumber, NUMBER, readAmount, SHAPES, written} from "./curve.js";
  */
 
 const FLAGS = ["high", "low"];
-const ALIASES = new Map([["w", "lbw"]]);
+const ALIASES = new Map([["w", "lbw"], ["end", "stop"]]);
 export const PASSES = ["base", "hires", "refiner", "detailer"];
 const AMOUNTS = ["te", "unet", "hr", "hrte", "hrunet", "in", "mid", "out"];
 
@@ -113,6 +113,9 @@ export function rangeOf(text) {
     return ends?.some(Boolean) && ends.every(good) ? [ends[0], ends[1]] : null;
 }
 
+/** @param {string} text */
+const isBareRange = (text) => rangeOf(text) !== null && !NUMBER.test(text.trim());
+
 /**
  * Take a body apart into the name and the fields.
  * @param {string} body
@@ -122,7 +125,10 @@ function takeApart(body) {
     const fields = texts.map((text) => {
         const at = text.indexOf("=");
         const flag = text.trim().toLowerCase();
-        if (at < 0) return {key: FLAGS.includes(flag) ? flag : "", head: "", value: text, named: FLAGS.includes(flag)};
+        if (at < 0) {
+            const key = FLAGS.includes(flag) ? flag : isBareRange(text) ? "step" : "";
+            return {key, head: "", value: text, named: key !== ""};
+        }
         const key = text.slice(0, at).trim();
         return {key: ALIASES.get(key) ?? key, head: text.slice(0, at + 1), value: text.slice(at + 1), named: true};
     });
@@ -176,7 +182,7 @@ export function readBody(body, standard = 1) {
         teText,
         unetText: unet === te ? teText : unet.curve ? String(values.unet) : written(unet.value),
         values,
-        flags: fields.filter((field) => field.named && !field.head).map((field) => field.key),
+        flags: fields.filter((field) => FLAGS.includes(field.key)).map((field) => field.key),
         problem: problemOf(name, fields),
     };
 }
@@ -187,7 +193,7 @@ export function readBody(body, standard = 1) {
  * @returns {Values}
  */
 function valuesOf(fields) {
-    const counting = [...fields.filter((one) => !one.named), ...fields.filter((one) => one.named && one.head)];
+    const counting = [...fields.filter((one) => !one.named), ...fields.filter((one) => one.named)];
     return Object.fromEntries(counting.filter(({key}) => CHECKS.has(key)).map(({key, value}) => [key, value.trim()]));
 }
 
@@ -197,7 +203,7 @@ function problemOf(name, fields) {
     const seen = new Set();
     for (const {key, head, value, named} of fields) {
         if (!named && !key) return `a fourth number, “${value}”`;
-        if (!head && named) continue; // a flag
+        if (!head && FLAGS.includes(key)) continue;
         const check = CHECKS.get(key);
         if (!check) return `“${key}” is no setting of a LoRA tag; the settings are ${[...CHECKS.keys()].join(", ")}`;
         if (named && seen.has(key)) return `“${key}” is set twice`;

@@ -82,6 +82,11 @@ test("values by place are strengths and a rank, or a strength, block weights, an
         ["a:1:IN02:0.3", {te: "1", lbw: "IN02", x: "0.3"}],
         ["a:1:IN02:ATTN", {te: "1", lbw: "IN02", lbwe: "ATTN"}],
         ["a:1:w=IN02", {te: "1", lbw: "IN02"}],
+        ["a:1:5-15", {te: "1", step: "5-15"}],
+        ["a: 5-15 :0.3:high", {te: "0.3", step: "5-15"}],
+        ["a:1:-4", {te: "1", unet: "-4"}],
+        ["a:1:1e-5", {te: "1", unet: "1e-5"}],
+        ["a:1:start=0:end=0.25", {te: "1", start: "0", stop: "0.25"}],
     ];
     for (const [body, values] of cases) assert.deepEqual(readBody(body).values, values, body);
 });
@@ -145,6 +150,8 @@ test("a good tag has no problem", () => {
         "a:mask=left:feather=0",
         "a:rows=01",
         "a:start=0:stop=0.5:step=2-10",
+        "a:1:5-15:high",
+        "a:start=0:end=0.25",
         "a:step=-8",
         "a:sigma=14.6-",
         "a:half=POS:pass= Base + hires",
