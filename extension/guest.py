@@ -46,6 +46,14 @@ class Guest:
             return False
         return not self._session.useless
 
+    @property
+    def handed_back(self) -> str:
+        """Return why the host applies the tags itself though Remora is on; empty if Remora applies them or is off."""
+        reason = self._session.useless if enabled(self._host) else ""
+        if reason:
+            self._session.say(reason)
+        return reason
+
     def batch(self, batch: Batch) -> Outcome:
         """Activate the LoRA of a batch in place of all others.
 

@@ -153,9 +153,10 @@ class Session:
     def useless(self) -> str:
         """Return why LoRA have no effect on the host's present model; empty if they have, or may have.
 
-        The first picture finds this out. From then on the host's own LoRA applies the tags.
+        The host may know; otherwise the first picture finds this out. The host's own LoRA applies the tags.
         """
-        return self._useless if self._useless and self._parts() == self._useless_for else ""
+        found = self._useless if self._useless and self._parts() == self._useless_for else ""
+        return found or self.host.cannot_serve()
 
     @useless.setter
     def useless(self, sentence: str) -> None:
@@ -463,6 +464,10 @@ class Session:
         if report.merging:
             self._say(report.merging, logging.INFO)
         return report, stack
+
+    def say(self, sentence: str) -> None:
+        """Log a warning only once."""
+        self._say(sentence, logging.WARNING)
 
     def _say(self, text: str, level: int, file: CatalogFile | None = None) -> None:
         """Log a text about a file, or about all, only once."""

@@ -14,6 +14,7 @@ from ._extra_networks import Images
 from ._parameters import note
 from ._passes import pass_of
 from ._webui import WebUIHost
+from ._webui_modules import module
 from ._wraps import Wraps
 from .base import Batch, Option, Outcome, Remora
 
@@ -35,6 +36,16 @@ class A1111FamilyHost(WebUIHost):
     def prompts_depend(self) -> Hashable:
         """Return what an encoded prompt depends on beside the strengths of text encoders."""
         return ()
+
+    def cannot_serve(self) -> str:
+        """Return a sentence if a compiled engine such as TensorRT replaces the UNet: it calls none of its layers."""
+        engine = getattr(module("modules.sd_unet"), "current_unet", None)
+        if engine is None:
+            return super().cannot_serve()
+        return (
+            f"the UNet is replaced by {type(engine).__name__}, which calls none of its layers: the web UI's own LoRA "
+            "gets the tags"
+        )
 
     def put_in_force(self, batch: Batch) -> Outcome:
         """Activate the LoRA of a batch."""

@@ -49,7 +49,7 @@ SCRIPTS = (
 
 def found() -> tuple[str, ...]:
     """Return one sentence for each installed extension that conflicts."""
-    return tuple(dict.fromkeys((*_of_scripts(_scripts()), *_of_unet())))
+    return tuple(dict.fromkeys(_of_scripts(_scripts())))
 
 
 def _scripts() -> Iterator[ModuleType]:
@@ -64,11 +64,3 @@ def _of_scripts(scripts: Iterable[Any]) -> Iterator[str]:
         for conflict in SCRIPTS:
             if all(hasattr(script, mark) for mark in conflict.marks):
                 yield conflict.sentence
-
-
-def _of_unet() -> Iterator[str]:
-    """Return a sentence if a compiled engine such as TensorRT replaces the UNet, as it calls none of its layers."""
-    replacing = getattr(module("modules.sd_unet"), "current_unet", None)
-    if replacing is not None:
-        name = type(replacing).__name__
-        yield f"the UNet is replaced by {name}, which calls none of its layers: LoRA act on text encoders only"

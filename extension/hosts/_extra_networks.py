@@ -94,6 +94,7 @@ class ExtraNetworks:
         passed_over: called with the processing object, `include` and `exclude` before a pass for which the host
             activates no networks.
         unserved: called with the processing object and one sentence if nothing applied the tags of a batch.
+        passed_on: called with the processing object if the built-in applied the tags of a batch.
     """
 
     _mine: ClassVar[str] = "remora_original"
@@ -108,6 +109,7 @@ class ExtraNetworks:
         ended: Callable[..., None],
         passed_over: Callable[..., None] = lambda p, include, exclude: None,
         unserved: Callable[[Any, str], None] = lambda p, sentence: None,
+        passed_on: Callable[[Any], None] = lambda p: None,
     ) -> None:
         self._module = module
         self._batch = batch
@@ -115,6 +117,7 @@ class ExtraNetworks:
         self._ended = ended
         self._passed_over = passed_over
         self._unserved = unserved
+        self._passed_on = passed_on
         self._in_force = False
         self._images: Images | None = None  # of the running `activate`
         self._inside = False
@@ -322,7 +325,10 @@ class ExtraNetworks:
         self._called = True
         if self._is_handed_back(p):
             named = {**kwargs, "include": include, "exclude": exclude}
-            if not self._pass_on("activate", p, params, *args, **named) and params:
+            if self._pass_on("activate", p, params, *args, **named):
+                if params and self._in_force:
+                    self._passed_on(p)
+            elif params:
                 own = (self._arguments({"lora": params}),)
                 self._unserved(p, f"nothing applied {written(own)}: the web UI has no LoRA of its own")
             return

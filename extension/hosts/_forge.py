@@ -15,6 +15,7 @@ Source: backend/ and modules/ of lllyasviel's Forge; ldm_patched/ and modules_fo
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import sys
 from abc import abstractmethod
@@ -35,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _NUMBERED = {"clip_l": 1, "clip_h": 1, "clip_g": 2}
 """Number of each text encoder in diffusers; the refiner of SDXL has only the second."""
+_MOST_LISTS = 4
+"""Names, and multipliers of text encoders, of the UNet, and the rank."""
 _NO_LORA = str([])
 """The built-in's state without LoRA."""
 
@@ -122,8 +125,8 @@ class ForgeFamilyHost(A1111FamilyHost):
         networks = sys.modules.get("networks")
         if model is None or networks is None or getattr(model, "current_lora_hash", _NO_LORA) == _NO_LORA:
             return
-        networks.load_networks([], [], [], [])
-        self.unmerge(model)
+        self.unmerge(model)  # first: the built-in's record of its LoRA makes a failure here be tried again
+        _load_none(networks)
 
     def wake_builtin(self) -> None:
         """Do nothing: the built-in has no active LoRA, and its state says so."""
@@ -131,6 +134,13 @@ class ForgeFamilyHost(A1111FamilyHost):
     @abstractmethod
     def unmerge(self, model: Any) -> None:
         """Make the host restore the weights that its own LoRA are merged into."""
+
+
+def _load_none(networks: ModuleType) -> None:
+    """Make the built-in load no network: names, and a list for each multiplier that its version takes."""
+    takes = inspect.signature(networks.load_networks).parameters.values()
+    several = any(one.kind is one.VAR_POSITIONAL for one in takes)
+    networks.load_networks(*[[] for _ in range(_MOST_LISTS if several else len(takes))])
 
 
 def text_encoders(joint: nn.Module) -> dict[str, nn.Module]:

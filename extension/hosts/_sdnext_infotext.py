@@ -99,9 +99,11 @@ def _entries(passes: Iterable[Outcome], image: int | None) -> dict[str, str]:
             used |= {one.name: one for one in own}
         if any(images):
             found |= {**outcome.settings, **outcome.parameters}
+        elif not any(outcome.images):
+            found |= outcome.parameters  # such as why the built-in applied the tags
         hashes_wanted |= outcome.hashes_wanted
     if not used:
-        return {}
+        return found
     hashes = _hashes(used.values()) if hashes_wanted else ""
     return {NAMES: ", ".join(used)} | ({HASHES: hashes} if hashes else {}) | found
 

@@ -86,9 +86,9 @@ class WebUIHost(Host):
         found = []
         for flag in self.lora_dir_flags:
             for values in (shared.opts.data, vars(shared.cmd_opts)):
-                written = values.get(flag)
-                if written and Path(written).is_dir():
-                    found.append(Path(written).absolute())
+                written = values.get(flag) or ()
+                several = written if isinstance(written, list | tuple) else (written,)
+                found += [Path(one).absolute() for one in several if one and Path(one).is_dir()]
         return tuple(dict.fromkeys(found))
 
     def painter(self) -> Painter:
@@ -139,6 +139,7 @@ class WebUIHost(Host):
                 ended=self.ended,
                 passed_over=self.passed_over,
                 unserved=self.unserved,
+                passed_on=self.passed_on,
             )
         self._networks.take_over()
         add_axes(self.remora.axes() if self.remora.enabled else ())
@@ -185,6 +186,12 @@ class WebUIHost(Host):
         if images:
             self.remora.generation_ended()  # a LoRA of the picture before may be active still
             self.unserved(p, f"nothing applied {written(images)}: something makes the web UI skip its extra networks")
+
+    def passed_on(self, p: Any) -> None:
+        """Handle that the built-in applies the tags of a batch; tell why, unless Remora is turned off."""
+        reason = self.remora.handed_back
+        if reason:
+            self.tell(p, Outcome(warnings=lambda: (reason,)), ((),))
 
     def unserved(self, p: Any, sentence: str) -> None:
         """Report tags that nothing applied.

@@ -106,6 +106,10 @@ class Remora(Protocol):
     def enabled(self) -> bool:
         """Return whether Remora applies LoRA tags; if not, the host applies them itself."""
 
+    @property
+    def handed_back(self) -> str:
+        """Return why the host applies the tags itself though Remora is on; empty if Remora applies them or is off."""
+
     def batch(self, batch: Batch) -> Outcome:
         """Activate the LoRA of a batch in place of all others; an image without tags has none.
 
@@ -285,6 +289,10 @@ class Host(ABC):
         Raises:
             KeyError: there is no such setting.
         """
+
+    def cannot_serve(self) -> str:
+        """Return why LoRA would have no effect on the present model; empty if they have, or may have."""
+        return ""
 
     def conflicts(self) -> Sequence[str]:
         """Return one sentence for each other extension that does not work beside Remora."""

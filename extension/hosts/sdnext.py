@@ -10,9 +10,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from lib_lora import is_denoiser
+
 from ._clocks import SchedulerClock
 from ._diffusers_rows import DiffusersRows
 from ._extra_networks import Images
+from ._log_levels import LOGGERS, LogLevels
 from ._sdnext_builtin import take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
@@ -39,10 +42,10 @@ _ADAPTABLE = (
     "text_encoder_4",
     "llm_adapter",
 )
-_LOGGERS = (__name__.partition(".")[0], "lib_lora")
 # attributes of a processing object
 _BATCH = "remora_batch"  # the arguments of the first pass of its present batch
 _PLACE = "remora_place"  # the batch, and the image in it, that the detailer changes
+_NOT_OURS = "whose layers Remora cannot change: the web UI's own LoRA gets the tags"
 _DIGITS = 8  # of a hash in a parameters text
 
 
@@ -115,6 +118,16 @@ class SDNextHost(WebUIHost):
             self._log.give_back()
             self._log = None
         self._serving = False
+
+    def cannot_serve(self) -> str:
+        parts = self.components()
+        for name in (one for one in parts if is_denoiser(one)):
+            if any(type(layer).__module__.partition(".")[0] == "nunchaku" for layer in parts[name].modules()):
+                return f"the {name} is computed by nunchaku, {_NOT_OURS}"
+        values = self._shared().opts.data
+        if values.get("cuda_compile_backend") == "openvino_fx" and "Model" in (values.get("cuda_compile") or ()):
+            return f"the model is computed by OpenVINO, {_NOT_OURS}"
+        return super().cannot_serve()
 
     def quiet_builtin(self) -> None:
         pipe = self._pipe()
@@ -228,23 +241,19 @@ class _HostLog(logging.Handler):
     def __init__(self, log: logging.Logger) -> None:
         super().__init__()
         self._log = log
-        self._levels: dict[str, int] = {}
+        self._levels = LogLevels()
 
     def take(self) -> None:
         """Install the handler."""
-        for name in _LOGGERS:
-            logger = logging.getLogger(name)
-            self._levels[name] = logger.level
-            logger.addHandler(self)
-            if logger.level == logging.NOTSET:
-                logger.setLevel(logging.INFO)
+        for name in LOGGERS:
+            logging.getLogger(name).addHandler(self)
+        self._levels.set(logging.INFO)
 
     def give_back(self) -> None:
         """Remove the handler."""
-        for name, level in self._levels.items():
+        for name in LOGGERS:
             logging.getLogger(name).removeHandler(self)
-            logging.getLogger(name).setLevel(level)
-        self._levels.clear()
+        self._levels.restore()
 
     def emit(self, record: logging.LogRecord) -> None:
         self._log.handle(record)

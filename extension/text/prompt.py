@@ -9,7 +9,8 @@
 
 The first number is the multiplier of the text encoders, the second that of the unet (as the first, where missing), the
 third the rank to cut to. In place of a number there may be points, value@place, see `lib_lora.Curve`. What stands where
-the second number would and is none are block weights. A range without a name, as 5-15, is one of steps. Other `<kind:...>` tags stay in the text.
+the second number would and is none are block weights. A range without a name, as 5-15, is one of steps. Other
+`<kind:...>` tags stay in the text.
 
 Sources: AUTOMATIC1111/stable-diffusion-webui extensions-builtin/Lora/extra_networks_lora.py; vladmandic/sdnext
 modules/lora/extra_networks_lora.py; cheald/sd-webui-loractl loractl/lib/utils.py; hako-mikan/sd-webui-lora-block-weight

@@ -1,4 +1,4 @@
-"""Forge, Forge Classic and reForge without a GPU, a page or a file: what an extension meets in them, and nothing else.
+"""Forge, Forge Neo, Forge Classic and reForge without a GPU, a page or a file: what an extension meets in them.
 
 Made from what their sources do, in words of our own. What is faithful, because Remora has to live with it: callbacks
 of `before_ui` run in reverse; the registry of extra networks is cleared before that; only the first prompt's tags of
@@ -27,7 +27,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 WIDTH, CHANNELS, SIDE = 8, 4, 4
-KINDS = ("forge", "forge_classic", "reforge")
+KINDS = ("forge", "forge_neo", "forge_classic", "reforge")
+WITH_BACKEND = ("forge", "forge_neo")
 
 
 class SamplerError(Exception):
@@ -52,6 +53,8 @@ class ForgeOperations:
             weight = self.weight.to(x)
             for delta in getattr(self, "forge_online_loras", {}).get("weight", ()):
                 weight = weight + delta.to(weight)
+            for function in getattr(self, "weight_function", ()):
+                weight = function(weight)
             return F.linear(x, weight, None if self.bias is None else self.bias.to(x))
 
     class Conv2d(nn.Conv2d):
@@ -156,8 +159,8 @@ class CLIP(nn.Module):
         return encoded[:, None]
 
 
-class Patcher:
-    """The host's ModelPatcher: clones share the module, LoRA are merged when it is loaded."""
+class ModelPatcher:
+    """What all have: clones share the module, LoRA are merged when it is loaded."""
 
     def __init__(self, model: nn.Module, host: FakeForge) -> None:
         self.model, self.host, self.patches, self.backup = model, host, {}, {}
@@ -169,10 +172,26 @@ class Patcher:
     def lora_patches(self) -> dict[str, Any]:
         return self.patches
 
-    def clone(self) -> Patcher:
-        made = Patcher(self.model, self.host)
+    def clone(self) -> ModelPatcher:
+        made = type(self)(self.model, self.host)
         made.patches = dict(self.patches)
         return made
+
+    def add(self, name: str, patches: dict[str, Tensor]) -> None:
+        self.patches[name] = patches
+
+    def patch_model(self) -> None:
+        """That of Classic and reForge."""
+        for patches in self.patches.values():
+            for path, delta in patches.items():
+                _merge(self.model.get_submodule(path), delta, self.backup)
+
+    def unpatch_model(self) -> None:
+        _put_back(self.backup)
+
+
+class Patcher(ModelPatcher):
+    """That of Forge, Classic and reForge."""
 
     def refresh_loras(self) -> None:
         """Forge's only."""
@@ -193,14 +212,52 @@ class Patcher:
                     _merge(layer, delta, loader.backup)
         loader.loaded = str(list(self.patches))
 
-    def patch_model(self) -> None:
-        """That of Classic and reForge."""
-        for patches in self.patches.values():
+
+class NeoPatcher(ModelPatcher):
+    """Forge Neo's, from ComfyUI: an identity of its patches, and original weights that all clones share.
+
+    Another identity than the loaded one makes a load restore the weights and merge the patches. There is no
+    `refresh_loras`. What the built-in applies at each call is a function of the layer, which a load removes.
+    """
+
+    def __init__(self, model: nn.Module, host: FakeForge) -> None:
+        self.identity = object()
+        super().__init__(model, host)
+        if not hasattr(model, "current_identity"):
+            model.current_identity = None
+
+    def clone(self) -> NeoPatcher:
+        made = NeoPatcher(self.model, self.host)
+        made.patches, made.backup, made.identity = dict(self.patches), self.backup, self.identity
+        return made
+
+    def add(self, name: str, patches: dict[str, Tensor]) -> None:
+        self.patches[name] = patches
+        self.identity = object()
+
+    def partially_load(self) -> None:
+        if self.model.current_identity is self.identity:
+            return
+        if self.model.current_identity is not None:
+            self.unpatch_model()
+        for layer in self.model.modules():
+            vars(layer).pop("weight_function", None)
+        for name, patches in self.patches.items():
             for path, delta in patches.items():
-                _merge(self.model.get_submodule(path), delta, self.backup)
+                layer = self.model.get_submodule(path)
+                if name.endswith("online"):
+                    layer.weight_function = [lambda weight, delta=delta: weight + delta.to(weight)]
+                else:
+                    _merge(layer, delta, self.backup)
+        self.model.current_identity = self.identity
 
     def unpatch_model(self) -> None:
-        _put_back(self.backup)
+        super().unpatch_model()
+        self.model.current_identity = None
+
+    def detach(self) -> nn.Module:
+        self.unpatch_model()
+        return self.model
 
 
 def _merge(layer: Any, delta: Tensor, backup: dict[Any, Any]) -> None:
@@ -240,10 +297,10 @@ class Model:
             unet, clip = UNet(host.ops), CLIP(host.ops)
         self.current_lora_hash = str([])
         self.sd_checkpoint_info = SimpleNamespace(title=name, filename=f"{name}.safetensors")
-        joint = _module(clip_l=clip)
+        joint, patcher = _module(clip_l=clip), NeoPatcher if host.kind == "forge_neo" else Patcher
         objects = Objects(
-            Patcher(_module(diffusion_model=unet), host),
-            SimpleNamespace(cond_stage_model=joint, patcher=Patcher(joint, host)),
+            patcher(_module(diffusion_model=unet), host),
+            SimpleNamespace(cond_stage_model=joint, patcher=patcher(joint, host)),
         )
         self.forge_objects = objects
         self.forge_objects_original = objects.shallow_copy()
@@ -313,7 +370,7 @@ class FakeForge:
     """Conditions of parts of the picture beside each prompt."""
 
     def __post_init__(self) -> None:
-        self.ops: Any = {"forge": ForgeOperations}.get(self.kind, ManualCast)
+        self.ops: Any = ForgeOperations if self.kind in WITH_BACKEND else ManualCast
         self.callbacks: dict[str, list[Callable[..., Any]]] = defaultdict(list)
         self.loaded: list[Loaded] = []
         self.cached: dict[str, list[Any]] = {}
@@ -324,7 +381,7 @@ class FakeForge:
     @property
     def samples(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """What makes conditions of a prompt's parts and what joins them, looked up as the host's sampling does."""
-        if self.kind == "forge":
+        if self.kind in WITH_BACKEND:
             both = self.modules["backend.sampling.sampling_function"]
             return both.compile_weighted_conditions, both.cond_cat
         makes, joins = self.modules["modules_forge.forge_sampler"], self.modules["ldm_patched.modules.samplers"]
@@ -346,11 +403,17 @@ class FakeForge:
                 "process_images_inner": lambda p: p.process(),
             },
             "modules.scripts": {"scripts_data": []},
-            "networks": {"load_networks": self.load_networks, "loaded_networks": []},
+            "networks": {
+                "load_networks": self.load_networks_of_neo if self.kind == "forge_neo" else self.load_networks,
+                "loaded_networks": [],
+            },
         }
-        if self.kind == "forge":
+        if self.kind in WITH_BACKEND:
+            patcher = NeoPatcher if self.kind == "forge_neo" else Patcher
+            modules["backend.patcher"], modules["backend.patcher.base"] = {}, {"ModelPatcher": patcher}
             modules["modules.sd_models"]["forge_model_reload"] = self.reload
             modules["backend"] = {}
+            modules["backend.args"] = {"dynamic_args": SimpleNamespace(nunchaku=False)}
             operations = {"ForgeOperations": ForgeOperations, "ForgeOperationsGGUF": ForgeOperationsGGUF}
             modules["backend.operations"] = operations
             modules["backend.sampling"] = {}
@@ -381,6 +444,8 @@ class FakeForge:
         opts = SimpleNamespace(data={"sd_lora": "None"}, added={})
         opts.add_option = opts.added.__setitem__
         cmd_opts = SimpleNamespace(lora_dir=str(self.lora_dir))
+        if self.kind == "forge_neo":
+            cmd_opts.lora_dirs, cmd_opts.loglevel = [], None
         config = str(self.lora_dir.parent / "config.json")
         return {"opts": opts, "cmd_opts": cmd_opts, "OptionInfo": OptionInfo, "config_filename": config}
 
@@ -441,9 +506,14 @@ class FakeForge:
             patched = model.forge_objects.unet.clone()
             path = "diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_q"
             key = f"{name} {strength} online" if self.online else f"{name} {strength}"
-            patched.patches[key] = {path: torch.full((CHANNELS, CHANNELS), float(strength) / 10)}
+            patched.add(key, {path: torch.full((CHANNELS, CHANNELS), float(strength) / 10)})
             model.forge_objects.unet = patched
         model.forge_objects_after_applying_lora = model.forge_objects.shallow_copy()
+
+    def load_networks_of_neo(self, names: Any, te_multipliers: Any = None, unet_multipliers: Any = None) -> None:
+        for _ in zip(names, unet_multipliers, te_multipliers, strict=True):
+            pass  # it takes lists only, whatever its defaults say
+        self.load_networks(names, te_multipliers, unet_multipliers)
 
     def _builtin_before_ui(self) -> None:
         host = self
@@ -485,7 +555,7 @@ class FakeForge:
             callback()
         for callback in self.callbacks["ui_settings"]:
             callback()
-        if self.kind != "forge":
+        if self.kind not in WITH_BACKEND:
             self.reload()  # a thread does, there
         for callback in self.callbacks["app_started"]:
             callback(None, app)
@@ -504,7 +574,7 @@ class FakeForge:
             self.model_data.sd_model = Model(self, self.checkpoint)
             for callback in self.callbacks["model_loaded"]:
                 callback(self.model)
-            if self.kind != "forge":
+            if self.kind not in WITH_BACKEND:
                 bare = self.modules["modules.processing"].StableDiffusionProcessing(self)
                 self.modules["modules.extra_networks"].activate(bare, {})
                 self.model.get_learned_conditioning([""])
@@ -512,11 +582,14 @@ class FakeForge:
 
     def load(self, patcher: Patcher) -> None:
         """`load_models_gpu`: another patcher of the same module is another model."""
+        if isinstance(patcher, NeoPatcher):
+            patcher.partially_load()
+            return
         if any(one.model is patcher for one in self.loaded):
             return
         for other in [one for one in self.loaded if one.model.model is patcher.model]:
             self.loaded.remove(other)
-            if self.kind != "forge":
+            if self.kind not in WITH_BACKEND:
                 other.model_unload()
         if self.kind == "forge":
             patcher.refresh_loras()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import weakref
 from collections import defaultdict
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +19,11 @@ from torch import Tensor, nn
 
 import extension
 from extension.generation.options import ENABLED, MERGE, ON_BAD_LORA
+from extension.generation.state import state_of
 from extension.hosts import current_host
 from extension.hosts._chunk_parts import ChunkParts
+from extension.hosts.forge import FORGE
+from extension.hosts.forge_neo import FORGE_NEO
 from lib_lora import Row
 from lib_lora.execution import hooks
 from tests.fakes import forge
@@ -529,3 +534,110 @@ def test_a_model_in_another_dtype_than_it_computes_in_is_served(web: FakeForge, 
 
 def test_no_host_module_is_imported_by_importing_a_host_file() -> None:
     assert not any(name == "backend" or name.startswith("ldm_patched") for name in sys.modules)
+
+
+# --- Forge Neo ---
+
+NEO = pytest.mark.parametrize("kind", ["forge_neo"])
+
+
+@NEO
+def test_neo_is_known_by_its_patcher(web: FakeForge) -> None:
+    patcher = web.modules["backend.patcher.base"].ModelPatcher
+    assert current_host() is FORGE_NEO
+    patcher.refresh_loras = lambda self: None
+    try:
+        assert current_host() is FORGE
+    finally:
+        del patcher.refresh_loras
+
+
+@NEO
+def test_folders_of_a_flag_with_a_list_are_known(web: FakeForge, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    web.modules["modules.shared"].cmd_opts.lora_dirs += [str(tmp_path / "more"), str(tmp_path / "none"), None]
+    assert FORGE_NEO.adapter_dirs() == (web.lora_dir, tmp_path / "more")
+
+
+@ALL
+def test_a_host_that_cannot_restore_its_weights_is_asked_again(web: FakeForge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its record of its LoRA stays until the weights are restored."""
+    bare = pictures(web.generate("cat"))
+    web.opts.data[ENABLED] = False
+    web.generate("cat<lora:a:1.0>")
+    web.opts.data[ENABLED] = True
+    host = session().host
+
+    def broken(model: Any) -> None:
+        raise RuntimeError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(host, "unmerge", broken)
+        with pytest.raises(RuntimeError):
+            host.quiet_builtin()
+    assert torch.equal(pictures(web.generate("cat")), bare)
+
+
+@NEO
+@pytest.mark.parametrize("chosen", [None, "ERROR"])
+def test_messages_are_seen_below_a_root_logger_at_error(
+    kind: str, loras: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None
+) -> None:
+    seen: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    root, ours = logging.getLogger(), [logging.getLogger(name) for name in ("extension", "lib_lora")]
+    fake = FakeForge(kind, loras)
+    fake.modules["modules.shared"].cmd_opts.loglevel = chosen
+    with forge.running(fake, monkeypatch), monkeypatch.context() as patch:
+        patch.setattr(root, "level", logging.ERROR)
+        for logger in (root, *ours, *map(logging.getLogger, list(logging.Logger.manager.loggerDict))):
+            logger.manager._clear_cache()  # type: ignore[attr-defined]  # of levels
+        root.addHandler(handler)
+        try:
+            extension.register()
+            fake.start(FastAPI())
+            fake.generate("cat<lora:nosuch:1.0>")
+            fake.unload()
+            extension.unregister()
+        finally:
+            root.removeHandler(handler)
+    assert any("nosuch" in text for text in seen) == (chosen is None)
+    assert [logger.level for logger in ours] == [logging.NOTSET] * 2
+    root.manager._clear_cache()
+
+
+def nunchaku(web: FakeForge, on: bool) -> None:
+    web.modules["backend.args"].dynamic_args.nunchaku = on
+
+
+@NEO
+def test_a_model_of_nunchaku_is_left_to_the_built_in_and_said(web: FakeForge, caplog: pytest.LogCaptureFixture) -> None:
+    ours = pictures(web.generate("cat<lora:a:1.0>"))
+    nunchaku(web, on=True)
+    p = web.generate("cat<lora:b:1.0>")
+    web.generate("cat<lora:b:1.0>")
+    assert web.builtin.activated[-2:] == [["b"], ["b"]]
+    assert "nunchaku" in p.infotexts[0]["Remora warnings"]
+    assert "Remora warnings" not in web.generate("cat").infotexts[0]
+    assert ["nunchaku" in note for note in state_of(session())["notes"]] == [True]
+    assert ["nunchaku" in one.getMessage() for one in caplog.records if one.levelno == logging.WARNING] == [True]
+    nunchaku(web, on=False)
+    assert torch.equal(pictures(web.generate("cat<lora:a:1.0>")), ours)
+    assert state_of(session())["notes"] == []
+
+
+@ALL
+def test_a_compiled_engine_in_place_of_the_unet_leaves_the_tags_to_the_built_in(
+    web: FakeForge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sd_unet = ModuleType("modules.sd_unet")
+    sd_unet.current_unet = None
+    monkeypatch.setitem(sys.modules, "modules.sd_unet", sd_unet)
+    web.generate("cat<lora:a:1.0>")
+    assert web.builtin.activated == []
+    sd_unet.current_unet = SimpleNamespace()
+    p = web.generate("cat<lora:b:1.0>")
+    assert web.builtin.activated == [["b"]]
+    assert "SimpleNamespace" in p.infotexts[0]["Remora warnings"]
+    assert any("SimpleNamespace" in note for note in state_of(session())["notes"])

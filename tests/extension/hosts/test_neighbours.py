@@ -81,15 +81,6 @@ def test_half_of_the_marks_are_not_enough(web: FakeForge) -> None:
     assert conflicts() == ()
 
 
-def test_a_replaced_unet_is_named(web: FakeForge, monkeypatch: pytest.MonkeyPatch) -> None:
-    sd_unet = ModuleType("modules.sd_unet")
-    sd_unet.current_unet = None
-    monkeypatch.setitem(sys.modules, "modules.sd_unet", sd_unet)
-    assert conflicts() == ()
-    sd_unet.current_unet = SimpleNamespace()
-    assert any("SimpleNamespace" in one for one in conflicts())
-
-
 class BlockWeight:
     """hako-mikan/sd-webui-lora-block-weight: edits the built-in's networks, and makes it load them anew each time."""
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from extension.generation.options import FAIL, ON_BAD_LORA, TABLE
 from extension.generation.session import Session
+from extension.generation.state import state_of
 from extension.guest import Guest
 from extension.hosts.sdnext import SDNextHost
 from extension.standalone.demo import Demo
@@ -106,6 +107,21 @@ def test_tags_that_nothing_applies_are_an_error(setup: Setup, caplog: pytest.Log
     setup.web.opts.data[ON_BAD_LORA] = FAIL
     with pytest.raises(LoraError, match="nothing applied"):
         setup.picture(f"x{B}")
+
+
+@pytest.mark.parametrize("name", ["nunchaku", "OpenVINO"])
+def test_a_model_without_layers_of_torch_is_left_to_the_builtin_and_said(setup: Setup, name: str) -> None:
+    setup.picture(f"x{A}")
+    unet = setup.web.pipe.unet
+    if name == "nunchaku":
+        layer = type("SVDQLinear", (torch.nn.Linear,), {"__module__": "nunchaku.models.linear"})(1, 1)
+        unet.fused = layer
+    else:
+        setup.web.opts.data.update(cuda_compile_backend="openvino_fx", cuda_compile=["Model"])
+    found = setup.web.generate(f"x{B}")
+    assert setup.web.builtin.calls == [["stripes:0.5"]]
+    assert [name in text for text in of_lora(found.infotexts[0]) if "warnings" in text] == [True]
+    assert [name in note for note in state_of(setup.session)["notes"]] == [True]
 
 
 def test_t1_what_comes_after_a_lora_has_the_bits_of_what_came_before(setup: Setup) -> None:
