@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import lib_lora
-from lib_lora import Engine, Entry, PerImage, Row, Stack
+from lib_lora import Curve, Engine, Entry, Moment, PerImage, Region, Row, Stack, Strength
 from lib_lora.execution.hooks import slot_of
 from tests.fakes.files import pair, save
 
@@ -23,6 +24,12 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear of vectors": (lambda: nn.Linear(16, 12), (5, 16)),
     "conv": (lambda: nn.Conv2d(16, 12, 3, padding=1), (1, 16, 6, 6)),
     "conv of two images": (lambda: nn.Conv2d(16, 12, 3, padding=1), (2, 16, 6, 6)),
+}
+KINDS_OF_STRENGTH: dict[str, tuple[Any, Any]] = {
+    "number": (0.7, 0.3),
+    "schedule": (Strength(Curve(((0.0, 0.0), (1.0, 0.8)))), Strength(Curve(((0.0, 0.1), (1.0, 0.8))))),
+    "images": (PerImage((0.7, 0.2)), PerImage((0.7, 0.4))),
+    "region": tuple(Strength(one, region=Region.rectangle(0, 0, 0.5, 1)) for one in (0.7, 0.3)),  # type: ignore[dict-item]
 }
 
 
@@ -211,3 +218,27 @@ def test_images_with_strengths_of_their_own_are_not_plain(tmp_path: Path) -> Non
         engine.set_rows(lambda rows: [Row(image) for image in range(rows)])
         want = base + full * torch.tensor([0.5, -1.0], dtype=torch.float64).view(2, 1, 1)
         torch.testing.assert_close(model(x), want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["number", "schedule", "images", "region"])
+def test_a_change_of_strength_costs_the_same_for_any_number_of_layers(tmp_path: Path, kind: str) -> None:
+    """Each layer is a block of its own, so that each has a strength group."""
+    counts = []
+    for layers in (3, 40):
+        model = nn.Module()
+        model.blocks = nn.ModuleList([nn.Linear(16, 12) for _ in range(layers)])
+        shapes = {f"lora_unet_blocks_{i}": (12, 16) for i in range(layers)}
+        tensors = {key: value for name, shape in shapes.items() for key, value in pair(name, shape, 4).items()}
+        engine = Engine({"unet": model})
+        strengths = KINDS_OF_STRENGTH[kind]
+        engine.activate(Stack([Entry(save(tmp_path / f"{layers}.safetensors", tensors), strengths[0])]))
+        assert len(engine._plan.strengths.values[0]) == layers  # type: ignore[union-attr]
+        changes: list[Callable[[], object]] = []
+        for step in range(2, 6):
+            changes += (
+                partial(engine.set_moment, Moment(step, 20)),
+                partial(engine.set_multiplier, 0, strengths[step % 2]),
+            )
+        found = [frames(change) for change in changes]
+        counts.append((min(found[2::2]), min(found[3::2])))  # caches are filled, and garbage may be collected meanwhile
+    assert counts[0] == counts[1]
