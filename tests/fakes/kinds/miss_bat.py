@@ -9,11 +9,12 @@ from .base import PEFT, Sample, Shape, Tensors, randn
 
 
 def _make(shape: Shape, generator: torch.Generator) -> Tensors:
-    return {"miss_block": randn(generator, shape[0] // 6, 6, 6)}
+    size = next(size for size in (6, 4, 2, 1) if shape[0] % size == shape[1] % size == 0)
+    return {"miss_block": randn(generator, shape[0] // size, size, size)}
 
 
 def _effective(own: Tensors, weight: Tensor, multiplier: float) -> Tensor:
-    made, size = weight.clone(), 6
+    made, size = weight.clone(), own["miss_block"].shape[-1]
     for a, block in enumerate(own["miss_block"]):
         for b in range(weight.shape[1] // size):
             at = slice(a * size, a * size + size), slice(b * size, b * size + size)
