@@ -1,19 +1,19 @@
 """The dense executor: the effective weight is built for one call in scratch memory; the base weight is never written.
 
-It serves what no separate product can follow, or where the sum is cheaper. nn.MultiheadAttention multiplies by its
-parameters inside one fused function, a norm has no product, a grouped convolution has no low-rank pair, a full
-difference is as large as the weight. The layer's forward then runs on a stand-in that shares everything with the layer
-but the parameters in question.
+It serves adapters that no separate product can compute, or for which the sum is cheaper. nn.MultiheadAttention
+multiplies by its parameters inside one fused function, a norm has no product, a grouped convolution has no low-rank
+pair, a full difference is as large as the weight. The layer's forward then runs on a stand-in that shares everything
+with the layer except these parameters.
 
-Rows of the batch with strengths of their own are computed in a pass each, or together where their strengths are equal.
-Each region of the picture is a pass too; the places inside the region are taken from it.
+Rows of the batch with equal strengths are computed in one pass. Each region of the picture is a pass, too, of which the
+places inside the region are used.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,11 +40,13 @@ if TYPE_CHECKING:
     from ..weights.operation import BaseForward
 
 
+T = TypeVar("T")
+
 Run = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
-"""Run the pass of a number with arguments that hold its rows alone."""
+"""Runs the pass of a number with arguments that hold only its rows."""
 
 
-def in_passes(
+def _in_passes(
     layer: nn.Module,
     passes: Sequence[Sequence[int]],
     least: int,
@@ -52,15 +54,9 @@ def in_passes(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a layer once for each group of rows, and put the rows of the results where they belong.
+    """Run a layer once for each group of rows of the model call, and join the results in the order of the rows.
 
-    Args:
-        layer: asked for nothing but where its batch is.
-        passes: the rows of each, of the model's call; together all of them.
-        least: dimensions that a batched input has, or more.
-        run: the layer's forward.
-        args: of the call.
-        kwargs: of the call.
+    `least` is the smallest number of dimensions of a batched input.
 
     Raises:
         RowsError: the input has no batch, or one that is no multiple of the rows.
@@ -78,7 +74,7 @@ def in_passes(
         results.append(run(number, tuple(cut[i] for i in range(len(args))), {name: cut[name] for name in kwargs}))
     if isinstance(results[0], Tensor):
         return _joined(results, passes, dim)
-    # attention's: the output, and its weights (rows, …) or None; and layers that return more than their output
+    # attention returns its output, and its weights (rows, …) or None; other layers may return more than an output, too
     outputs, *others = zip(*results, strict=True)
     for one in results:
         output_in(layer, one)
@@ -87,7 +83,7 @@ def in_passes(
 
 
 def _other(results: Sequence[Any], passes: Sequence[Sequence[int]], step: int) -> Any:
-    """Join what a layer returns beside its output: by rows where it has some, else the first pass's."""
+    """Join a second result of a layer by rows; without rows, return that of the first pass."""
     pairs = zip(results, passes, strict=True)
     has_rows = all(isinstance(one, Tensor) and one.shape[:1] == (len(own) * step,) for one, own in pairs)
     return _joined(results, passes, 0) if has_rows else results[0]
@@ -101,7 +97,7 @@ def _plain(named: Mapping[int | str, Any], place: int | str) -> tuple[Tensor, di
 
 
 def _attention(layer: nn.MultiheadAttention, named: Mapping[int | str, Any]) -> tuple[Tensor, dict[int | str, int]]:
-    """Do the same for torch's attention; masks have their rows first, together with the heads or alone."""
+    """Do the same for torch's attention; the first dimension of a mask is rows, or rows times heads."""
     dim = 0 if layer.batch_first else 1
     dims: dict[int | str, int] = {}
     for places, ndim, at in _ATTENTION:
@@ -116,13 +112,13 @@ _ATTENTION: tuple[tuple[tuple[int | str, ...], int, int | None], ...] = (
     ((3, "key_padding_mask"), 2, 0),
     ((5, "attn_mask"), 3, 0),
 )
-"""Arguments of torch's attention by place or name; dimensions if they have rows; where these are, if not by layer."""
+"""Arguments of torch's attention by place or name; their dimensions with rows; the rows' own, if not the layer's."""
 
 
 def _cut(
     named: Mapping[int | str, Any], dims: Mapping[int | str, int], own: Sequence[int], rows: int
 ) -> dict[int | str, Any]:
-    """Cut the arguments to some rows; one tensor stays one, as attention checks whether its inputs are the same."""
+    """Cut the arguments to some rows; equal tensors stay one tensor, as attention checks for that."""
     cut: dict[int, Tensor] = {}
     for name, dim in dims.items():
         whole: Tensor = named[name]
@@ -142,19 +138,19 @@ def _joined(results: Sequence[Tensor], passes: Sequence[Sequence[int]], dim: int
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapters(TensorFields):
-    """A layer's adapters, in the dtypes of their files; weights are built of them in fp32."""
+    """A layer's adapters, in the dtypes of their files; weights are built from them in fp32."""
 
     all: tuple[Adapter, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What one pass of a call is for."""
+    """One pass of a call."""
 
     image: int | None = None
-    """Of the batch, where its images differ."""
+    """The image of the batch, where its images differ."""
     acting: frozenset[int] | None = None
-    """Of the bindings, those that act in it, by their places; None is all."""
+    """The indexes of the bindings that act in it; None is all."""
 
 
 class DenseExecutor(Resident[Placement[Adapters]]):
@@ -162,9 +158,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
     Args:
         bindings: the adapters, in the order of the stack.
-        strengths: of the plan.
+        strengths: the strength table of the plan.
         policy: how tensors are placed.
-        in_order: let each adapter act on the weight that the ones before it left.
+        in_order: let each adapter act on the weight that the adapters before it left.
     """
 
     name = "dense"
@@ -192,7 +188,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
                 return y
         return self._run_now(layer, base_forward, args, kwargs)
 
-    # a graph must not know scratch memory, which other layers and other graphs use too
+    # a graph must not hold scratch memory, which other layers and other graphs use, too
     @uncompiled
     def _run_now(
         self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -225,10 +221,10 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
         if len(passes) == 1:
             return run(0, args, kwargs)
-        return in_passes(layer, passes, self._bindings[0].target.batched_ndim, run, args, kwargs)
+        return _in_passes(layer, passes, self._bindings[0].target.batched_ndim, run, args, kwargs)
 
     def _regions(self, image: int | None) -> tuple[RegionPart, ...]:
-        """Return the region of each binding, and the part of the prompt that describes it."""
+        """Return the region of each binding, with its part of the prompt."""
         strengths = self._strengths
         if strengths.regional_groups.isdisjoint(self._groups):
             return (ALL_PLACES,) * len(self._bindings)
@@ -244,7 +240,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         image: int | None = None,
         rows: Sequence[int] | None = None,
     ) -> Any:
-        """Make one pass with what acts everywhere, and one for each region with what acts in it, too."""
+        """Make one pass with the bindings that act everywhere, and one for each region that adds its bindings."""
         regions = self._regions(image)
         if all(region == ALL_PLACES for region in regions):
             return self._run(layer, base_forward, args, kwargs, _Pass(image))
@@ -263,8 +259,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _blended(
         self, layer: nn.Module, total: Any, y: Any, other: Any, region: RegionPart, rows: Sequence[int] | None
     ) -> Any:
-        """Add what a region's pass changes, at the places of the region."""
-        if not isinstance(y, Tensor):  # attention's, with its weights, which stay those without
+        """Add the change by a region's pass, at the places of the region."""
+        if not isinstance(y, Tensor):  # attention's output and weights; the weights stay the ones without the region
             whole, own, others = (output_in(layer, one) for one in (total, y, other))
             return with_output(total, self._blended(layer, whole, own, others, region, rows))
         strengths = self._strengths
@@ -295,28 +291,27 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         readers = {param: weight_reader(layer, param) for param in self._params}
         packed = not all(reader.holds_values for reader in readers.values())
         if packed and not self._acts(which):
-            # a product with the decoded weight has other bits than the layer's own
+            # a product with the decoded weight has other bits than the layer's own product
             return base_forward(layer, *args, **kwargs)
         kept = _is_kept(layer, args, kwargs)
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
             effective = self._effective(layer, readers, placed.stored.get().all, x, which, kept=kept)
         stand_in = None if packed else _stand_in(layer, effective)
-        if stand_in is None:  # a forward that unpacks its weight cannot be handed one that is not packed
+        if stand_in is None:  # a forward that unpacks its weight cannot take an unpacked one
             return self._product(layer, x, effective)
         return base_forward(stand_in, *args, **kwargs)
 
     def _acts(self, which: _Pass) -> bool:
         """Tell whether any adapter of a pass has a strength other than 0."""
-        image = self._strengths.shown if which.image is None else which.image
-        values, acting = self._strengths.values[image], which.acting
-        return any(values[own.group] for i, own in enumerate(self._bindings) if acting is None or i in acting)
+        values = self._strengths.values[self._strengths.shown if which.image is None else which.image]
+        return any(values[one.group] for one, _ in self._acting(self._bindings, which))
 
     def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
         """Compute the product of a linear layer or a convolution with an effective weight.
 
         Raises:
-            ComponentError: the layer is no such one.
+            ComponentError: the layer is neither.
         """
         if self._bindings[0].target.kind not in ("linear", "conv"):
             text = f"a {type(layer).__name__} computes its {', '.join(effective)} from something else"
@@ -336,7 +331,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         *,
         kept: bool,
     ) -> dict[str, Tensor]:
-        """Build the parameters the layer shall compute with, in scratch memory unless they are kept after the call."""
+        """Build the effective parameters, in scratch memory unless they are kept after the call."""
         found: dict[str, Tensor] = {}
         for param, reader in readers.items():
             base = reader.read(layer, param)
@@ -356,7 +351,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             if binding.target.param == param
         ]
 
-    def _acting(self, adapters: Sequence[Adapter], which: _Pass) -> list[tuple[Binding, Adapter]]:
+    def _acting(self, adapters: Sequence[T], which: _Pass) -> list[tuple[Binding, T]]:
         pairs = zip(self._bindings, adapters, strict=True)
         return [pair for i, pair in enumerate(pairs) if which.acting is None or i in which.acting]
 
@@ -389,7 +384,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         total[rows].add_(delta.to(strength) * strength)
 
     def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
-        if self._in_order:  # norms are then the norms of the weight that the adapters before leave, not of the base
+        if self._in_order:  # norms are then norms of the weight that the adapters before leave, not of the base weight
             return tuple(
                 one.file.private(one.adapter)
                 if one.whole is None
@@ -406,7 +401,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
 
 _ANY = torch.float32
-"""Adapters are placed in their files' dtypes, so the one that a placement is asked for makes no difference."""
+"""Adapters are placed in the dtypes of their files, so the dtype of a placement makes no difference."""
 
 
 def bias_of(layer: nn.Module, target: Target) -> Tensor | None:
@@ -417,7 +412,7 @@ def bias_of(layer: nn.Module, target: Target) -> Tensor | None:
 
 
 def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether autograd or a function transform keeps a call's parameters, which must not be written to then."""
+    """Tell whether autograd or a function transform keeps a call's parameters, so that they must not change."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
     if not torch.is_grad_enabled():
@@ -427,19 +422,16 @@ def _is_kept(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _stand_in(layer: nn.Module, params: Mapping[str, Tensor]) -> nn.Module | None:
-    """Make an object that is `layer` in every respect but has `params`; the layer itself is not touched.
-
-    None where the class gives a parameter of that name by itself, whatever the object has.
-    """
+    """Make a copy of `layer` that shares everything with it except `params`; None where its class overrides these."""
     own = {name: value for name, value in params.items() if "." not in name}
     stand_in: nn.Module = object.__new__(type(layer))
     stand_in.__dict__.update(layer.__dict__)
-    if parametrize.is_parametrized(layer):  # the class has a property for each tensor that is computed of others
+    if parametrize.is_parametrized(layer):  # the class has a property for each tensor that is computed from others
         stand_in.__class__ = parametrize.type_before_parametrizations(layer)
         computed: Any = layer.parametrizations
         own = {name: getattr(layer, name) for name in computed} | own
     for name in own:
-        stand_in.__dict__.pop(name, None)  # where weight_norm's hook puts what it computes
+        stand_in.__dict__.pop(name, None)  # weight_norm's hook writes its result there
     stand_in.__dict__["_parameters"] = {**layer._parameters, **own}
     children = dict(layer._modules)
     for name, value in params.items():

@@ -1,14 +1,14 @@
-"""The low-rank executor: adapters beside their layer, with the base weight used only by the base forward.
+"""The low-rank executor: adapters beside their layer; only the base forward uses the base weight.
 
 y = W (x + sum of changes of the input) + b + up (m * (down x)) + sum of changes of the output
 
 All low-rank pairs of a layer are one pair of matrices, stacked along the rank, with m = multiplier * scale per rank
-component: two products however many entries. Changes of the input are under the same linear W, so they cost no further
-base call. Plain pairs on many tokens may instead be added to the weight in scratch memory, see `low_rank_products.py`.
-Where the rows of a batch have strengths of their own, m has a row for each of them.
+component: two products for any number of entries. Changes of the input are added before the same product by W, so they
+cost no further base call. Plain pairs on many tokens may instead be added to the weight in scratch memory, see
+`low_rank_products.py`. Where the rows of a batch have strengths of their own, m has a row for each of them.
 
-Kinds that cost much per token, as a rotation does, are computed beside the layer for few tokens, and by an effective
-weight for many. That happens only in dtypes in which the sum of the weight and its change loses nothing that matters.
+Kinds that cost much per token, such as rotations, are computed beside the layer for few tokens, and by an effective
+weight for many; only in dtypes in which the sum of weight and change is exact enough.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parts(TensorFields):
-    """A layer's adapters, in the dtype of the base output; changes of the input in the input's."""
+    """A layer's adapters, in the dtype of the output; changes of the input in the dtype of the input."""
 
     pair: FusedPair | None
     inputs: tuple[InputEffect, ...]
     outputs: tuple[OutputEffect, ...]
-    bias: Tensor | None  # (n, out), of the bindings that have one
+    bias: Tensor | None  # (n, out), one row for each binding that changes the bias
 
     exact: ClassVar[frozenset[str]] = frozenset({"bias"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed(Placement[Parts]):
-    """A layer's adapters where it computes, and their strengths."""
+    """A layer's adapters on one device, and their strengths."""
 
     strengths: LayerStrengths
-    """Of the pair, of the biases, and of each change of the output."""
+    """Strengths of the pair, of the biases, and of each change of the output."""
     inputs: LayerStrengths | None
-    """Of each change of the input, in the input's dtype."""
+    """Strengths of each change of the input, in the dtype of the input."""
     rows: tuple[tuple[int, int] | None, ...]
-    """Which outputs each change of the output is for; None for all."""
+    """The outputs that each change of the output changes; None for all."""
 
 
 class LowRankExecutor(Resident[Placed]):
@@ -79,9 +79,9 @@ class LowRankExecutor(Resident[Placed]):
 
     Args:
         bindings: the adapters, in the order of the stack.
-        forms: of each, at its rank.
+        forms: the form of each, at its rank.
         biased: whether each changes the bias.
-        strengths: of the plan.
+        strengths: the strength table of the plan.
         policy: how tensors are placed.
     """
 
@@ -126,13 +126,13 @@ class LowRankExecutor(Resident[Placed]):
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward plus its deltas."""
-        plain: PlainPair | None = None if compiling() or tracing() else self._views  # which no graph is to know
+        plain: PlainPair | None = None if compiling() or tracing() else self._views  # a graph must not guard it
         if plain is None or plain.placed is not self._placed or len(args) != 1 or kwargs or self._budget.contended:
             return self._run_any(layer, base_forward, args, kwargs)
         x, numbers = args[0], self._strengths.numbers
         if numbers is None or not isinstance(x, Tensor) or x.dtype is not plain.dtype or x.device != plain.device:
             return self._run_any(layer, base_forward, args, kwargs)
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph is to read strengths when it is replayed
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph reads strengths from tensors
             return self._run_any(layer, base_forward, args, kwargs)
         strength = numbers[plain.group] * plain.scale if plain.vector is None else plain.vector
         if x.numel() > plain.many and pays(layer, base_forward, x):
@@ -150,25 +150,30 @@ class LowRankExecutor(Resident[Placed]):
         kwargs: dict[str, Any],
         returned: Any = None,
     ) -> Any:
-        """Compute any call.
-
-        Args:
-            layer: the layer.
-            base_forward: of it.
-            args: of the call.
-            kwargs: of the call.
-            returned: by the base forward for these, if it was called already.
-        """
+        """Compute any call; `returned` is the result of the base forward, if it was called already."""
         if self._strengths.has_regions and opaque.is_for(layer, args, kwargs):
             y = opaque.call(layer, base_forward, args)
             if y is not None:
                 return y
         if self._budget.contended:
             self._budget.note(self._account)
-        call = _Calling(layer, base_forward, args, kwargs, returned)
+        place = place_of_input(layer, args, kwargs)
+        of_base: Any = None
+
+        def base(x: Tensor) -> Tensor:
+            nonlocal returned, of_base
+            if returned is not None:
+                of_base, returned = returned, None
+            elif isinstance(place, str):
+                of_base = base_forward(layer, *args, **{**kwargs, place: x})
+            else:
+                of_base = base_forward(layer, *args[:place], x, *args[place + 1 :], **kwargs)
+            return output_in(layer, of_base)
+
         try:
-            y = self._run(layer, base_forward, call, call.x)
-            return call.as_returned(y)
+            x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
+            y = self._run(layer, base_forward, base, x)
+            return with_output(of_base, y)
         finally:
             if not self._stays:
                 self.evict()
@@ -181,7 +186,7 @@ class LowRankExecutor(Resident[Placed]):
         return y if parts.bias is None else y + change_of_bias(of_bias, parts.bias, self._spatial)
 
     def _summed(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """Compute the layer by the sum of weight and pair."""
+        """Compute the layer with the sum of weight and pair."""
         placed = self._placed_at(layer, x.device, x.dtype)
         parts = placed.stored.get()
         assert parts.pair is not None
@@ -193,7 +198,7 @@ class LowRankExecutor(Resident[Placed]):
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
     ) -> tuple[Tensor, Tensor, Parts]:
-        """Compute all but the change of the bias; return its strengths, too."""
+        """Compute all except the change of the bias; return the strengths of that, too."""
         op = Operation(layer, self._spatial, base)
         changed = self._changed_input(layer, x, op) if self._inputs else x
         y = base(changed)
@@ -202,7 +207,7 @@ class LowRankExecutor(Resident[Placed]):
         parts = placed.stored.get()
         deltas = self._output_deltas(of_outputs, placed.rows, parts, x, y, op)
         if parts.pair is not None:
-            # under autocast, or with a host that casts inside its forward, the two differ
+            # the dtypes of x and y differ under autocast, or with a host that casts inside its forward
             own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
             plain = self._plain(placed)
             if plain is not None:
@@ -210,7 +215,7 @@ class LowRankExecutor(Resident[Placed]):
             else:
                 y = add_pair(self._kind, layer, own, y, parts.pair, of_pair, base_forward, self._tuner)
         if deltas:
-            # nothing else holds what torch's own forward has just made, or a sum
+            # nothing else holds an output that torch's own forward has just made, or a sum
             fresh = base_forward in TORCHS or parts.pair is not None
             y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
         return y, of_bias, parts
@@ -218,9 +223,9 @@ class LowRankExecutor(Resident[Placed]):
     def _plain(self, placed: Placed) -> tuple[PlainPair, Tensor | float] | None:
         """Return the pair and the strength of a plain call; None for any other call.
 
-        `run` finds them here, and so does a call that comes another way: it has the same bits.
+        All ways through the executor use it, so that they have the same bits.
         """
-        if compiling() or tracing() or not self._is_plain:  # asked first, so that a graph knows no number
+        if compiling() or tracing() or not self._is_plain:  # first, so that a graph does not guard numbers
             return None
         numbers = self._strengths.numbers
         if numbers is None or (placed.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
@@ -235,19 +240,13 @@ class LowRankExecutor(Resident[Placed]):
         return plain, numbers[plain.group] * plain.scale if plain.vector is None else plain.vector
 
     def _live(self, layer: nn.Module, own: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
-        """Return the strengths of this call, by row of the batch and by place where these differ.
-
-        Args:
-            layer: the layer.
-            own: strengths of changes of `changed`.
-            x: the layer's input.
-            changed: the input or the output.
+        """Return the strengths of the changes of `changed`, by row of the batch and by place where these differ.
 
         Raises:
             RowsError: the layer's input has no rows that belong to the model call's.
         """
         mixed = self._strengths.mixed
-        # by the number of rows alone: which they are, no graph is to know
+        # by the number of rows: a graph must not guard which rows they are
         repeats = repeats_per_row(layer, x, own.rows[0].shape[0], self._bindings[0].target.batched_ndim) if mixed else 1
         if self.is_regional:
             return own.for_places(self._token_layout(changed))
@@ -257,7 +256,7 @@ class LowRankExecutor(Resident[Placed]):
     def is_regional(self) -> bool:
         """Tell whether some of its strengths differ from place to place."""
         regional = self._strengths.regional_groups
-        return bool(regional) and not regional.isdisjoint(self._groups)  # a graph would guard groups for nothing
+        return bool(regional) and not regional.isdisjoint(self._groups)  # without regions, a graph guards no groups
 
     def _token_layout(self, tensor: Tensor) -> TokenLayout:
         nowhere = self._of_text or self._kind == "embedding"
@@ -341,12 +340,12 @@ class LowRankExecutor(Resident[Placed]):
 
     @property
     def _width(self) -> int:
-        """Return how many outputs the layer has, whatever part of them an adapter changes."""
+        """Return the number of outputs of the layer."""
         target = self._bindings[0].target
         return target.outputs or target.shape[0]
 
     def _in_all(self, binding: Binding, vector: Tensor) -> Tensor:
-        """Pad a vector over the outputs that a binding changes to one over all outputs."""
+        """Pad a vector over the outputs that a binding changes to a vector over all outputs."""
         rows = binding.target.rows
         return vector if rows is None else F.pad(vector, (rows[0], self._width - rows[1]))
 
@@ -367,42 +366,6 @@ def _ranges(
     if ranks and buckets and padded_rank(rank, buckets) > rank:
         ranks.append(FactorRange(ranks[0].group, padded_rank(rank, buckets) - rank, 0.0))
     return tuple(ranks), tuple(biases)
-
-
-class _Calling:
-    """The layer's own forward as a function of its input alone."""
-
-    __slots__ = ("_args", "_base_forward", "_known", "_kwargs", "_layer", "_place", "_returned", "x")
-
-    def __init__(
-        self,
-        layer: nn.Module,
-        base_forward: BaseForward,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        known: Any = None,
-    ) -> None:
-        self._layer, self._base_forward, self._args, self._kwargs = layer, base_forward, args, kwargs
-        self._known = known
-        self._place = place_of_input(layer, args, kwargs)
-        self.x: Tensor = args[self._place] if isinstance(self._place, int) else kwargs[self._place]
-        """The input."""
-        self._returned: Any = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        place, args, kwargs = self._place, self._args, self._kwargs
-        if self._known is not None:
-            y, self._known = self._known, None
-        elif isinstance(place, str):
-            y = self._base_forward(self._layer, *args, **{**kwargs, place: x})
-        else:
-            y = self._base_forward(self._layer, *args[:place], x, *args[place + 1 :], **kwargs)
-        self._returned = y
-        return output_in(self._layer, y)
-
-    def as_returned(self, y: Tensor) -> Any:
-        """Put an output where the layer's own has its, in the same form."""
-        return with_output(self._returned, y)
 
 
 def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Operation, *, fresh: bool) -> Tensor:
