@@ -135,7 +135,7 @@ class StackStrengths:
         """Return the strengths of another stack of the plan.
 
         Raises:
-            StackError: see above.
+            StackError: the model takes no list of block weights as long as an entry's.
         """
         found = StackStrengths(wishes, variants, self.groups, self._model, self.regions)
         if found.group_regions == self.group_regions:
@@ -177,16 +177,16 @@ class StackStrengths:
             denoising = [i for i in groups if self.groups[i].side is not None]
             is_outside = all(one.region is not None and not one.region.share for one in own)
             varies = entry in self.varying and bool(denoising)
-            unsure = denoising if varies or is_outside else []
-            wanted = [i for i in unsure if self._is_wanted(i)]
+            doubtful = denoising if varies or is_outside else []
+            wanted = [i for i in doubtful if self._is_wanted(i)]
             never, reason = [one.during.why_empty for one in own], ""
             if is_outside:
                 reason = _NOWHERE
             elif all(never):
                 reason = never[0]
-            elif moments and acted.isdisjoint(unsure):
+            elif moments and acted.isdisjoint(doubtful):
                 reason = f"its strength was 0 at all {moments} calls of the model"
-            if any(values[i] for values in static for i in groups if i not in unsure):
+            if any(values[i] for values in static for i in groups if i not in doubtful):
                 if wanted and reason:
                     partly[entry] = f"on the {self._components(wanted)}: {reason}"
             elif wanted or varies:
