@@ -1,5 +1,5 @@
-"""MiSS and FourierFT as another package would write them, on files that PEFT saves: a class each,
-and no list of parameters to edit."""
+"""MiSS and FourierFT as another package would write them in place of the library's, on files that PEFT saves: a class
+each, and no list of parameters to edit."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class MiSS(Adapter):
     block: Tensor  # (r, out)
     inside: int
 
-    name: ClassVar[str] = "miss"
+    name: ClassVar[str] = "other_miss"
+    before: ClassVar[tuple[str, ...]] = ("miss",)
     params: ClassVar[Params] = Params(frozenset({"miss_block"}))
     by_rows: ClassVar[bool] = True
 
@@ -57,7 +58,8 @@ class FourierFT(Adapter):
     seed: int
     shape: tuple[int, ...]
 
-    name: ClassVar[str] = "fourierft"
+    name: ClassVar[str] = "other_fourierft"
+    before: ClassVar[tuple[str, ...]] = ("fourierft",)
     params: ClassVar[Params] = Params(frozenset({"fourierft_spectrum"}))
 
     @classmethod
@@ -118,7 +120,7 @@ def test_a_file_of_peft_gives_the_output_of_peft(name: str, registered: None, tm
     engine = Engine({"unet": plain})
     before = plain(x)
     report = engine.activate(Stack([Entry(tmp_path / "adapter_model.safetensors")])).entries[0]
-    assert (dict(report.kinds), report.unused) == ({name: 2}, ())
+    assert (dict(report.kinds), report.unused) == ({f"other_{name}": 2}, ())
     assert (plain(x) - want).abs().max() < 1e-5
     assert (want - before).abs().max() > 0.1
     engine.deactivate()
