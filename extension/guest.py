@@ -42,7 +42,7 @@ class Guest:
     def enabled(self) -> bool:
         """Return whether Remora applies LoRA tags; if not, the host applies them itself."""
         if not enabled(self._host):
-            self._session.useless = ""  # to be tried again once it is on
+            self._session.useless = self._session.fault = ""  # to be tried again once it is on
             return False
         return not self._session.useless
 
@@ -69,7 +69,8 @@ class Guest:
             activation = self._session.begin_batch(images, wanted, batch.calls, besides, batch.seeds, batch.at)
             activation = replace(activation, left_out=(*unread, *activation.left_out))
             self._session.last = activation
-        except BaseException:
+        except BaseException as error:
+            self._session.failed = self._session.failed or Skipped("", f"{type(error).__name__}: {error}")
             self._session.end()
             raise
         return Outcome(
@@ -133,6 +134,22 @@ class Guest:
     def generation_ended(self) -> None:
         """Deactivate all LoRA."""
         self._session.end()
+
+    def cannot_apply(self, error: Exception, *, in_picture: bool) -> None:
+        """Leave the tags to the host from now on, until Remora is turned off and on or another model is loaded.
+
+        Raises:
+            LoraError: a picture is being made, and the settings stop the generation.
+        """
+        sentence = (
+            f"the web UI's own LoRA could not be taken off the model ({type(error).__name__}: {error}), so it gets the "
+            "tags, until another model is loaded or Remora is turned off and on in the settings"
+        )
+        logger.error("remora: %s", sentence, exc_info=error)
+        self._session.fault = sentence
+        if in_picture and not settings(self._host).skip_bad:
+            self._session.failed = Skipped("", sentence)
+            raise LoraError(sentence) from error
 
     def failed(self, sentence: str) -> None:
         """Log an error and show it in the tab: tags of the present picture have no effect.

@@ -136,6 +136,8 @@ class Session:
         """The LoRA of the latest generation."""
         self.failed: Skipped | None = None
         """Why the generation after that failed."""
+        self.fault = ""
+        """Why the host could not be taken over for the present model; empty if it was."""
         self._passes: set[str] = set()  # made so far for the present picture
         self._batch: Request | None = None  # active, or for a model that is loaded during a generation
         self._engine: Engine | None = None
@@ -156,7 +158,7 @@ class Session:
         The host may know; otherwise the first picture finds this out. The host's own LoRA applies the tags.
         """
         found = self._useless if self._useless and self._parts() == self._useless_for else ""
-        return found or self.host.cannot_serve()
+        return self.fault or found or self.host.cannot_serve()
 
     @useless.setter
     def useless(self, sentence: str) -> None:
@@ -327,6 +329,7 @@ class Session:
     def model_changed(self) -> None:
         """Leave the model; `follow_model` or the next batch uses the new one."""
         batch = self._batch
+        self.fault = ""
         self.close()
         self._batch = batch
         logger.debug("remora: serving %s", ", ".join(self.host.components()) or "no model")

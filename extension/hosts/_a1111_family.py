@@ -13,7 +13,7 @@ from ._conditionings import Conditionings
 from ._extra_networks import Images
 from ._parameters import note
 from ._passes import pass_of
-from ._webui import WebUIHost
+from ._webui import WebUIHost, attempt
 from ._webui_modules import module
 from ._wraps import Wraps
 from .base import Batch, Option, Outcome, Remora
@@ -83,8 +83,11 @@ class A1111FamilyHost(WebUIHost):
         """Tell whether Remora activated the present LoRA."""
         return self._remora is not None and self.batch is not None and self._remora.enabled
 
+    def restoring(self) -> Sequence[Callable[[], object]]:
+        return self.wraps.give_back, *super().restoring()
+
     def unload(self) -> None:
-        self.wraps.give_back()
+        attempt(self.wraps.give_back)
         super().unload()
 
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
@@ -92,7 +95,7 @@ class A1111FamilyHost(WebUIHost):
             return  # a model that is loading encodes an empty prompt, maybe during a generation
         batch = self.batch_of(p, self._with_the_one_for_all(p, images), include, exclude)
         self.batch = None
-        self.tell(p, self.put_in_force(batch), images)
+        self.tell_or_report(p, self.put_in_force(batch), images)
         self.batch = batch
 
     def tell(self, p: Any, outcome: Outcome, images: Images) -> None:

@@ -12,7 +12,8 @@ import inspect
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import PurePath
 from types import ModuleType
@@ -51,6 +52,14 @@ def _extension_of(network: Any) -> str:
 
 def _in_part(arguments: str, number: int) -> str:
     return f"{arguments}:part={number}" if _MASK.search(arguments) and ":part=" not in arguments else arguments
+
+
+class _OfBuiltinError(Exception):
+    """An error of the object that tags are passed on to."""
+
+    def __init__(self, own: Exception) -> None:
+        super().__init__()
+        self.own = own
 
 
 class ImageTags(defaultdict[str, list[Any]]):
@@ -130,6 +139,11 @@ class ExtraNetworks:
         self._others: list[Any] = []  # what the registry had before, the latest last; one of each class
         self._conflicts: dict[str, str] = {}
         self._aliased: dict[str, Any] = {}  # the host's own objects of other kinds
+
+    @property
+    def in_force(self) -> bool:
+        """Return whether the tags were taken over and not given back."""
+        return self._in_force
 
     @property
     def replaced(self) -> Any:
@@ -323,6 +337,24 @@ class ExtraNetworks:
         self, p: Any, params: list[Any], include: Sequence[str], exclude: Sequence[str], *args: Any, **kwargs: Any
     ) -> None:
         self._called = True
+        with self._kept_failure():
+            self._serve_or_pass_on(p, params, include, exclude, *args, **kwargs)
+
+    @contextmanager
+    def _kept_failure(self) -> Iterator[None]:
+        """Raise errors where the host would not print them and go on: at the end of its `activate`."""
+        try:
+            yield
+        except _OfBuiltinError as error:
+            raise error.own from None  # as without Remora
+        except BaseException as error:
+            if not self._inside:
+                raise
+            self._failure = error
+
+    def _serve_or_pass_on(
+        self, p: Any, params: list[Any], include: Sequence[str], exclude: Sequence[str], *args: Any, **kwargs: Any
+    ) -> None:
         if self._is_handed_back(p):
             named = {**kwargs, "include": include, "exclude": exclude}
             if self._pass_on("activate", p, params, *args, **named):
@@ -333,12 +365,7 @@ class ExtraNetworks:
                 self._unserved(p, f"nothing applied {written(own)}: the web UI has no LoRA of its own")
             return
         images = self._images if self._images is not None else (self._arguments({"lora": params}),)
-        try:
-            self._batch(p, images, include=include, exclude=exclude)
-        except BaseException as error:
-            if not self._inside:
-                raise
-            self._failure = error  # the host would print it and go on without the LoRA
+        self._batch(p, images, include=include, exclude=exclude)
 
     def _is_handed_back(self, p: Any) -> bool:
         return not self._in_force or self._depth > 0 or self._handed_back(p)
@@ -351,11 +378,13 @@ class ExtraNetworks:
         if self._depth >= len(self._others):
             return False
         self._depth += 1
-        try:
+        try:  # its errors are its own
             function = getattr(self._others[-self._depth], method)
             takes = inspect.signature(function).parameters
             every = any(one.kind is one.VAR_KEYWORD for one in takes.values())
             function(*args, **{name: value for name, value in named.items() if every or name in takes})
+        except Exception as error:  # noqa: BLE001  # passed on, marked
+            raise (_OfBuiltinError(error) if method == "activate" else error) from None
         finally:
             self._depth -= 1
         return True

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from . import _conflicts
 from ._access import access_of
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from ..text.tag import Pass
 
 logger = logging.getLogger(__name__)
+
+State: TypeAlias = Literal["applied", "handed back", "not connected"]
+"""Remora applies the tags; the built-in does, as Remora is off or cannot; the built-in does, without Remora in between."""
 
 _SECTION = ("remora", "Remora")
 _CATEGORY = "sd"
@@ -45,6 +49,7 @@ class WebUIHost(Host):
         self._remora: Remora | None = None
         self._networks: ExtraNetworks | None = None
         self._painter = WebUIPainter()
+        self._fault = ""  # why Remora is not connected
         self._connected = False  # the host never removes callbacks, so register them once per load of scripts
 
     # --- what a subclass defines ---
@@ -111,7 +116,8 @@ class WebUIHost(Host):
         return ()
 
     def conflicts(self) -> Sequence[str]:
-        return (*_conflicts.found(), *(() if self._networks is None else self._networks.conflicts))
+        own = () if self._networks is None else self._networks.conflicts
+        return (*([self._fault] if self._fault else []), *_conflicts.found(), *own)
 
     def connect(self, remora: Remora) -> None:
         self._remora = remora
@@ -124,10 +130,34 @@ class WebUIHost(Host):
         """Register the host's callbacks."""
         callbacks.on_ui_settings(self._show_options)
         callbacks.on_ui_tabs(self._tabs)
-        callbacks.on_before_ui(self.take_over)
+        callbacks.on_before_ui(self.begin)
         callbacks.on_app_started(self._app_started)
         callbacks.on_model_loaded(self._model_loaded)
         callbacks.on_script_unloaded(self.unload)
+
+    @property
+    def state(self) -> State:
+        """Return who applies the tags."""
+        if self._networks is None or not self._networks.in_force:
+            return "not connected"
+        return "applied" if self.remora.enabled else "handed back"
+
+    def begin(self) -> None:
+        """Take over; on an error the web UI is as without Remora, and the log and the tab say so."""
+        self._fault = ""
+        try:
+            self.take_over()
+        except Exception as error:
+            logger.exception("remora: could not take over from the web UI")
+            self._fault = (
+                f"Remora could not take over from the web UI ({type(error).__name__}: {error}) and is not connected: "
+                "the web UI's own LoRA gets the tags, until its page is reloaded"
+            )
+            attempt(self.remora.generation_ended, *self.restoring())
+
+    def restoring(self) -> Sequence[Callable[[], object]]:
+        """Return the functions that undo `take_over`; each may be called after any part of it."""
+        return self._give_back_networks, partial(add_axes, ()), self.wake_builtin
 
     def take_over(self) -> None:
         """Apply the tags from now on, if the setting says so."""
@@ -144,19 +174,35 @@ class WebUIHost(Host):
         self._networks.take_over()
         add_axes(self.remora.axes() if self.remora.enabled else ())
         if self.remora.enabled:
+            self._quiet(in_picture=False)
+
+    def _quiet(self, *, in_picture: bool) -> bool:
+        """Take the built-in's LoRA off; after an error the built-in applies the tags.
+
+        Raises:
+            LoraError: it failed, a picture is being made, and the settings stop the generation.
+        """
+        try:
             self.quiet_builtin()
+        except Exception as error:  # noqa: BLE001  # whatever the host raises; it is logged and told
+            attempt(self.remora.generation_ended, self.wake_builtin)
+            self.remora.cannot_apply(error, in_picture=in_picture)
+            return False
+        return True
 
     def unload(self) -> None:
-        """Restore the host."""
-        self._connected = False
-        if self._networks is not None:
-            self._networks.give_back()
-            self._networks = None
-        add_axes(())
+        """Restore the host; an error in one part does not keep the others from it."""
+        self._connected, self._fault = False, ""
+        attempt(self._give_back_networks, partial(add_axes, ()))
         if self._remora is not None:
-            self._remora.unloaded()
+            attempt(self._remora.unloaded)
             self._remora = None
-        self.wake_builtin()
+        attempt(self.wake_builtin)
+
+    def _give_back_networks(self) -> None:
+        networks, self._networks = self._networks, None
+        if networks is not None:
+            networks.give_back()
 
     @property
     def remora(self) -> Remora:
@@ -167,7 +213,19 @@ class WebUIHost(Host):
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         """Activate the LoRA of a batch and report the outcome."""
         outcome = self.remora.batch(self.batch_of(p, images, include, exclude))
-        self.tell(p, outcome, images)
+        self.tell_or_report(p, outcome, images)
+
+    def tell_or_report(self, p: Any, outcome: Outcome, images: Images) -> None:
+        """Report the outcome of a batch; an error in that is one of the parameters text only.
+
+        Raises:
+            LoraError: it failed, and the settings stop the generation.
+        """
+        try:
+            self.tell(p, outcome, images)
+        except Exception as error:
+            logger.debug("remora: the outcome of a batch", exc_info=error)
+            self.remora.failed(f"the parameters text does not have the LoRA ({type(error).__name__}: {error})")
 
     def ended(self, p: Any, *args: Any, **kwargs: Any) -> None:
         """Handle the end of a generation."""
@@ -191,7 +249,7 @@ class WebUIHost(Host):
         """Handle that the built-in applies the tags of a batch; tell why, unless Remora is turned off."""
         reason = self.remora.handed_back
         if reason:
-            self.tell(p, Outcome(warnings=lambda: (reason,)), ((),))
+            self.tell_or_report(p, Outcome(warnings=lambda: (reason,)), ((),))
 
     def unserved(self, p: Any, sentence: str) -> None:
         """Report tags that nothing applied.
@@ -204,15 +262,18 @@ class WebUIHost(Host):
     def _handed_back(self, p: Any) -> bool:
         """Tell whether the built-in applies the next batch; switches over if the setting changed."""
         if self.remora.enabled:
-            self.quiet_builtin()
-            return False
-        self.remora.generation_ended()
-        self.wake_builtin()
+            # a model that is loading encodes an empty prompt, which is no picture
+            return not self._quiet(in_picture=getattr(p, "prompts", None) is not None)
+        errors = attempt(self.remora.generation_ended, self.wake_builtin)
+        for error in errors:
+            self.remora.failed(f"the web UI's own LoRA may not work ({type(error).__name__}: {error})")
         return True
 
     def _app_started(self, demo: Any, app: Any) -> None:
-        self.take_over()  # here too: some hosts register the built-in after `before_ui` of others
-        self.remora.app_started(app)
+        self.begin()  # here too: some hosts register the built-in after `before_ui` of others
+        attempt(partial(self.remora.app_started, app), self._log_conflicts)
+
+    def _log_conflicts(self) -> None:
         if self.remora.enabled:
             for sentence in self.conflicts():
                 logger.warning("remora: %s", sentence)
@@ -241,6 +302,18 @@ class WebUIHost(Host):
     @staticmethod
     def _shared() -> Any:
         return importlib.import_module("modules.shared")
+
+
+def attempt(*steps: Callable[[], object]) -> Sequence[Exception]:
+    """Call all of these functions, whatever the ones before raise; log and return the errors."""
+    errors = []
+    for step in steps:
+        try:
+            step()
+        except Exception as error:
+            logger.exception("remora: %s failed", getattr(step, "__qualname__", step))
+            errors.append(error)
+    return errors
 
 
 def _seeds(p: Any) -> tuple[int, ...]:

@@ -151,6 +151,15 @@ class Remora(Protocol):
     def generation_ended(self) -> None:
         """Deactivate all LoRA."""
 
+    def cannot_apply(self, error: Exception, *, in_picture: bool) -> None:
+        """Leave the tags to the host from now on, until Remora is turned off and on or another model is loaded.
+
+        Logs the error, and shows it in the tab.
+
+        Raises:
+            LoraError: a picture is being made, and the settings stop the generation.
+        """
+
     def failed(self, sentence: str) -> None:
         """Log an error and show it in the tab: tags of the present picture have no effect.
 

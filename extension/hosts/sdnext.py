@@ -19,7 +19,7 @@ from ._log_levels import LOGGERS, LogLevels
 from ._sdnext_builtin import take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
-from ._webui import WebUIHost
+from ._webui import WebUIHost, attempt
 from ._webui_modules import module
 from ._wraps import Wraps
 from .base import Batch, Outcome, Remora
@@ -111,9 +111,12 @@ class SDNextHost(WebUIHost):
         self._name_settings()
         super().take_over()
 
+    def restoring(self) -> Sequence[Callable[[], object]]:
+        return self._wraps.give_back, *super().restoring()
+
     def unload(self) -> None:
         super().unload()
-        self._wraps.give_back()
+        attempt(self._wraps.give_back)
         if self._log is not None:
             self._log.give_back()
             self._log = None
@@ -149,7 +152,7 @@ class SDNextHost(WebUIHost):
 
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:
         outcome = self._apply(p, images, include, exclude)
-        self.tell(p, outcome, images)
+        self.tell_or_report(p, outcome, images)
         if not p.is_hr_pass:  # the detailer uses the prompt and the LoRA of the first pass
             setattr(p, _BATCH, (images, include, exclude))
 

@@ -266,6 +266,34 @@ def test_tags_that_nothing_applies_are_an_error_in_the_log_the_tab_and_the_pictu
     assert ["nothing applied <lora:a:1>" in note for note in told()["notes"]] == [True]
 
 
+@pytest.mark.parametrize("after", [True, False])
+def test_where_the_built_in_cannot_be_taken_off_it_applies_the_tags(
+    start: Callable[..., A1111Fake], monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    host = start()
+    ours, builtin = one(host.generate("a cat<lora:a:1>")), A1111.quiet_builtin
+    host.shared.opts.data[ENABLED] = False
+    theirs = one(host.generate("a cat<lora:a:1>"))
+    host.shared.opts.data[ENABLED] = True
+
+    def broken() -> None:
+        if after:
+            builtin()
+        raise RuntimeError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(A1111, "quiet_builtin", broken)
+        assert torch.equal(one(host.generate("a cat<lora:a:1>")), theirs)
+        host.generate("a dog")
+    assert A1111.state == "handed back"
+    assert ["RuntimeError: injected" in note for note in told()["notes"]] == [True]
+    host.shared.opts.data[ENABLED] = False
+    host.generate("a cat")
+    host.shared.opts.data[ENABLED] = True
+    assert torch.equal(one(host.generate("a cat<lora:a:1>")), ours)
+    assert told()["notes"] == []
+
+
 # --- the text encoder's cache ---
 
 

@@ -124,6 +124,31 @@ def test_a_model_without_layers_of_torch_is_left_to_the_builtin_and_said(setup: 
     assert [name in note for note in state_of(setup.session)["notes"]] == [True]
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_where_the_builtin_cannot_be_taken_off_it_applies_the_tags(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    ours = setup.picture(f"x{A}")
+
+    def broken() -> None:
+        raise RuntimeError("injected")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setup.host, "quiet_builtin", broken)
+        if fails:
+            setup.web.opts.data[ON_BAD_LORA] = FAIL
+            with pytest.raises(LoraError, match="RuntimeError: injected"):
+                setup.picture(f"x{A}")
+        else:
+            setup.picture(f"x{A}")
+            assert setup.web.builtin.calls == [["zorp:0.8"]]
+    assert setup.host.state == "handed back"
+    assert any("RuntimeError: injected" in note for note in state_of(setup.session)["notes"])
+    setup.session.model_changed()
+    assert torch.equal(setup.picture(f"x{A}"), ours)
+    assert state_of(setup.session)["notes"] == []
+
+
 def test_t1_what_comes_after_a_lora_has_the_bits_of_what_came_before(setup: Setup) -> None:
     before, kept = setup.picture("x"), {k: v.clone() for k, v in setup.web.pipe.unet.state_dict().items()}
     first = setup.picture(f"x{A}")
