@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 State: TypeAlias = Literal["applied", "handed back", "not connected"]
-"""Remora applies the tags; the built-in does, as Remora is off or cannot; the built-in does, without Remora in between."""
+"""Remora applies the tags; the built-in does, as Remora is off or cannot; the built-in does, without Remora."""
 
 _SECTION = ("remora", "Remora")
 _CATEGORY = "sd"
