@@ -215,8 +215,8 @@ class Store(FileValue[_T]):
         if self._shared:
             return super()._advice(error)
         path = self._path()
-        assert path is not None, "what is kept in no file is not damaged"
-        return f"the next change keeps it as {_free_name(Path(os.path.realpath(path))).name} and begins anew"
+        assert path is not None, "a store without a file is not damaged"
+        return f"the next change keeps it as {_free_name(Path(os.path.realpath(path))).name} and starts an empty one"
 
 
 def set_aside(path: Path) -> Path:

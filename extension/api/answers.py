@@ -53,7 +53,7 @@ def refuse_stale(request: Request, now: Callable[[], object], what: str) -> None
     known = request.headers.get("if-match", "*").strip()
     # search the whole header: proxies add text around an ETag, and another ETag may follow
     if known != "*" and tag_of(now()) not in known:
-        raise HTTPException(CHANGED, f"{what} was changed on another page or by another program; look at it again")
+        raise HTTPException(CHANGED, f"{what} was changed on another page or by another program; read it again")
 
 
 def _encoded(data: object) -> bytes:

@@ -58,7 +58,7 @@ class Library:
         """
         known = whole(since, "since")
         catalog = self._session.catalog
-        catalog.somebody_looks()
+        catalog.scan_often()
         catalog.read_for(_PATIENCE)
         revision = catalog.index.revision
         known = known if known <= revision else 0  # from an earlier process
@@ -185,7 +185,7 @@ class Library:
 
         def write() -> None:
             with notes_lock(file):
-                refuse_stale(request, lambda: _editable(self._told(file)), f"what is known of {file.path.name}")
+                refuse_stale(request, lambda: _editable(self._told(file)), f"the entry of {file.path.name}")
                 work()
 
         _kept(file, what, write)

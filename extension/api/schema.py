@@ -147,7 +147,7 @@ COMPONENTS: Mapping[str, Schema] = {
             "loras": _list(_ref("Outcome")),
             "merged": {**_WHOLE, "description": "layers"},
             "live": _by_name(_WHOLE),
-            "notes": {**_list(_TEXT), "description": "what is told of the picture and belongs to none of its `loras`"},
+            "notes": {**_list(_TEXT), "description": "sentences about the picture that belong to none of its `loras`"},
             "conflicts": _list(_TEXT),
             "catalog": _object({"revision": _WHOLE, "running": _TRUTH, "done": _WHOLE, "total": _WHOLE}),
             "stack": {**_TEXT, "description": "the ETag that `GET stack` has now, without its quotes"},

@@ -31,7 +31,7 @@ class StackApi:
 
     def state(self, request: Request) -> Response:
         """Return the outcome of the LoRA of the latest pictures."""
-        self._session.catalog.somebody_looks()
+        self._session.catalog.scan_often()
         return answer(request, {**state_of(self._session), "stack": tag_of(self._told())})
 
     def stack(self, request: Request) -> Response:

@@ -110,7 +110,7 @@ TABLE: tuple[Option, ...] = (
         ROUND_UP,
         False,
         "Round ranks up, for compiled models",
-        "LoRA that come to the same ranks on the same layers share compiled code; off, each other rank compiles anew",
+        "LoRA that come to the same ranks on the same layers share compiled code; off, each rank is compiled",
     ),
     Option(
         OWN_KERNELS,

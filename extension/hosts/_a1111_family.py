@@ -75,7 +75,7 @@ class A1111FamilyHost(WebUIHost):
         """Handle that the host is about to call the UNet, maybe another one than before."""
         if not self.is_ours():
             return
-        self._clock.look(params)
+        self._clock.read(params)
         p = getattr(getattr(params, "denoiser", None), "p", None)
         self.remora.follow_model(None if p is None else self.pass_of(p))
 

@@ -36,7 +36,7 @@ def access_of(app: Any, options: object = None) -> Access:
     login = _login(app) if _has_login(app) else None
     if password is None and login is None and (names := _set(options)):
         logger.warning("remora: %s is set, but what checks it is not found; the tab's requests are refused", names)
-        login = _nobody
+        login = _no_login
     return Access(password, login)
 
 
@@ -75,11 +75,11 @@ def _login(app: Any) -> Callable[[Any], Any]:
         if user is not None:
             return user
     logger.warning("remora: the page has a login that cannot be asked, so the tab's requests are refused")
-    return _nobody
+    return _no_login
 
 
-def _nobody(request: object) -> None:
-    """Return None: nobody is logged in."""
+def _no_login(request: object) -> None:
+    """Return None: no one is logged in."""
 
 
 def _checks(app: Any, path: str) -> list[Callable[..., Any]]:

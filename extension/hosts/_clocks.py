@@ -18,7 +18,7 @@ class DenoiserClock:
     def __init__(self) -> None:
         self._now = Moment()
 
-    def look(self, params: Any) -> None:
+    def read(self, params: Any) -> None:
         """Read the host's `CFGDenoiserParams`."""
         steps = params.total_sampling_steps
         calls = getattr(getattr(params, "denoiser", None), "step", None)

@@ -176,7 +176,7 @@ class ExtraNetworks:
                 aliases[kind] = self.network
 
     def _note(self, present: Any) -> None:
-        """Remember what is being replaced, of each class the latest; and whether another extension defines it."""
+        """Remember a replaced object, of each class the latest, and whether another extension defines it."""
         self._others = [one for one in self._others if type(one) is not type(present)] + [present]
         if extension := _extension_of(present):
             self._conflict(extension)

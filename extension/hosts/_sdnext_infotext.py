@@ -82,7 +82,7 @@ def _place(p: Any, asked: Mapping[str, Any]) -> tuple[int | None, int | None]:
     index = asked.get("index")
     if index is None:
         return asked.get("iteration", 0), asked.get("position_in_batch", 0)
-    if asked.get("all_prompts") is p.prompts:  # one batch's, not those of all
+    if asked.get("all_prompts") is p.prompts:  # of one batch, not of all
         return p.iteration, index
     size = max(1, int(p.batch_size))
     return index // size, index % size

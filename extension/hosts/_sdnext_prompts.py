@@ -83,7 +83,7 @@ class Prompts:
         if remora is not None and isinstance(prompts, list) and len(prompts) > 1 and len(set(remora.text_keys())) > 1:
             logger.warning(
                 "remora: the images of this batch have LoRA of their own, but this pipeline encodes all prompts at "
-                "once: the text encoders have those of the first"
+                "once: the text encoders use the LoRA of the first"
             )
         return original(*args, **kwargs)
 

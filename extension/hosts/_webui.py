@@ -207,7 +207,7 @@ class WebUIHost(Host):
     @property
     def remora(self) -> Remora:
         """Return the object to report events to."""
-        assert self._remora is not None, "the host calls nobody before `connect`"
+        assert self._remora is not None, "the host calls Remora after `connect` only"
         return self._remora
 
     def run_batch(self, p: Any, images: Images, include: Sequence[str] = (), exclude: Sequence[str] = ()) -> None:

@@ -113,13 +113,13 @@ class Catalog:
             self._opened.stop()
             self._opened.index.save()
 
-    def somebody_looks(self) -> None:
-        """Report that a client shows the files and wants changes soon."""
-        self._scanner.somebody_looks()
+    def scan_often(self) -> None:
+        """Scan the folders often for a while: a client shows the files."""
+        self._scanner.scan_often()
 
     def refresh(self) -> None:
         """Scan the folders again."""
-        self._scanner.look()
+        self._scanner.scan()
 
     def read_for(self, seconds: float) -> None:
         """Read unread files, for at most `seconds`."""
@@ -170,7 +170,7 @@ class Catalog:
         self._found()
         row = self.index.with_id(wanted)
         if row is None:
-            raise CatalogError(wanted, "is no file in the LoRA folders (any more); look at the list again")
+            raise CatalogError(wanted, "is no file in the LoRA folders (any more); reload the list")
         return row.file
 
     def find(self, name: str, *, suggest: bool = True) -> CatalogFile:
@@ -331,7 +331,7 @@ class Catalog:
 
     def _found(self) -> Mapping[Path, Found]:
         found = self._scanner.found
-        return self._scanner.look() if found is None else found
+        return self._scanner.scan() if found is None else found
 
     def _facts(self, file: CatalogFile) -> Facts:
         facts = self.row(file).facts
@@ -353,7 +353,7 @@ class Catalog:
 
     def _follow(self, names: _Names) -> None:
         """Add the data of all headers to the names."""
-        if not names.all_read:  # once for each look
+        if not names.all_read:  # once for each use
             for file in self.files:
                 self.row(file)
             names.all_read = True

@@ -224,7 +224,7 @@ class Index:
                     self._deleted |= deleted
                     self._uses.update(uses)
                 if not _is_damaged(error) or self._begin_again():
-                    self._complain(f"what is known of the LoRA files cannot be kept in {self._path} now: {error}")
+                    self._complain(f"the index of the LoRA files cannot be written to {self._path} now: {error}")
             else:
                 self.problem = ""
                 self._follow(written)
@@ -282,7 +282,7 @@ class Index:
 
     def _begin_again(self) -> bool:
         """Rename a damaged database; tell whether a new one can be made."""
-        assert self._path is not None, "what is not kept is not damaged"
+        assert self._path is not None, "an index without a file is not damaged"
         try:
             with locked(Path(os.path.realpath(self._path.parent))):
                 if not _damage(self._path):

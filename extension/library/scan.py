@@ -93,12 +93,12 @@ class Scanner:
     def comes(self, seconds: float) -> Mapping[Path, Found] | None:
         """Wait at most `seconds` for a result of the thread; without a thread, scan now."""
         if self._thread is None:
-            return self.look()
+            return self.scan()
         self._hurry.set()
         self._walked.wait(seconds)
         return self.found
 
-    def look(self) -> Mapping[Path, Found]:
+    def scan(self) -> Mapping[Path, Found]:
         """Scan the folders now, by names and stamps; the thread reads new files."""
         found = self._walk()
         self.ask()
@@ -122,8 +122,8 @@ class Scanner:
         self._walked.set()
         return found
 
-    def somebody_looks(self) -> None:
-        """Report that a client wants changes soon."""
+    def scan_often(self) -> None:
+        """Scan often for a while: a client shows the files."""
         self._looked = time.monotonic()
 
     def read(self, found: Found) -> None:
@@ -225,7 +225,7 @@ def notes_of(found: Found) -> Notes:
     try:
         return read_notes(found.notes)
     except Exception as error:  # one bad file must not stop the scan
-        logger.exception("remora: what is noted about %s cannot be read", found.file.path)
+        logger.exception("remora: the notes on %s cannot be read", found.file.path)
         return Notes(problems=(f"the notes beside it cannot be read: {error!r:.300}",))
 
 

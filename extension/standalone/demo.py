@@ -35,7 +35,7 @@ def find_demo(folder: Path = FOLDER) -> Demo:
         if not path.is_file():
             raise DemoError(f"{path} is missing; get a complete copy of Remora, or name a model by --model")
         if hashlib.sha256(path.read_bytes()).hexdigest() != published:
-            raise DemoError(f"{path} is damaged; get it anew from where Remora came from, or name a model by --model")
+            raise DemoError(f"{path} is damaged; download it again, or name a model by --model")
     return Demo(folder / "remora-shapes", folder / "loras")
 
 

@@ -117,7 +117,7 @@ def _unet_blocks(own: Shapes, family: str) -> dict[str, object]:
         "down_block_types": ["CrossAttnDownBlock2D" if depth else "DownBlock2D" for _, depth, _ in levels],
         "up_block_types": ["CrossAttnUpBlock2D" if depth else "UpBlock2D" for _, depth, _ in reversed(levels)],
         "transformer_layers_per_block": depths,
-        # diffusers' name for what is the number of heads
+        # diffusers' name for the number of heads
         "attention_head_dim": _SD1_HEADS if family == "sd1" else [width // _HEAD_DIM for width in channels],
     }
 

@@ -3,7 +3,7 @@
     lbw=1,0,0,0,1,1,1,1,1,1,1,1,0,0,0,0,0     lbw=OUTALL     lbwe=ATTNDEEPON
 
 A value of a list is a number, `R` (drawn from 0 to 1), `U` (drawn from -0.5 to 1.5), or `X` (that of `x=`, with
-`X+0.2` and `X-0.2`). The files, the values and the presets that come along are those of
+`X+0.2` and `X-0.2`). The files, the values and the built-in presets are from
 hako-mikan/sd-webui-lora-block-weight scripts/lora_block_weight.py.
 """
 

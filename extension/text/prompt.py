@@ -63,7 +63,7 @@ class PromptError(LoraError, ValueError):
     Attributes:
         text: the tag as written.
         position: index in the prompt of the character at fault, from 0.
-        reason: what is wrong there, without the place.
+        reason: the fault, without the place.
     """
 
     def __init__(self, text: str, position: int, reason: str, expected: str = _FORM) -> None:

@@ -141,7 +141,7 @@ def checked_name(name: str) -> str:
             f"letter, a digit, _ or ) last; not {name[:60]!r}"
         )
     if name in NAMED:
-        raise RegionTextError(f"{name!r} is a region that comes along; take another name")
+        raise RegionTextError(f"{name!r} is a built-in region; take another name")
     if name.partition(".")[0].rstrip().lower() in _RESERVED:
         raise RegionTextError(f"{name!r} is the name of a device on Windows, where no file has it; take another name")
     return name

@@ -324,7 +324,7 @@ def test_a_change_of_what_another_page_has_changed_is_refused(client: TestClient
     theirs = put(client, entry("stripes"))
     stale = client.put(STACK, json={"always_on": False, "entries": []}, headers={"If-Match": mine})
     assert stale.status_code == 412
-    assert stale.json() == {"detail": "the stack was changed on another page or by another program; look at it again"}
+    assert stale.json() == {"detail": "the stack was changed on another page or by another program; read it again"}
     now = client.get(STACK)
     assert now.json() == theirs.json()
     assert now.headers["ETag"] == theirs.headers["ETag"]
@@ -414,7 +414,7 @@ def test_a_picture_of_a_file_that_another_page_has_changed_is_refused(client: Te
     headers = {"Content-Type": "image/png", "If-Match": mine}
     stale = client.put(own, content=content, headers=headers)
     assert stale.status_code == 412
-    assert stale.json()["detail"].startswith("what is known of copied.safetensors was changed on another page")
+    assert stale.json()["detail"].startswith("the entry of copied.safetensors was changed on another page")
     assert not (folder / "copied.png").exists()
     done = client.put(own, content=content, headers={**headers, "If-Match": theirs})
     assert done.status_code == 200

@@ -270,7 +270,7 @@ def test_regions_of_the_picture(ask: Checked) -> None:
     assert ask("PUT", "/stack", json={"entries": [entry]})["entries"] == [entry]
     ask("PUT", "/stack", json={})
     for name, picture, why in (
-        ("left", left["picture"], "comes along"),
+        ("left", left["picture"], "built-in region"),
         ("a+b", left["picture"], "a region's name is"),
         ("Mine", "no base64", "must be base64"),
         ("Mine", "YWJj", "cannot be read"),

@@ -84,7 +84,7 @@ def test_a1111s_calls_are_counted(order: int) -> None:
     found = []
     for call in range(6 * order - (order - 1)):
         denoiser = SimpleNamespace(step=call, sampler=SimpleNamespace(config=config))
-        clock.look(SimpleNamespace(denoiser=denoiser, sampling_step=99, total_sampling_steps=6))
+        clock.read(SimpleNamespace(denoiser=denoiser, sampling_step=99, total_sampling_steps=6))
         found.append(clock(lambda: pytest.fail("not asked for")))
     assert [one.step for one in found] == [call // order for call in range(len(found))]
     assert {one.steps for one in found} == {6}
@@ -92,7 +92,7 @@ def test_a1111s_calls_are_counted(order: int) -> None:
 
 def test_a_host_without_a_denoiser_is_believed() -> None:
     clock = DenoiserClock()
-    clock.look(SimpleNamespace(sampling_step=3, total_sampling_steps=8))
+    clock.read(SimpleNamespace(sampling_step=3, total_sampling_steps=8))
     assert clock(lambda: None) == Moment(3, 8)
 
 

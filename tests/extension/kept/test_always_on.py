@@ -104,7 +104,7 @@ def test_a_damaged_file_is_told_and_set_aside(tmp_path: Path, text: bytes, caplo
         file = kept(tmp_path)
         assert file.stack == AlwaysOn()
         aside = tmp_path / f"stack.json.damaged-{number}"
-        assert f"the next change keeps it as {aside.name} and begins anew" in file.problem
+        assert f"the next change keeps it as {aside.name} and starts an empty one" in file.problem
         assert file.problem in caplog.text
         assert path.read_bytes() == text
         file.put(STACK)

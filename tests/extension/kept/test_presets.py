@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_read_is_kept_aside_and_said(tmp_path: Path, conte
         (tmp_path / "presets.json").write_text(content)
         presets = kept(tmp_path)
         assert not presets.all
-        assert f"the next change keeps it as presets.json.damaged-{number} and begins anew" in presets.problem
+        assert f"the next change keeps it as presets.json.damaged-{number} and starts an empty one" in presets.problem
         assert (tmp_path / "presets.json").read_text() == content
         presets.put("Mine", TEXT)
         assert presets.problem == ""

@@ -163,7 +163,7 @@ def test_uses_that_could_not_be_saved_are_added_later(folder: Path, tmp_path: Pa
     (tmp_path / "data" / "catalog.sqlite3").rename(tmp_path / "away")
     (tmp_path / "data" / "catalog.sqlite3").mkdir()
     index.save()
-    assert "cannot be kept" in index.problem
+    assert "cannot be written" in index.problem
     index.use(file, 5.0)
     (tmp_path / "data" / "catalog.sqlite3").rmdir()
     (tmp_path / "away").rename(tmp_path / "data" / "catalog.sqlite3")
@@ -508,7 +508,7 @@ def test_what_could_not_be_saved_is_saved_later(
         lora(folder / "b.safetensors")
         catalog.refresh()
         assert catalog.wait(30)
-        assert "cannot be kept" in catalog.index.problem
+        assert "cannot be written" in catalog.index.problem
     _until(lambda: catalog.index.problem == "")
     assert {one.name for one in Index(tmp_path / "data").rows()} == {"a", "b"}
 
@@ -537,7 +537,7 @@ def test_where_nothing_can_be_kept_everything_works_and_it_is_said(folder: Path,
     assert catalog.wait(30)
     catalog.close()
     assert catalog.find("a").name == "a"
-    assert "cannot be kept" in catalog.index.problem
+    assert "cannot be written" in catalog.index.problem
 
 
 def test_what_happens_in_the_folders_is_followed(started: Callable[[], Catalog], folder: Path) -> None:
@@ -558,7 +558,7 @@ def test_without_a_watcher_the_folders_are_looked_through_again(
     monkeypatch.setattr("extension.library.scan._LOOK_EVERY", 0.1)
     catalog = started()
     lora(folder / "a.safetensors")
-    catalog.somebody_looks()
+    catalog.scan_often()
     _until(lambda: len(catalog.index) == 1)
 
 

@@ -165,7 +165,7 @@ def test_regions_are_kept_changed_and_deleted(files: RegionFiles) -> None:
     assert files.all == {"face": Region(5, 5, bytes([128]) * 25), "small": Region(3, 2, b"\xff" * 6)}
     with pytest.raises(RegionTextError, match="there is a region 'face' already"):
         files.put("Face", as_png(FACE))
-    with pytest.raises(RegionTextError, match="is a region that comes along"):
+    with pytest.raises(RegionTextError, match="is a built-in region"):
         files.put("left", as_png(FACE))
     with pytest.raises(RegionTextError, match="empty: white is where the LoRA acts"):
         files.put("none", png(5, 5, (0, 0, 0)))
@@ -209,9 +209,9 @@ def test_a_picture_put_there_by_hand_is_a_region_and_a_damaged_one_is_said_once(
     assert record.getMessage().startswith(f"remora: {bad} cannot be read as a region (the picture of the region")
     assert record.getMessage() == f"remora: {files.problem}"
     (tmp_path / "regions" / "worse.png").write_bytes(b"x")
-    assert files.problem.endswith("begins anew; 1 more file has a problem")
+    assert files.problem.endswith("starts an empty one; 1 more file has a problem")
     (tmp_path / "regions" / "worst.png").write_bytes(b"x")
-    assert files.problem.endswith("begins anew; 2 more files have problems")
+    assert files.problem.endswith("starts an empty one; 2 more files have problems")
     for name in ("bad", "worse", "worst"):
         (tmp_path / "regions" / f"{name}.png").unlink()
     assert files.problem == RegionFiles(lambda: None).problem == ""
