@@ -24,6 +24,10 @@ def register() -> Session | None:
         return _register()
     except Exception:  # the host's boundary: an extension must not keep a web UI from starting
         logger.exception("remora: could not be set up and stays off; the web UI goes on without it")
+        try:
+            unregister()  # what was set up until then
+        except Exception:
+            logger.exception("remora: could not be removed again")
         return None
 
 

@@ -44,6 +44,9 @@ class WebUIHost(Host):
     lora_dir_flags: ClassVar[tuple[str, ...]] = ("lora_dir", "lyco_dir", "lyco_dir_backcompat")
     """Names of the options with the LoRA folders, in the command line or in the settings."""
 
+    shows_info_of_options: ClassVar[bool] = False
+    """Whether `OptionInfo.info` is used. SD.Next does not show it; gradio 4 shows a component's above a checkbox."""
+
     def __init__(self) -> None:
         self._options: dict[str, Option] = {}
         self._remora: Remora | None = None
@@ -292,9 +295,11 @@ class WebUIHost(Host):
     def _info(self, option: Option) -> Any:
         """Return the host's description of a setting."""
         component, arguments = _component(option)
-        # in the component, as SD.Next does not show `OptionInfo.info`
-        arguments = {**arguments, "info": option.info} if option.info else arguments
+        if option.info and not self.shows_info_of_options:
+            arguments = {**arguments, "info": option.info}
         info = self._shared().OptionInfo(option.default, option.label, component, arguments, section=_SECTION)
+        if option.info and self.shows_info_of_options:
+            info.info(option.info)
         if hasattr(info, "category_id"):
             info.category_id = _CATEGORY  # where hosts sort their sections
         return info

@@ -17,6 +17,7 @@ class ForgeHost(ForgeFamilyHost):
 
     name: ClassVar[str] = "forge"
     conditions = "backend.sampling.sampling_function", "compile_weighted_conditions"
+    shows_info_of_options = True
     joins = "backend.sampling.sampling_function", "cond_cat"
 
     def is_current(self) -> bool:

@@ -146,8 +146,12 @@ def test_a_failure_is_logged_with_its_traceback_and_the_host_goes_on(
     def fails(options: object) -> None:
         raise RuntimeError("the host's settings page is another")
 
+    extension.unregister()
+    forward = nn.Linear.forward
     monkeypatch.setattr(STANDALONE, "add_options", fails)
     assert extension.register() is None
+    assert extension._session is None
+    assert nn.Linear.forward is forward  # nothing of what was set up before the failure stays
     assert "stays off" in caplog.text
     assert "Traceback" in caplog.text
     assert "the host's settings page is another" in caplog.text

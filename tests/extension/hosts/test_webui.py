@@ -74,6 +74,22 @@ def test_every_setting_is_shown_with_its_explanation(shown: dict[str, Any]) -> N
         assert info.category_id == "sd"
 
 
+class ShowsInfo(Plain):
+    """A host with gradio 4, which shows a component's `info` above a checkbox."""
+
+    shows_info_of_options = True
+
+
+def test_an_explanation_is_shown_beside_its_own_setting_where_gradio_shows_it_above(
+    shown: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside: list[str] = []
+    monkeypatch.setattr(OptionInfo, "info", lambda self, text: beside.append(text), raising=False)
+    ShowsInfo().add_options(TABLE)
+    assert beside == [option.info for option in TABLE if option.info]
+    assert not any("info" in info.component_args for info in shown.values())
+
+
 def test_what_is_kept_lies_beside_the_hosts_settings(shown: dict[str, Any], tmp_path: Path) -> None:
     assert Plain().data_dir() == tmp_path / "remora"
 
