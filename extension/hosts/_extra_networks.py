@@ -182,7 +182,7 @@ class ExtraNetworks:
             self._conflict(extension)
 
     def _note_late(self, present: Any) -> None:
-        """The same while pictures are made: whatever the web UI did not register itself took the tags from Remora."""
+        """Note while pictures are made who took the tags: another one than the web UI registered itself."""
         extension = _extension_of(present)
         name = extension or type(present).__module__
         # the first one without an extension's file is the built-in's, which may register after Remora
