@@ -81,7 +81,8 @@ def _active(
 ) -> dict[str, Any]:
     """Describe one active LoRA, the entry of the report with this index."""
     report = active.report
-    idle, too_strong = whole_report.without_effect(index), whole_report.too_strong.get(index, "")
+    partly_idle, too_strong = whole_report.without_effect(index), whole_report.too_strong.get(index, "")
+    idle = whole_report.idle.get(index) or (f"it has {partly_idle}" if partly_idle else "")
     whole = not report.unused and report.hit == report.layers and not idle and not too_strong
     state: State = (
         "failed" if too_strong else "none" if index in whole_report.idle else "applied" if whole else "partly"
@@ -124,7 +125,7 @@ def _is_of_a_lora(failed: Skipped) -> bool:
 
 
 def _why_not_whole(report: NetworkReport, idle: str, too_strong: str) -> str:
-    none = [*([too_strong] if too_strong else []), *([f"it has {idle}"] if idle else [])]
+    none = [one for one in (too_strong, idle) if one]
     missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers fit this model"]
     unused = [f"{len(report.unused)} keys unused: {report.why()}"] if report.unused else []
     return "; ".join([*none, *missed, *unused])

@@ -34,7 +34,10 @@ import {isFiniteNumber, NUMBER, readAmount, SHAPES, written} from "./curve.js";
  */
 
 const FLAGS = ["high", "low"];
-const ALIASES = new Map([["w", "lbw"], ["end", "stop"]]);
+const ALIASES = new Map([
+    ["w", "lbw"],
+    ["end", "stop"],
+]);
 export const PASSES = ["base", "hires", "refiner", "detailer"];
 const AMOUNTS = ["te", "unet", "hr", "hrte", "hrunet", "in", "mid", "out"];
 

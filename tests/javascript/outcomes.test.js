@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
 import {isOf, Others} from "../../javascript/remora/outcomes.js";
+import {Outcome} from "../../javascript/remora/ui/outcome.js";
 
 /**
  * @param {object} values
@@ -49,4 +50,27 @@ test("a failure from before the page is told at its row alone", () => {
     assert.deepEqual(others.of([acted, failed], []), [acted]);
     assert.deepEqual(others.of([acted], []), [acted]);
     assert.deepEqual(others.of([failed], []), [failed], "of a later picture");
+});
+
+/** @type {(node: any) => string} */
+const textOf = (node) =>
+    Array.isArray(node)
+        ? node.map(textOf).join("")
+        : typeof node === "string"
+          ? node
+          : textOf(node?.props?.children ?? "");
+
+test("a LoRA without any effect is told as such, with the reason", () => {
+    const idle = outcome({
+        state: "none",
+        reason: "its strength is 0",
+        unused: {},
+        kinds: {},
+        details: {},
+        hit: 2,
+        layers: 2,
+    });
+    const shown = textOf(Outcome({lora: idle}));
+    assert.match(shown, /^○ no effect: its strength is 0/);
+    assert.doesNotMatch(shown, /partly/);
 });

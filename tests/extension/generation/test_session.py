@@ -492,7 +492,7 @@ def test_a_lora_whose_strength_names_another_component_is_said_to_have_no_effect
     why = "its strength is 0 for all layers that it changes, which are in text_encoder"
     assert activation.warnings == (f"encoder only has no effect: {why}",)
     (told,) = state_of_session(setup)["loras"]
-    assert (told["state"], told["reason"]) == ("none", f"it has no effect: {why}")
+    assert (told["state"], told["reason"]) == ("none", why)
 
 
 def test_a_lora_whose_unet_half_has_no_effect_says_so_though_its_other_half_has(setup: Setup) -> None:
