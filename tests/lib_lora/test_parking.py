@@ -216,7 +216,7 @@ class TestMemory:
             getattr(own, how)()
         assert own.memory().parked == 0
         gc.collect()
-        assert not own._budget._shares
+        assert not own._budget._accounts
 
     def test_it_goes_with_the_model(self, files):
         model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))

@@ -99,9 +99,8 @@ def test_a_blocks_weight_multiplies_its_layers_whatever_the_kind(
     model = Blocks(one)
     tensors: dict[str, Tensor] = {}
     want = []
-    seeds = (
-        [0] * 3 if sample.name.startswith(("vera", "randlora")) else range(3)
-    )  # layers of one file have the same projections
+    shared = sample.name.startswith(("vera", "randlora", "vblora"))  # layers of one file have the same projections
+    seeds = [0] * 3 if shared else range(3)
     for number, (place, alone) in zip(seeds, model.models.items(), strict=True):
         shape = tuple(weight_of(alone, layer).shape)
         folder = tmp_path / place

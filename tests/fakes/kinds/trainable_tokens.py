@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .base import PEFT, Sample, Shape, Tensors, randn
 
-_TOKENS = [7, 2, 31, 49]
+_TOKENS = [7, 2, 49, *range(44, 9, -1)]  # most of them, so that every input has some
 
 
 def _make(shape: Shape, generator: torch.Generator) -> Tensors:
