@@ -1,0 +1,77 @@
+"""README.md is short; links of README.md, CONTRIBUTING.md and docs/ lead somewhere; tables have short cells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+LONG_CELLS = {"api.md", "architecture.md"}  # of routes and of files
+MOST_WORDS = 1000
+MOST_WORDS_OF_A_CELL = 25
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#{1,6} +(.+?) *$", _without_code(page.read_text(encoding="utf-8")), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+def _broken(page: Path) -> Iterator[str]:
+    """Return the relative links of a page that lead nowhere."""
+    text = _without_code(page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and file.suffix == ".md" and anchor not in _anchors(file)):
+            yield target
+
+
+def _long_cells(text: str) -> Iterator[str]:
+    for line in _without_code(text).splitlines():
+        if line.startswith("|"):
+            cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
+            yield from (cell.strip() for cell in cells if len(cell.split()) > MOST_WORDS_OF_A_CELL)
+
+
+def test_the_readme_is_short() -> None:
+    words = len(README.read_text(encoding="utf-8").split())
+    assert words <= MOST_WORDS, f"README.md has {words} words; move what is not for the first visit into docs/"
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert list(_broken(page)) == []
+
+
+@pytest.mark.parametrize("page", [README, *DOCS], ids=lambda page: page.name)
+def test_tables_have_short_cells(page: Path) -> None:
+    if page.name in LONG_CELLS:
+        pytest.skip("a reference whose cells are lists")
+    assert list(_long_cells(page.read_text(encoding="utf-8"))) == []
+
+
+def test_the_readme_links_every_page_for_users() -> None:
+    linked = set(re.findall(r"\]\((docs/[^)#]+)", README.read_text(encoding="utf-8")))
+    assert {f"docs/{page.name}" for page in DOCS} - linked == {"docs/publishing.md"}  # for maintainers
+
+
+def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `b`, c\n[1](#a-b-c) [2](#d) [3](page.md) [4](gone.md) [5](https://a.example/x)\n", encoding="utf-8"
+    )
+    assert list(_broken(page)) == ["#d", "gone.md"]
+    assert list(_long_cells("| a | " + "b " * 25 + "|\n| " + "c " * 26 + "|")) == [("c " * 26).strip()]
