@@ -1,0 +1,69 @@
+"""Sana and Sana-Video: linear attention and a feed-forward of convolutions, 2240 or 1152 wide; Gemma 2.
+
+Source: NVlabs/Sana diffusion/model/nets/sana_multi_scale.py and sana_blocks.py against diffusers'
+SanaTransformer2DModel, as `convert_sana_transformer_to_diffusers` has it. SanaVideoTransformer3DModel has one more
+convolution, over time.
+"""
+
+from __future__ import annotations
+
+from ...files.components import DENOISER
+from ._llm import LLM_ALIASES
+from .base import Architecture, Sign, aliases, named
+
+_OWN = "transformer_blocks.{}."
+_BLOCK: dict[str, str | tuple[str, ...]] = {
+    "attn.qkv": ("attn1.to_q", "attn1.to_k", "attn1.to_v"),
+    "attn.proj": "attn1.to_out.0",
+    "attn.q_norm": "attn1.norm_q",
+    "attn.k_norm": "attn1.norm_k",
+    "cross_attn.q_linear": "attn2.to_q",
+    "cross_attn.kv_linear": ("attn2.to_k", "attn2.to_v"),
+    "cross_attn.proj": "attn2.to_out.0",
+    "cross_attn.q_norm": "attn2.norm_q",
+    "cross_attn.k_norm": "attn2.norm_k",
+    "mlp.inverted_conv.conv": "ff.conv_inverted",
+    "mlp.depth_conv.conv": "ff.conv_depth",
+    "mlp.point_conv.conv": "ff.conv_point",
+    "mlp.t_conv": "ff.conv_temp",
+}
+
+SANA = Architecture(
+    name="sana",
+    title="Sana",
+    signs=(
+        Sign(
+            r"^(denoiser|\?):(transformer_blocks_\d+_ff_conv_(inverted|depth|point|temp)"
+            r"|blocks_\d+_mlp_((inverted|depth|point)_conv_conv|t_conv)):",
+            weight=5,
+        ),
+        Sign(
+            r"^(denoiser|\?):(transformer_blocks_\d+_attn[12]_to_([qkv]|out_0)"
+            r"|blocks_\d+_(attn_(qkv|proj)|cross_attn_(q_linear|kv_linear|proj))):2240$"
+        ),
+        named("sana"),
+    ),
+    aliases=(
+        *aliases(
+            DENOISER,
+            {
+                f"blocks.{{}}.{native}": _OWN + own if isinstance(own, str) else tuple(_OWN + part for part in own)
+                for native, own in _BLOCK.items()
+            },
+        ),
+        *aliases(
+            DENOISER,
+            {
+                "x_embedder.proj": "patch_embed.proj",
+                "t_embedder.mlp.0": "time_embed.emb.timestep_embedder.linear_1",
+                "t_embedder.mlp.2": "time_embed.emb.timestep_embedder.linear_2",
+                "t_block.1": "time_embed.linear",
+                "y_embedder.y_proj.fc1": "caption_projection.linear_1",
+                "y_embedder.y_proj.fc2": "caption_projection.linear_2",
+                "attention_y_norm": "caption_norm",
+                "final_layer.linear": "proj_out",
+            },
+        ),
+        *LLM_ALIASES,
+    ),
+)
