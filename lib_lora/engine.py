@@ -19,10 +19,10 @@ from .errors import ActivationError, LoraError, NoMatchError, StackError
 from .execution import hooks
 from .execution.hooks import Executor, HookedLayers
 from .execution.merged import refuse_spoiled
-from .execution.model import Model, check_components
+from .execution.model import Model
 from .execution.watch import Watch
 from .files.config import Reading
-from .naming.index import LayerIndex, is_flow
+from .naming.index import LayerIndex, check_named, is_flow
 from .naming.network import Network, NetworkCache
 from .placement import scratch, trace
 from .placement.budget import Budget
@@ -93,7 +93,7 @@ class Engine:
         parked_bytes: int = PARKED_BYTES,
         tuner: Tuner | None = None,
     ) -> None:
-        check_components(components)
+        check_named(components, "Engine({})")
         check_storage(storage)
         hooks.install()
         self._budget = Budget(device_budget)
@@ -130,7 +130,7 @@ class Engine:
         Raises:
             ComponentError: it is no mapping of names to modules.
         """
-        check_components(components)
+        check_named(components, "Engine({})")
         with self._lock:
             self._clear()
             self._model = Model(components, self._sources)

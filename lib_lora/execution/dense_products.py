@@ -1,13 +1,14 @@
 """The effective weight of a layer, W + sum of dW, written block by block into memory of the caller.
 
-By blocks of rows or columns, so that no more than a sixteenth of a second weight is alive at a time, wherever all
-adapters of the layer can give such a part of their delta alone. Low-rank pairs alone are one product into that memory.
+Where all adapters of the layer can compute some rows or columns of their delta, blocks of these keep the temporary
+memory at a sixteenth of the weight. Low-rank pairs alone are one product into the caller's memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,75 +20,60 @@ _BLOCKS = 16
 _SMALLEST = 1 << 16  # entries; below that, blocks cost more calls than they save memory
 
 Round = Callable[[Tensor, Tensor], None]
-"""Write a block (second) in fp32 or better into the rows it is meant for (first), in whatever dtype they have."""
+"""Rounds a block (second) in fp32 or fp64 into its rows of the result (first)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One adapter of a layer, where its base weight is."""
+    """One adapter of a layer, on the device of the base weight."""
 
     adapter: Adapter
     multiplier: Tensor  # (1,)
     rank: int | None = None
     rows: tuple[int, int] | None = None
-    """Window of the base weight it changes."""
+    """The rows of the base weight that it changes; None for all."""
 
 
 def build(
     total: Tensor, base: Tensor, parts: Sequence[Part], *, in_order: bool = False, write: Round | None = None
 ) -> None:
-    """Write `base` plus the deltas of `parts` into `total`.
+    """Write `base` plus the deltas of `parts` into `total`, which must be other memory.
 
-    Summed in fp32 or better and rounded once: the weight a careful bake would give.
-
-    Args:
-        total: as large as `base`, in the dtype wanted; not `base` itself.
-        base: the pristine weight (out, in, *kernel), or (channels,).
-        parts: the adapters, on the device of `base`.
-        in_order: let each adapter act on the weight that the ones before it left, as A1111 bakes.
-        write: how a block is rounded into `total`; plainly if not given.
+    The sum is computed in fp32 or fp64 and rounded once, by `write` if given. With `in_order`, each adapter acts on the
+    weight that the adapters before it left, as A1111 bakes.
     """
     dtype = wide(base.dtype)
     fused, others = _fused(base, total, parts, dtype, in_order=in_order)
     if fused is not None and not others and write is None and total.dtype == base.dtype == dtype:
-        fused.add_all(base, total)
+        flat = base.view(base.shape[0], -1)
+        torch.addmm(flat, fused.up, fused.down, out=total.view(flat.shape))  # blocks would save no memory
         return
     for start, columns, own, out in _blocks(base, total, parts):
         block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)
-        pristine = own.to(dtype) if any(part.adapter.reads_base for part in parts) else None
+        original = own.to(dtype) if any(part.adapter.reads_base for part in parts) else None
         if fused is not None:
-            fused.add(block, start, columns)
+            rows = fused.up if columns is not None else fused.up[start : start + block.shape[0]]
+            down = fused.down if columns is None else fused.down[:, slice(*columns)]
+            block.view(block.shape[0], -1).addmm_(rows, down)
         for part in others:
-            _add(block, pristine, part, start, columns, in_order=in_order)
+            _add(block, original, part, start, columns, in_order=in_order)
         if write is not None:
             write(out, block)
         elif block is not out:
             out.copy_(block)
 
 
-@dataclass(frozen=True, slots=True)
-class _Fused:
-    """All low-rank pairs as one, which takes a single product; strengths are in it."""
+class _Fused(NamedTuple):
+    """All low-rank pairs of a layer as one, with their strengths."""
 
     down: Tensor  # (R, in * kernel)
     up: Tensor  # (out, R)
-
-    def add_all(self, base: Tensor, total: Tensor) -> None:
-        """Write the base and its part into `total`, at once: blocks would spare nothing, as nothing is beside it."""
-        rows = base.shape[0]
-        torch.addmm(base.view(rows, -1), self.up, self.down, out=total.view(rows, -1))
-
-    def add(self, block: Tensor, start: int, columns: tuple[int, int] | None) -> None:
-        """Add its part of a block."""
-        rows = self.up if columns is not None else self.up[start : start + block.shape[0]]
-        down = self.down if columns is None else self.down[:, slice(*columns)]
-        block.view(block.shape[0], -1).addmm_(rows, down)
 
 
 def _fused(
     base: Tensor, total: Tensor, parts: Sequence[Part], dtype: torch.dtype, *, in_order: bool
 ) -> tuple[_Fused | None, Sequence[Part]]:
-    """Split off the pairs that change the whole weight; return them and the other parts."""
+    """Return the pairs that change the whole weight as one, and the other parts."""
     if in_order and any(part.adapter.reads_base for part in parts):
         return None, parts
     if not (base.is_contiguous() and total.is_contiguous()):
@@ -105,7 +91,7 @@ def _fused(
 
 
 def _pair_of(part: Part) -> Pair | None:
-    """Return the low-rank pair of a part that is nothing else and changes all rows; else None."""
+    """Return the low-rank pair of a part that is only that and changes all rows; else None."""
     form = part.adapter.form(part.rank)
     if form is None or part.rows is not None or form.on_input or form.on_output:
         return None
@@ -114,7 +100,7 @@ def _pair_of(part: Part) -> Pair | None:
 
 def _add(
     block: Tensor,
-    pristine: Tensor | None,
+    original: Tensor | None,
     part: Part,
     start: int,
     columns: tuple[int, int] | None,
@@ -128,8 +114,8 @@ def _add(
         return
     window = block[low - start : high - start]
     weight = None
-    if part.adapter.reads_base and pristine is not None:
-        weight = window.clone() if in_order else pristine[low - start : high - start]
+    if part.adapter.reads_base and original is not None:
+        weight = window.clone() if in_order else original[low - start : high - start]
     rows = (low - first, high - first) if part.adapter.by_rows else None
     at = At(block.device, block.dtype, part.multiplier.to(block.dtype), part.rank, rows, columns, weight)
     window.add_(part.adapter.delta_weight(at).reshape(window.shape))
@@ -138,7 +124,7 @@ def _add(
 def _blocks(
     base: Tensor, total: Tensor, parts: Sequence[Part]
 ) -> Iterator[tuple[int, tuple[int, int] | None, Tensor, Tensor]]:
-    """Yield windows that make up the whole: first row, columns if not all, base weight, memory to write to."""
+    """Yield (first row, columns or None for all, base weight, result) of each block."""
     large = base.numel() > _SMALLEST
     if large and all(part.adapter.by_rows for part in parts):
         step = _step(base.shape[0], base.numel())
@@ -155,5 +141,5 @@ def _blocks(
 
 
 def _step(length: int, entries: int) -> int:
-    """Return the rows or columns of a block."""
+    """Return the number of rows or columns of a block."""
     return max(length // _BLOCKS, length * _SMALLEST // entries, 1)

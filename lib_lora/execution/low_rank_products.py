@@ -1,8 +1,8 @@
-"""The low-rank pairs of a layer as one product: added to the layer's output, or with many tokens to the weight first.
+"""The low-rank pairs of a layer as one product: added to the layer's output, or for many tokens to its weight.
 
 Adding a pair to the weight costs R * in * out once per call; the pair beside the layer costs R * tokens * (in + out).
-The sum is in scratch memory: the base weight is read, never written. Half precision is left out: a small delta would be
-lost in the rounding of W + dW. Rows and places with strengths of their own have the pair beside the layer.
+The sum is in scratch memory: the base weight is read, never written. Half precision always has the pair beside the
+layer, as W + dW would round a small delta away; so have rows and places with strengths of their own.
 """
 
 from __future__ import annotations
@@ -33,23 +33,17 @@ TORCHS = frozenset(
     for cls in (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
     if cls.forward.__globals__ is vars(sys.modules[cls.__module__])
 )
-"""torch's own forwards that nothing had replaced before; a wrapper may have their names and their module."""
+"""torch's own forwards, unless other code had replaced them; a wrapper may have their names and their module."""
 MARGIN = 1.5
-"""How much cheaper the sum must be, as it is written to memory and read again: measured on a CPU, 320 to 2560 wide."""
+"""How much cheaper the sum must be, as it is written to memory and read again; measured on a CPU, 320 to 2560 wide."""
 
 
 def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
-    """Tell whether an effective weight is cheaper for `layer`, and replaces nothing but a plain product.
-
-    Args:
-        layer: a linear layer.
-        base_forward: what it runs by itself.
-        x: its input.
-    """
+    """Tell whether an effective weight is cheaper for a linear layer, and its forward is a plain product."""
     weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
     if weight is None or weight.ndim != 2 or weight.dtype not in EXACT:
         return False
-    if hasattr(weight, "__tensor_flatten__"):  # torchao's and quanto's: packed, whatever dtype they show
+    if hasattr(weight, "__tensor_flatten__"):  # torchao's and quanto's: packed, though their dtype is a plain one
         return False
     out, inside = weight.shape
     if x.numel() * (out + inside) <= MARGIN * inside * inside * out:  # both sides times `in`
@@ -64,16 +58,9 @@ def pays(layer: nn.Module, base_forward: BaseForward, x: Tensor) -> bool:
 
 
 def effective_linear(layer: nn.Module, x: Tensor, down: Tensor, up: Tensor, strength: Tensor | float) -> Tensor:
-    """Compute x (W + up diag(strength) down)^T + b.
+    """Compute x (W + up diag(strength) down)^T + b; strength is (R,), or one number for all.
 
-    In compiled code the sum is a tensor of the graph, which knows best where to put it.
-
-    Args:
-        layer: a linear layer with a plain weight (out, in).
-        x: (…, in).
-        down: (R, in).
-        up: (out, R).
-        strength: (R,), or one number for all.
+    In compiled code the sum is a tensor of the graph, whose memory the compiler plans.
     """
     weight = layer._parameters["weight"]
     assert weight is not None  # `pays` said so
@@ -99,34 +86,33 @@ class FusedPair(TensorFields):
 class PlainPair(NamedTuple):
     """The fused pair of a layer for eager calls in which all rows and places have the same strengths.
 
-    What can be decided when the pair is placed is decided here: views, and whether one number is the strength of all
-    components. The second product then takes that number, so that a call costs two products beside the layer's own.
-    Several numbers are a vector, and one product more.
+    It is made when the pair is placed. Where one number is the strength of all components, the second product takes it
+    as a factor, and a call costs two products beside the layer's own. Several numbers are a vector, and cost a third.
     """
 
     placed: object
-    """The placement that it is made of."""
+    """The placement that it is made from."""
     device: torch.device
     dtype: torch.dtype
-    """Of the layer's input and its output."""
+    """The dtype of the layer's input and output."""
     spatial: int
     """Dimensions behind the channels; 0 for a linear layer."""
     down: Tensor
-    """(R, in, *kernel); of a linear layer its transpose, (in, R)."""
+    """(R, in, *kernel); (in, R) for a linear layer."""
     up: Tensor
-    """(out, R); of a linear layer its transpose, (R, out)."""
+    """(out, R); (R, out) for a linear layer."""
     group: int
-    """The strength group of the first component; of all, where one number serves them."""
+    """The strength group of the first component."""
     scale: float
-    """On the number of the group."""
+    """The factor on the number of the group."""
     vector: Tensor | None
-    """(R, *ones), which the strength table writes; None where one number serves all components."""
+    """(R, *ones), which the strength table writes; None where one number is the strength of all components."""
     many: float
-    """Entries of an input from which on the effective weight is cheaper."""
+    """The effective weight is cheaper for inputs of more entries."""
 
     @classmethod
     def of(cls, placed: object, pair: FusedPair, group: int, scale: float, vector: Tensor | None) -> PlainPair:
-        """Make the views of a pair that is placed; the other arguments are as the fields."""
+        """Make the views of a placed pair."""
         spatial, down, up = pair.down.ndim - 2, pair.down, pair.up
         if spatial:
             return cls(placed, up.device, up.dtype, spatial, down, up, group, scale, vector, math.inf)
@@ -138,16 +124,7 @@ class PlainPair(NamedTuple):
 def add_plain(
     plain: PlainPair, strength: Tensor | float, layer: nn.Module, x: Tensor, y: Tensor, *, fresh: bool
 ) -> Tensor:
-    """Compute y + up (strength * (down x)), in place if `y` is `fresh`: if nothing else holds it.
-
-    Args:
-        plain: the pair.
-        strength: one number for all components, or the pair's vector.
-        layer: the layer.
-        x: its input, on the device and in the dtype of the pair.
-        y: its output, likewise.
-        fresh: whether `y` may be written to.
-    """
+    """Compute y + up (strength * (down x)), in place if `y` is `fresh`: if nothing else holds it."""
     if plain.spatial:
         h = layer._conv_forward(x, plain.down, None)  # type: ignore[operator]
     else:
@@ -171,15 +148,8 @@ def add_pair(
 ) -> Tensor:
     """Compute y + up (strength * (down x)), in place where nothing else holds `y`.
 
-    Args:
-        kind: `linear`, `conv` or `embedding`.
-        layer: the layer.
-        x: its input, in the dtype of `y`, or indices.
-        y: its output.
-        pair: of it.
-        strength: (R, *ones), or with the rows and places of `y` in front; see `LayerStrengths`.
-        base_forward: what made `y`.
-        tuner: adds the pair of a linear layer where it knows a faster way than torch's products.
+    `x` is in the dtype of `y`, or indices of an embedding. `strength` is (R, *ones), or has the rows and places of `y`
+    in front; see `LayerStrengths`. The tuner adds the pair of a linear layer where it is faster than torch's products.
     """
     if kind == "embedding":
         return y + (F.embedding(x, pair.up) * strength) @ pair.down
@@ -196,7 +166,7 @@ def add_pair(
 
 def is_fresh(layer: nn.Module, y: Tensor, base_forward: BaseForward) -> bool:
     """Tell whether nothing else holds an output, as torch's own forward has just made it, and no gradient needs it."""
-    # a convolution may have a product of its own, whose output others may hold
+    # a convolution may have a product of its own, whose output other code may hold
     return base_forward in TORCHS and not y.requires_grad and "_conv_forward" not in layer.__dict__
 
 
@@ -239,16 +209,16 @@ def stacked(
     *,
     length: int = 0,
 ) -> Tensor:
-    """Stack tensors in memory of their own: the file that they are views of may be replaced at any time.
+    """Stack tensors along `dim` in new memory, as the file that they are views of may be replaced.
 
     Args:
-        parts: matrices, or for convolutions more.
-        dim: along which they lie.
-        device: where.
-        dtype: as what.
-        rows: for columns that are shorter than the others, where they begin and end; zero around it.
-        outputs: as long as columns are then.
-        length: along `dim`, if it is more than they have together; zero behind them.
+        parts: tensors of equal size in the other dimensions, except as `rows` tells.
+        dim: the dimension.
+        device: the device of the result.
+        dtype: the dtype of the result.
+        rows: the rows of the result that each part fills; None for all. The others are zero.
+        outputs: the rows of the result, if one of `rows` is not None.
+        length: the least size along `dim`, filled up with zeros.
     """
     windows, filled = False, 0
     for window in rows:

@@ -1,4 +1,4 @@
-"""The model that an engine serves: its components, held weakly, and their layers as they are built now."""
+"""The model that an engine serves: its components, held weakly, and their present layers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from ..errors import ComponentError, StackError
-from ..naming.index import LayerIndex, alias_table, check_named, parameter_of, targets_of
+from ..naming.index import LayerIndex, alias_table, parameter_of, targets_of
 from ..placement import schemes
 from ..stack import Stack
 from ..strengths.strength import named_components
@@ -21,21 +21,12 @@ from . import hooks
 _KNOWN = ("unet", "transformer", "text_encoder", "prior", "llm_adapter")
 
 
-def check_components(components: object) -> None:
-    """Refuse components that are no mapping of names to modules.
-
-    Raises:
-        ComponentError: see `naming.index.check_named`.
-    """
-    check_named(components, "Engine({})")
-
-
 class Model:
     """The components of one model.
 
     Args:
         components: diffusers' component name -> module.
-        sources: component -> the safetensors files it was loaded from, as far as known.
+        sources: component -> the safetensors files it was loaded from, where known.
     """
 
     def __init__(self, components: Mapping[str, nn.Module], sources: Mapping[str, Sequence[Path]]) -> None:
@@ -52,18 +43,14 @@ class Model:
     def layer_classes(self) -> set[type[nn.Module]]:
         """Return the classes whose forward runs for layers that adapters can change.
 
-        Patched when the engine gets the model, they need no patch when the first adapter comes, at which the compiler
-        would have to forget what it has compiled, of other models too.
+        They are patched when the engine gets the model. A later patch would make the compiler forget all compiled code,
+        of other models, too.
         """
         one_of_each = {type(one): one for component in self.components.values() for one in every(component)}
         return {hooks.owner(cls) for cls, one in one_of_each.items() if targets_of("", one)}
 
     def check_names(self, stack: Stack) -> None:
-        """See that all components are known that the multipliers of a stack name.
-
-        Raises:
-            StackError: one is not.
-        """
+        """Raise StackError if a multiplier of a stack names an unknown component."""
         known = {*self._refs, *_KNOWN}
         for i, entry in enumerate(stack):
             for name in dict.fromkeys(named_components(entry.multiplier)):
@@ -71,7 +58,7 @@ class Model:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._refs)}", i)
 
     def indexes(self) -> list[LayerIndex]:
-        """Return the layers of each component; the same object for as long as it is built the same.
+        """Return the layers of each component; the same object until the component changes.
 
         Raises:
             ComponentError: a component was unloaded.
@@ -87,18 +74,13 @@ class Model:
         return list(self._indexed.values())
 
     def resting(self) -> set[nn.Module]:
-        """Return the layers that are not where they compute; adapters are placed beside them later."""
+        """Return the layers of offloaded components; their adapters are placed at the first call."""
         return {
             layer for component in self.components.values() if schemes.rests(component) for layer in every(component)
         }
 
     def checkpoints(self, indexes: Sequence[LayerIndex], merging: Collection[str]) -> Mapping[str, Checkpoint]:
-        """Return where pristine weights can be read again; opened when something is merged for the first time.
-
-        Args:
-            indexes: of the components.
-            merging: those into which something is to be merged now.
-        """
+        """Return the checkpoint of each component, to read original weights from; open those of `merging`."""
         for index in indexes:
             name = index.component
             if name in merging and name in self._sources and name not in self._opened:

@@ -1,9 +1,9 @@
-"""A layer of a compiled model that is computed as in an uncompiled one: a single operation in the graph.
+"""A layer of a compiled model that is computed eagerly: a single operation in the graph.
 
-For what a graph must not know: scratch memory that other layers use too, regions that differ from call to call. The
-graph stays in one piece, so that models compiled with `fullgraph=True` take every kind of adapter. A number says which
-layer it is, and is an input like any other, so that blocks of one kind share their code. It needs torch 2.4; before,
-and for layers of several inputs, the graph is broken there.
+It hides scratch memory that other layers use, too, and regions that differ from call to call. The graph stays in one
+piece, so that models compiled with `fullgraph=True` take every kind of adapter. The number of the layer is an input of
+the operation, so that blocks of one kind share their code. It needs torch 2.4; before, and for layers of several
+inputs, the graph is broken there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CAN = hasattr(torch.library, "custom_op")
 
 
 def key_for(slot: object) -> Tensor:
-    """Return a number, (), by which a slot is found as long as it is there."""
+    """Return the number, (), of a slot, which is held weakly."""
     number = next(_numbers)
     _slots[number] = slot
     return torch.tensor(number, device="cpu")
@@ -42,16 +42,8 @@ def is_for(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> b
 
 
 def call(layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...]) -> Tensor | None:
-    """Return the operation's output; None where the layer returns more than a tensor.
-
-    Only while a call is compiled for which `is_for` says so.
-
-    Args:
-        layer: with its slot.
-        base_forward: of it; its output tells the graph shape, layout and dtype, and is not computed for that.
-        args: the input.
-    """
-    y = base_forward(layer, *args)
+    """Return the operation's output; None where the layer returns more than a tensor. Only where `is_for` is true."""
+    y = base_forward(layer, *args)  # tells the graph shape, layout and dtype, and is not computed
     if not isinstance(y, Tensor):
         return None
     slot: Any = layer._remora_slot
@@ -78,8 +70,8 @@ def _like(x: Tensor, key: Tensor, shape: Sequence[int], stride: Sequence[int], d
 def _define() -> Callable[..., Tensor]:
     schema = "(Tensor x, Tensor key, SymInt[] shape, SymInt[] stride, ScalarType dtype) -> Tensor"
     name = f"{__name__.replace('.', '_')}::served"  # a library may be loaded twice, under two names
-    # what it computes with is not among its inputs, so a CUDA graph may not have it; older inductors have none at all
-    # around an operation with an input on the CPU, as the key is
+    # its weights are not among its inputs, so it must not be in a CUDA graph; older inductors leave out every operation
+    # with an input on the CPU, as the key is
     tag: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
     told = {} if tag is None else {"tags": (tag,)}
     made = torch.library.custom_op(name, _compute, mutates_args=(), schema=schema, **told)
