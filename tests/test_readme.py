@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from extension.generation.options import TABLE
+from extension.text.prompt import parse
+
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -75,3 +78,19 @@ def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
     )
     assert list(_broken(page)) == ["#d", "gone.md"]
     assert list(_long_cells("| a | " + "b " * 25 + "|\n| " + "c " * 26 + "|")) == [("c " * 26).strip()]
+
+
+@pytest.mark.parametrize(
+    "page", [README, ROOT / "docs" / "tags.md", ROOT / "docs" / "tab.md"], ids=lambda page: page.name
+)
+def test_tags_are_read(page: Path) -> None:
+    tags = [tag for tag in re.findall(r"<lora:[^<>]*>", page.read_text(encoding="utf-8")) if "..." not in tag]
+    assert tags
+    assert [tag for tag in tags if len(parse(tag).tags) != 1] == []
+
+
+def test_every_setting_has_its_row_and_its_section() -> None:
+    page = ROOT / "docs" / "settings.md"
+    rows = re.findall(r"^\| \[[^\]]+\]\(#([^)]+)\) \| `(\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [key for _, key in rows] == [option.key for option in TABLE]
+    assert {anchor for anchor, _ in rows} <= _anchors(page)
