@@ -256,7 +256,7 @@ class Engine:
 
     @contextmanager
     def active(self, stack: Stack) -> Iterator[ActivationReport]:
-        """Have `stack` in force inside a `with` block, and and the former stack after it.
+        """Have `stack` in force inside a `with` block, and the former stack after it.
 
         Where that cannot come back, nothing is in force after it.
 

@@ -1,4 +1,4 @@
-// The colours of the tab, from those of the page around it: text has a contrast of at least 4.5 on all it is put on. Pure.
+// The tab's colours, made from the colours of the page around it. Text has a contrast of at least 4.5. Pure.
 
 /**
  * @typedef {readonly [red: number, green: number, blue: number]} Colour

@@ -185,7 +185,7 @@ export class Edits {
     }
 
     /**
-     * Return the entries that are off: this prompt's with their places among its tags, and those of other prompts.
+     * Return the entries of all prompts that are off; entries of this prompt have their new places among its tags.
      * @param {(Off | undefined)[]} entries of the rows in order, undefined for a tag
      */
     offAmong(entries) {

@@ -51,8 +51,8 @@ export class Theme {
     }
 
     /**
-     * Give the tab the page's colours if they have changed since the last call, and tell whether they have. The page is asked, as themes are changed
-     * by classes, attributes, style sheets and the system, and some slowly.
+     * Give the tab the page's colours if they have changed since the last call, and tell whether they have. It asks the
+     * page each time: classes, attributes, style sheets and the system change themes, and some do so slowly.
      * @param {HTMLElement} host the element of the page
      * @param {HTMLElement} root the tab's
      */

@@ -115,9 +115,10 @@ class LowRankExecutor(Resident[Placed]):
             if form.on_output:
                 self._outputs.append(i)
         self._only_pairs = bool(self._ranges) and not self._inputs and not self._outputs
-        other = self._bias_ranges or target.kind == "embedding" or policy.storage != "file" or self._static is not None
         tuned = policy.tuner is not None and policy.tuner.adds_pairs
-        self._is_plain = self._only_pairs and not (other or tuned)
+        packed = policy.storage != "file"
+        only_pairs = self._only_pairs and not self._bias_ranges and target.kind != "embedding"
+        self._is_plain = only_pairs and not (packed or tuned or self._static is not None)
         self._input_ranges, self._output_ranges = list[FactorRanges](), list[FactorRanges]()
         if self._inputs or self._outputs:
             self._input_ranges = [self._bindings[i].ranges for i in self._inputs]
@@ -136,7 +137,7 @@ class LowRankExecutor(Resident[Placed]):
             return self._run_any(layer, base_forward, args, kwargs)
         strength = numbers[plain.group] * plain.scale if plain.vector is None else plain.vector
         if x.numel() > plain.many and pays(layer, base_forward, x):
-            return effective_linear(layer, x, plain.down.t(), plain.up.t(), strength)
+            return effective_linear(layer, x, plain.pair.down, plain.pair.up, strength)
         y = base_forward(layer, x)
         if not isinstance(y, Tensor) or y.dtype is not plain.dtype or y.device != plain.device:
             return self._run_any(layer, base_forward, args, kwargs, y)
@@ -410,7 +411,7 @@ class LowRankOrDense:
                 one.move(layer, device, now=now)
 
     def is_stale(self, layer: nn.Module) -> bool:
-        """Tell whether a base weight has changed since something was worked out of it."""
+        """Tell whether a base weight has changed since something was computed from it."""
         return self._beside.is_stale(layer) or self._dense.is_stale(layer)
 
     def release(self, layer: nn.Module) -> None:
@@ -420,7 +421,7 @@ class LowRankOrDense:
 
     @property
     def reads_base(self) -> bool:
-        """Tell whether the placed tensors were worked out of the base weight."""
+        """Tell whether the placed tensors were computed from the base weight."""
         return self._beside.reads_base or self._dense.reads_base
 
     @property

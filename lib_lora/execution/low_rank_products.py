@@ -92,6 +92,7 @@ class PlainPair(NamedTuple):
 
     placed: object
     """The placement that it is made from."""
+    pair: FusedPair
     device: torch.device
     dtype: torch.dtype
     """The dtype of the layer's input and output."""
@@ -115,10 +116,10 @@ class PlainPair(NamedTuple):
         """Make the views of a placed pair."""
         spatial, down, up = pair.down.ndim - 2, pair.down, pair.up
         if spatial:
-            return cls(placed, up.device, up.dtype, spatial, down, up, group, scale, vector, math.inf)
+            return cls(placed, pair, up.device, up.dtype, spatial, down, up, group, scale, vector, math.inf)
         inside, out = down.shape[1], up.shape[0]
         many = MARGIN * inside * inside * out / (out + inside) if up.dtype in EXACT else math.inf
-        return cls(placed, up.device, up.dtype, 0, down.t(), up.t(), group, scale, vector, many)
+        return cls(placed, pair, up.device, up.dtype, 0, down.t(), up.t(), group, scale, vector, many)
 
 
 def add_plain(
@@ -126,13 +127,13 @@ def add_plain(
 ) -> Tensor:
     """Compute y + up (strength * (down x)), in place if `y` is `fresh`: if nothing else holds it."""
     if plain.spatial:
-        h = layer._conv_forward(x, plain.down, None)  # type: ignore[operator]
-    else:
-        h = torch.mm(x if x.ndim == 2 else x.reshape(-1, plain.down.shape[0]), plain.down)
+        h: Tensor = layer._conv_forward(x, plain.down, None)  # type: ignore[operator]
+        if isinstance(strength, Tensor):  # a layer may have a product of its own, whose output others may hold
+            h, strength = h.mul_(strength) if fresh else h * strength, 1.0
+        return _add_conv(h, y, plain.up, strength, plain.spatial, fresh=fresh)
+    h = torch.mm(x if x.ndim == 2 else x.reshape(-1, plain.down.shape[0]), plain.down)
     if isinstance(strength, Tensor):
         h, strength = h.mul_(strength), 1.0
-    if plain.spatial:
-        return _add_conv(h, y, plain.up, strength, plain.spatial, fresh=fresh)
     return _add_linear(h, y, plain.up, strength, fresh=fresh)
 
 

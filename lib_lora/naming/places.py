@@ -196,9 +196,11 @@ class AliasTable:
         for aliases in tables or [tuple(one for one in self._aliases if one.only_names or not self._families)]:
             rules = _indexed(aliases)
             queue = list(known)
+            # aliases of two families together may make a name longer each time they are used
+            most = max(name.count(".") for name in ("", *own)) + max((rule.count(".") for rule in rules), default=0) + 1
             for name in queue:  # which grows
                 for other, place in _others(rules, component, name, known, below_all=name in own):
-                    if other not in known:  # a layer's own name beats another's alias
+                    if other not in known and other.count(".") <= most:  # a layer's own name beats another's alias
                         known[other] = place
                         queue.append(other)
         return known

@@ -36,14 +36,14 @@ _GIVEN_BACK = 8  # one part of so many, when memory ran out: computing needs roo
 
 
 class Tenant(Protocol):
-    """What serves a layer."""
+    """An executor that has placed tensors beside its layer."""
 
     def evict(self, why: str) -> None:
         """Drop the placed tensors; `why` is for the trace."""
 
 
 class Account:
-    """What one layer takes. Kept by the layer's way; the budget learns when that is gone."""
+    """The memory that the adapters of one layer take; their executor keeps it."""
 
     __slots__ = ("before", "device", "host_copy", "known", "nbytes", "streams", "used")
 
@@ -117,9 +117,7 @@ class Budget:
         return device.type == UNLIMITED or self._fitted.get(device, self._limit) is None
 
     def make_room(self, account: Account, device: torch.device) -> None:
-        """Drop stale layers as far as this one needs their room."""
-        if device.type == UNLIMITED:
-            return
+        """Drop stale layers of a device with a limit as far as this one needs their room."""
         with self._lock:
             self._count_gone()
             self._fits(account, device, account.known)

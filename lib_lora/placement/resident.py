@@ -92,7 +92,7 @@ class Resident(ABC, Generic[P]):
         self._stays = True
         self._known: tuple[Adapter, ...] | None = None
         self.reads_base = False
-        """Whether the placed tensors were worked out of the base weight."""
+        """Whether the placed tensors were computed from the base weight."""
         self._marks: tuple[WeightMark | None, ...] = ()  # of the weights that were read for these
 
     @property
@@ -141,7 +141,7 @@ class Resident(ABC, Generic[P]):
             self.evict("there is no room to wait")
 
     def is_stale(self, layer: nn.Module) -> bool:
-        """Tell whether a base weight has changed since something was worked out of it, such as by `load_state_dict`."""
+        """Tell whether a base weight has changed since something was computed from it, such as by `load_state_dict`."""
         return self.reads_base and not all(map(_agree, self._marks, self._marks_of(layer)))
 
     def release(self, layer: nn.Module) -> None:

@@ -362,12 +362,7 @@ def _hook_model(
             if table.varying:
                 table.set_moment(settings.moment_of(call, noise=table.by_noise, flow=flow))
             if images > 1 or halved or table.has_parts:
-                rows = settings.rows_of(call, images, halved=halved)
-                variants = stack_variants(rows, halved=halved)
-                if call.repeats_rows and len(set(variants)) > 1:
-                    text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
-                    raise RowsError(f"{text}; make them in batches of one")
-                table.set_rows(variants, tuple([row.part for row in rows]))
+                _set_rows(table, settings.rows_of(call, images, halved=halved), call, halved=halved)
 
     def end() -> None:
         nonlocal warned
@@ -383,3 +378,11 @@ def _hook_model(
         lock.end(name)
 
     return hook_calls(component, begin, end)
+
+
+def _set_rows(table: StrengthTable, rows: Sequence[Row], call: ModelCall, *, halved: bool) -> None:
+    variants = stack_variants(rows, halved=halved)
+    if call.repeats_rows and len(set(variants)) > 1:
+        text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
+        raise RowsError(f"{text}; make them in batches of one")
+    table.set_rows(variants, tuple([row.part for row in rows]))

@@ -220,7 +220,7 @@ class StackStrengths:
 
     def _weigh(self) -> list[list[float]]:
         """Return the block weight of each group, for each variant."""
-        rules = [block_rules(multiplier) for _, multiplier in self._wishes]  # as those of the plan
+        rules = [block_rules(multiplier) for _, multiplier in self._wishes]  # all stacks of a plan have the same
         found = []
         for strengths in self._variants:
             weights = []

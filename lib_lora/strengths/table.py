@@ -235,7 +235,7 @@ class StrengthTable:
             return every.narrow(0, start, count)
         return _layer_rows(self._matrices[place], self.length, start, count)[self.rows.index(variant)]
 
-    # which rows and regions there are, and what weights are made already, no graph is to know
+    # a graph must not guard rows, regions or cached weights
     @uncompiled
     def weights(self, start: int, factors: Tensor, grid: TokenGrid | None, *, channels_first: bool) -> Tensor:
         """Return how far the n factors from `start` on act at each place, like `factors`; see `region_weights`."""
@@ -376,7 +376,7 @@ class StrengthTable:
         """Whether the part of the prompt that a row is of makes a difference."""
 
     def _make_vector(self, place: tuple[torch.device, torch.dtype]) -> Tensor:
-        """Place the factors of the variant that is shown on a device, (n,), and those of the rows of the call."""
+        """Place the factors of the variant that is shown on a device, (n,), and the factors of the call's rows."""
         factors = self._factors((self.shown,))[0].to(*place, copy=True)
         vector = self._vectors[place] = factors if self._kept is None else self._kept("factors", factors)
         if self.rows:

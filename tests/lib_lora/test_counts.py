@@ -146,25 +146,27 @@ def test_an_output_that_others_may_hold_is_not_written_to(tmp_path: Path) -> Non
             assert not torch.equal(y, base)
 
 
-def test_a_convolution_that_keeps_what_it_returns_is_not_written_to(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_convolution_that_keeps_what_it_returns_is_not_written_to(tmp_path: Path, count: int) -> None:
     layer = nn.Conv2d(16, 12, 3, padding=1)
-    plainly, kept = layer._conv_forward, list[Tensor]()
+    plainly, kept = layer._conv_forward, list[tuple[Tensor, Tensor]]()
 
     def keeping(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        kept.append(plainly(x, weight, bias))
-        return kept[-1]
+        y = plainly(x, weight, bias)
+        kept.append((y, y.clone()))
+        return y
 
     model, x = Net(layer).requires_grad_(False), torch.randn(1, 16, 6, 6)
     with torch.no_grad():
         base = model(x)
         layer._conv_forward = keeping  # type: ignore[method-assign]
         engine = Engine({"unet": model})
-        engine.activate(Stack([Entry(files(tmp_path, model, 1)[0])]))
+        engine.activate(Stack([Entry(path, 0.5 + i) for i, path in enumerate(files(tmp_path, model, count))]))
         for _ in range(2):
             kept.clear()
-            y = model(x)
-            assert not torch.equal(y, base)
-            assert torch.equal(kept[0], base)
+            assert not torch.equal(model(x), base)
+            assert len(kept) == 2
+            assert all(torch.equal(y, before) for y, before in kept)
 
 
 @pytest.mark.parametrize("name", LAYERS)

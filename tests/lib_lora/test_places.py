@@ -49,3 +49,13 @@ def test_a_model_of_no_known_family_has_the_names_of_all(families):
     """What a merge of trees is called is better than nothing."""
     table = AliasTable((alias for one in families for alias in one.aliases), families)
     assert LayerIndex("transformer", model(3 * WIDTH), table).find("final_layer.linear") is not None
+
+
+def test_names_of_two_families_do_not_make_each_other_longer_for_ever():
+    """Together they give `embed.proj` the name `x.proj`, and that `embed.proj.1` again."""
+    aliases = (Alias(DENOISER, "x.proj", "embed.proj"), Alias(DENOISER, "x.proj", "embed.proj.1"))
+    with torch.device("meta"):
+        one = nn.ModuleDict({"embed": nn.ModuleDict({"proj": nn.Linear(WIDTH, 3)})})
+    index = LayerIndex("transformer", one, AliasTable(aliases))
+    assert index.find("x.proj") == index.find("embed.proj")
+    assert len(index.dotted) < 10

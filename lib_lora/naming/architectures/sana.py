@@ -54,7 +54,7 @@ SANA = Architecture(
         *aliases(
             DENOISER,
             {
-                "x_embedder.proj": ("patch_embed.proj",),  # the layer alone: Cosmos has `x_embedder.proj.1` for it
+                "x_embedder.proj": "patch_embed.proj",
                 "t_embedder.mlp.0": "time_embed.emb.timestep_embedder.linear_1",
                 "t_embedder.mlp.2": "time_embed.emb.timestep_embedder.linear_2",
                 "t_block.1": "time_embed.linear",
