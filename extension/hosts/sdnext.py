@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +62,6 @@ class SDNextHost(WebUIHost):
         self._log: _HostLog | None = None
         self._serving = False  # whether Remora activated the present LoRA
         self._at: Pass = "base"  # the present pass
-        self._of_nunchaku: weakref.WeakKeyDictionary[nn.Module, bool] = weakref.WeakKeyDictionary()
         self._count = 1  # batch size
 
     def is_current(self) -> bool:
@@ -127,20 +125,12 @@ class SDNextHost(WebUIHost):
     def cannot_serve(self) -> str:
         parts = self.components()
         for name in (one for one in parts if is_denoiser(one)):
-            if self._is_of_nunchaku(parts[name]):
+            if any(type(layer).__module__.partition(".")[0] == "nunchaku" for layer in parts[name].modules()):
                 return f"the {name} is computed by nunchaku, {_NOT_OURS}"
         values = self._shared().opts.data
         if values.get("cuda_compile_backend") == "openvino_fx" and "Model" in (values.get("cuda_compile") or ()):
             return f"the model is computed by OpenVINO, {_NOT_OURS}"
         return super().cannot_serve()
-
-    def _is_of_nunchaku(self, model: nn.Module) -> bool:
-        """Tell whether a model has layers of nunchaku; walks it once, as each batch and each poll of the tab asks."""
-        found = self._of_nunchaku.get(model)
-        if found is None:
-            found = any(type(layer).__module__.partition(".")[0] == "nunchaku" for layer in model.modules())
-            self._of_nunchaku[model] = found
-        return found
 
     def quiet_builtin(self) -> None:
         pipe = self._pipe()
