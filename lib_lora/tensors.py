@@ -105,9 +105,10 @@ def plain_mode(device: torch.device) -> AbstractContextManager[None]:
     Inference tensors could not be written in place later, and autocast would make products in half precision.
     """
     autocast = autocasts("cpu") or (device.type != "cpu" and autocasts(device.type))
-    if autocast or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+    if autocast or torch.is_inference_mode_enabled():
         return _left_modes({"cpu", device.type})
-    return nullcontext()  # for each layer that is placed
+    # for each layer that is placed, and each change of a strength
+    return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
 
 
 @contextmanager

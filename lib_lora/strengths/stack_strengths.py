@@ -92,7 +92,7 @@ class StackStrengths:
         variants: of the stack.
         groups: of the plan, in the order of their numbers.
         model: its blocks.
-        regions: of other stacks of the plan -> their numbers from 1; the stack's own are added.
+        former: of another stack of the plan, of which all that the two have in common is taken over.
 
     Raises:
         StackError: the model takes no list of block weights as long as an entry's.
@@ -104,16 +104,16 @@ class StackStrengths:
         variants: Variants,
         groups: Sequence[StrengthGroup],
         model: BlockNames,
-        regions: dict[Region, int] | None = None,
+        former: StackStrengths | None = None,
     ) -> None:
         self._wishes, self._model, self.groups = wishes, model, groups
         self._variants = [
             [as_strength(image_multiplier(multiplier, image, negative=negative)) for _, multiplier in wishes]
             for image, negative in variants
         ]
-        self._shared: dict[tuple[int, str, Side | None], int] = {}
+        self._shared: dict[tuple[int, str, Side | None], int] = {} if former is None else former._shared
         """(entry, component, side) of each number before blocks are weighed."""
-        self._shared_of = [self._shared.setdefault((one[0], one[1], one[3]), len(self._shared)) for one in groups]
+        self._shared_of: list[int] = self._share(groups) if former is None else former._shared_of
         """The position in `_shared` of each group."""
         every = [(entry, one) for variant in self._variants for entry, one in enumerate(variant)]
         denoising = {entry for entry, _, side in self._shared if side is not None}
@@ -124,7 +124,8 @@ class StackStrengths:
         self.by_noise = self.varies and any(one.by_noise for _, one in every)
         """Whether the timestep or the noise makes a difference."""
         self._block_weights = self._weigh() if [one for _, one in every if one.blocks is not None] else None
-        self.regions: dict[Region, int] = {} if regions is None else regions
+        self.regions: dict[Region, int] = {} if former is None else former.regions
+        """The regions of all stacks of the plan -> their numbers from 1."""
         regional = [one for entry, one in every if one.region is not None and entry in denoising]
         self.group_regions = self._find_regions() if regional else ()
         """For each variant, the region of each group and the part of the prompt that describes it; or nothing."""
@@ -137,10 +138,14 @@ class StackStrengths:
         Raises:
             StackError: the model takes no list of block weights as long as an entry's.
         """
-        found = StackStrengths(wishes, variants, self.groups, self._model, self.regions)
+        found = StackStrengths(wishes, variants, self.groups, self._model, self)
         if found.group_regions == self.group_regions:
             found.row_regions = self.row_regions
         return found
+
+    def _share(self, groups: Sequence[StrengthGroup]) -> list[int]:
+        numbers = self._shared
+        return [numbers.setdefault((one.entry, one.component, one.side), len(numbers)) for one in groups]
 
     @property
     def varying_groups(self) -> frozenset[int]:
