@@ -48,7 +48,7 @@ export function Details({tab, id}) {
     useEffect(() => {
         if (!lora || lora.hash || !lora.readable) return undefined;
         // the server makes it now
-        const timer = setTimeout(() => attempt(async () => renew(await ask())), HASHED);
+        const timer = setTimeout(() => attempt(async () => renew(await ask()), false), HASHED);
         return () => clearTimeout(timer);
     }, [lora]);
     if (!lora || !draft) {

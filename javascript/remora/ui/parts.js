@@ -183,9 +183,33 @@ export function Trouble({text}) {
 }
 
 /**
- * @typedef {<T>(work: () => T | Promise<T>) => Promise<T | undefined>} Attempt
- * Does something; an error is shown.
+ * @typedef {<T>(work: () => T | Promise<T>, clears?: boolean) => Promise<T | undefined>} Attempt
+ * Does something, and shows its error; where it succeeds, it clears the error of what began before it, unless told not to.
  */
+
+/**
+ * Make a function that tries something and shows the last error.
+ * @param {(text: string) => void} show
+ * @returns {Attempt}
+ */
+export function attempts(show) {
+    let begun = 0;
+    let failed = 0; // the number of the attempt whose error is shown
+    return async (work, clears = true) => {
+        begun += 1;
+        const number = begun;
+        try {
+            const result = await work();
+            // what began earlier and ends later says nothing of a later error
+            if (clears && number >= failed) show("");
+            return result;
+        } catch (error) {
+            failed = number;
+            show(/** @type {Error} */ (error).message);
+            return undefined;
+        }
+    };
+}
 
 /**
  * Keep the last error, beside a function that tries something.
@@ -193,16 +217,7 @@ export function Trouble({text}) {
  */
 export function useTrouble() {
     const [trouble, setTrouble] = useState("");
-    /** @type {Attempt} */
-    const attempt = async (work) => {
-        try {
-            const result = await work();
-            setTrouble("");
-            return result;
-        } catch (error) {
-            setTrouble(/** @type {Error} */ (error).message);
-            return undefined;
-        }
-    };
-    return [trouble, attempt];
+    const attempt = useRef(/** @type {Attempt | null} */ (null));
+    attempt.current ??= attempts(setTrouble);
+    return [trouble, attempt.current];
 }
