@@ -42,7 +42,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    settings.register_profile("remora", settings.default, max_examples=100 if config.getoption("--all") else 20)
+    settings.register_profile(
+        "remora",
+        settings.default,
+        max_examples=100 if config.getoption("--all") else 20,
+        derandomize=config.getoption("--hypothesis-seed") is None,  # a change is judged by its own faults alone
+    )
     settings.load_profile("remora")
     if config.getoption("--record") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Recorder())

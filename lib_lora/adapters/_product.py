@@ -108,7 +108,7 @@ def product(
         ValueError: factors do not fit each other; the text says want and got.
     """
     for name in (full, left, right, core):
-        if name in params and (params[name].ndim < 2 or params[name].numel() == 0):
+        if name in params and params[name].ndim < 2:
             raise ValueError(f"want {name} to be a matrix, got {shape_text(params[name])}")
     if full in params:
         return Product(params[full].flatten(1))

@@ -40,7 +40,7 @@ class DeLoRA(Adapter):
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         a, b, widths = params["delora_A"], params["delora_B"], params["delora_w_norm"]
-        rank = a.shape[0]
+        rank = a.shape[0] if a.ndim == 2 else 0
         if a.shape != (rank, site.inside) or b.shape != (site.shape[0], rank) or widths.shape != (site.inside,):
             want = f"A (r, {site.inside}), B ({site.shape[0]}, r) and delora_w_norm ({site.inside},)"
             raise ValueError(f"want {want}, got {shape_text(a)}, {shape_text(b)} and {shape_text(widths)}")

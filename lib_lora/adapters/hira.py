@@ -39,8 +39,8 @@ class HiRA(Adapter):
         Raises:
             ValueError: they do not fit each other or the site.
         """
-        rank, out = down.shape[0], site.shape[0]
-        if 0 in down.shape or down.numel() != rank * site.inside or up.numel() != out * rank or up.shape[0] != out:
+        rank, out = down.shape[0] if down.ndim else 0, site.shape[0]
+        if down.numel() != rank * site.inside or up.numel() != out * rank or up.shape[:1] != (out,):
             want = f"A (r, {', '.join(map(str, site.shape[1:]))}) and B ({out}, r)"
             raise ValueError(f"want {want}, got {shape_text(down)} and {shape_text(up)}")
         return cls(down.reshape(rank, -1), up.reshape(out, rank))

@@ -48,7 +48,7 @@ class Residual(Modifier):
 
     @classmethod
     def around(cls, inner: Adapter, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        indices, values, size = params["bias_indices"].long(), params["bias_values"], params["bias_size"]
+        indices, values, size = params["bias_indices"].long(), params["bias_values"].flatten(), params["bias_size"]
         if size.flatten().tolist() not in ([site.shape[0], site.inside], list(site.shape)):
             raise ValueError(f"want bias_size ({site.shape[0]}, {site.inside}), got {size.tolist()}")
         if indices.ndim != 2 or indices.shape != (size.numel(), values.numel()):

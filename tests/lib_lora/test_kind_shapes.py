@@ -1,0 +1,53 @@
+"""Every parameter of every kind in many shapes: a file is taken and can be computed, or is refused with a reason.
+
+`test_resolution_properties.py` draws such files at random. This file tries them all, the same ones each time.
+"""
+
+import json
+from contextlib import suppress
+
+import pytest
+import torch
+
+from lib_lora import LoraError, load_network
+from tests.fakes.files import save
+from tests.fakes.kinds import SAMPLES
+from tests.fakes.layers import LAYERS, NAMES, Model, weight_of
+
+SHAPES = [
+    *[(), (0,), (1,), (2,), (24,), (48,), (0, 0), (1, 1), (2, 3), (3, 2), (48, 24), (24, 48), (0, 4), (4, 0)],
+    *[(1, 1, 1), (2, 0, 3), (4, 24, 1, 1), (2, 3, 4, 1), (1, 1, 1, 1, 1)],
+]
+
+
+def deformed(tensors, site):
+    """Yield the tensors with one of another shape, and with a length that is not the layer's changed in all."""
+    for key, tensor in tensors.items():
+        own = tuple(tensor.shape)
+        for shape in [*SHAPES, own[1:], own[:-1], (*own, 1), (1, *own), own[::-1]]:
+            yield {**tensors, key: torch.full(shape, 0.1)}
+    for length in {size for tensor in tensors.values() for size in tensor.shape} - set(site):
+        for other in (0, 1, length + 1):
+            shapes = {key: [other if size == length else size for size in one.shape] for key, one in tensors.items()}
+            yield {key: torch.full(shape, 0.1) for key, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_parameters_of_any_shape_are_taken_or_refused(tmp_path, sample):
+    if sample.config is not None:
+        (tmp_path / "adapter_config.json").write_text(json.dumps(sample.config))
+    path = tmp_path / "a.safetensors"
+    for layer, (kind, make, _) in LAYERS.items():
+        if not {kind, layer} & sample.layers:
+            continue
+        model = Model(make())
+        site = tuple(weight_of(model, layer).shape)
+        name = NAMES.get(layer, "layer")
+        prefix = sample.prefix.replace("layer", name if "." in sample.prefix[:-1] else name.replace(".", "_"))
+        for tensors in deformed(sample.tensors(site), site):
+            renamed = {key.replace(sample.prefix, prefix): value for key, value in tensors.items()}
+            with suppress(LoraError):
+                network = load_network(save(path, renamed, sample.metadata), {"unet": model})
+                assert len(network.report.unused) == (0 if network.bound else len(renamed)), renamed
+                for one in network.bound:
+                    assert network.delta_weight("unet", name).shape == one.target.shape
