@@ -32,7 +32,7 @@ class OneLayer(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's."""
+        """Return the layer's weight."""
         output: Tensor = self.layer(x)
         return output
 
@@ -116,12 +116,12 @@ def _peft(model: OneLayer, folder: Path, *, config: str, **arguments: Any) -> Pe
 
 
 def lycoris(**arguments: object) -> Maker:
-    """A kind that LyCORIS trains, with arguments of `create_lycoris`."""
+    """Train a kind of LyCORIS with these arguments of `create_lycoris`."""
     return partial(_lycoris, **arguments)  # type: ignore[arg-type]
 
 
 def of_peft(config: str, rank: str | None = None, **arguments: object) -> Maker:
-    """A kind that PEFT trains, with the name that its configuration has for the rank, and other arguments."""
+    """Train a kind of PEFT; `rank` names the field of its configuration that holds the rank."""
 
     def make(model: OneLayer, number: int, folder: Path) -> Peer:
         ranked = {} if rank is None else {rank: number}

@@ -82,18 +82,18 @@ def make_step(unet: Any, latent: int, batch: int) -> Callable[[nn.Module], Tenso
 
 
 def linear_layers(unet: nn.Module) -> tuple[str, ...]:
-    """The linear layers, but for the two of the time embedding: 182 in SD 1.5."""
+    """Return the linear layers without the two of the time embedding: 182 in SD 1.5."""
     linear = (name for name, module in unet.named_modules() if isinstance(module, nn.Linear))
     return tuple(name for name in linear if not name.startswith("time_embedding."))
 
 
 def conv_layers(unet: nn.Module) -> tuple[str, ...]:
-    """The convolutions."""
+    """Return the convolutions."""
     return tuple(name for name, module in unet.named_modules() if isinstance(module, nn.Conv2d))
 
 
 def kohya_key(path: str) -> str:
-    """The key of a layer of a UNet."""
+    """Return the key of a layer of a UNet."""
     return f"lora_unet_{path.replace('.', '_')}"
 
 
@@ -141,7 +141,7 @@ def peft_load(unet: Any, file: LoraFile, name: str) -> None:
 
 
 def peft_layers(unet: nn.Module) -> Iterator[Any]:
-    """The layers that PEFT put into the model."""
+    """Return the layers that PEFT put into the model."""
     return (module for module in unet.modules() if isinstance(module, LoraLayer))
 
 

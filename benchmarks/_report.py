@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def collected(folder: Path) -> list[Record]:
-    """What the programs wrote, by their names."""
+    """Return each program's results by its name."""
     files = (file for file in sorted(folder.glob("*.json")) if file.name != "report.json")
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
@@ -66,7 +66,7 @@ def versions() -> dict[str, str]:
 
 
 def markdown(made: Record) -> str:
-    """The report as people read it."""
+    """Format the report for people."""
     machine = ", ".join(f"{key} {value}" for key, value in made["machine"].items())
     packages = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
     parts = [f"# Figures\n\n{machine}\n\n{packages}"]

@@ -132,7 +132,7 @@ def sdxl_step(model: Sdxl, latent: int) -> Callable[[nn.Module], Tensor]:
 
 
 def sdxl_layers(model: Sdxl) -> tuple[str, ...]:
-    """What kohya's trainer adapts: 722 layers of the UNet's transformers, 264 of the text encoders."""
+    """Return the layers that kohya's trainer adapts: 722 of the UNet's transformers, 264 of the text encoders."""
 
     def chosen() -> Iterator[str]:
         for path, module in model.named_modules():

@@ -134,7 +134,7 @@ def step_cells(row: Record, options: argparse.Namespace) -> list[str]:
 
 
 def call_cells(samples: Samples) -> list[list[str]]:
-    """The second table."""
+    """Format the second table."""
     lines = []
     for name, values in samples.seconds.items():
         spread = Spread.of(values)

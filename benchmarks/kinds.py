@@ -53,7 +53,7 @@ class Shape:
     width: int
 
     def layer(self, dtype: torch.dtype) -> nn.Module:
-        """The layer; convolutions are 3x3."""
+        """Return the layer; convolutions are 3x3."""
         linear = self.kind == "linear"
         made = nn.Linear(self.width, self.width) if linear else nn.Conv2d(self.width, self.width, 3, padding=1)
         return made.to(dtype).eval().requires_grad_(False)

@@ -116,7 +116,7 @@ def generate(folder: Path, count: int, tiny: bool) -> None:
 
 
 def unet_layers(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """The linear layers of a UNet's attention: kohya's name -> (out, in)."""
+    """Return the linear layers of a UNet's attention: kohya's name -> (out, in)."""
     with device("meta"):
         unet = UNet2DConditionModel(**config)
     return {
@@ -127,7 +127,7 @@ def unet_layers(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def metadata(words: Sequence[str], family: str, chance: random.Random) -> dict[str, str]:
-    """What kohya's trainer says of a training, ten kilobytes of it."""
+    """Return ten kilobytes of metadata as kohya's trainer writes them."""
     tags = {words[0]: 40} | {f"{chance.choice(WORDS)} {n}": chance.randint(1, 39) for n in range(250)}
     return {
         "ss_output_name": "-".join(words),
@@ -159,7 +159,7 @@ def write(path: Path, sizes: Mapping[str, tuple[int, int]], rank: int, said: Map
 
 
 def in_child(part: Any, folder: Path) -> dict[str, float]:
-    """What a function measures in a new process."""
+    """Return the figures that a function measures in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found: dict[str, float] = pool.apply(part, (folder,))
         return found
@@ -203,7 +203,7 @@ def later_start(folder: Path) -> dict[str, float]:
 
 
 def full_list(catalog: Any, listed: Callable[[Any], Any]) -> None:
-    """What a page is sent when it opens."""
+    """Return the bytes that a page receives when it opens."""
     catalog.read_for(0.3)
     rows, _ = catalog.index.since(0)
     json.dumps([listed(one) for one in rows])

@@ -59,18 +59,18 @@ def write(path: Path, sizes: dict[str, tuple[int, int]], rank: int) -> None:
 
 
 def resolve(path: Path, index: LayerIndex) -> Network:
-    """What an engine does with a file it has not seen: nothing but its header is read."""
+    """Load a file as an engine does for the first time: it reads the header only."""
     return Network(ParsedFile(AdapterFile.open(path)), [index])
 
 
 def load(path: Path, index: LayerIndex) -> list[torch.Tensor]:
-    """The same, and each of its tensors copied into memory of its own."""
+    """Load the file and copy each tensor into memory of its own."""
     network = resolve(path, index)
     return [network.file.tensor(key).clone() for key in network.file.keys]
 
 
 def place(path: Path, index: LayerIndex) -> list[torch.Tensor]:
-    """The same, and the factors of each layer of the model copied beside it: q, k and v have a copy of down each."""
+    """Load the file and copy each layer's factors beside the layer: q, k and v get a copy of `down` each."""
     found = []
     for one in resolve(path, index).bound:
         factors = one.adapter.factors()
@@ -86,7 +86,7 @@ def forget(path: Path) -> None:
 
 
 def variants(path: Path, index: LayerIndex, *, cold: bool) -> dict[str, Variant]:
-    """What is compared."""
+    """Return the ways to compare."""
     prepare = (lambda: forget(path)) if cold else None
     ways: dict[str, Callable[[], object]] = {
         READ: path.read_bytes,
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def records(samples: Samples, size: int, keys: int, *, cold: bool) -> list[Record]:
-    """The figures of each way."""
+    """Measure each way."""
     limits = {} if cold else {RESOLVE: RESOLVE_GOAL}
     rows = []
     for name, seconds in samples.seconds.items():
@@ -155,7 +155,7 @@ def records(samples: Samples, size: int, keys: int, *, cold: bool) -> list[Recor
 
 
 def text(rows: Sequence[Record]) -> str:
-    """The table, below what was loaded."""
+    """Format the table below a line on the files that were loaded."""
     lines = [
         [
             row["way"],

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def lora(weight: Tensor, rank: int, some: torch.Generator) -> Tensors:
-    """A pair, as kohya's trainer has it."""
+    """Return a pair of factors as kohya's trainer writes it."""
     out, inside, *kernel = weight.shape
     return {
         "lora_down.weight": _randn(some, rank, inside, *kernel),
@@ -80,7 +80,7 @@ def lora(weight: Tensor, rank: int, some: torch.Generator) -> Tensors:
 
 
 def dora(weight: Tensor, rank: int, some: torch.Generator) -> Tensors:
-    """A pair and the magnitude of each output."""
+    """Return a pair of factors and the magnitude of each output."""
     norms = weight.float().flatten(1).norm(dim=1).view(-1, *(1,) * (weight.ndim - 1))
     return {**lora(weight, rank, some), "dora_scale": norms.half() * 1.1}
 
@@ -96,7 +96,7 @@ def loha(weight: Tensor, rank: int, some: torch.Generator) -> Tensors:
 
 
 def lokr(weight: Tensor, rank: int, some: torch.Generator) -> Tensors:
-    """A small matrix and a pair, or a matrix where a pair would be larger."""
+    """Return a small matrix and a pair, or a matrix where a pair would be larger."""
     out, inside, *kernel = weight.shape
     a, b = math.gcd(out, FACTOR), math.gcd(inside, FACTOR)
     rows, columns = out // a, inside // b
@@ -114,7 +114,7 @@ def oft(weight: Tensor, rank: int, some: torch.Generator) -> Tensors:
 
 
 def full(weight: Tensor, rank: int, some: torch.Generator) -> Tensors:
-    """A difference as large as the weight."""
+    """Return a difference as large as the weight."""
     return {"diff": _randn(some, *weight.shape) * 0.1}
 
 
@@ -206,7 +206,7 @@ class Bench:
         return {"stack": "changes", "changes": len(stacks), "in_use": after[0] - before[0], "rss": after[1] - before[1]}
 
     def file(self, make: Make, number: int) -> tuple[Path, int]:
-        """A file and how many bytes its numbers take in the model's dtype."""
+        """Return a file and the bytes that its numbers take in the model's dtype."""
         if (make, number) not in self.written:
             some = torch.Generator().manual_seed(number)
             weights = self.linear if make is full else self.weights
@@ -315,7 +315,7 @@ def cells(row: Record, options: argparse.Namespace) -> list[str]:
 
 
 def change_text(change: Record) -> str:
-    """The last line."""
+    """Format the last line."""
     sizes = f"{change['in_use'] / MIB:+.2f} MiB in use, {change['rss'] / MIB:+.2f} MiB taken from the system"
     met = "met" if change["in_use"] <= LEFT else "missed"
     text = f"After {change['changes']} different stacks in a row, compared to before: {sizes}"

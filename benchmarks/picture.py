@@ -200,7 +200,7 @@ def ways_of(base: nn.Module, files: Sequence[LoraFile], steps: int) -> Mapping[s
 
 
 def peft_of(base: nn.Module, files: Sequence[LoraFile]) -> nn.Module:
-    """A model with the files loaded and active, as `set_adapters` leaves it."""
+    """Return a model with the files loaded and active, as `set_adapters` leaves it."""
     made = twin(base)
     for i, file in enumerate(files):
         peft_load(made, file, f"lora{i}")
@@ -238,7 +238,7 @@ def lycoris_of(model: nn.Module, file: LoraFile) -> Any:
 
 
 def baking(base: nn.Module, files: Sequence[LoraFile]) -> Way:
-    """The bake of switch.py, of several files; their tensors stay in memory, the backup is made for each picture."""
+    """Bake several files as switch.py does; their tensors stay in memory, and each picture makes the backup."""
     tensors = [load_file(file.peft, device=str(next(base.parameters()).device)) for file in files]
     backup: dict[str, Tensor] = {}
 

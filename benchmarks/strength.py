@@ -97,7 +97,7 @@ class Served:
         self.engine.set_rows(lambda rows: [Row(row % 2, row < rows // 2) for row in range(rows)])
 
     def variant(self, name: str) -> Variant:
-        """A step with strengths of that name, and one before it, for what is made once for all steps of a picture."""
+        """Run a step with the named strengths, after one step that makes everything that a picture makes once."""
 
         def prepare() -> None:
             self.write(name)
@@ -150,7 +150,7 @@ class Served:
 
 
 def _multiplier(name: str, place: int) -> Multiplier | Halves | PerImage:
-    """That of the file at a place of the stack."""
+    """Return the strength of the file at a position of the stack."""
     if name == "left and right" and place % 2 == 0:
         return FUNCTIONS["left"]
     if name == "images apart":
@@ -187,7 +187,7 @@ def compare(
 
 
 def by_layers(extra: Sequence[float], constant: float) -> Record:
-    """What a step costs if nothing of it but the layers differs, in units of one at a constant strength."""
+    """Return the cost of a step whose layers alone differ, as a multiple of a step at a constant strength."""
     spread = Spread.of([1 + one / constant for one in extra])
     return {"by_layers": spread.median, "by_layers_interval": spread.interval}
 

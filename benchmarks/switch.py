@@ -162,7 +162,7 @@ class HotSwap(Peft):
 
 
 def _state(file: LoraFile, like: Tensor) -> dict[str, Tensor]:
-    """The tensors of a file by the names that they have in the model, where its weights are."""
+    """Return a file's tensors by their names in the model, on the device of its weights."""
     tensors = load_file(file.peft).items()
     return {f"{key.removesuffix('.weight')}.lora0.weight": tensor.to(like) for key, tensor in tensors}
 
@@ -319,12 +319,12 @@ def goal(row: Record, options: argparse.Namespace) -> str:
 
 
 def duration_of(seconds: Mapping[str, float], name: str) -> str:
-    """A time, where there is one."""
+    """Format a time, or a dash."""
     return duration(seconds[name]) if name in seconds else "-"
 
 
 def times(ratio: float | None) -> str:
-    """A ratio, where there is one."""
+    """Format a ratio, or a dash."""
     if ratio is None:
         return "-"
     return f"{ratio:.3g}" if ratio < 100 else f"{ratio:.0f}"

@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
-    """The demo's model and LoRAs, in a copy that tests may write to."""
+    """Return the demo's model and LoRAs, in a copy that tests may write to."""
     found, folder = find_demo(), tmp_path_factory.mktemp("demo")
     copied = Demo(folder / found.model.name, folder / found.loras.name)
     shutil.copytree(found.model, copied.model)
@@ -41,7 +41,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
 
 @pytest.fixture(scope="module")
 def studio(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Studio]:
-    """The demo model, ready to make pictures."""
+    """Return the demo model, ready to make pictures."""
     model = load_model(demo.model, torch.float32)
     yield open_studio(model, torch.device("cpu"), [demo.loras], tmp_path_factory.mktemp("pictures"))
     STANDALONE.close()
@@ -49,7 +49,7 @@ def studio(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stu
 
 @pytest.fixture(scope="module")
 def runner(studio: Studio) -> Iterator[Runner]:
-    """A running job queue over the demo model."""
+    """Yield a running job queue over the demo model."""
     runner = Runner(studio)
     yield runner
     runner.close()
@@ -57,5 +57,5 @@ def runner(studio: Studio) -> Iterator[Runner]:
 
 @pytest.fixture
 def lora_file(demo: Demo) -> Path:
-    """A real, readable LoRA file to copy."""
+    """Return a real, readable LoRA file to copy."""
     return demo.loras / "zorp.safetensors"

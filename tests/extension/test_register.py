@@ -33,7 +33,7 @@ def batch(*arguments: str) -> Batch:
 
 @pytest.fixture
 def pipeline(demo: Demo) -> Iterator[object]:
-    """The standalone host, open over a fresh model."""
+    """Yield the standalone host with a fresh model."""
     pipeline = demo_pipeline()
     STANDALONE.open([demo.loras], {})
     STANDALONE.set_components(pipeline.components)

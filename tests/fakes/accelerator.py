@@ -257,7 +257,7 @@ def _name(tensor: Tensor) -> str:
 
 @contextmanager
 def _module_registered() -> Iterator[None]:
-    """A `torch.lazy` for the while, which diffusers asks for and torch has not."""
+    """Provide a `torch.lazy` in the meantime: diffusers imports it, and this torch lacks it."""
     module = ModuleType(f"torch.{TYPE}")
     facts: dict[str, Callable[..., object]] = {
         "is_available": lambda: True,

@@ -35,7 +35,7 @@ def write(folder: Path, sample: Sample, layer: str, shape: tuple[int, ...], seed
 
 
 def reference(base: Model, layer: str, sample: Sample, tensors: dict[str, Tensor], multiplier: float) -> Model:
-    """The model with W' in the place of W, in fp64."""
+    """Return the model with W' in place of W, in fp64."""
     other = exact(base)
     weight = weight_of(other, layer)
     weight.copy_(sample.weight(tensors, weight, multiplier).reshape(weight.shape))

@@ -38,7 +38,7 @@ _UNETS: dict[str, dict[str, Any]] = {
 
 
 def diffusers_unet(family: str, config: UNetConfig | None = None) -> nn.Module:
-    """A family's UNet, or one of it that has other numbers of blocks."""
+    """Return a family's UNet, or one with other numbers of blocks."""
     config = config or UNETS[family]
     blocks = [_CROSS if depth else _PLAIN for depth in config.depths]
     with torch.device("meta"):

@@ -22,7 +22,7 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] 
 def hollow(
     path: Path, infos: Mapping[str, tuple[Sequence[int], str]], metadata: Mapping[str, str] | None = None
 ) -> Path:
-    """A file of zeros that takes no disk, whose keys are in the order given.
+    """Write a file of zeros that takes no disk, with its keys in the given order.
 
     Args:
         infos: key -> shape and dtype as safetensors spells it.

@@ -181,7 +181,7 @@ class ModelPatcher:
         self.patches[name] = patches
 
     def patch_model(self) -> None:
-        """That of Classic and reForge."""
+        """Return the patcher of Forge Classic and reForge."""
         for patches in self.patches.values():
             for path, delta in patches.items():
                 _merge(self.model.get_submodule(path), delta, self.backup)
@@ -734,7 +734,7 @@ def _processing(host: FakeForge) -> type:
             return unet(rows, torch.ones(len(rows)), context=context, transformer_options=options).chunk(len(chunks))
 
         def infotext(self, index: int) -> dict[str, Any]:
-            """The settings of a picture's parameters text, as values that may be functions or lists tell them."""
+            """Return the settings of a picture's parameters text; a value may be a function or a list."""
             told = {}
             for name, value in self.extra_generation_params.items():
                 value = value(p=self, index=index, all_prompts=self.prompts) if callable(value) else value

@@ -37,7 +37,7 @@ def _whole(sizes: Mapping[str, int]) -> tuple[Segment, ...]:
 
 
 def fused(native: str, sizes: Mapping[str, int]) -> tuple[Scenario, Scenario]:
-    """A fused layer's file on a model that has it apart, and the other way round."""
+    """Yield a fused layer's file on a model that has the layers apart, and the reverse."""
     parts, start = {}, 0
     for name, size in sizes.items():
         parts[name] = ((native, start, start + size),)
@@ -152,7 +152,7 @@ def shapes(scenario: Scenario, kernel: Shape = (), inside: int = IN) -> dict[str
 def write(
     folder: Path, sample: Sample, scenario: Scenario, seed: int = 0, kernel: Shape = (), inside: int = IN
 ) -> Written:
-    """A file of one kind for all layers that the scenario's file has."""
+    """Return a file of one kind for all layers of the scenario's file."""
     own = {
         name: sample.tensors(shape, seed + i)
         for i, (name, shape) in enumerate(shapes(scenario, kernel, inside).items())
@@ -176,7 +176,7 @@ def save_all(folder: Path, sample: Sample, tensors: Mapping[str, Tensors]) -> Pa
 
 
 def defined(model: Blocks, x: Tensor, files: Sequence[tuple[Written, float]]) -> Tensor:
-    """The outputs by the definitions of all files, in fp64, each against the base weight."""
+    """Return the outputs by the definitions of all files in fp64, each against the base weight."""
     weights, biases = parameters(model, "weight"), parameters(model, "bias")
     for written, multiplier in files:
         written.add(model, weights, biases, multiplier)

@@ -18,7 +18,7 @@ class Model(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's; of attention, the first output of self-attention."""
+        """Return the layer's output; of attention, the first output."""
         if isinstance(self.layer, nn.MultiheadAttention):
             attended: Tensor = self.layer(x, x, x, need_weights=False)[0]
             return attended
@@ -61,7 +61,7 @@ NAMES = {"attention out": "layer.out_proj", "attention q": "layer.q_proj"}
 
 
 def make(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Model, Tensor]:
-    """A model of one layer, and an input for it."""
+    """Return a model of one layer, and an input for it."""
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(seed)
         kind, build, size = LAYERS[name]
@@ -71,14 +71,14 @@ def make(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[
 
 
 def weight_of(model: Model, name: str) -> Tensor:
-    """The weight, or the window of one, that adapters for the layer change; a view."""
+    """Return the weight that adapters for the layer change, or a window of it, as a view."""
     path, rows = WEIGHTS.get(name, ("weight", None))
     weight = model.layer.get_parameter(path).data
     return weight if rows is None else weight[slice(*rows)]
 
 
 def bias_of(model: Model, name: str) -> Tensor | None:
-    """The bias beside that weight; a view."""
+    """Return the bias beside that weight as a view."""
     path, rows = {"attention out": ("out_proj.bias", None), "attention q": ("in_proj_bias", (0, 24))}.get(
         name, ("bias", None)
     )
@@ -88,7 +88,7 @@ def bias_of(model: Model, name: str) -> Tensor | None:
 
 
 def exact(model: Model) -> Model:
-    """A copy in fp64, without adapters."""
+    """Return a copy in fp64, without adapters."""
     return copy.deepcopy(model).double()
 
 

@@ -103,7 +103,7 @@ def _output_blocks(config: UNetConfig, width: int, skips: list[int], time: int) 
 
 
 def open_clip_shapes(width: int, layers: int) -> Shapes:
-    """The layers of an OpenCLIP text tower."""
+    """Return the layers of an OpenCLIP text tower."""
     shapes: Shapes = {}
     for i in range(layers):
         block = f"transformer.resblocks.{i}"
@@ -149,7 +149,7 @@ class OpenClipText(nn.Module):
 
 
 def hf_names(tower: OpenClipText) -> Iterator[tuple[str, nn.Module | None, tuple[int, int]]]:
-    """transformers' names of the tower's linear layers with their shapes, as trainers see them."""
+    """Return transformers' names of the tower's linear layers with their shapes, as trainers see them."""
     for i, block in enumerate(tower.transformer.resblocks):
         width = block.attn.embed_dim
         for name in ("q_proj", "k_proj", "v_proj", "out_proj"):

@@ -32,7 +32,7 @@ def clip_l() -> nn.Module:
 
 
 def clip_l_projected() -> nn.Module:
-    """The same as Stable Diffusion 3 has it, with its projection."""
+    """Return the encoder with its projection, as Stable Diffusion 3 has it."""
     config = CLIPTextConfig(hidden_size=768, intermediate_size=3072, num_attention_heads=12, projection_dim=768)
     return on_meta(CLIPTextModelWithProjection, config=config)
 

@@ -11,7 +11,7 @@ BLOCKS = 2  # of each kind, in the models of the tests
 
 
 def side(name: str) -> Shapes:
-    """The image's or the text's half of a double block."""
+    """Return the image's or the text's half of a double block."""
     return {
         **linear(3 * WIDTH, WIDTH, f"{name}_attn.qkv"),
         **norm(128, f"{name}_attn.norm.query_norm", f"{name}_attn.norm.key_norm", param="scale"),
@@ -22,7 +22,7 @@ def side(name: str) -> Shapes:
 
 
 def single() -> Shapes:
-    """A single block."""
+    """Return a single block."""
     return {
         **linear(3 * WIDTH + MLP, WIDTH, "linear1"),
         **linear(WIDTH, WIDTH + MLP, "linear2"),
@@ -106,7 +106,7 @@ def tlora(layer: str, param: str) -> str | None:
 
 
 def writers() -> dict[str, Writer]:
-    """Formats of both families' denoisers, without metadata."""
+    """Return the formats of both families' denoisers, without metadata."""
     onetrainer = "Nerogar/OneTrainer modules/util/convert_lora_util.py"
     return {
         "kohya": Writer(

@@ -104,7 +104,7 @@ def _attention(width: int, qk_norm: bool, *, whole: bool) -> Shapes:
 
 
 def writers(version: str) -> dict[str, Writer]:
-    """Formats of the transformer and of the three text encoders."""
+    """Return the formats of the transformer and of the three text encoders."""
     onetrainer = "Nerogar/OneTrainer modules/util/convert_lora_util.py"
     # OMI: parts of fused layers by number, the rest by their own names
     omi = {}

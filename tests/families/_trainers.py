@@ -49,7 +49,7 @@ def simpletuner_comfy(prefix: str) -> dict[str, Writer]:
 
 
 def extracted(model: str, *layers: str, component: str = "text_encoder") -> dict[str, Writer]:
-    """A text encoder's layers as ComfyUI saves the difference of two.
+    """Return a text encoder's layers as ComfyUI saves the difference of two.
 
     Args:
         model: ComfyUI's name of it, with what stands before transformers' names.

@@ -146,7 +146,7 @@ class Family:
 
 
 def on_meta(cls: Callable[..., nn.Module], **config: Any) -> nn.Module:
-    """A model without numbers."""
+    """Return a model without numbers."""
     with torch.device("meta"):
         return cls(**config)
 
@@ -167,7 +167,7 @@ def norm(width: int, *names: str, param: str = "weight") -> Shapes:
 
 
 def below(prefix: str, shapes: Mapping[str, tuple[int, ...]]) -> Shapes:
-    """The same one level deeper."""
+    """Return the same layers one level deeper."""
     return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
 
 
@@ -194,7 +194,7 @@ def kohya(prefix: str = "lora_unet_") -> Callable[[str, str], str | None]:
 def converter(
     names: Mapping[str, Sequence[str]], checkpoint: Mapping[str, Tensor], swapped: Mapping[str, str] | None = None
 ) -> dict[str, Tensor]:
-    """A checkpoint with other names, for families whose converter is no part of diffusers' package.
+    """Return a checkpoint with other names, for families whose converter is no part of diffusers' package.
 
     Args:
         names: layer -> what it is called, or the equal parts it is divided into; `N` stands for the number of a block.

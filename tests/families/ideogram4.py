@@ -11,14 +11,14 @@ WIDTH, MLP, TIME, TEXT = 4608, 1024, 512, 512
 
 
 def build(full: bool) -> nn.Module:
-    """The class's defaults; the small one has a narrow feed-forward and text."""
+    """Return the class's defaults; the small model has a narrow feed-forward and narrow text."""
     if full:
         return on_meta(Ideogram4Transformer2DModel)
     return on_meta(Ideogram4Transformer2DModel, num_layers=2, intermediate_size=MLP, llm_features_dim=TEXT)
 
 
 def native() -> Shapes:
-    """What `_convert_non_diffusers_ideogram4_lora_to_diffusers` reads, the rest as in diffusers."""
+    """Return the names that `_convert_non_diffusers_ideogram4_lora_to_diffusers` reads."""
     found = linear(WIDTH, 128, "input_proj") | linear(WIDTH, TEXT, "llm_cond_proj")
     found |= linear(WIDTH, WIDTH, "t_embedding.mlp_in", "t_embedding.mlp_out") | linear(TIME, WIDTH, "adaln_proj")
     found |= linear(128, WIDTH, "final_layer.linear") | linear(WIDTH, TIME, "final_layer.adaln_modulation")

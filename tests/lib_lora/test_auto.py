@@ -262,7 +262,7 @@ def test_a_first_call_that_fails_leaves_nothing_half_done(model, file, measured)
 
 
 def fresh_live(model: nn.Module, file: Path, x: Tensor) -> Tensor:
-    """What a live stack makes of a copy."""
+    """Return the output of a copy with a live stack."""
     other = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 8))
     other.load_state_dict(model.state_dict())
     own = Engine({"unet": other.requires_grad_(False)}, tuner=Tuner())

@@ -58,7 +58,7 @@ def similarity(one: Tensor, other: Tensor) -> float:
 
 
 def change(model: nn.Module, x: Tensor, path: Path) -> Tensor:
-    """What a file changes in a model's output."""
+    """Return the change that a file makes to a model's output."""
     engine = Engine({"unet": model})
     plain = model(x).double()
     engine.activate(Stack([Entry(path, 0.8)]))

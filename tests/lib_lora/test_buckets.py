@@ -86,7 +86,7 @@ def test_a_whole_unet_is_as_without_them(tmp_path: Path, multiplier: float) -> N
 
 
 def as_uncompiled(engine: Engine, bare: nn.Module, compiled: Callable[[Tensor], Tensor], stack: list[Entry]) -> Tensor:
-    """What compiled code gives with a stack, held to a copy of the model that is neither compiled nor padded."""
+    """Return compiled code's output with a stack, checked against a copy that is neither compiled nor padded."""
     x = torch.linspace(-2, 2, 24).view(3, 8)
     engine.activate(Stack(stack))
     plainly = Engine({"unet": bare})

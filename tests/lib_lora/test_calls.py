@@ -31,7 +31,7 @@ class Denoiser(nn.Module):
         self.layer = nn.Conv2d(8, 8, 3, padding=1, groups=groups).requires_grad_(False)
 
     def forward(self, x: Tensor, timesteps: Tensor | int | None = None, **_: object) -> Tensor:
-        """The layer's output."""
+        """Return the layer's output."""
         result: Tensor = self.layer(x)
         return result
 

@@ -20,7 +20,7 @@ from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """A diffusers folder on disk."""
+    """Return a diffusers folder on disk."""
     folder = tmp_path_factory.mktemp("model")
     tiny_unet(0).save_pretrained(folder / "unet")
     tiny_text_encoder(0).save_pretrained(folder / "text_encoder")
@@ -85,7 +85,7 @@ T5 = {"encoder.block.0.layer.0.SelfAttention.q.weight": (4096, 4096)}
 
 
 def checkpoint(path, shapes, prefix=""):
-    """A model in one file. Its weights take a byte each, and no more when the disk can leave zeros out."""
+    """Write a model into one file. Its weights take a byte each, and less where the disk can leave zeros out."""
     header, end = {}, 0
     for name, shape in shapes.items():
         start, end = end, end + math.prod(shape)

@@ -272,7 +272,7 @@ def test_regions_of_a_compiled_model_are_those_of_the_model(tmp_path, whole):
 
 
 def eager_twin(model):
-    """The same without compilation, and without slots."""
+    """Return the output without compilation and without slots."""
     if isinstance(model, Net):
         return copy.deepcopy(model)
     twin = Denoiser(lambda net: net)

@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def build(params: Mapping[str, Tensor], shape: tuple[int, ...], **origin: object) -> Adapter:
-    """The adapter of parameters, `alpha` among them, for a weight of a shape."""
+    """Return the adapter of these parameters, `alpha` among them, for a weight of a shape."""
     recipe = recipe_of({name: tuple(tensor.shape) for name, tensor in params.items()})
     assert recipe is not None
     alpha = Alpha(float(params["alpha"])) if "alpha" in params else Alpha()
@@ -39,7 +39,7 @@ def dense(adapter: Adapter, weight: Tensor | None = None, rank: int | None = Non
 
 
 def kohya(module: str = "lycoris.kohya", when: str | None = None, **arguments: object) -> dict[str, str]:
-    """A header as sd-scripts writes it."""
+    """Return a header as sd-scripts writes it."""
     metadata = {"ss_network_module": module, "ss_network_args": json.dumps(arguments)}
     return metadata if when is None else {**metadata, "modelspec.date": when}
 
@@ -392,7 +392,7 @@ def test_a_schedule_stays_within_its_ranks_outside_of_its_timesteps():
 
 
 def beside(adapter: Adapter, layer: nn.Module, x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What an effect or a pair gives in a dtype."""
+    """Return the output of an effect or a pair in a dtype."""
     form = adapter.form()
     assert form is not None
     spatial = x.ndim - 2 if isinstance(layer, nn.Conv2d) else 0

@@ -33,7 +33,7 @@ class Model(nn.Module):
         self.layer = layer
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer's output."""
+        """Return the layer's output."""
         result: Tensor = self.layer(x)
         return result
 

@@ -35,7 +35,7 @@ LAYERS = 4
 
 @pytest.fixture(autouse=True)
 def nothing_was_compiled() -> None:
-    """Outputs are looked at only where no hook can have compiled code compiled anew."""
+    """Look at outputs only where no hook can cause a recompilation."""
     torch.compiler.reset()
 
 

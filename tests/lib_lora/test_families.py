@@ -102,7 +102,7 @@ def _runs(numbers: Tensor, starts: dict[str, tuple[float, float]]) -> list[Origi
 
 
 def native_rows(place: Place, name: str) -> list[Origin]:
-    """The native rows that a place of diffusers' tree has, in order."""
+    """Return the native rows of a place in diffusers' tree, in order."""
     found: list[Origin] = []
     for segment in place.segments:
         offset = segment.start + (segment.target.rows or (0,))[0]
@@ -170,7 +170,7 @@ def widths(tree: dict[str, tuple[int, ...]]) -> list[tuple[str, int]]:
 
 
 def layers_of(family: Family, writer: Writer) -> dict[str, list[Origin]]:
-    """The layers a trainer writes -> the native rows that each is; rows of the model where that has no other tree."""
+    """Return the native rows of each layer that a trainer writes; the model's rows where it has no other tree."""
     if writer.names == "native" and family.native is not None and not writer.fuse:
         rows = {key.removesuffix(".weight"): shape[0] for key, shape in weights(family).items()}
         return {name: [(name, 0, rows[name])] for name in linear_layers(rows, writer.layers)}
@@ -180,7 +180,7 @@ def layers_of(family: Family, writer: Writer) -> dict[str, list[Origin]]:
 
 
 def rows_of(family: Family, component: str) -> dict[str, list[Origin]]:
-    """A layer of diffusers' model -> the native rows that it is."""
+    """Return the native rows of each layer of diffusers' model."""
     if family.convert is not None and component not in family.encoders:
         return origins(family.name)
     return {name: [(name, 0, shape[0])] for name, shape in layers_in(module(family, component)).items()}
@@ -214,7 +214,7 @@ def random_factors(shape: tuple[int, ...], seed: int) -> tuple[Tensor, Tensor]:
 
 
 def write(family: Family, writer: Writer, folder: Path, alpha: float = ALPHA) -> Path:
-    """A file as the trainer writes it, with the factors of each of its layers."""
+    """Return a file as the trainer writes it, with the factors of each of its layers."""
     tensors: dict[str, Tensor] = {}
     made = factors(family.name, writer.component)
     for layer, rows in layers_of(family, writer).items():
@@ -283,7 +283,7 @@ def check(network: Network, family: Family, how: Writer, layers: dict[str, list[
 
 
 def bound_rows(family: Family, one: Bound) -> list[Origin]:
-    """The native rows that an adapter of diffusers' model is for."""
+    """Return the native rows that an adapter of diffusers' model changes."""
     target = one.target
     start, stop = target.rows or (0, layers_in(module(family, one.component))[target.path][0])
     return _cut(rows_of(family, one.component)[target.path], start, stop)

@@ -234,7 +234,7 @@ class TestApart:
 
 
 def of_rows(tensors: Tensors, rows: slice, out: int) -> Tensors:
-    """The parameters of some rows of a fused layer, as a file has them that has the layer apart."""
+    """Return the parameters of some rows of a fused layer, as a file with separate layers has them."""
     return {
         name: (value[rows] if value.ndim and value.shape[0] == out else value).clone()
         for name, value in tensors.items()
@@ -589,7 +589,7 @@ def delta(adapter: Adapter, weight: Tensor) -> Tensor:
 
 
 def known(part: Adapter, weight: Tensor, rows: Tensor) -> Adapter:
-    """A part that has seen what it asks for: its own rows of the base weight, or all of them."""
+    """Return a part with the rows of the base weight that it asks for: its own, or all."""
     return part.on(lambda: weight if part.reads_whole else weight[rows])
 
 

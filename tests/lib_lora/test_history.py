@@ -143,7 +143,7 @@ def step(world: World, rng: random.Random, monkeypatch: pytest.MonkeyPatch, brok
 
 @torch.no_grad()
 def fresh_output(folder: str) -> str:
-    """What a process that never did anything else gives for the reference stack."""
+    """Return the output of a fresh process for the reference stack."""
     torch.set_num_threads(1)  # as the tests run
     world = World(Path(folder))
     world.engine.activate(reference(world.files))
@@ -184,7 +184,7 @@ def history(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
 
 
 def told(code: str) -> list[str]:
-    """What a process of its own prints last: what other tests leave to the allocator is not ours."""
+    """Return the last line that a separate process prints, as other tests leave memory in this process's allocator."""
     root = Path(__file__).resolve().parents[2]
     code = f"from pathlib import Path; import pytest; from tests.lib_lora.test_history import *; {code}"
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)

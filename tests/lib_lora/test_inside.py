@@ -32,7 +32,7 @@ def blocks(width: int) -> nn.Module:
 
 
 def models(tree: str) -> dict[str, nn.Module]:
-    """The transformer with its adapter inside, or beside it under the name that a program has for it."""
+    """Return the transformer with its adapter inside, or beside it under a program's name for it."""
     transformer, adapter = blocks(WIDTH), blocks(NARROW)
     if tree == "inside":
         transformer.add_module("llm_adapter", adapter)

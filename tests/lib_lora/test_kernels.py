@@ -228,7 +228,7 @@ def test_an_engine_asks_it_for_linear_layers_alone(tmp_path, monkeypatch):
 
 
 def imported(patch, *, interpreted):
-    """The real kernel, to be run by Triton's interpreter or to be compiled."""
+    """Return the real kernel, for Triton's interpreter or its compiler."""
     name = "lib_lora.tuning.triton_pair"
     patch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
     patch.delitem(sys.modules, name, raising=False)

@@ -67,7 +67,7 @@ def test_at_zero_a_layer_computes_by_itself_whatever_the_way(tmp_path, name, mon
 def defined(
     sample: Sample, tensors: dict[str, Tensor], weight: Tensor, own: Tensor | None, x: Tensor, multiplier: float
 ) -> Tensor:
-    """The change of the output in fp64."""
+    """Return the change of the output in fp64."""
     changed = F.linear(x.double(), sample.weight(tensors, weight, multiplier).reshape(weight.shape))
     bias = sample.bias_delta(tensors, multiplier, own)
     return changed - F.linear(x.double(), weight) + (0 if bias is None else bias)

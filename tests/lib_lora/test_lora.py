@@ -53,7 +53,7 @@ def model(name: str, dtype: torch.dtype = torch.float64) -> tuple[Model, torch.T
 
 
 def merged(base: Model, deltas: list[torch.Tensor], biases: list[torch.Tensor] | None = None) -> Model:
-    """The model with dense deltas added to its weight, in fp64."""
+    """Return the model with dense deltas added to its weight, in fp64."""
     other = copy.deepcopy(base).double()
     for delta in deltas:
         other.layer.weight += delta.double().reshape(other.layer.weight.shape)

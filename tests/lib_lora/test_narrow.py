@@ -49,7 +49,7 @@ LINEAR = {
 
 
 def dense(params: dict[str, Tensor], shape: tuple[int, ...]) -> Tensor:
-    """The change of the narrow weight, by the definition of each kind, scale 1."""
+    """Return the change of the narrow weight, by the definition of each kind, scale 1."""
     one = {name: value.double() for name, value in params.items()}
     if "diff" in one:
         return one["diff"]

@@ -44,7 +44,7 @@ def counted(model: nn.Module, classes: Sequence[str], kinds: tuple[type[nn.Modul
 
 
 def tensors_of(model: nn.Module, names: Sequence[str], component: str = "unet") -> dict[str, Tensor]:
-    """A file of rank 1 whose `up` of a layer is full of its number."""
+    """Return a file of rank 1 whose `up` of a layer is full of its number."""
     made: dict[str, Tensor] = {}
     for number, name in enumerate(names):
         shape = model.get_submodule(name).weight.shape
@@ -59,7 +59,7 @@ def index(family: str, tree: str, component: str) -> LayerIndex:
 
 
 def numbers_of(network: Network, names: Sequence[str], layers: LayerIndex) -> list[float]:
-    """What the adapter of each of these layers is full of."""
+    """Return the number that fills the adapter of each of these layers."""
     adapters = network.adapters[layers.component]
     places = [layers.find(name) for name in names]
     return [float(adapters[place.pieces[0][0].name].factors().up[0, 0]) for place in places if place is not None]

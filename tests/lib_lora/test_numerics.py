@@ -29,7 +29,7 @@ def files(tmp_path_factory):
 
 
 def references(files):
-    """The unet and the text encoder with both files merged in fp64."""
+    """Return the unet and the text encoder with both files merged in fp64."""
     modules = {"unet": tiny_unet(0), "text_encoder": tiny_text_encoder(0)}
     for path, strength in zip(files, STRENGTHS, strict=True):
         deltas = dense_deltas(path, modules)

@@ -754,7 +754,7 @@ def test_a_layer_with_another_tensor_before_its_input(tmp_path, named, size, kin
 
 
 def _file_of_kind(folder: Path, kind: str, layer: nn.Linear) -> tuple[Path, Tensor]:
-    """A file, and the change of the weight that it means."""
+    """Return a file, and the change of the weight that it means."""
     if kind == "pair":
         tensors = pair("lora_unet_0", (8, 8), 2)
         delta = tensors["lora_unet_0.lora_up.weight"] @ tensors["lora_unet_0.lora_down.weight"]

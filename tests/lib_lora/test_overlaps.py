@@ -17,7 +17,7 @@ PARTS = tuple(f"transformer_blocks.0.attn.to_{part}" for part in "qkv")
 
 
 def model(fused: bool) -> nn.Module:
-    """An attention of Krea 2 before or after `fuse_projections`, on meta; as many keys as queries."""
+    """Return an attention of Krea 2 before or after `fuse_projections`, on meta; as many keys as queries."""
     names = {"to_qkv": 3 * WIDTH} if fused else dict.fromkeys(("to_q", "to_k", "to_v"), WIDTH)
     with torch.device("meta"):
         attention = nn.ModuleDict({name: nn.Linear(WIDTH, out) for name, out in names.items()})

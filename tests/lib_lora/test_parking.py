@@ -64,7 +64,7 @@ def stack(file: Path, multiplier: float = 0.8) -> Stack:
 
 
 def left(model: nn.Module, files: Sequence[Path], making: Callable[[], int] | None = None) -> Engine:
-    """An engine that has left the first file for the second, and made no plan since."""
+    """Return an engine that has left the first file for the second, and made no plan since."""
     own = Engine({"unet": model})
     for file in files[:2]:
         own.activate(stack(file))
@@ -74,7 +74,7 @@ def left(model: nn.Module, files: Sequence[Path], making: Callable[[], int] | No
 
 
 def fresh(model: nn.Module, own: Stack, x: Tensor) -> Tensor:
-    """What an engine makes that knows nothing from before."""
+    """Return the output of an engine without a history."""
     other = Engine({"unet": model})
     other.activate(own)
     found: Tensor = model(x)
@@ -347,7 +347,7 @@ def test_strengths_are_those_of_now(model, files, making):
 
 
 def fresh_beside(model: nn.Module, own: Stack, x: Tensor) -> Tensor:
-    """The same as `fresh`, while another engine serves the model."""
+    """Return the same as `fresh` while another engine serves the model."""
     other = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in model.children()))
     other.load_state_dict(model.state_dict())
     return fresh(other.requires_grad_(False), own, x)

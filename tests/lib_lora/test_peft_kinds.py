@@ -71,7 +71,7 @@ CASES = [(kind, layer) for kind, case in KINDS.items() for layer in case[2]]
 
 
 def trained(kind: str, base: Model, seed: int) -> Any:
-    """A model of PEFT with an adapter that is not what it begins with."""
+    """Return a model of PEFT with an adapter whose parameters differ from their initial values."""
     peft = pytest.importorskip("peft", "0.21")  # earlier ones have other forwards
     name, arguments, _, _ = KINDS[kind]
     torch.manual_seed(seed)
@@ -90,7 +90,7 @@ def saved(made: Any, folder: Path) -> Path:
 
 
 def served(base: Model, x: Tensor, *entries: Entry, mode: str = "live") -> Tensor:
-    """The output with files in force, none of whose keys is unused."""
+    """Return the output with the files active; none of their keys is unused."""
     engine = Engine({"unet": base})
     report = engine.activate(Stack(list(entries), mode=mode))
     for one in report.entries:
@@ -126,7 +126,7 @@ def test_forward_of_peft(tmp_path, kind, layer, record_property):
 
 
 def lora(tmp_path: Path, base: Model, x: Tensor, **arguments: Any) -> tuple[Path, Tensor]:
-    """A LoRA that PEFT saved, and PEFT's output."""
+    """Return a LoRA that PEFT saved, and PEFT's output."""
     peft = pytest.importorskip("peft", "0.21")
     torch.manual_seed(4)
     config = peft.LoraConfig(target_modules=["layer"], r=4, lora_alpha=6, **arguments)

@@ -59,7 +59,7 @@ def test_every_size_keeps_the_mean(region, height, width):
 
 
 def slow(region: Region, height: int, width: int) -> Tensor:
-    """The mean over the area of each place, cell by cell."""
+    """Return the mean over the area of each token, cell by cell."""
     found = torch.zeros(height, width, dtype=torch.float64)
     for y in range(height):
         for x in range(width):

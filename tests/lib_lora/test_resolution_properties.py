@@ -102,7 +102,7 @@ class Case:
                 self.infos.setdefault(key, shape)
 
     def write(self, folder: str, order: Sequence[str]) -> Path:
-        """The keys in an order; each tensor is full of its key's number, whatever the order."""
+        """Write the keys in an order; each tensor is filled with its key's number."""
         numbers = {key: float(number) for number, key in enumerate(self.infos, start=1)}
         path = hollow(Path(folder, "a.safetensors"), {key: (self.infos[key], "F32") for key in order}, self.metadata)
         with path.open("r+b") as stream:
@@ -152,7 +152,7 @@ SHAPES = st.lists(st.integers(1, 4), max_size=3).map(tuple)
 
 @st.composite
 def files(draw: st.DrawFn) -> Case:
-    """A family's layers, in the formats of its trainers, mixed, some of them faulty, and other keys among them."""
+    """Draw a family's layers in its trainers' formats, mixed, some of them faulty, with other keys among them."""
     family = draw(st.sampled_from(sorted(WRITERS)))
     places = draw(st.lists(st.integers(0, 10**6), min_size=1, max_size=3))
     made = []
@@ -167,7 +167,7 @@ def files(draw: st.DrawFn) -> Case:
 
 @contextmanager
 def resolved(case: Case, name: str, order: Sequence[str] = ()) -> Iterator[Network]:
-    """A file on the model of a family."""
+    """Return a file on the model of a family."""
     with tempfile.TemporaryDirectory() as folder:
         path = case.write(folder, order or list(case.infos))
         yield Network(ParsedFile(AdapterFile.open(path)), [index(name)])
@@ -225,7 +225,7 @@ def test_every_key_is_used_or_spoken_of_and_no_layer_gets_anothers_numbers(case)
 
 
 def check_all_is_there(case: Case, network: Network) -> None:
-    """What is whole, and the only one for its layer, acts. Numbers for names may be ambiguous, so they are left out."""
+    """Return the layers whose adapter is whole and the only one, without numbered ones, which may be ambiguous."""
     named = [one for one in case.made if one.how.format != "cloneofsimo"]
     if len(named) < len(case.made):
         return
@@ -237,7 +237,7 @@ def check_all_is_there(case: Case, network: Network) -> None:
 
 
 def changed_by(made: Made) -> set[str]:
-    """The model's layers that a layer of the file is."""
+    """Return the model's layers that a layer of the file changes."""
     parsed = parse_key(next(iter(made.infos())))[1]
     assert parsed is not None
     place = index(made.family).find(parsed.module, flattened=parsed.flattened)

@@ -54,7 +54,7 @@ def worst(got: Tensor, want: Tensor) -> float:
 
 
 def check(model: Model, x: Tensor, path: Any, want: Tensor, multiplier: float = 1.0) -> None:
-    """A file on a model gives what a trainer gave, and something else than no file."""
+    """Check that a file on a model gives the trainer's output, which differs from the base's."""
     with torch.no_grad():
         plain = model(x)
         served = Engine({"unet": model})
@@ -128,7 +128,7 @@ PEFT = {
 
 
 def trained_with_peft(config: str, arguments: dict[str, Any], base: Model) -> Any:
-    """A model with an adapter of PEFT that is not what it begins with."""
+    """Return a model with an adapter of PEFT whose parameters differ from their initial values."""
     peft = pytest.importorskip("peft", "0.21")  # earlier ones have other forwards
     begin = {"init_ia3_weights": False} if config == "IA3Config" else {"init_weights": False}
     torch.manual_seed(3)

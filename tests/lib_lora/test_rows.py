@@ -55,7 +55,7 @@ def of_rows(rows: int, **options: object) -> ModelCall:
 
 
 def four_rows(name: str, dtype: torch.dtype) -> Tensor:
-    """An input of four rows for a layer of `fakes.layers`."""
+    """Return an input of four rows for a layer of `fakes.layers`."""
     kind, _, size = LAYERS[name]
     unbatched = "unbatched" in name or len(size) == 1
     if kind == "embedding":
@@ -71,7 +71,7 @@ def same(got: Tensor, want: Tensor, bound: float) -> None:
 
 
 def alone(engine: Engine, model: nn.Module, x: Tensor, entries: Sequence[Entry], image: int, **how: bool) -> Tensor:
-    """What one image gives by itself, with its own strengths as plain ones."""
+    """Return the output of one image by itself, with its own strengths as plain ones."""
     engine.activate(Stack([Entry(entry.path, entry.strength("unet", image)) for entry in entries], **how))
     return model(x)
 

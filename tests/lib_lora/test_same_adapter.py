@@ -96,7 +96,7 @@ def components(name: str, tree: str) -> dict[str, nn.Module]:
 
 @lru_cache
 def made(name: str) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
-    """The adapter: (component, diffusers' name of a layer) -> its factors."""
+    """Return the factors of each (component, diffusers' name of a layer)."""
     shapes = {
         (component, layer): shape
         for component, module in components(name, "diffusers").items()
@@ -108,7 +108,7 @@ def made(name: str) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
 
 
 def write(name: str, writer: str, folder: Path) -> tuple[Path, set[str]]:
-    """The adapter as one trainer writes it, and the components it writes."""
+    """Return the adapter as one trainer writes it, and the components it writes."""
     how, tensors, written = families()[name].writers[writer], {}, set()
     for (component, layer), (down, up) in made(name).items():
         key: Key | None = how.key if component == "unet" else text_keys(name, component).get(writer)
@@ -132,7 +132,7 @@ Fused = dict[tuple[str, str], list[Tensor]]
 
 
 def fused(name: str, tree: str, path: Path) -> Fused:
-    """The fused pair of each layer and its strengths, as the engine computes with them."""
+    """Return the fused pair of each layer and its strengths, as the engine computes with them."""
     engine = Engine(components(name, tree))
     try:
         report = engine.activate(Stack([Entry(path, 0.7)])).entries[0]
@@ -160,7 +160,7 @@ def _pair(way: object, layer: nn.Module) -> list[Tensor]:
 
 @pytest.fixture(scope="module")
 def by_kohya(tmp_path_factory) -> Callable[[str, str], Fused]:
-    """The adapter from a file of kohya's, for a family and a tree."""
+    """Return the adapter from a file of kohya's, for a family and a tree."""
 
     @lru_cache
     def made_of(name: str, tree: str) -> Fused:

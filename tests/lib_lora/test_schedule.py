@@ -16,7 +16,7 @@ POINTS = st.lists(st.tuples(st.floats(0, 1), st.floats(-3, 3)), min_size=1, max_
 
 
 def counter(step: int) -> int:
-    """What `state.sampling_step` of AUTOMATIC1111's web UI is in a step: it is written at the end of one."""
+    """Return `state.sampling_step` of AUTOMATIC1111's web UI during a step: the web UI writes it at the end of one."""
     return max(step - 1, 0)
 
 

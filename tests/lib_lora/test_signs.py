@@ -126,7 +126,7 @@ BLOCKS = {
 
 @lru_cache
 def trees(name: str) -> tuple[Tree, ...]:
-    """The linear layers of a family, as diffusers and as its own code calls them, and as those that join layers do."""
+    """Return the linear layers of a family under diffusers' names, under its own code's, and with joined layers."""
     family = FAMILIES[name]
     own = {path: one.in_features for path, one in family.build(True).named_modules() if isinstance(one, nn.Linear)}
     found = [own]
@@ -141,7 +141,7 @@ def trees(name: str) -> tuple[Tree, ...]:
 
 @lru_cache
 def told(name: str) -> Told:
-    """The family of the model, which is one of diffusers' denoiser alone."""
+    """Return the family of a model that is diffusers' denoiser alone."""
     found = family_of(facts(FAMILIES[name].component, trees(name)[0]))
     assert found is not None
     return found
@@ -152,7 +152,7 @@ def facts(component: str | None, tree: Tree) -> list[str]:
 
 
 def parts_of(name: str) -> Iterator[tuple[str, Tree]]:
-    """What trainers may leave of a family: (in words, layers)."""
+    """Return the subsets of a family's layers that trainers may write, as (description, layers)."""
     asked = {f"{kind}, {block}": (KINDS[kind], BLOCKS[block]) for kind in KINDS for block in BLOCKS}
     for tree in trees(name):
         met = set()

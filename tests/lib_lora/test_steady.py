@@ -89,7 +89,7 @@ def addresses(model: nn.Module, *, rows: bool = False) -> list[int]:
 
 
 def want(stack: Stack, x: Tensor) -> Tensor:
-    """What the stack is on the CPU, in a model that is not compiled."""
+    """Return the stack's output on the CPU, in a model that is not compiled."""
     model = network()
     engine = Engine({"unet": model})
     engine.activate(stack)

@@ -150,7 +150,7 @@ def run(model: nn.Module) -> Tensor:
 
 
 def fixed(path: Path, strength: Strength | float, mode: str = "live") -> Tensor:
-    """The output at a strength that depends on nothing, of a model and an engine of its own."""
+    """Return the output at a constant strength, of a separate model and engine."""
     model = tiny_unet(0)
     served = Engine({"unet": model})
     if strength != 0.0:

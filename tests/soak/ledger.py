@@ -82,7 +82,7 @@ class Pending:
             self.mark.ended = NEVER
 
     def lost(self) -> None:
-        """The server was dead before it answered."""
+        """Return whether the server had died before it answered."""
         with self._ledger.lock:
             self._ledger.lost += 1
         self._over(acknowledged=False)

@@ -43,7 +43,7 @@ def client(runner: Runner) -> Iterator[TestClient]:
 
 @pytest.fixture
 def folder(runner: Runner) -> Iterator[Path]:
-    """The LoRA folder; what a test adds to it goes again."""
+    """Yield the LoRA folder and delete what a test added."""
     folder = Path(runner.studio.host.adapter_dirs()[0])
     before = set(folder.iterdir())
     yield folder
@@ -213,7 +213,7 @@ def test_the_stack_is_in_every_picture_while_it_is_on_and_said_in_its_parameters
 
 
 def png(answer: dict[str, Any]) -> bytes:
-    """The pixels of a picture, whose parameters may be others."""
+    """Return the pixels of a picture without its parameters."""
     with Image.open(io.BytesIO(base64.b64decode(answer["images"][0]))) as image:
         return image.tobytes()
 

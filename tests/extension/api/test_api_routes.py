@@ -82,7 +82,7 @@ def ask(runner: Runner) -> Iterator[Checked]:
 
 @pytest.fixture
 def copy(runner: Runner) -> Iterator[Path]:
-    """A LoRA file that the test may do anything with."""
+    """Return a LoRA file that the test may do anything with."""
     folder = Path(runner.studio.host.adapter_dirs()[0])
     path = folder / "copied.safetensors"
     path.write_bytes((folder / "zorp.safetensors").read_bytes())

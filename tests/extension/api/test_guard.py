@@ -175,7 +175,7 @@ def one_sentence(answer: Any) -> str:
 
 @pytest.fixture(scope="module")
 def all_routes(runner: Runner) -> Iterator[Routes]:
-    """The embedded web UI's."""
+    """Yield the routes of the embedded web UI."""
     app = make_api(runner)
     session = runner.studio.session
     with TestClient(app, base_url=HERE, raise_server_exceptions=False) as client:
@@ -191,7 +191,7 @@ def all_routes(runner: Runner) -> Iterator[Routes]:
 
 @pytest.fixture(scope="module")
 def of_host(runner: Runner, all_routes: Routes) -> Iterator[Routes]:
-    """The same routes where nothing of ours stands before the application."""
+    """Yield the same routes without Remora's middleware before the application."""
     app = FastAPI(openapi_url=None)
     add_routes(app, runner.studio.session)
     SdApi(runner).add_routes(app)
@@ -209,7 +209,7 @@ def unchanged(runner: Runner, all_routes: Routes) -> Iterator[None]:
 
 @pytest.fixture
 def restored(runner: Runner, all_routes: Routes) -> Iterator[None]:
-    """Takes back what the requests in `VALID` change."""
+    """Undo the changes of the requests in `VALID`."""
     folder = Path(runner.studio.host.adapter_dirs()[0])
     before = set(folder.iterdir())
     yield

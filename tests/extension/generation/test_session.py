@@ -233,14 +233,14 @@ def test_how_files_are_read_counts_from_the_next_picture_on(setup: Setup) -> Non
 
 
 def serve_sd1(setup: Setup) -> None:
-    """A model of two layers, of which one is as only Stable Diffusion 1 has it."""
+    """Return a model of two layers, of which one is as only Stable Diffusion 1 has it."""
     attention = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
     unet = skeleton({f"{attention}.weight": (4, 768), "time_embedding.linear_1.weight": (8, 4)}).to_empty(device="cpu")
     setup.host.set_components({"unet": unet})
 
 
 def save_xl(setup: Setup, name: str) -> None:
-    """A LoRA as for SDXL, of which one layer fits."""
+    """Return a LoRA as for SDXL, of which one layer fits."""
     tensors = pair("lora_unet_time_embedding_linear_1", (8, 4), 2)
     tensors |= pair("lora_unet_down_blocks_1_attentions_0_transformer_blocks_0_attn2_to_k", (4, 2048), 2)
     save(setup.folder / f"{name}.safetensors", tensors)

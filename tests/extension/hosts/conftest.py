@@ -27,7 +27,7 @@ def _classes_as_torch_has_them() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_scan_outlives_its_test(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """It would ask a host that is gone for its folders, and log that in the middle of other tests."""
+    """Stop the watcher, which would ask a host that is gone for its folders and log that during other tests."""
     started: list[Scanner] = []
     start = Scanner.start
 
@@ -62,7 +62,7 @@ def kind() -> str:
 
 @pytest.fixture
 def web(kind: str, loras: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeForge]:
-    """The web UI with Remora in it."""
+    """Yield the web UI with Remora in it."""
     fake = FakeForge(kind, loras)
     with forge.running(fake, monkeypatch):
         assert extension.register() is not None

@@ -45,7 +45,7 @@ def loras(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def start(loras: Path) -> Iterator[Callable[..., A1111Fake]]:
-    """Starts the web UI with Remora in it; taken down again at the end."""
+    """Start the web UI with Remora in it and stop it at the end."""
     before = {name: getattr(nn.Linear, name) for name in UNCHANGED}
     running: list[Any] = []
 
@@ -68,7 +68,7 @@ def host(start: Callable[..., A1111Fake]) -> Iterator[A1111Fake]:
 
 
 def fresh(host: A1111Fake, prompt: Any, **more: Any) -> Tensor:
-    """What a fresh start gives; the running one is out of the way meanwhile."""
+    """Return the picture of a fresh start while the running web UI is set aside."""
     host.processing.StableDiffusionProcessing.cached_c[:] = [None, None]
     host.processing.StableDiffusionProcessing.cached_uc[:] = [None, None]
     return one(host.generate(prompt, **more))
@@ -88,7 +88,7 @@ def same(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
 
 
 def hashes(text: str) -> list[str]:
-    """The names below "Lora hashes"."""
+    """Return the names below "Lora hashes"."""
     return re.findall(r"(\w+): [0-9a-f]{12}", text)
 
 
@@ -222,7 +222,7 @@ def test_the_setting_that_adds_one_lora_to_every_prompt_is_honoured(host: A1111F
 
 
 def told() -> dict[str, Any]:
-    """What the tab is told."""
+    """Return the answer that the tab receives."""
     assert extension._session is not None
     return state_of(extension._session)
 
@@ -536,7 +536,7 @@ def test_t11_a_refiner_has_the_loras_too(host: A1111Fake, refiner: str, kept: in
 
 
 def as_the_builtin(host: A1111Fake, make: Callable[[], Tensor]) -> None:
-    """What Remora makes is what the built-in makes, which merges whatever model is called."""
+    """Compare Remora's picture with the built-in's, which merges into any model that is called."""
     ours = make()
     host.shared.opts.data[ENABLED] = False
     theirs = make()

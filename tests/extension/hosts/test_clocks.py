@@ -29,7 +29,7 @@ SCHEDULERS = {
 
 
 def sample(scheduler: Any, clock: SchedulerClock, first: int = 0) -> list[Moment]:
-    """What the clock says at each call of a pass."""
+    """Return the clock's answer at each call of a pass."""
     x, found = torch.zeros(1, 4, 8, 8), []
     torch.manual_seed(0)
     for timestep in scheduler.timesteps[first:]:

@@ -52,7 +52,7 @@ def host() -> Any:
 
 
 def told() -> list[str]:
-    """The sentences in the tab."""
+    """Return the sentences in the tab."""
     assert extension._session is not None
     found = state_of(extension._session)
     return [*found["notes"], *found["conflicts"]]
@@ -66,7 +66,7 @@ def _off_again(web: FakeForge) -> Iterator[None]:
 
 @pytest.fixture
 def built_in(web: FakeForge) -> Tensor:
-    """The picture of the built-in."""
+    """Return the built-in's picture."""
     web.opts.data[ENABLED] = False
     made = picture(web.generate(PROMPT))
     web.opts.data[ENABLED] = True

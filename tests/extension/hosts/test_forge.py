@@ -344,7 +344,6 @@ def test_the_refiner_has_the_stack_of_the_prompt(web: FakeForge) -> None:
 
 @ALL
 def test_switching_checkpoints_and_back_gives_the_same_pictures_and_keeps_nobody_alive(web: FakeForge) -> None:
-    """T18"""
     first = pictures(web.generate("cat<lora:a:1.0>"))
     old = weakref.ref(web.model.forge_objects.unet.model.diffusion_model)
     web.checkpoint = "two"
@@ -359,7 +358,7 @@ def test_switching_checkpoints_and_back_gives_the_same_pictures_and_keeps_nobody
 
 
 def test_a_model_that_is_switched_to_without_a_word_is_followed(web: FakeForge) -> None:
-    """T18: reForge keeps several models loaded, and tells nobody when it goes back to one."""
+    """reForge keeps several models loaded, and tells nobody when it goes back to one."""
     first = pictures(web.generate("cat<lora:a:1.0>"))
     one = web.model
     web.checkpoint = "two"
@@ -371,7 +370,6 @@ def test_a_model_that_is_switched_to_without_a_word_is_followed(web: FakeForge) 
 
 @ALL
 def test_after_a_failure_in_the_middle_the_next_picture_is_as_from_a_clean_start(web: FakeForge) -> None:
-    """T4"""
     bare, with_b = pictures(web.generate("cat")), pictures(web.generate("cat<lora:b:1.0>"))
 
     def fail(step: int) -> None:
@@ -485,7 +483,6 @@ def test_the_lora_for_every_prompt_is_there_once(web: FakeForge) -> None:
 
 
 def test_a_pasted_text_finds_its_file_by_hash(web: FakeForge) -> None:
-    """T17"""
     web.generate("cat<lora:a:1>")
     digest = web.generate("cat<lora:a:1>").infotexts[0]["Lora hashes"].partition(": ")[2]
     params = {"Prompt": "cat <lora:renamed:1>", "Lora hashes": f"renamed: {digest}", "Steps": "2"}

@@ -231,7 +231,7 @@ def control_lllite(layer: nn.Module) -> Callable[[], None]:
 
 
 def ip_adapter(layer: nn.Module) -> Callable[[], None]:
-    """The same, IP-Adapter: a method of its own, bound to the module."""
+    """Replace the forward as IP-Adapter does: by a method of its own, bound to the module."""
     found = layer.forward
 
     def hacked(self: nn.Module, x: Tensor) -> Tensor:

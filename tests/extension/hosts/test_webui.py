@@ -51,7 +51,7 @@ class Plain(WebUIHost):
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
-    """What the host's settings page shows, by key."""
+    """Return the entries of the host's settings page by key."""
     shown: dict[str, Any] = {}
     shared: Any = ModuleType("modules.shared")
     shared.opts = SimpleNamespace(data={}, add_option=shown.__setitem__)

@@ -254,7 +254,7 @@ def test_a_file_of_which_no_hash_can_be_made_is_said_once_and_tried_again_later(
 
 
 def _waiting(function: Callable[..., str], event: threading.Event) -> Callable[..., str]:
-    """The function, in other threads than this one once the event is set."""
+    """Return a function that runs in other threads once the event is set."""
     asked = threading.get_ident()
 
     def wait(*arguments: object) -> str:

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def scanned(tmp_path: Path, folder: Path) -> Iterator[Callable[[], Catalog]]:
-    """Looks through the folder as a web UI does at its start."""
+    """Scan the folder as a web UI does at its start."""
     catalogs: list[Catalog] = []
 
     def start() -> Catalog:
@@ -45,7 +45,7 @@ def scanned(tmp_path: Path, folder: Path) -> Iterator[Callable[[], Catalog]]:
 
 
 def undecodable(folder: Path) -> Path:
-    """A copy of a LoRA under a name that is not UTF-8."""
+    """Return a copy of a LoRA under a name that is not UTF-8."""
     path = folder / os.fsdecode(b"bad\xff.safetensors")
     try:
         return lora(folder / "tmp.safetensors").rename(path)

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started(tmp_path: Path, folder: Path) -> Iterator[Callable[[], Catalog]]:
-    """Starts catalogs over the folder, as a web UI does at each of its starts."""
+    """Start catalogs over the folder, as a web UI does at each start."""
     catalogs: list[Catalog] = []
 
     def start() -> Catalog:

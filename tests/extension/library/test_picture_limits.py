@@ -124,12 +124,12 @@ def test_a_format_for_which_another_program_is_started_is_refused() -> None:
 
 
 def ico(content: bytes) -> bytes:
-    """An icon that says it is small and holds this PNG."""
+    """Return an icon whose header says a small size and which holds this PNG."""
     return struct.pack("<HHHBBBBHHII", 0, 1, 1, 64, 64, 0, 0, 1, 32, len(content), 22) + content
 
 
 def tiff(side: int, tile: int) -> bytes:
-    """A square picture that lies in one corner of a tile."""
+    """Return a square picture that lies in one corner of a tile."""
     data = zlib.compress(bytes(tile * tile))
     tags = [(256, side), (257, side), (258, 8), (259, 8), (262, 1), (277, 1), (322, tile), (323, tile)]
     tags += [(324, 8 + 2 + 12 * 10 + 4), (325, len(data))]

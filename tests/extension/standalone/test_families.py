@@ -23,7 +23,7 @@ WATCH = Watch(lambda _: None, lambda: False)
 
 
 def lora(path: Path, layer: torch.nn.Linear) -> None:
-    """A LoRA on one layer of the unet that every family has."""
+    """Return a LoRA on one layer of the unet that every family has."""
     name = "lora_unet_mid_block_attentions_0_transformer_blocks_0_attn1_to_v"
     tensors = {
         f"{name}.lora_down.weight": torch.randn(4, layer.in_features),

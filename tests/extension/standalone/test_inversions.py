@@ -36,7 +36,7 @@ def vectors(count: int, width: int = 64, seed: int = 1) -> Tensor:
 
 
 def encoded(pipeline: Any, text: str) -> tuple[Tensor, ...]:
-    """What a pipeline gives its unet for a prompt, and for a negative prompt."""
+    """Return the embeddings that a pipeline gives its UNet for a prompt and for a negative prompt."""
     found = pipeline.encode_prompt(
         text,
         device=torch.device("cpu"),
@@ -70,7 +70,7 @@ def hooks(module: nn.Module) -> tuple[int, int]:
 
 
 def by_diffusers(pipeline: Any, parts: Mapping[str, Tensor], token: str) -> Any:
-    """A copy of the pipeline with the embedding loaded as diffusers does it."""
+    """Return a copy of the pipeline with the embedding loaded as diffusers does it."""
     other = copy.deepcopy(pipeline)
     for name, tensor in parts.items():
         tokenizer = getattr(other, "tokenizer" if name == "text_encoder" else "tokenizer_2")
@@ -199,7 +199,7 @@ def test_a_failure_half_way_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def studio(demo: Demo, tmp_path: Path) -> Iterator[Studio]:
-    """The demo model, and a LoRA without effect that brings two embeddings."""
+    """Return the demo model, and a LoRA without effect that brings two embeddings."""
     key = "lora_unet_mid_block_attentions_0_transformer_blocks_0_attn1_to_v"
     tensors = pair(key, (128, 128), 2, size=0.0)
     tensors["bundle_emb.mychar.string_to_param.*"] = vectors(2, 128)

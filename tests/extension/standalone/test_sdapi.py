@@ -47,7 +47,7 @@ def client(runner: Runner) -> Iterator[TestClient]:
 
 @pytest.fixture(scope="module")
 def api(runner: Runner) -> Iterator[webuiapi.WebUIApi]:
-    """An unchanged client for A1111, talking to a real server."""
+    """Yield an unchanged client for A1111 that talks to a real server."""
     server = uvicorn.Server(uvicorn.Config(make_api(runner), port=0, log_level="error", ws="none"))
     thread = threading.Thread(target=server.run)
     thread.start()

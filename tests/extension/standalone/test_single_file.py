@@ -22,7 +22,7 @@ NOISE_SEED = 3
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tiny pipelines' tokenizer."""
+    """Return a folder with the tiny pipelines' tokenizer."""
     folder = tmp_path_factory.mktemp("tokenizer")
     build_tokenizer([]).save_pretrained(folder)
     return folder

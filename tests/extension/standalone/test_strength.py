@@ -26,7 +26,7 @@ def pictures(runner: Runner, tag: str, **more: object) -> list[np.ndarray]:
 
 @contextmanager
 def calls(runner: Runner) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """What goes into the UNet and comes out, call by call."""
+    """Record the UNet's inputs and outputs, call by call."""
     found: list[tuple[Tensor, Tensor]] = []
     unet = runner.studio.model.pipeline.unet
     hook = unet.register_forward_hook(

@@ -14,7 +14,7 @@ from tests.extension.ui.serving import Served, fill, opened, playwright, serving
 
 @pytest.fixture(scope="package")
 def served(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The web UI as a user starts it, in a process of its own; each test leaves it as it was."""
+    """Yield the web UI in a process of its own, as a user starts it; each test leaves it unchanged."""
     arguments = [f"--model={demo.model}", f"--lora-dir={demo.loras}"]
     with serving(tmp_path_factory.mktemp("pictures"), demo.loras, arguments) as served:
         yield served
@@ -36,7 +36,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(served: Served, browser: Any) -> Iterator[Any]:
-    """The page with small and quick settings."""
+    """Yield the page with small and quick settings."""
     with opened(served, browser) as page:
         fill(page, "#width input[type=number]", "64")
         fill(page, "#height input[type=number]", "64")

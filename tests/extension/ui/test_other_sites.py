@@ -71,7 +71,7 @@ async target => {
 
 @pytest.fixture(scope="module")
 def fooled(browser: Any) -> Iterator[Any]:
-    """A browser for which names of sites mean this machine."""
+    """Yield a browser that resolves the names of sites to this machine."""
     rules = f"--host-resolver-rules=MAP {EVIL} 127.0.0.1, MAP {BIG} 127.0.0.1"
     arguments = ["--no-sandbox", "--disable-gpu", rules]
     found = browser.browser_type.launch(executable_path=find_chromium(), args=arguments)
@@ -81,7 +81,7 @@ def fooled(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[int]:
-    """The port of another web server, with an empty page."""
+    """Yield the port of another web server with an empty page."""
 
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -103,7 +103,7 @@ def elsewhere() -> Iterator[int]:
 
 @pytest.fixture(scope="module")
 def shared(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The web UI for other machines, without a login."""
+    """Yield the web UI as it serves other machines without a login."""
     folder = tmp_path_factory.mktemp("shared")
     model = served.loras.parent / "remora-shapes"
     arguments = [f"--model={model}", f"--lora-dir={served.loras}", "--host=0.0.0.0", "--without-login"]
@@ -112,7 +112,7 @@ def shared(served: Served, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def everything(served: Served) -> dict[str, Any]:
-    """What a page could change."""
+    """Return everything that a page could change."""
     paths = ("stack", "presets", "blocks", "regions", "compare")
     found = {path: httpx.get(f"{served.url}/remora/v1/{path}").json() for path in paths}
     lora = httpx.get(f"{served.url}/remora/v1/lora", params={"name": "zorp"}).json()

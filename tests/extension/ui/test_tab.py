@@ -45,7 +45,7 @@ def tab(page: Any) -> Tab:
 
 @pytest.fixture
 def copy(served: Served) -> Iterator[Path]:
-    """A LoRA file that the test may do anything with."""
+    """Return a LoRA file that the test may do anything with."""
     path = served.loras / "copied.safetensors"
     path.write_bytes((served.loras / "zorp.safetensors").read_bytes())
     httpx.post(f"{served.url}/remora/v1/refresh")

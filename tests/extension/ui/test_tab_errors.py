@@ -33,7 +33,7 @@ def tab(page: Any) -> Tab:
 
 @pytest.fixture
 def damaged(served: Served) -> Iterator[Path]:
-    """A file with a picture in its header that is cut off, and another one whose picture is."""
+    """Return a file with a picture in its header that is cut off, and another one whose picture is."""
     cut, beside = served.loras / "cut.safetensors", served.loras / "beside.safetensors"
     whole = (served.loras / "zorp.safetensors").read_bytes()
     cut.write_bytes(whole[:-1000])

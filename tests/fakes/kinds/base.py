@@ -44,12 +44,12 @@ class Sample:
     """Whether dW does not depend on W, so that the order of a stack makes no difference even as A1111 bakes."""
 
     def tensors(self, shape: Shape, seed: int = 0) -> Tensors:
-        """A whole file for the layer `layer`."""
+        """Return a whole file for the layer `layer`."""
         made = self.make(shape, torch.Generator().manual_seed(seed))
         return {name if name.startswith("base_model.") else self.prefix + name: value for name, value in made.items()}
 
     def write(self, folder: Path, shape: Shape, seed: int = 0, layer: str = "layer") -> tuple[Path, Tensors]:
-        """A file for a layer, and what is in it as if the layer were called `layer`."""
+        """Return a file for a layer, and its tensors as if the layer were called `layer`."""
         tensors = self.tensors(shape, seed)
         folder = folder / f"{self.name} {seed}"
         folder.mkdir()
@@ -66,7 +66,7 @@ class Sample:
         return self.effective(own, weight.double(), multiplier)
 
     def bias_delta(self, tensors: Tensors, multiplier: float, bias: Tensor | None) -> Tensor | None:
-        """The change of the bias in fp64, if any; of the layer's own bias, where it has one."""
+        """Return the change of the layer's bias in fp64, or None."""
         own = {name.removeprefix(self.prefix): value.double() for name, value in tensors.items()}
         delta = None if self.bias is None else self.bias(own, multiplier)
         if bias is None or self.bias_factor is None:
@@ -80,5 +80,5 @@ FEW = frozenset({"linear", "conv 1x1", "conv 3x3, stride", "conv 3-d", "conv gro
 
 
 def randn(generator: torch.Generator, *shape: int, size: float = 0.3) -> Tensor:
-    """Normal numbers of a standard deviation."""
+    """Return normal numbers of a standard deviation."""
     return torch.randn(*shape, generator=generator) * size

@@ -41,7 +41,7 @@ def _series(q: Tensor) -> Tensor:
 
 
 def _size(width: int) -> int:
-    """A size of blocks."""
+    """Return a block size."""
     return 6 if width % 6 == 0 else 4
 
 

@@ -39,14 +39,14 @@ FORMATS = _formats()
 
 
 def dense_layer() -> nn.Linear:
-    """The same fp32 layer each time."""
+    """Return the same fp32 layer each time."""
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(1)
         return nn.Linear(INSIDE, OUT).requires_grad_(False).eval()
 
 
 def made(name: str) -> Model:
-    """A model of one layer in a format; the test is skipped where its library is missing."""
+    """Return a model of one layer in a format, or skip the test where its library is missing."""
     one = FORMATS[name]
     if one.needs:
         pytest.importorskip(one.needs, exc_type=ImportError)

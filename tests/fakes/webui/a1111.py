@@ -284,7 +284,7 @@ class A1111Fake:
 
     @contextmanager
     def running(self) -> Iterator[A1111Fake]:
-        """The program's modules are there, and it has started."""
+        """Install the program's modules and start it."""
         package = ModuleType("modules")
         package.__spec__ = ModuleSpec("modules", None)
         own = {

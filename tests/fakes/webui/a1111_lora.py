@@ -35,7 +35,7 @@ def make_patches() -> ModuleType:
 
 
 def make_networks(host: Any, loras: Path) -> ModuleType:
-    """The module: one layer class is enough to see what becomes of its patches and of its merging."""
+    """Return the module with one layer class, which is enough to see its patches and its merging."""
     module = ModuleType("networks")
     patches = host.patches
 
@@ -107,7 +107,7 @@ def make_networks(host: Any, loras: Path) -> ModuleType:
 
 
 def _inside(function: FunctionType, module: ModuleType) -> FunctionType:
-    """The function as if it had been defined in the module."""
+    """Return the function as if the module had defined it."""
     vars(module)[function.__name__] = function
     made = FunctionType(function.__code__, vars(module), function.__name__, function.__defaults__, function.__closure__)
     vars(module).update(torch=torch, Any=Any)
@@ -128,7 +128,7 @@ def _deltas(path: Path) -> dict[str, Tensor]:
 
 
 def run_script(host: Any, loras: Path) -> None:
-    """What `lora_script.py` does each time scripts are loaded; the module it imports stays."""
+    """Do what `lora_script.py` does each time scripts are loaded; the module that it imports stays."""
     networks = sys.modules.get("networks") or make_networks(host, loras)
     sys.modules["networks"] = networks
     networks.originals = networks.LoraPatches()

@@ -93,7 +93,7 @@ class Model(nn.Module):
 
 
 def checkpoint(name: str, seed: int, config: str = "sd1") -> SimpleNamespace:
-    """What the host knows of a checkpoint, with the weights it holds."""
+    """Return the host's record of a checkpoint with its weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         weights = Model().state_dict()

@@ -75,7 +75,7 @@ def _parse_prompt(prompt: str) -> tuple[str, defaultdict[str, list[ExtraNetworkP
 
 
 def a1111() -> ModuleType:
-    """The module of A1111 1.10.1 and Forge: the first prompt's tags count, an alias stands for another object."""
+    """Return the module of A1111 1.10.1 and Forge: the first prompt's tags count, and there are aliases."""
     module = ModuleType("modules.extra_networks")
     registry: dict[str, Any] = {}
     aliases: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def a1111() -> ModuleType:
 
 
 def sdnext() -> ModuleType:
-    """The module of SD.Next: the last prompt's tags count, there are no aliases, a second look keeps the first's."""
+    """Return the module of SD.Next: the last prompt's tags count, and there are no aliases."""
     module = ModuleType("modules.extra_networks")
     registry: dict[str, Any] = {}
     shown: list[BaseException] = []
@@ -189,7 +189,7 @@ def sdnext() -> ModuleType:
 
 
 def processing(**more: Any) -> SimpleNamespace:
-    """A processing object with what extra networks look at."""
+    """Return a processing object with the attributes that extra networks read."""
     return SimpleNamespace(disable_extra_networks=False, lora_apply_te=True, network_data={}, **more)
 
 

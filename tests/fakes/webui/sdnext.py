@@ -171,7 +171,7 @@ class SDNext:
         self._call("model_loaded", pipe)
 
     def paste(self, text: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        """What the page is filled with, with the settings it would override under `overrides`."""
+        """Return the values for the page, with the settings that it would override under `overrides`."""
         self._call("infotext_pasted", text, parameters)
         mapping = self.modules["modules.infotext"].mapping
         return {**parameters, "overrides": {key: parameters[name] for name, key in mapping if name in parameters}}
@@ -308,7 +308,7 @@ class SDNext:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[SDNext]:
-        """The program runs: its modules can be imported."""
+        """Install the program's modules, so that they can be imported."""
         before = dict(sys.modules)
         sys.modules.update(self.modules)
         try:
@@ -328,7 +328,7 @@ def create_infotext(
     index: int | None = None,
     grid: Any = None,
 ) -> str:
-    """A text from one table; lists are joined, nothing else is said of which image it is."""
+    """Return a text from one table; lists are joined."""
     index = position_in_batch + iteration * p.batch_size if index is None else index
     prompts = p.all_prompts if all_prompts is None else all_prompts
     table = {"Steps": p.steps, "Grid": grid, **p.extra_generation_params}
@@ -384,7 +384,7 @@ def _embedder_class(web: SDNext, modules: dict[str, ModuleType]) -> type:
 
 
 def _builtin_modules(web: SDNext) -> dict[str, dict[str, Any]]:
-    """The built-in's parts, which bake `Baked` networks: by adding without a copy, or from a copy."""
+    """Return the built-in's parts, which bake `Baked` networks by adding, without a copy or from a copy."""
     common = SimpleNamespace(loaded_networks=[], previously_loaded_networks=[])
 
     def layers() -> Iterator[nn.Module]:

@@ -103,7 +103,7 @@ SAID = st.dictionaries(
 
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
-    """A file that can be opened, mostly."""
+    """Draw a file; most of them can be opened."""
     header = dict(draw(st.dictionaries(KEYS, TENSOR, max_size=6)))
     if said := draw(SAID):
         header["__metadata__"] = said
@@ -120,7 +120,7 @@ def _written(data: bytes, name: str) -> Path:
 
 @target(files(), changed_file, (LoraError,))
 def headers(data: bytes) -> object:
-    """A file's header: opened, looked at, listed and told of. The body may be left out, to keep real ones small."""
+    """Open a file, inspect it and list it. The body may be left out, to keep real ones small."""
     path = _written(data, "headers")
     if size := hollow(data):
         os.truncate(path, size)
@@ -138,7 +138,7 @@ def headers(data: bytes) -> object:
 
 
 def _only_refusals(path: Path) -> None:
-    """What the list tells as a problem is refused by the library as well, with an error of its own."""
+    """Check that the library refuses, with an error of its own, each file that the list calls a problem."""
     try:
         inspect_file(path)
         load_network(path, _model())
@@ -182,7 +182,7 @@ def _engine() -> Engine:
 
 @target(files(), changed_file, (LoraError,))
 def tensors(data: bytes) -> object:
-    """A file's tensors: resolved against a model, put in force, computed with, and taken away again."""
+    """Resolve a file against a model, activate it, compute with it, and deactivate it."""
     path = _written(data, "tensors")
     unet = _model()["unet"]
     inputs = (torch.ones(2, 4), torch.ones(1, 3, 5, 5))
@@ -205,7 +205,7 @@ def tensors(data: bytes) -> object:
 
 @target(SAID.map(as_json) | json_values(METADATA).map(as_json), changed_json, (LoraError,))
 def metadata(data: bytes) -> object:
-    """What trainers write into a header."""
+    """Draw metadata as trainers write them into a header."""
     try:
         said = json.loads(data)
     except (ValueError, RecursionError):
@@ -254,7 +254,7 @@ def _changed_sidecar(data: bytes, random: object) -> bytes:
     (NotesError,),
 )
 def sidecars(data: bytes) -> object:
-    """What people noted beside a file: read, told, changed, and read again."""
+    """Read a user's notes beside a file, change them, and read them again."""
     first, _, content = data.partition(b"\n")
     path = _written(file_of({"lora_unet_attn1_to_q.alpha": {"dtype": "F32", "shape": []}}), "sidecars")
     for end in SIDECARS[:4]:
@@ -303,7 +303,7 @@ CONFIG = (
     (LoraError,),
 )
 def peft_configs(data: bytes) -> object:
-    """The `adapter_config.json` of PEFT beside a file."""
+    """Read PEFT's `adapter_config.json` beside a file."""
     where = folder("peft")
     path = where / "adapter_model.safetensors"
     if not path.exists():

@@ -20,7 +20,7 @@ from ..target import demand, folder, target, text_of
 
 @st.composite
 def pictures(draw: st.DrawFn) -> bytes:
-    """A small picture file."""
+    """Draw a small picture file."""
     mode = draw(st.sampled_from(["RGB", "RGBA", "L", "P", "1", "LA", "I;16", "CMYK"]))
     size = draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
     picture = Image.new(mode, size, 0)
@@ -38,7 +38,7 @@ def pictures(draw: st.DrawFn) -> bytes:
 
 @target(pictures(), changed_png, (PictureError,))
 def png_info(data: bytes) -> object:
-    """The parameters in a picture that is dropped into the web UI."""
+    """Read the parameters of a picture that is dropped into the web UI."""
     picture = opened_picture(data, 16)
     try:
         with Image.open(io.BytesIO(data)) as opened:
@@ -51,7 +51,7 @@ def png_info(data: bytes) -> object:
 
 @target(pictures(), changed_png, (PictureError,))
 def uploaded_pictures(data: bytes) -> object:
-    """A picture that is kept beside a file, and shown small."""
+    """Keep a picture beside a file and show it small."""
     where = folder("uploaded")
     path = where / "fuzzed.safetensors"
     path.write_bytes(b"")
@@ -64,7 +64,7 @@ def uploaded_pictures(data: bytes) -> object:
 
 @target(pictures(), changed_png)
 def sidecar_pictures(data: bytes) -> object:
-    """A picture beside a file, whatever is in it."""
+    """Show a picture beside a file, whatever is in it."""
     where = folder("sidecar")
     path, picture = where / "fuzzed.safetensors", where / "fuzzed.png"
     picture.write_bytes(data)
@@ -74,7 +74,7 @@ def sidecar_pictures(data: bytes) -> object:
 
 @target(pictures(), changed_png, (RegionTextError,))
 def region_pictures(data: bytes) -> object:
-    """A picture of a region."""
+    """Read a picture of a region."""
     region = read_picture(data)
     demand(read_picture(as_png(region)) == region, "a region is read back otherwise")
     return [region.width, region.height]
@@ -82,5 +82,5 @@ def region_pictures(data: bytes) -> object:
 
 @target(st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass")), changed_bytes, (RegionTextError,))
 def region_texts(data: bytes) -> object:
-    """A picture of a region as base64."""
+    """Read a picture of a region as base64."""
     return len(from_text(text_of(data)))

@@ -78,7 +78,7 @@ def prompts(data: bytes) -> object:
 
 @target(TAGS, refusals=(PromptError,))
 def tags(data: bytes) -> object:
-    """What stands between `<lora:` and `>`."""
+    """Parse the text between `<lora:` and `>`."""
     arguments = f"x:{text_of(data)}"
     for key, value in (("te", "0.5"), ("stop", "7"), ("lbw", ""), ("step", ""), ("mask", "left")):
         set_field(arguments, key, value)

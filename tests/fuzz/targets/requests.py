@@ -322,7 +322,7 @@ def _read(data: bytes, below: str) -> tuple[str, str, str, Mapping[str, str], by
 
 @target(_of_pictures(), changed_request)
 def picture_routes(data: bytes) -> object:
-    """The routes of the embedded web UI that make pictures, as clients of A1111 ask; a model is not there."""
+    """Ask the routes of the embedded web UI that make pictures, as clients of A1111 do, without a model."""
     if (asked := _read(data, "/sdapi/v1/")) is None:
         return None
     status, answered, content = served_with_pictures().ask(*asked)

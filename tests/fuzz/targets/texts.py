@@ -34,7 +34,7 @@ LINES = (
 
 @target(texts((*LINES, *LINES)))
 def infotexts(data: bytes) -> object:
-    """A parameters text that is pasted."""
+    """Paste a parameters text."""
     info = parse_infotext(text_of(data))
     written = format_infotext(info)
     settled = parse_infotext(written)
@@ -106,7 +106,7 @@ KEPT = json_values(FIELDS, LEAVES).map(as_json)
 
 @target(KEPT | st.binary(max_size=40), changed_json)
 def preset_files(data: bytes) -> object:
-    """The file of presets: as it is read, and changed."""
+    """Read and change the file of presets."""
     where = _file("presets.json", data)
     kept = Presets(lambda: where)
     before, problem = kept.all, kept.problem
@@ -123,7 +123,7 @@ def preset_files(data: bytes) -> object:
 
 @target(KEPT | st.binary(max_size=40), changed_json, (StackRefusedError, PromptError))
 def stack_files(data: bytes) -> object:
-    """The file of the stack that is always on: as it is read, and changed."""
+    """Read and change the file of the stack that is always on."""
     where = _file("stack.json", data)
     kept = AlwaysOnFile(lambda: where)
     stack, problem = kept.stack, kept.problem
@@ -143,7 +143,7 @@ def stack_files(data: bytes) -> object:
     refusals=(BlockWeightsError,),
 )
 def block_files(data: bytes) -> object:
-    """The file of the user's own presets of block weights."""
+    """Read and change the file of the user's own presets of block weights."""
     where = _file("block_presets.txt", data)
     kept = BlockPresetsFile(lambda: where, list)
     before = kept.own
@@ -156,7 +156,7 @@ def block_files(data: bytes) -> object:
 
 @target(st.binary(max_size=60) | st.just(b"SQLite format 3\x00"), lambda data, random: _changed_database(data, random))
 def databases(data: bytes) -> object:
-    """The file of what is known of the collection."""
+    """Read and change the index file of the collection."""
     where = _file("catalog.sqlite3", data)
     for path in where.glob("catalog.sqlite3-*"):
         path.unlink()
@@ -202,6 +202,6 @@ def _file(name: str, data: bytes) -> Path:
 
 
 def _check_aside(where: Path, name: str, data: bytes, problem: str) -> None:
-    """A damaged file is kept under another name."""
+    """Check that a damaged file is kept under another name."""
     aside = [path.read_bytes() for path in where.glob(f"{name}.damaged-*")]
     demand(aside == ([data] if problem else []), "a damaged file was not kept as it was")

@@ -58,7 +58,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
 
 @pytest.fixture(scope="module")
 def cast(expected: Expected) -> Expected:
-    """The same numbers for a model stored in fp8, from the CPU."""
+    """Return the same numbers, from the CPU, for a model stored in fp8."""
     unet = tiny_unet(0)
     cast_layerwise(unet)
     engine = Engine({"unet": unet})

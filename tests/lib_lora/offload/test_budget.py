@@ -24,7 +24,7 @@ from tests.fakes.schemes import CPU, SCHEMES, call
 
 
 def residents(module: nn.Module) -> dict[str, Resident]:
-    """What serves each layer."""
+    """Return the executor of each layer."""
     slots = {path: slot_of(layer) for path, layer in module.named_modules()}
     return {
         path: slot.executor for path, slot in slots.items() if slot is not None and isinstance(slot.executor, Resident)

@@ -31,7 +31,7 @@ class Block(nn.Module):
         self.after = nn.LeakyReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The layer between the others."""
+        """Return the layer between the others."""
         result: Tensor = self.after(self.layer(self.before(x)))
         return result
 
