@@ -14,10 +14,7 @@ from tests.fakes.files import save
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import LAYERS, NAMES, Model, weight_of
 
-SHAPES = [
-    *[(), (0,), (1,), (2,), (24,), (48,), (0, 0), (1, 1), (2, 3), (3, 2), (48, 24), (24, 48), (0, 4), (4, 0)],
-    *[(1, 1, 1), (2, 0, 3), (4, 24, 1, 1), (2, 3, 4, 1), (1, 1, 1, 1, 1)],
-]
+SHAPES = [(), (0,), (2,), (48,), (0, 4), (1, 1), (2, 3), (48, 24), (1, 1, 1), (4, 24, 1, 1), (1, 1, 1, 1, 1)]
 
 
 def deformed(tensors, site):
