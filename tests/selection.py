@@ -46,6 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "remora",
         settings.default,
         max_examples=100 if config.getoption("--all") else 20,
+        deadline=None,  # other programs may use the machine
         derandomize=config.getoption("--hypothesis-seed") is None,  # a change is judged by its own faults alone
     )
     settings.load_profile("remora")
