@@ -86,9 +86,10 @@ class Recipe:
         least = 1 if site.kind == "norm" and "norm" in self.kinds else 2
         if len(site.shape) < least or 0 in site.shape:  # a file may make itself out to be for such a weight
             raise ValueError(f"want the parameters of a weight, got parameters of the shape {site.shape}")
-        for name in params.keys() & (self.kind.params.required | self.kind.params.optional):
-            if not params[name].numel():  # a rank of 0, by which a scale would be divided
-                raise ValueError(f"want numbers in {name}, got the shape {shape_text(params[name])}")
+        own = self.kind.params.required | self.kind.params.optional
+        for name, value in params.items():
+            if name in own and not value.numel():  # a rank of 0, by which a scale would be divided
+                raise ValueError(f"want numbers in {name}, got {shape_text(value)}")
         adapter: Adapter = self.kind.from_params(params, site, origin)
         for modifier in self.modifiers:
             adapter = modifier.around(adapter, params, site, origin)
