@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from . import adapters, registry
 from .adapters._modifier import Modifier
+from .adapters._operation import Operation
 from .adapters.base import (
     Adapter,
     At,
@@ -43,7 +44,6 @@ from .naming.architectures.base import Alias, Architecture, Sign, aliases, named
 from .placement import schemes
 from .placement.schemes.base import Scheme
 from .weights import readers
-from .weights.operation import Operation
 from .weights.readers.base import WeightReader
 
 __all__ = [

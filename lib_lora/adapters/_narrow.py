@@ -16,8 +16,8 @@ import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor
 from typing_extensions import Self
 
-from ..weights.operation import Operation
 from ._modifier import Modifier
+from ._operation import Operation
 from .base import Adapter, At, Factors, Form, Origin, OutputEffect, Rows, Site
 
 

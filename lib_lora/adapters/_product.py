@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
-from ..weights.operation import Operation
+from ._operation import Operation
 from .base import Adapter, At, Factors, InputEffect, OutputEffect, Rows, shape_text, taken
 
 _BLOCK = 1 << 20

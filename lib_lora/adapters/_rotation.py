@@ -19,7 +19,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import TensorFields, wide
-from ..weights.operation import Operation, at_multiplier
+from ._operation import Operation, at_multiplier
 from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, placed, shape_of, shape_text, taken
 
 

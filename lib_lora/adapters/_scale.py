@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
-from ..weights.operation import Operation
+from ._operation import Operation
 from .base import Adapter, At, Form, InputEffect, OutputEffect, Rows, Site, placed, shape_text, taken
 
 

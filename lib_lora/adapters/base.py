@@ -24,7 +24,7 @@ from typing_extensions import Self
 
 from ..files.config import USUAL, Alpha, Reading
 from ..tensors import TensorFields
-from ..weights.operation import Operation
+from ._operation import Operation
 
 Kind = Literal["linear", "conv", "embedding", "norm", "attention"]
 Rows = tuple[tuple[int, int], ...]

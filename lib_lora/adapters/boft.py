@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..weights.operation import Operation
+from ._operation import Operation
 from ._rotation import (
     Bound,
     OutputTurn,

@@ -21,8 +21,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import wide
-from ..weights.operation import Operation
 from ._modifier import Modifier
+from ._operation import Operation
 from ._scale import ScaledInput
 from .base import (
     Adapter,

@@ -24,7 +24,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..tensors import LARGEST, wide
-from ..weights.operation import Operation, at_multiplier
+from ._operation import Operation, at_multiplier
 from ._product import BuiltEffect, Product, balanced, product
 from ._trainer import lycoris_scale
 from .base import (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..weights.operation import Operation
+from ._operation import Operation
 from ._rotation import Turn, cayley, check_butterfly, excess_of, mix_butterfly, pointwise, rescaled
 from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, shape_of, shape_text, taken
 

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..weights.operation import Operation
 from ._modifier import Modifier
+from ._operation import Operation
 from .base import Adapter, At, Form, Origin, OutputEffect, Params, Rows, Site, placed, shape_of, shape_text
 
 

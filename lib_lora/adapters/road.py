@@ -18,8 +18,8 @@ from typing_extensions import Self
 
 from ..errors import UnsupportedError
 from ..tensors import wide
-from ..weights.operation import Operation
 from ._config import configured_count
+from ._operation import Operation
 from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Rows, Site, placed, shape_text, taken
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ..adapters._operation import Operation
 from ..adapters.base import Adapter
 from ..compiler import uncompiled
 from ..errors import ComponentError
@@ -31,13 +32,13 @@ from ..strengths.regions import ALL_PLACES, RegionPart, TokenLayout, is_of_text,
 from ..strengths.table import StrengthTable, shaped_by_places
 from ..tensors import TensorFields, plain_mode, wide
 from ..weights.base_weight import weight_reader
-from ..weights.operation import Operation, named_arguments, output_in, place_of_input, with_output
 from ..weights.readers.base import WeightReader
 from . import opaque
+from .arguments import named_arguments, output_in, place_of_input, with_output
 from .dense_products import Part, build
 
 if TYPE_CHECKING:
-    from ..weights.operation import BaseForward
+    from .arguments import BaseForward
 
 
 T = TypeVar("T")

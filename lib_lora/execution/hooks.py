@@ -21,7 +21,7 @@ from ..compiler import compiling, forget_compiled
 from ..errors import ComponentError, LoraError
 from ..placement import schemes
 from ..placement.resident import device_of
-from ..weights.operation import BaseForward
+from .arguments import BaseForward
 from .opaque import key_for
 
 logger = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
+from ..adapters._operation import Operation
 from ..adapters.base import Adapter, Form, InputEffect, OutputEffect
 from ..compiler import compiling, tracing
 from ..placement.resident import Binding, PlacementPolicy, Resident
@@ -30,8 +31,8 @@ from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, is_of_text, token_layout
 from ..strengths.table import FactorRange, FactorRanges, LayerStrengths, StrengthTable, change_of_bias
 from ..tensors import TensorFields
-from ..weights.operation import Operation, named_arguments, output_in, place_of_input, with_output
 from . import opaque
+from .arguments import named_arguments, output_in, place_of_input, with_output
 from .dense import DenseExecutor
 from .low_rank_products import (
     EXACT,
@@ -47,7 +48,7 @@ from .low_rank_products import (
 )
 
 if TYPE_CHECKING:
-    from ..weights.operation import BaseForward
+    from .arguments import BaseForward
 
 
 @dataclass(frozen=True, slots=True, eq=False)

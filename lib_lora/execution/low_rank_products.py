@@ -23,7 +23,7 @@ from ..registry import Tuner
 from ..tensors import TensorFields, autocasts
 
 if TYPE_CHECKING:
-    from ..weights.operation import BaseForward
+    from .arguments import BaseForward
 
 
 EXACT = frozenset({torch.float32, torch.float64})

@@ -32,7 +32,7 @@ from .dense import DenseExecutor, bias_of
 from .dense_products import build
 
 if TYPE_CHECKING:
-    from ..weights.operation import BaseForward
+    from .arguments import BaseForward
 
 logger = logging.getLogger(__name__)
 

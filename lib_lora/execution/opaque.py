@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..compiler import compiling
 
 if TYPE_CHECKING:
-    from ..weights.operation import BaseForward
+    from .arguments import BaseForward
 
 
 _numbers = itertools.count()

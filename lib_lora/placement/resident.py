@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,9 +29,6 @@ from .budget import OUT_OF_MEMORY, Budget
 from .schemes import stays
 from .static import StaticMemory
 from .storage import HostCopy, Placement, Storage
-
-if TYPE_CHECKING:
-    from ..weights.operation import BaseForward
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +103,9 @@ class Resident(ABC, Generic[P]):
         return "file" if self._host_copy is None else "host copy"
 
     @abstractmethod
-    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, layer: nn.Module, base_forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Compute the layer's forward with its adapters."""
 
     @abstractmethod

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lib_lora import Reading
+from lib_lora.adapters._operation import Operation
 from lib_lora.adapters.base import Adapter, At, Origin, RankSchedule, Site
 from lib_lora.adapters.lokr import LoKr, _cheapest
 from lib_lora.files.config import Alpha
 from lib_lora.naming.parsed import _kinds, recipe_of
-from lib_lora.weights.operation import Operation
 from tests.selection import examples
 
 CPU = torch.device("cpu")
