@@ -24,18 +24,14 @@ tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     """Keep a function out of graphs, as `torch.compiler.disable` does, which imports the compiler."""
-    if is_imported():
-        return _disabled(function)
     disabled: Callable[P, R] | None = None
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal disabled
-        if disabled is None:
-            if not is_imported():
-                return function(*args, **kwargs)
-            disabled = _disabled(function)
-        return disabled(*args, **kwargs)
+        if disabled is None and is_imported():
+            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+        return (disabled or function)(*args, **kwargs)
 
     call._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the compiler looks for
     return call
@@ -49,11 +45,6 @@ def forget_compiled() -> None:
     """
     if is_imported():  # else nothing was compiled yet
         torch.compiler.reset()
-
-
-def _disabled(function: Callable[P, R]) -> Callable[P, R]:
-    found: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return found
 
 
 def has_compiled() -> bool:

@@ -222,7 +222,7 @@ class Engine:
         plan = self._plan
         assert plan is not None
         if trace.decisions:
-            trace.activation(kept=True, parked=False)
+            trace.decision("the same files and layers: strengths written")
         if plan.choices.decided:
             self._serve(plan, plan.choices.taken_back(plan.executors))
             plan.choices.decided = False
@@ -234,7 +234,7 @@ class Engine:
         """Put the plan of a key in force in place of the present one, or leave all as it was."""
         plan = self._plans.take(key)
         if trace.decisions:
-            trace.activation(kept=False, parked=plan is not None)
+            trace.decision("executors chosen again" if plan is None else "a plan that was kept is used again")
         if plan is None:
             checkpoints = self._model.checkpoints(key.indexes, () if key.apart else key.merging)
             plan = make_plan(stack, key, self.components, checkpoints, self._policy)

@@ -370,8 +370,9 @@ class _Chooser:
 
 
 def _log(component: str, bindings: Sequence[Binding], executor: Executor, why_live: str | None = None) -> None:
-    adapters = (f"{one.file.path.name} ({type(one.adapter).__name__})" for one in bindings)
-    trace.executor(f"{component}.{bindings[0].target.path}", adapters, executor.name, why_live)
+    adapters = ", ".join(f"{one.file.path.name} ({type(one.adapter).__name__})" for one in bindings)
+    reason = f"; live: {why_live}" if why_live else ""
+    trace.decision("%s.%s: %s: %s%s", component, bindings[0].target.path, executor.name, adapters, reason)
 
 
 def live_executor(

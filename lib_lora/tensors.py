@@ -28,17 +28,14 @@ class TensorFields:
         found: list[tuple[str, Tensor]] = []
         for name in _NAMES.get(type(self)) or _field_names(type(self)):
             value = getattr(self, name)
-            if isinstance(value, Tensor):
-                found.append((name, value))
-            elif isinstance(value, TensorFields):
-                for below, tensor in value.tensors():
-                    found.append((f"{name}.{below}", tensor))  # a generator takes a call for each
-            elif isinstance(value, tuple):
-                for i, one in enumerate(value):
-                    if isinstance(one, Tensor):
-                        found.append((f"{name}.{i}", one))
-                    elif isinstance(one, TensorFields):
-                        found.extend((f"{name}.{i}.{below}", tensor) for below, tensor in one.tensors())
+            many = isinstance(value, tuple)
+            for i, one in enumerate(value if many else (value,)):  # a generator would take a call for each
+                own = f"{name}.{i}" if many else name
+                if isinstance(one, Tensor):
+                    found.append((own, one))
+                elif isinstance(one, TensorFields):
+                    for below, tensor in one.tensors():
+                        found.append((f"{own}.{below}", tensor))
         return iter(found)
 
     @property
@@ -70,18 +67,14 @@ class TensorFields:
             value = getattr(self, name)
             if not exact and name in self.exact:
                 continue
-            if isinstance(value, Tensor):
-                new[name] = change(value)
-            elif isinstance(value, TensorFields):
-                new[name] = change_below(value)
-            elif isinstance(value, tuple):
-                items: list[object] = []
-                for one in value:
-                    if isinstance(one, Tensor):
-                        items.append(change(one))
-                    else:
-                        items.append(change_below(one) if isinstance(one, TensorFields) else one)
-                new[name] = tuple(items)
+            many = isinstance(value, tuple)
+            items: list[object] = []
+            for one in value if many else (value,):
+                if isinstance(one, Tensor):
+                    items.append(change(one))
+                else:
+                    items.append(change_below(one) if isinstance(one, TensorFields) else one)
+            new[name] = tuple(items) if many else items[0]
         assert is_dataclass(self)
         return replace(self, **new)
 
@@ -104,9 +97,9 @@ def plain_mode(device: torch.device) -> AbstractContextManager[None]:
 
     Inference tensors could not be written in place later, and autocast would make products in half precision.
     """
-    autocast = autocasts("cpu") or (device.type != "cpu" and autocasts(device.type))
-    if autocast or torch.is_inference_mode_enabled():
-        return _left_modes({"cpu", device.type})
+    kinds = {"cpu", device.type}
+    if torch.is_inference_mode_enabled() or any(map(autocasts, kinds)):
+        return _left_modes(kinds)
     # for each layer that is placed, and each change of a strength
     return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
 
@@ -114,13 +107,10 @@ def plain_mode(device: torch.device) -> AbstractContextManager[None]:
 @contextmanager
 def _left_modes(kinds: Iterable[str]) -> Iterator[None]:
     with ExitStack() as stack:
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
-        if torch.is_grad_enabled():
-            stack.enter_context(torch.no_grad())
-        for kind in kinds:
-            if autocasts(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(torch.inference_mode(False))  # which turns autograd on
+        stack.enter_context(torch.no_grad())
+        for kind in filter(autocasts, kinds):
+            stack.enter_context(torch.autocast(kind, enabled=False))
         yield
 
 
@@ -129,10 +119,8 @@ _AUTOCASTING = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 def autocasts(kind: str) -> bool:
     """Return whether autocast is active on this type of device."""
-    if kind not in _AUTOCASTING:
-        return False
     try:
-        return torch.is_autocast_enabled(kind)
+        return kind in _AUTOCASTING and torch.is_autocast_enabled(kind)
     except TypeError:  # before torch 2.4 it speaks of CUDA only
         if kind == "cpu":
             return torch.is_autocast_cpu_enabled()

@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -42,22 +43,22 @@ class Tenant(Protocol):
         """Drop the placed tensors; `why` is for the trace."""
 
 
+@dataclass(slots=True, eq=False)
 class Account:
     """The memory that the adapters of one layer take; their executor keeps it."""
 
-    __slots__ = ("before", "device", "host_copy", "known", "nbytes", "streams", "used")
-
-    def __init__(self) -> None:
-        self.device: torch.device | None = None
-        self.nbytes = 0
-        """Placed now."""
-        self.known = 0
-        """Placed the last time."""
-        self.host_copy = 0
-        """Bytes of the host copy."""
-        self.used = self.before = 0.0
-        """When it was called last, and the time before."""
-        self.streams = False
+    device: torch.device | None = None
+    nbytes: int = 0
+    """Placed now."""
+    known: int = 0
+    """Placed the last time."""
+    host_copy: int = 0
+    """Bytes of the host copy."""
+    used: float = 0.0
+    """When it was called last."""
+    before: float = 0.0
+    """When it was called the time before."""
+    streams: bool = False
 
 
 P = TypeVar("P", bound=Placement[Any])
@@ -187,7 +188,7 @@ class Budget:
                 return None
             self._host_copy_bytes += nbytes - account.host_copy
             account.host_copy = nbytes
-        return HostCopy(placed, pinned=placed.device.type == "cuda")
+        return HostCopy(placed)
 
     def free_host_copy(self, account: Account) -> None:
         """Count that the host copy is gone."""

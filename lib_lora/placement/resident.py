@@ -97,11 +97,6 @@ class Resident(ABC, Generic[P]):
         """Return the device on which it is placed; None while it is on none."""
         return None if self._placed is None else self._placed.device
 
-    @property
-    def _source(self) -> str:
-        """Return where it is placed from, for the log."""
-        return "file" if self._host_copy is None else "host copy"
-
     @abstractmethod
     def run(
         self, layer: nn.Module, base_forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -165,7 +160,7 @@ class Resident(ABC, Generic[P]):
         if placed is None:
             return
         if trace.moves:
-            self._trace_move(placed.device, self._source, placed, why)
+            self._trace_move(placed, why, leaves=True)
         self._placed = self._other = self._views = None
         self._budget.free(self._account)
 
@@ -184,10 +179,8 @@ class Resident(ABC, Generic[P]):
     def _kept_beside(self, device: torch.device, dtype: torch.dtype) -> P | None:
         """Return the placement for another dtype, if it may stay; else drop it."""
         placed = self._placed
-        if placed is None or placed.device != device or placed.dtype == dtype:
-            kept = None
-        else:
-            kept = placed if self._stays and self._host_copy is None and self._budget.is_free(device) else None
+        may_stay = self._stays and self._host_copy is None and self._budget.is_free(device)
+        kept = placed if may_stay and placed is not None and placed.device == device and placed.dtype != dtype else None
         self.evict("another place or dtype is needed")  # never more at once than may stay
         return kept
 
@@ -206,8 +199,8 @@ class Resident(ABC, Generic[P]):
             torch.OutOfMemoryError: there is not even room for this layer alone; nothing is placed.
         """
         other = None if self._placed is None else self._kept_beside(device, dtype)
-        where = device, dtype, input_dtype or dtype
-        if self._host_copy is not None and not self._host_copy.placed.fits(*where):
+        where, copy = (device, dtype, input_dtype or dtype), self._host_copy
+        if copy is not None and where != (copy.placed.device, copy.placed.dtype, copy.placed.input_dtype):
             self._drop_host_copy()
         if device.type != budget.UNLIMITED:
             self._budget.make_room(self._account, device)
@@ -222,8 +215,7 @@ class Resident(ABC, Generic[P]):
         may_stay = self._budget.charge(self._account, device, nbytes)
         self._other = other if may_stay else None
         if trace.moves:
-            until = "" if may_stay else ", for this call only: no room"
-            self._trace_move(self._source, device, placed, why + until)
+            self._trace_move(placed, why if may_stay else f"{why}, for this call only: no room")
         if may_stay and self._host_copy is not None:
             self._drop_host_copy()
         elif not may_stay and self._host_copy is None:
@@ -243,9 +235,12 @@ class Resident(ABC, Generic[P]):
                 return self._host_copy.to_device()
             return self._make(layer, *where)
 
-    def _trace_move(self, before: torch.device | str, after: torch.device | str, placed: P, why: str) -> None:
-        names = [one.file.path.name for one in self._bindings]
-        trace.move(self._bindings[0].target.path, names, before, after, placed.stored.nbytes, why)
+    def _trace_move(self, placed: P, why: str, *, leaves: bool = False) -> None:
+        names = "+".join(dict.fromkeys(one.file.path.name for one in self._bindings))
+        source = "file" if self._host_copy is None else "host copy"
+        before, after = (placed.device, source) if leaves else (source, placed.device)
+        path, nbytes = self._bindings[0].target.path, placed.stored.nbytes
+        trace.move("%s %s: %s -> %s, %d bytes: %s", names, path, before, after, nbytes, why)
 
     def _drop_host_copy(self) -> None:
         if self._host_copy is not None:

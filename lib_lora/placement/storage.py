@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 import torch
@@ -58,7 +58,6 @@ class Stored(Generic[T]):
     content: T
     """Where `packed`, some of its tensors are `Packed` ones, so it is of no use but to be stored and moved."""
     packed: bool
-    _nbytes: list[int] = field(default_factory=list, init=False, repr=False)
 
     def get(self) -> T:
         """Return the content, ready to compute with; it must not be written to."""
@@ -67,9 +66,7 @@ class Stored(Generic[T]):
     @property
     def nbytes(self) -> int:
         """Return the bytes on the device."""
-        if not self._nbytes:
-            self._nbytes.append(self.content.nbytes)
-        return self._nbytes[0]
+        return self.content.nbytes
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Stored[T]:
         """Replace every tensor, scales included, by what `change` makes of it."""
@@ -137,26 +134,17 @@ class Placement(Generic[T]):
     input_dtype: torch.dtype
     stored: Stored[T]
 
-    def fits(self, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> bool:
-        """Tell whether a call with this device and these dtypes can use it."""
-        return (self.device, self.dtype, self.input_dtype) == (device, dtype, input_dtype)
-
 
 P = TypeVar("P", bound=Placement[Any])
 
 
 class HostCopy(Generic[P]):
-    """A copy, in the computer's memory, of a placement on a device.
+    """A copy, in the computer's memory, of a placement on a device; in page-locked memory where that is CUDA's."""
 
-    Args:
-        placed: on the device.
-        pinned: whether the copy lies in page-locked memory.
-    """
-
-    def __init__(self, placed: P, *, pinned: bool) -> None:
-        self.nbytes = bytes_of_copy(placed)
-        self.flat = torch.empty(self.nbytes, dtype=torch.uint8, device="cpu", pin_memory=pinned)
-        self._pinned = pinned
+    def __init__(self, placed: P) -> None:
+        self._pinned = placed.device.type == "cuda"
+        nbytes = bytes_of_copy(placed)
+        self.flat = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
         start = 0
 
         def copied(tensor: Tensor) -> Tensor:

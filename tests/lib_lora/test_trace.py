@@ -177,7 +177,7 @@ def test_nobody_else_pays(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: p
     def never(*args: object, **kwargs: object) -> None:
         raise AssertionError("made a line that nobody asked for")
 
-    for name in ("files", "executor", "activation", "move"):
+    for name in ("files", "decision", "move"):
         monkeypatch.setattr(trace, name, never)
     caplog.set_level(logging.DEBUG)
     model = Model()
