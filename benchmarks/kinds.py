@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from lib_lora import Engine, Entry, Stack, plan
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import LowRankOrDense
 
 GOAL, TRANSIENT_GOAL = 1.5, 1.35
 """Time at most, in units of the base layer's, of a kind that acts beside its layer and of one that builds a weight."""
@@ -132,9 +131,10 @@ class Models:
         self.engines = [activate(self.named["ours"], file)]
         slot = slot_of(self.named["ours"].layer)
         assert slot is not None
+        assert slot.executor is not None
         built = isinstance(slot.executor, DenseExecutor)
         # by tokens: beside the layer or built, whichever is cheaper for the number of tokens
-        self.way = "built" if built else "by tokens" if isinstance(slot.executor, LowRankOrDense) else "beside"
+        self.way = "built" if built else "by tokens" if slot.executor.name == "low-rank or dense" else "beside"
         if not built:
             self.named["built"] = twin(base)
             self.engines.append(activate(self.named["built"], file, built=True))

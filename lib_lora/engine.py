@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from .errors import ActivationError, LoraError, NoMatchError, StackError
+from .errors import ActivationError, LoraError, NoMatchError, RowsError, StackError
 from .execution import hooks
 from .execution.hooks import Executor, HookedLayers
 from .execution.merged import refuse_spoiled
@@ -41,7 +41,6 @@ from .tensors import plain_mode
 logger = logging.getLogger(__name__)
 
 PARKED_BYTES = 1 << 30
-_NOTHING = Stack()
 _GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
 _CPU = torch.device("cpu")
 
@@ -251,7 +250,7 @@ class Engine:
         self._plan = plan
         if former is not None and room is not None:
             self._plans.put(former, room)
-        self._hook_calls(stack)
+        self._hook_calls()
         return plan
 
     @contextmanager
@@ -355,7 +354,10 @@ class Engine:
             RowsError: the images of the stack differ, and it has no such image.
         """
         with self._lock, plain_mode(_CPU):
-            self._calls.choose_image(index, self._stack.images, halved=self._stack.halved)
+            images = self._stack.images
+            if index < 0 or index >= images > 1:
+                raise RowsError(f"there is no image {index}; the stack has {images}")
+            self._calls.chosen = index * (1 + self._stack.halved) if images > 1 else 0
             if self._plan is not None:
                 self._plan.strengths.show(self._calls.chosen)
 
@@ -480,15 +482,14 @@ class Engine:
     def _write(self, stack: Stack) -> None:
         """Give the plan in force the strengths of a stack that it serves."""
         assert self._plan is not None
-        rows = self._stack.images, self._stack.halved
-        strengths = self._plan.strengths
-        before = rows, strengths.varying, strengths.by_noise, strengths.has_regions
+        strengths, rows = self._plan.strengths, (self._stack.images, self._stack.halved)
+        before = strengths.varying, strengths.by_noise, strengths.has_regions
         self._plan.write(stack)
-        now = stack.images, stack.halved
-        if now != rows:
+        if rows != (stack.images, stack.halved):
             self._calls.chosen = 0
-        if before != (now, strengths.varying, strengths.by_noise, strengths.has_regions):
-            self._hook_calls(stack)
+            self._hook_calls()
+        elif before != (strengths.varying, strengths.by_noise, strengths.has_regions):
+            self._hook_calls()
 
     def _too_strong(self) -> dict[int, str]:
         """Name the entries in force that change most, where the output of a denoiser is not finite, and since when."""
@@ -509,7 +510,7 @@ class Engine:
             if size == most
         }
 
-    def _hook_calls(self, stack: Stack = _NOTHING) -> None:
+    def _hook_calls(self) -> None:
         """Put hooks on model calls as long as a strength depends on their moment, their rows or their places."""
         _remove(self._hook_removers)
         if self._plan is not None:
@@ -518,9 +519,7 @@ class Engine:
             def flow(name: str) -> bool:
                 return is_flow(self._model.indexes(), name)
 
-            images, halved = stack.images, stack.halved
-            hooks = hook_strengths(components, strengths, self._calls, flow, images=images, halved=halved)
-            self._hook_removers.extend(hooks)
+            self._hook_removers.extend(hook_strengths(components, strengths, self._calls, flow))
 
 
 def _clear(hooked: HookedLayers, *removers: list[Callable[[], None]]) -> None:

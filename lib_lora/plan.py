@@ -17,7 +17,7 @@ from .adapters.base import Form
 from .compiler import is_compiled
 from .execution.dense import DenseExecutor
 from .execution.hooks import Executor, move_to_layer
-from .execution.low_rank import LowRankExecutor, LowRankOrDense
+from .execution.low_rank import LowRankExecutor
 from .execution.merged import MergedExecutor, refuse_spoiled, why_not_merged
 from .naming.blocks import BlockNames, Element
 from .naming.index import LayerIndex, blocks_of
@@ -395,18 +395,14 @@ def live_executor(
     in_order = in_order and len(bindings) > 1 and reads
     if in_order or len(forms) < len(bindings):
         return DenseExecutor(bindings, strengths, policy, in_order=in_order)
-    low_rank = LowRankExecutor(bindings, forms, biased, strengths, policy)
-    if not (prefers_dense or dense_for_many):
-        return low_rank
-    if not all(has_plain_weight(layer, binding.target.param) for binding in bindings):
-        return low_rank
     by_blocks = by_rows or by_columns
-    if prefers_dense and (by_blocks or len(bindings) == 1):
+    dense_is_free = (prefers_dense or dense_for_many) and all(
+        has_plain_weight(layer, binding.target.param) for binding in bindings
+    )
+    if prefers_dense and dense_is_free and (by_blocks or len(bindings) == 1):
         return DenseExecutor(bindings, strengths, policy)
-    if dense_for_many and by_blocks and bindings[0].target.kind == "linear":
-        dense = DenseExecutor(bindings, strengths, policy)
-        return LowRankOrDense(low_rank, dense, bindings[0].target.shape[1], strengths)
-    return low_rank
+    many = dense_for_many and dense_is_free and by_blocks and bindings[0].target.kind == "linear"
+    return LowRankExecutor(bindings, forms, biased, strengths, policy, dense_for_many=many)
 
 
 def _can_be_beside(layer: nn.Module, target: Target, form: Form) -> bool:

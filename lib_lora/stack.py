@@ -14,13 +14,12 @@ from .files.config import USUAL, Reading
 from .strengths.strength import (
     MOST,
     AnyMultiplier,
-    Halves,
     Multiplier,
     all_multipliers,
     as_strength,
     check_multiplier,
     image_multiplier,
-    image_multipliers,
+    multipliers_by_image,
 )
 
 
@@ -56,11 +55,6 @@ class Entry:
     def name(self) -> str:
         """Return the file's name without its ending."""
         return _stem(self.path)
-
-    @property
-    def multipliers(self) -> tuple[Multiplier | Halves, ...]:
-        """Return one multiplier for each image of the batch, or a single one that all images have."""
-        return image_multipliers(self.multiplier)
 
     def of_image(self, image: int, *, negative: bool = False) -> Multiplier:
         """Return the multiplier of one image of the batch, for its positive prompt or for its negative one."""
@@ -122,8 +116,8 @@ class Stack:
         if calls is not None and (type(calls) is not int or calls < 0):
             raise StackError(f"the number of calls must be a whole number from 0 up, not {calls!r}")
         object.__setattr__(self, "entries", _checked(entries))
-        object.__setattr__(self, "images", _images(self.entries))
-        halved = any(isinstance(one, Halves) for entry in self.entries for one in entry.multipliers)
+        images, halved = _images(self.entries)
+        object.__setattr__(self, "images", images)
         object.__setattr__(self, "halved", halved)
         object.__setattr__(self, "mode", mode)
         object.__setattr__(self, "in_order", in_order)
@@ -166,14 +160,16 @@ def _checked(entries: object) -> tuple[Entry, ...]:
     return found
 
 
-def _images(entries: Iterable[Entry]) -> int:
-    images = 1
+def _images(entries: Iterable[Entry]) -> tuple[int, bool]:
+    """Return how many images have multipliers of their own, and whether the halves of any have."""
+    images, halved = 1, False
     for i, entry in enumerate(entries):
-        own = len(entry.multipliers)
-        if images > 1 and own not in (1, images):
-            raise StackError(f"{entry.name}: multipliers for {own} images, and an entry before has {images}", i)
-        images = max(images, own)
-    return images
+        by_image = multipliers_by_image(entry.multiplier)
+        if images > 1 and len(by_image) not in (1, images):
+            text = f"multipliers for {len(by_image)} images, and an entry before has {images}"
+            raise StackError(f"{entry.name}: {text}", i)
+        images, halved = max(images, len(by_image)), halved or max(map(len, by_image)) > 1
+    return images, halved
 
 
 @lru_cache(maxsize=1024)

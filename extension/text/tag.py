@@ -83,7 +83,7 @@ class Tag:
             unet = unet if self.hires_unet is None else self.hires_unet
         of = self._of(te, unet)
         blocks, region = self.blocks.weights(seed), self.mask.region
-        if blocks is None and region is None and not self.sides and self.during.always:
+        if blocks is None and region is None and not self.sides and self.during == ALWAYS:
             plain = _numbers(of)
             if plain is not None:
                 return plain

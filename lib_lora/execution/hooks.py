@@ -12,7 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, SimpleNamespace
-from typing import Any, Protocol, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import nn
@@ -20,7 +20,7 @@ from torch import nn
 from ..compiler import compiling, forget_compiled
 from ..errors import ComponentError, LoraError
 from ..placement import schemes
-from ..placement.resident import device_of
+from ..placement.resident import Resident, device_of
 from .arguments import BaseForward
 from .opaque import key_for
 
@@ -118,33 +118,8 @@ def _exchange(layer: nn.Module, old: object, new: BaseForward) -> None:
             setattr(holder, attribute, MethodType(new, layer))
 
 
-class Executor(Protocol):
-    """Computes one layer with its adapters: `low_rank.py`, `dense.py` or `merged.py`."""
-
-    name: str
-    """As the log has it."""
-    merges: bool
-    """Whether it writes into the base weight."""
-
-    @property
-    def reads_base(self) -> bool:
-        """Tell whether the placed tensors were computed from the base weight."""
-
-    @property
-    def host_bytes(self) -> int:
-        """Return how many bytes are placed in the computer's memory."""
-
-    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute the forward of the layer with its adapters."""
-
-    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
-        """Follow the layer to `device`; with `now`, place or merge before the first call, as far as possible."""
-
-    def is_stale(self, layer: nn.Module) -> bool:
-        """Tell whether a base weight has changed since something was computed from it."""
-
-    def release(self, layer: nn.Module) -> None:
-        """Leave nothing in or beside the layer; the file's own tensors stay."""
+Executor: TypeAlias = Resident[Any]
+"""Computes one layer with its adapters: `low_rank.py`, `dense.py` or `merged.py`."""
 
 
 class Slot:
@@ -524,7 +499,7 @@ class HookedLayers:
 
 
 def move_to_layer(executor: Executor, layer: nn.Module, *, now: bool = False) -> None:
-    """Move an executor to the device of its layer; see `Executor.move`."""
+    """Move an executor to the device of its layer; see `Resident.move`."""
     device = device_of(layer)
     if device is not None:
         executor.move(layer, device, now=now)

@@ -32,7 +32,7 @@ from ..strengths.regions import TokenLayout, is_of_text, token_layout
 from ..strengths.table import FactorRange, FactorRanges, LayerStrengths, StrengthTable, change_of_bias
 from ..tensors import TensorFields
 from . import opaque
-from .arguments import named_arguments, output_in, place_of_input, with_output
+from .arguments import output_in, place_of_input, with_output
 from .dense import DenseExecutor
 from .low_rank_products import (
     EXACT,
@@ -84,6 +84,7 @@ class LowRankExecutor(Resident[Placed]):
         biased: whether each changes the bias.
         strengths: the strength table of the plan.
         policy: how tensors are placed.
+        dense_for_many: whether an effective weight is cheaper for more tokens than the linear layer has inputs.
     """
 
     name = "low-rank"
@@ -95,8 +96,12 @@ class LowRankExecutor(Resident[Placed]):
         biased: Sequence[bool],
         strengths: StrengthTable,
         policy: PlacementPolicy,
+        *,
+        dense_for_many: bool = False,
     ) -> None:
         super().__init__(bindings, strengths, policy)
+        if dense_for_many:
+            self.name, self._dense = "low-rank or dense", DenseExecutor(bindings, strengths, policy)
         self._static = policy.static
         target = bindings[0].target
         self._kind = target.kind
@@ -157,9 +162,16 @@ class LowRankExecutor(Resident[Placed]):
             y = opaque.call(layer, base_forward, args)
             if y is not None:
                 return y
+        place = place_of_input(layer, args, kwargs)
+        x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
+        alike = not self._strengths.mixed and not self.is_regional  # or an effective weight takes a pass for each
+        dense = self._dense
+        if dense is not None and alike and x.dtype in EXACT and x.numel() >= x.shape[-1] ** 2:
+            y = dense.run(layer, base_forward, args, kwargs)
+            self.reads_base |= dense.reads_base
+            return y
         if self._budget.contended:
             self._budget.note(self._account)
-        place = place_of_input(layer, args, kwargs)
         of_base: Any = None
 
         def base(x: Tensor) -> Tensor:
@@ -173,29 +185,26 @@ class LowRankExecutor(Resident[Placed]):
             return output_in(layer, of_base)
 
         try:
-            x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
-            y = self._run(layer, base_forward, base, x)
+            if alike and self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
+                y, of_bias, parts = self._summed(layer, x)
+            else:
+                y, of_bias, parts = self._beside(layer, base_forward, base, x)
+            if parts.bias is not None:
+                y = y + change_of_bias(of_bias, parts.bias, self._spatial)
             return with_output(of_base, y)
         finally:
             if not self._stays:
                 self.evict()
 
-    def _run(self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        alike = self._only_pairs and self._kind == "linear" and not self._strengths.mixed and not self.is_regional
-        if alike and pays(layer, base_forward, x):
-            return self._summed(layer, x)
-        y, of_bias, parts = self._beside(layer, base_forward, base, x)
-        return y if parts.bias is None else y + change_of_bias(of_bias, parts.bias, self._spatial)
-
-    def _summed(self, layer: nn.Module, x: Tensor) -> Tensor:
-        """Compute the layer with the sum of weight and pair."""
+    def _summed(self, layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Parts]:
+        """Compute the layer with the sum of weight and pair; as `_beside`."""
         placed = self._placed_at(layer, x.device, x.dtype)
         parts = placed.stored.get()
         assert parts.pair is not None
         of_pair, of_bias = placed.strengths.alike
         plain = self._plain(placed)
         y = effective_linear(layer, x, parts.pair.down, parts.pair.up, of_pair if plain is None else plain[1])
-        return y if parts.bias is None else y + change_of_bias(of_bias, parts.bias, 0)
+        return y, of_bias, parts
 
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
@@ -380,52 +389,3 @@ def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Opera
             y, fresh = y.clone(), True
         own.outputs(y).add_(delta)
     return y
-
-
-class LowRankOrDense:
-    """Two ways of one linear layer, and the number of tokens from which the second is the cheaper one.
-
-    Where rows of the batch or places of the picture have strengths of their own it is the first: the second takes a
-    pass for each.
-    """
-
-    name = "low-rank or dense"
-    merges = False
-
-    def __init__(self, beside: LowRankExecutor, dense: DenseExecutor, tokens: int, strengths: StrengthTable) -> None:
-        self._beside = beside
-        self._dense = dense
-        self._tokens = tokens
-        self._strengths = strengths
-
-    def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Compute the layer's forward with its adapters."""
-        x: Tensor = named_arguments(args, kwargs)[place_of_input(layer, args, kwargs)]
-        alike = not self._strengths.mixed and not self._beside.is_regional
-        many = alike and x.dtype in EXACT and x.numel() >= self._tokens * x.shape[-1]
-        return (self._dense if many else self._beside).run(layer, base_forward, args, kwargs)
-
-    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
-        """Move the placed tensors; the first call tells which of the two executors is needed."""
-        for one in (self._beside, self._dense):
-            if one.device is not None:
-                one.move(layer, device, now=now)
-
-    def is_stale(self, layer: nn.Module) -> bool:
-        """Tell whether a base weight has changed since something was computed from it."""
-        return self._beside.is_stale(layer) or self._dense.is_stale(layer)
-
-    def release(self, layer: nn.Module) -> None:
-        """Drop the placed tensors; the file's own tensors stay."""
-        self._beside.release(layer)
-        self._dense.release(layer)
-
-    @property
-    def reads_base(self) -> bool:
-        """Tell whether the placed tensors were computed from the base weight."""
-        return self._beside.reads_base or self._dense.reads_base
-
-    @property
-    def host_bytes(self) -> int:
-        """Return how many bytes are placed in the computer's memory."""
-        return self._beside.host_bytes + self._dense.host_bytes

@@ -72,7 +72,10 @@ P = TypeVar("P", bound=Placement[Any])
 class Resident(ABC, Generic[P]):
     """Base class of the executors that place tensors beside their layer."""
 
+    name: str
+    """As the log has it."""
     merges = False
+    """Whether it writes into the base weight."""
 
     def __init__(self, bindings: Sequence[Binding], strengths: StrengthTable, policy: PlacementPolicy) -> None:
         self._storage = policy.storage
@@ -85,6 +88,7 @@ class Resident(ABC, Generic[P]):
         self._static: StaticMemory | None = None
         self._placed: P | None = None
         self._other: P | None = None  # of another dtype, for layers that are called in two by turns
+        self._dense: Resident[Any] | None = None  # for calls of many tokens, where that is cheaper
         self._views: Any = None  # of the placed tensors, as calls need them; made by the first call
         self._stays = True
         self._known: tuple[Adapter, ...] | None = None
@@ -117,6 +121,11 @@ class Resident(ABC, Generic[P]):
                 computes.
         """
         placed, dtype = self._placed, None
+        if self._dense is not None:
+            if self._dense.device is not None:
+                self._dense.move(layer, device, now=now)
+            if placed is None:
+                return  # the first call tells which of the two is needed
         if self._static is not None and device_of(layer) == device:
             self._static.forget(layer, device)
         if placed is not None:
@@ -136,10 +145,14 @@ class Resident(ABC, Generic[P]):
 
     def is_stale(self, layer: nn.Module) -> bool:
         """Tell whether a base weight has changed since something was computed from it, such as by `load_state_dict`."""
+        if self._dense is not None and self._dense.is_stale(layer):
+            return True
         return self.reads_base and not all(map(_agree, self._marks, self._marks_of(layer)))
 
     def release(self, layer: nn.Module) -> None:
         """Drop the placed tensors; the file's own tensors stay."""
+        if self._dense is not None:
+            self._dense.release(layer)
         self._known, self._marks, self.reads_base = None, (), False
         self.evict("it is taken off")
         self._drop_host_copy()
@@ -147,8 +160,8 @@ class Resident(ABC, Generic[P]):
     @property
     def host_bytes(self) -> int:
         """Return how many bytes are placed in the computer's memory."""
-        placed = self._placed
-        return 0 if placed is None or placed.device.type != "cpu" else self._account.nbytes
+        placed, others = self._placed, 0 if self._dense is None else self._dense.host_bytes
+        return others + (0 if placed is None or placed.device.type != "cpu" else self._account.nbytes)
 
     def evict(self, why: str = "the call is over") -> None:
         """Drop the placed tensors; the next call places them again.

@@ -174,16 +174,6 @@ class CallSettings:
         self.chosen = 0
         """The variant of calls without known rows, such as calls of a text encoder."""
 
-    def choose_image(self, index: int, images: int, *, halved: bool = False) -> None:
-        """Choose the image of the next calls of text encoders; a batch of one image has all indexes.
-
-        Raises:
-            RowsError: there is no such image.
-        """
-        if index < 0 or (index >= images > 1):
-            raise RowsError(f"there is no image {index}; the stack has {images}")
-        self.chosen = (index if images > 1 else 0) * (1 + halved)
-
     def moment_of(self, call: ModelCall, *, noise: bool, flow: bool) -> Moment:
         """Return the moment of a call that begins.
 
@@ -218,20 +208,19 @@ class CallSettings:
             given = [row % images for row in range(count)]
         elif len(given) != count:
             raise RowsError(f"a model call has {count} rows, and {len(given)} were told")
-        knows_halves = halves is not None or all(isinstance(one, Row) for one in given)
-        rows = [one if isinstance(one, Row) else Row(one) for one in given]
-        if halves is not None:
-            rows = [row._replace(negative=half) for row, half in zip(rows, halves, strict=True)]
-        if images == 1:  # all images have the same, whatever the host counts
-            rows = [row._replace(image=0) for row in rows]
-        strange = next((row.image for row in rows if not 0 <= row.image < images), None)
-        if strange is not None:
-            raise RowsError(f"a row is said to be of image {strange}; the stack has {images}")
-        if halved and not knows_halves:
+        if halved and halves is None and not all(isinstance(one, Row) for one in given):
             raise RowsError(
                 "a LoRA is for the positive or the negative prompt alone, and nothing tells which of the "
                 f"{count} rows of a model call are of which"
             )
+        rows = [one if isinstance(one, Row) else Row(one) for one in given]
+        if halves is not None:
+            rows = [row._replace(negative=half) for row, half in zip(rows, halves, strict=True)]
+        if images == 1:  # all images have the same, whatever the host counts
+            return [row._replace(image=0) for row in rows]
+        strange = next((row.image for row in rows if not 0 <= row.image < images), None)
+        if strange is not None:
+            raise RowsError(f"a row is said to be of image {strange}; the stack has {images}")
         return rows
 
 
@@ -307,9 +296,6 @@ def hook_strengths(
     table: StrengthTable,
     settings: CallSettings,
     flow: Callable[[str], bool],
-    *,
-    images: int = 1,
-    halved: bool = False,
 ) -> Iterator[Callable[[], None]]:
     """Put hooks on the denoisers if any strength depends on the moment, the rows or the places of a call.
 
@@ -318,20 +304,17 @@ def hook_strengths(
         table: of the plan in force.
         settings: of the host.
         flow: whether the timesteps of a component are fractions of noise.
-        images: of the batch that have strengths of their own.
-        halved: whether positive and negative rows have strengths of their own.
 
     Yields:
         A function that removes the hooks, for each component that has some.
     """
-    if not (table.varying or table.has_regions or images > 1 or halved):
+    if not (table.varying or table.has_regions or len(table.values) > 1):
         return
     lock = CallLock()
     for name, component in components.items():
         if is_denoiser(name):
             patch = patch_of(component) if name.startswith("transformer") else 0
-            fractions = table.by_noise and flow(name)
-            yield _hook_model(component, table, settings, lock, patch, images, flow=fractions, halved=halved)
+            yield _hook_model(component, table, settings, lock, patch, flow=table.by_noise and flow(name))
 
 
 def _hook_model(
@@ -340,10 +323,8 @@ def _hook_model(
     settings: CallSettings,
     lock: CallLock,
     patch: int,
-    images: int,
     *,
     flow: bool,
-    halved: bool,
 ) -> Callable[[], None]:
     """Set the table to each call of a model, and after it to calls outside a denoiser; the hooks hold no model."""
     name, image_first, warned = type(component).__name__, is_image_first(component), False
@@ -361,8 +342,14 @@ def _hook_model(
                 table.set_latents(latents)
             if table.varying:
                 table.set_moment(settings.moment_of(call, noise=table.by_noise, flow=flow))
-            if images > 1 or halved or table.has_parts:
-                _set_rows(table, settings.rows_of(call, images, halved=halved), call, halved=halved)
+            if len(table.values) > 1 or table.has_parts:
+                images, halved = table.stack_strengths.images, table.stack_strengths.halved
+                rows = settings.rows_of(call, images, halved=halved)
+                variants = stack_variants(rows, halved=halved)
+                if call.repeats_rows and len(set(variants)) > 1:
+                    text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
+                    raise RowsError(f"{text}; make them in batches of one")
+                table.set_rows(variants, tuple([row.part for row in rows]))
 
     def end() -> None:
         nonlocal warned
@@ -378,11 +365,3 @@ def _hook_model(
         lock.end(name)
 
     return hook_calls(component, begin, end)
-
-
-def _set_rows(table: StrengthTable, rows: Sequence[Row], call: ModelCall, *, halved: bool) -> None:
-    variants = stack_variants(rows, halved=halved)
-    if call.repeats_rows and len(set(variants)) > 1:
-        text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
-        raise RowsError(f"{text}; make them in batches of one")
-    table.set_rows(variants, tuple([row.part for row in rows]))

@@ -107,6 +107,7 @@ class StackStrengths:
         former: StackStrengths | None = None,
     ) -> None:
         self._wishes, self._model, self.groups = wishes, model, groups
+        self.images, self.halved = variants[-1][0] + 1, variants[-1][1]
         self._variants = [
             [as_strength(image_multiplier(multiplier, image, negative=negative)) for _, multiplier in wishes]
             for image, negative in variants

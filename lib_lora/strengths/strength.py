@@ -75,21 +75,18 @@ class Curve:
             raise StackError(f"a schedule by {self.unit!r} and of the shape {self.shape!r}; there is no such")
 
     @property
-    def at_start(self) -> float:
-        """Return the value before the first step, which text encoders have."""
-        return self.value(0.0 if self.unit == "step" else self.points[-1][0])
-
-    @property
     def values(self) -> list[float]:
         """Return the values of the points."""
         return [value for _, value in self.points]
 
-    def at(self, moment: Moment) -> float:
-        """Return the value at a moment.
+    def at(self, moment: Moment | None) -> float:
+        """Return the value at a moment; without one, before the first step, which text encoders have.
 
         Raises:
             MomentError: the moment lacks what the curve depends on.
         """
+        if moment is None:
+            return self.value(0.0 if self.unit == "step" else self.points[-1][0])
         if self.unit != "step":
             return self.value(_known(moment.sigma if self.unit == "sigma" else moment.timestep, self.unit))
         by_fraction = self.points[-1][0] <= 1.0
@@ -133,11 +130,6 @@ class Window:
             number = getattr(self, name)
             if number is not None and not (math.isfinite(number) and number >= 0):
                 raise StackError(f"{name} {number!r} of a window must be a number from 0 up")
-
-    @property
-    def always(self) -> bool:
-        """Return whether it leaves out nothing."""
-        return self == ALWAYS
 
     def holds(self, moment: Moment) -> bool:
         """Tell whether a moment is in it.
@@ -298,9 +290,7 @@ class Strength:
             MomentError: the moment lacks what the strength depends on.
         """
         amount = self.amount(component, side)
-        if moment is None:
-            return amount.at_start if isinstance(amount, Curve) else amount
-        if not self.during.holds(moment):
+        if moment is not None and not self.during.holds(moment):
             return 0.0
         return amount.at(moment) if isinstance(amount, Curve) else amount
 
@@ -365,26 +355,24 @@ def _constant(strength: float) -> Strength:
     return Strength(strength)
 
 
-def image_multipliers(multiplier: AnyMultiplier) -> tuple[Multiplier | Halves, ...]:
-    """Return one multiplier for each image of the batch, or a single one that all images have."""
-    return multiplier.multipliers if isinstance(multiplier, PerImage) else (multiplier,)
+def multipliers_by_image(multiplier: AnyMultiplier) -> tuple[tuple[Multiplier, ...], ...]:
+    """Return the multiplier of the positive prompt, and of the negative one where that differs, for each image.
+
+    A single image stands for all that have the same.
+    """
+    images = multiplier.multipliers if isinstance(multiplier, PerImage) else (multiplier,)
+    return tuple([(one.positive, one.negative) if isinstance(one, Halves) else (one,) for one in images])
 
 
 def image_multiplier(multiplier: AnyMultiplier, image: int, *, negative: bool = False) -> Multiplier:
     """Return the multiplier of one image of the batch, for its positive prompt or for its negative one."""
-    own = multiplier
-    if isinstance(own, PerImage):
-        own = own.multipliers[image if len(own.multipliers) > 1 else 0]
-    if not isinstance(own, Halves):
-        return own
-    return own.negative if negative else own.positive
+    images = multipliers_by_image(multiplier)
+    return images[image if len(images) > 1 else 0][-1 if negative else 0]
 
 
 def all_multipliers(multiplier: AnyMultiplier) -> tuple[Multiplier, ...]:
     """Return the multipliers of all images, and of both halves."""
-    if isinstance(multiplier, PerImage):
-        return tuple([one for image in multiplier.multipliers for one in all_multipliers(image)])
-    return (multiplier.positive, multiplier.negative) if isinstance(multiplier, Halves) else (multiplier,)
+    return tuple([one for image in multipliers_by_image(multiplier) for one in image])
 
 
 def is_off(multiplier: AnyMultiplier) -> bool:

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackError, plan
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
-from lib_lora.execution.low_rank import LowRankOrDense
 from lib_lora.strengths.model_call import CallSettings, ModelCall, Row, stack_variants
 from lib_lora.tuning import Tuner
 from tests.fakes.contract import CASES, FILE, worst, write
@@ -357,7 +356,7 @@ def test_many_tokens_are_beside_the_layer_while_rows_differ(tmp_path):
     engine = Engine({"unet": model})
     engine.activate(Stack([entry]))
     way = slot_of(base.layer).executor
-    assert isinstance(way, LowRankOrDense)
+    assert way.name == "low-rank or dense"
     model(x)
     assert way._dense._placed is None
     engine.set_multiplier(0, 0.5)
@@ -421,7 +420,7 @@ class TestTextEncoders:
         engine = Engine({"unet": model, "text_encoder": encoder})
         plain, want = encoder(tokens), []
         for image in range(3):
-            engine.activate(Stack([Entry(stack.entries[0].path, stack.entries[0].multipliers[image])]))
+            engine.activate(Stack([Entry(stack.entries[0].path, stack.entries[0].multiplier.multipliers[image])]))
             want.append(encoder(tokens))
         assert torch.equal(want[1] + 0.0, plain + 0.0)
         engine.activate(stack)

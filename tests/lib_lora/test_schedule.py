@@ -95,9 +95,9 @@ def test_windows_and_curves_of_noise() -> None:
     ]
     curve = Curve(((10, 1.0), (0, 0.0)), unit="sigma")
     assert curve.at(Moment(sigma=5.0)) == 0.5
-    assert curve.at_start == 1.0  # the most noise is at the beginning
+    assert curve.at(None) == 1.0  # the most noise is at the beginning
     assert Curve(((1000, 2.0), (0, 0.0)), unit="timestep").at(Moment(timestep=250)) == 0.5
-    assert Curve(((0, 2.0), (1, 0.0))).at_start == 2.0
+    assert Curve(((0, 2.0), (1, 0.0))).at(None) == 2.0
 
 
 @pytest.mark.parametrize(
