@@ -196,7 +196,7 @@ class Engine:
             self._model.check_names(stack)
             patched_again = hooks.ensure_in_force()
             indexes = self._model.indexes()
-            networks = tuple(self._network(i, entry, indexes, stack.reading) for i, entry in enumerate(stack))
+            networks = tuple(self._network(i, entry, indexes, stack.reading) for i, entry in enumerate(stack.entries))
             key = PlanKey.of(stack, networks, indexes)
             plan = self._plan
             kept = not patched_again and plan is not None and plan.key == key and self._hooked.hold(plan.executors)
@@ -211,9 +211,8 @@ class Engine:
             self._watch.begin(self.components)
             if not kept:
                 self._watch.expect(plan.places)
-            choices = plan.choices.by_layer
-            if choices and self._tuner is not None:
-                self._tuner.begin(choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
+            if plan.choices and self._tuner is not None:
+                self._tuner.begin(plan.choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
             return plan.report
 
     def _rewrite(self, stack: Stack) -> Plan:
@@ -222,9 +221,9 @@ class Engine:
         assert plan is not None
         if trace.decisions:
             trace.decision("the same files and layers: strengths written")
-        if plan.choices.decided:
-            self._serve(plan, plan.choices.taken_back(plan.executors))
-            plan.choices.decided = False
+        if plan.decided:
+            self._serve(plan, plan.taken_back())
+            plan.decided = False
         plan.drop_stale()
         self._write(stack)
         return plan
@@ -239,8 +238,8 @@ class Engine:
             plan = make_plan(stack, key, self.components, checkpoints, self._policy)
         else:
             plan.come_back(stack)
-        former, room = self._plan, self._plans.room_for(self._plan)
-        reset, resting, keep = self._budget.reset, self._model.resting, room is not None
+        former, reset, resting = self._plan, self._budget.reset, self._model.resting
+        keep = former is not None and self._plans.has_room(former)
         try:
             self._hooked.swap(plan.executors, reset, resting, keep=keep, checked=checked)
         except BaseException:
@@ -248,8 +247,8 @@ class Engine:
                 former.strengths.refresh()  # both had them in the same memory
             raise
         self._plan = plan
-        if former is not None and room is not None:
-            self._plans.put(former, room)
+        if former is not None and keep:
+            self._plans.put(former)
         self._hook_calls()
         return plan
 
@@ -389,14 +388,13 @@ class Engine:
     def _take_off(self) -> None:
         if self._tuner is not None:
             self._tuner.end()
-        room = self._plans.room_for(self._plan)
         self._stack, former, self._plan = Stack(), self._plan, None
         self._calls.chosen = 0
         self._watch.end()
         self._hook_calls()
-        if former is not None and room is not None:
+        if former is not None and self._plans.has_room(former):
             self._hooked.keep(former.executors)
-            self._plans.put(former, room)
+            self._plans.put(former)
         self._hooked.detach()
         scratch.free()
         self._budget.reset()
@@ -466,7 +464,7 @@ class Engine:
             plan = self._plan
             if plan is None:
                 return
-            plan.choices.decided = True
+            plan.decided = True
             try:
                 self._serve(plan, executors)
             except (LoraError, OSError, RuntimeError, MemoryError) as error:

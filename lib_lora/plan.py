@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -27,9 +27,9 @@ from .naming.whole import Whole
 from .placement import schemes, trace
 from .placement.resident import Binding, PlacementPolicy
 from .report import ActivationReport
-from .stack import Stack
+from .stack import Entry, Stack
 from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_rules, group_numbers
-from .strengths.strength import Strength, as_strength
+from .strengths.strength import as_strength
 from .strengths.table import StrengthTable
 from .tensors import every
 from .weights.base_weight import has_plain_weight
@@ -37,7 +37,11 @@ from .weights.originals import Checkpoint
 
 _APART = "the images of the batch have LoRA of their own"
 _HALVED = "positive and negative prompts have LoRA of their own"
+_SWAPPED = "its weights are swapped in and out"
 _COMPILED = "the model is compiled, and merging would compile it again"
+_WHOLE = "a file has it as one with other layers, and its adapter depends on the weights of all of them"
+_VARIES = "the strength differs from step to step"
+_REGIONAL = "a LoRA is for a part of the picture"
 _UNDECIDED = "the first call tells where merging pays"
 _CHEAPER = "merging would not pay"
 
@@ -50,23 +54,6 @@ class Choice:
     bindings: tuple[Binding, ...]
     live: Executor
     merged: MergedExecutor
-
-
-@dataclass(slots=True, eq=False)
-class Choices:
-    """The layers of a plan of which a tuner decides whether they are merged."""
-
-    by_layer: weakref.WeakKeyDictionary[nn.Module, Choice]
-    decided: bool = False
-
-    def taken_back(self, executors: Mapping[nn.Module, Executor]) -> dict[nn.Module, Executor]:
-        """Return the live executors of the layers that `executors` merges."""
-        return {layer: one.live for layer, one in list(self.by_layer.items()) if executors.get(layer) is not one.live}
-
-    def left_live(self, executors: Mapping[nn.Module, Executor]) -> dict[str, int]:
-        """Return why layers are live, or are to stay so -> how many."""
-        live = len(self.by_layer) - len(self.taken_back(executors))
-        return {_CHEAPER if self.decided else _UNDECIDED: live} if live else {}
 
 
 @dataclass(frozen=True)
@@ -88,10 +75,8 @@ class PlanKey:
     """Why nothing is merged all the same, as one weight cannot serve several rows of a call; or empty."""
     in_order: bool
     """Whether entries act in order."""
-    varying: frozenset[int]
-    """Where something is merged, the entries that are not, as their strength differs from step to step."""
-    regional: frozenset[int]
-    """Likewise the entries that act on a part of the picture."""
+    live: tuple[str, ...]
+    """Where something is merged, why layers of the denoiser that an entry changes are not; empty where they are."""
 
     @classmethod
     def of(cls, stack: Stack, networks: Iterable[Network], indexes: Iterable[LayerIndex]) -> PlanKey:
@@ -104,31 +89,32 @@ class PlanKey:
         """
         indexes = tuple(indexes)
         auto = stack.mode == "auto" and (stack.calls or 0) > 1
-        merging, apart = frozenset[str](), ""
-        varying = regional = frozenset[int]()
+        merging, apart, live = frozenset[str](), "", tuple[str, ...]()
         if auto or stack.mode == "merged":
             names = (index.component for index in indexes)
             merging = frozenset(name for name in names if not (auto and name.startswith("text_encoder")))
         if merging:
             apart = _APART if stack.images > 1 else _HALVED if stack.halved else ""
-            varying = _entries(stack, lambda one: one.varies)
-            regional = _entries(stack, lambda one: one.region is not None)
+            live = tuple(map(_why_live, stack.entries))
         return cls(
             tuple(networks),
             indexes,
-            tuple(entry.rank for entry in stack),
-            tuple(block_rules(entry.multiplier) for entry in stack),
+            tuple([entry.rank for entry in stack.entries]),
+            tuple([block_rules(entry.multiplier) for entry in stack.entries]),
             merging,
             auto and bool(merging),
             apart,
             stack.in_order,
-            varying,
-            regional,
+            live,
         )
 
 
-def _entries(stack: Stack, matches: Callable[[Strength], bool]) -> frozenset[int]:
-    return frozenset(i for i, entry in enumerate(stack) if any(matches(as_strength(one)) for one in entry.every))
+def _why_live(entry: Entry) -> str:
+    """Return why one weight cannot hold an entry at all steps and places; empty where it can."""
+    strengths = [as_strength(one) for one in entry.every]
+    if any(one.varies for one in strengths):
+        return _VARIES
+    return _REGIONAL if any(one.region is not None for one in strengths) else ""
 
 
 @dataclass(eq=False)
@@ -139,12 +125,14 @@ class Plan:
     executors: weakref.WeakKeyDictionary[nn.Module, Executor]
     """Weakly, so that what lies beside a layer goes when the model does."""
     strengths: StrengthTable
-    choices: Choices
-    """The layers that are merged where that pays."""
+    choices: weakref.WeakKeyDictionary[nn.Module, Choice]
+    """The layers of which a tuner decides whether they are merged."""
     why_live: Mapping[str, int]
     """Why layers are never merged though the stack asks for it -> how many."""
     may_come_back: bool
     """Whether it may be kept: nothing of it is worked out of weights that may change meanwhile."""
+    decided: bool = False
+    """Whether the tuner has decided."""
 
     @property
     def networks(self) -> tuple[Network, ...]:
@@ -155,10 +143,17 @@ class Plan:
     def report(self) -> ActivationReport:
         """Return what became of the stack by now."""
         merged = sum(one.merges for one in list(self.executors.values())) if self.key.merging else 0
-        live = {**self.why_live, **self.choices.left_live(self.executors)}
+        live, left = dict(self.why_live), len(self.choices) - len(self.taken_back())
+        if left:
+            live[_CHEAPER if self.decided else _UNDECIDED] = left
         reports = tuple(network.report for network in self.networks)
         idle, partly_idle = self.strengths.idle()
         return ActivationReport(reports, merged, live, changed=len(self.executors), idle=idle, partly_idle=partly_idle)
+
+    def taken_back(self) -> dict[nn.Module, Executor]:
+        """Return the live executors of the layers that a tuner had merged."""
+        chosen = list(self.choices.items())
+        return {layer: one.live for layer, one in chosen if self.executors.get(layer) is not one.live}
 
     @property
     def places(self) -> dict[tuple[str, str], nn.Module]:
@@ -253,20 +248,59 @@ def make_plan(
     static = next((one.static for one in policies.values() if one.static is not None), None)
     kept = None if static is None else static.vector
     strengths = StrengthTable(stack_strengths, kept)
-    read = {layer for _, _, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
-    varying = stack_strengths.varying_groups if key.merging else frozenset[int]()
-    chooser = _Chooser(key, strengths, components, checkpoints, policies, read, varying)
+    why_live = _why_layers_live(key, components, bindings, groups) if key.merging else {}
     executors: weakref.WeakKeyDictionary[nn.Module, Executor] = weakref.WeakKeyDictionary()
-    for component, layer, bound in bindings:
-        executors[layer] = chooser.executor(component, layer, bound)
+    choices: weakref.WeakKeyDictionary[nn.Module, Choice] = weakref.WeakKeyDictionary()
+    for component, layer, own in bindings:
+        why, in_order, merged = why_live.get(layer), key.in_order, None
+        if why == "":
+            checkpoint = checkpoints.get(component)
+            merged = MergedExecutor(own, strengths, in_order=in_order, checkpoint=checkpoint)
+        if merged is not None and not key.auto:
+            executors[layer] = merged
+        else:
+            live = live_executor(layer, own, strengths, policy=policies[component], in_order=in_order)
+            executors[layer] = live
+            if merged is not None:
+                choices[layer] = Choice(component, tuple(own), live, merged)
+        if trace.decisions:
+            adapters = ", ".join(f"{one.file.path.name} ({type(one.adapter).__name__})" for one in own)
+            reason, name = f"; live: {why}" if why else "", executors[layer].name
+            trace.decision("%s.%s: %s: %s%s", component, own[0].target.path, name, adapters, reason)
     return Plan(
         key=key,
         executors=executors,
         strengths=strengths,
-        choices=Choices(weakref.WeakKeyDictionary(chooser.choices)),
-        why_live=dict(chooser.live),
-        may_come_back=not read and not key.merging,
+        choices=choices,
+        why_live=Counter(filter(None, why_live.values())),
+        may_come_back=not key.merging and all(one.whole is None for _, _, own in bindings for one in own),
     )
+
+
+def _why_layers_live(
+    key: PlanKey,
+    components: Mapping[str, nn.Module],
+    bindings: Sequence[tuple[str, nn.Module, Sequence[Binding]]],
+    groups: Mapping[StrengthGroup, int],
+) -> dict[nn.Module, str]:
+    """Return why each layer of the components that are to be merged is not; an empty text where it is."""
+    of_component = dict.fromkeys(key.merging, key.apart)
+    for name in key.merging if not key.apart else ():
+        if not all(schemes.stays(module) for module in every(components[name])):
+            of_component[name] = _SWAPPED  # layers are lent copies of their weights: a written one is lost
+        elif key.auto and is_compiled(components[name]):
+            of_component[name] = _COMPILED
+    of_group = {number: key.live[group.entry] for group, number in groups.items() if group.side is not None}
+    read = {layer for *_, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
+    layers = {module for component in components.values() for module in component.modules()}
+    owners = Counter(id(parameter) for module in layers for parameter in module._parameters.values())
+    shared = frozenset(number for number, count in owners.items() if count > 1)
+    found: dict[nn.Module, str] = {}
+    for component, layer, own in bindings:
+        if component in key.merging:
+            of_layer = _WHOLE if layer in read else max(of_group.get(one.group, "") for one in own)
+            found[layer] = of_component[component] or of_layer or why_not_merged(layer, own, shared) or ""
+    return found
 
 
 def _policies(policy: PlacementPolicy, components: Mapping[str, nn.Module]) -> dict[str, PlacementPolicy]:
@@ -284,7 +318,7 @@ def _bindings(
     by_component = {index.component: index for index in key.indexes}
     found: dict[nn.Module, tuple[str, list[Binding]]] = {}  # by module: one that has two names still is one layer
     wholes: dict[tuple[str, Place], Whole] = {}
-    numbered = list(zip(range(len(stack)), stack, key.networks, strict=True))
+    numbered = list(zip(range(len(stack.entries)), stack.entries, key.networks, strict=True))
     if not stack.in_order:  # sums have the same bits only if they are made in the same order
         numbered.sort(key=lambda one: (str(one[1].path), one[1].rank or 0))
     for i, entry, network in numbered:
@@ -303,76 +337,6 @@ def _bindings(
         for i, (layer, (component, bound)) in enumerate(found.items())
     ]
     return [(component, layer, bound) for _, component, _, _, layer, bound in sorted(every)]
-
-
-class _Chooser:
-    """Chooses the executor of one layer after the other, and remembers why layers are not merged."""
-
-    def __init__(
-        self,
-        key: PlanKey,
-        strengths: StrengthTable,
-        components: Mapping[str, nn.Module],
-        checkpoints: Mapping[str, Checkpoint],
-        policies: Mapping[str, PlacementPolicy],
-        read: Collection[nn.Module],
-        varying: Collection[int],
-    ) -> None:
-        self._varying = varying
-        self._policies = policies
-        self._read = read
-        self._strengths = strengths
-        self._checkpoints = checkpoints
-        self._key = key
-        merging = key.merging
-        self._shared = _shared_parameters(components.values()) if merging else frozenset()
-        self._swapped = {name for name in merging if _is_swapped(components[name])}
-        self._compiled = {name for name in merging if key.auto and is_compiled(components[name])}
-        self.choices: dict[nn.Module, Choice] = {}
-        self.live: Counter[str] = Counter()
-
-    def executor(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> Executor:
-        """Choose the executor of a layer."""
-        in_order, reason, merged = self._key.in_order, None, None
-        if component in self._key.merging:
-            reason = self._why_live(component, layer, bindings)
-            if reason is None:
-                checkpoint = self._checkpoints.get(component)
-                merged = MergedExecutor(bindings, self._strengths, in_order=in_order, checkpoint=checkpoint)
-                if not self._key.auto:
-                    if trace.decisions:
-                        _log(component, bindings, merged)
-                    return merged
-            else:
-                self.live[reason] += 1
-        live = live_executor(layer, bindings, self._strengths, policy=self._policies[component], in_order=in_order)
-        if merged is not None:
-            self.choices[layer] = Choice(component, tuple(bindings), live, merged)
-        if trace.decisions:
-            _log(component, bindings, live, reason)
-        return live
-
-    def _why_live(self, component: str, layer: nn.Module, bindings: Sequence[Binding]) -> str | None:
-        """Return why a layer of a component that is to be merged is not; None where it is."""
-        if self._key.apart:
-            return self._key.apart
-        if component in self._swapped:
-            return "its weights are swapped in and out"
-        if component in self._compiled:
-            return _COMPILED
-        if layer in self._read:
-            return "a file has it as one with other layers, and its adapter depends on the weights of all of them"
-        if any(binding.group in self._varying for binding in bindings):
-            return "the strength differs from step to step"
-        if any(binding.group in self._strengths.regional_groups for binding in bindings):
-            return "a LoRA is for a part of the picture"
-        return why_not_merged(layer, bindings, self._shared)
-
-
-def _log(component: str, bindings: Sequence[Binding], executor: Executor, why_live: str | None = None) -> None:
-    adapters = ", ".join(f"{one.file.path.name} ({type(one.adapter).__name__})" for one in bindings)
-    reason = f"; live: {why_live}" if why_live else ""
-    trace.decision("%s.%s: %s: %s%s", component, bindings[0].target.path, executor.name, adapters, reason)
 
 
 def live_executor(
@@ -415,18 +379,6 @@ def _can_be_beside(layer: nn.Module, target: Target, form: Form) -> bool:
     return target.kind in ("linear", "conv")
 
 
-def _is_swapped(component: nn.Module) -> bool:
-    """Tell whether an offload scheme lends its layers copies of their weights, so that a written weight is lost."""
-    return not all(schemes.stays(module) for module in every(component))
-
-
-def _shared_parameters(components: Iterable[nn.Module]) -> frozenset[int]:
-    """Return the ids of the parameters that more than one layer has."""
-    layers = {module for component in components for module in component.modules()}
-    counts = Counter(id(parameter) for module in layers for parameter in module._parameters.values())
-    return frozenset(number for number, count in counts.items() if count > 1)
-
-
 _PLANS = 16
 """Even a plan without tensors has some objects for each layer."""
 
@@ -440,32 +392,22 @@ class PlanCache:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._plans: dict[PlanKey, tuple[Plan, int]] = {}  # with their bytes; the latest last
+        self._plans: dict[PlanKey, Plan] = {}  # the latest last
 
-    def room_for(self, plan: Plan | None) -> int | None:
-        """Return the bytes that a plan would take here; None where it may not be kept, or is too large."""
-        if plan is None or not plan.may_come_back:
-            return None
-        nbytes = plan.host_bytes
-        return nbytes if nbytes <= self._limit else None
+    def has_room(self, plan: Plan) -> bool:
+        """Return whether a plan may be kept, and is not too large."""
+        return plan.may_come_back and plan.host_bytes <= self._limit
 
-    def put(self, plan: Plan, nbytes: int) -> None:
-        """Keep a plan that is no longer in force; drop the oldest ones as far as it needs their room.
-
-        Args:
-            plan: its executors have left their layers.
-            nbytes: as `room_for` returned before they left.
-        """
-        if plan.key in self._plans:
-            self._drop(plan.key)
-        self._plans[plan.key] = plan, nbytes
-        while len(self._plans) > _PLANS or sum(nbytes for _, nbytes in self._plans.values()) > self._limit:
+    def put(self, plan: Plan) -> None:
+        """Keep a plan of which the executors have left their layers; drop the oldest ones as far as it needs room."""
+        self._drop(plan.key)
+        self._plans[plan.key] = plan
+        while len(self._plans) > _PLANS or (len(self._plans) > 1 and self.nbytes > self._limit):
             self._drop(next(iter(self._plans)))
 
     def take(self, key: PlanKey) -> Plan | None:
         """Return the plan of a key, which is not kept any more; None where none is."""
-        found = self._plans.pop(key, None)
-        return None if found is None else found[0]
+        return self._plans.pop(key, None)
 
     def keep_only(self, is_known: Callable[[Network], bool]) -> None:
         """Drop the plans of files that are not known any more."""
@@ -475,13 +417,14 @@ class PlanCache:
 
     def clear(self) -> None:
         """Drop all plans."""
-        for key in list(self._plans):
-            self._drop(key)
+        self.keep_only(lambda _: False)
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of all plans."""
-        return sum(plan.host_bytes for plan, _ in self._plans.values())
+        return sum([plan.host_bytes for plan in self._plans.values()])
 
     def _drop(self, key: PlanKey) -> None:
-        self._plans.pop(key)[0].release()
+        plan = self._plans.pop(key, None)
+        if plan is not None:
+            plan.release()

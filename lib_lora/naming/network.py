@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from ..weights.base_weight import read_base_weight
 from .architectures.base import input_layers
 from .blocks import BlockNames
 from .index import LayerIndex, alias_table, blocks_of, check_named, family_of_model
-from .parsed import NOT_FINITE, Group, Miss, ParsedFile, key_formats, misfit
+from .parsed import NOT_FINITE, Group, Miss, ParsedFile, Recipe, key_formats, misfit
 from .places import Place, Target
 from .whole import Whole
 
@@ -54,14 +53,9 @@ class Bound:
     place: Place
     """The file's layer, of which `target` is the whole, or one of several."""
 
-    @property
-    def weight(self) -> tuple[str, str, str]:
-        """Return component, layer and parameter."""
-        return self.component, self.target.path, self.target.param
 
-
-_Layer = tuple[int, Group, Mapping[str, Place], Miss]
-"""A layer of the file: its turn, its parameters, its place in each component, and why it acts on nothing without one.
+_Fit = tuple[int, Group, list[Bound], Miss]
+"""A layer of the file: its turn, its parameters, its adapters in the model, and why it acts on nothing without any.
 
 The turn is 0 for a layer that the file has fused, which comes first, 2 for a part of a layer of the model, else 1. A
 file may have a fused layer and its parts, too: SimpleTuner's are empty then, others say the same twice.
@@ -78,16 +72,15 @@ class Network:
         self._indexes = {index.component: index for index in indexes}
         self._family = family_of_model(indexes)
         self._scopes = {component: self._scope(component) for component in {one.component for one in parsed.groups}}
-        layers = sorted(self._located(), key=itemgetter(0))
-        fits = self._fitted(layers)
-        fitting = [group for (_, group, *_), fit in zip(layers, fits, strict=True) if isinstance(fit, list)]
-        bad = parsed.file.not_finite([key for group in fitting for key in group.reads])
+        self._named: dict[tuple[str, str | None, str], dict[str, str] | NumberingError] = {}
+        fits = sorted([self._fit(group) for group in parsed.groups], key=itemgetter(0))
+        bad = parsed.file.not_finite([key for _, group, found, _ in fits if found for key in group.reads])
         unused: list[Unused] = []
         by_weight: dict[tuple[str, str, str], list[Bound]] = {}
         acting: list[Group] = []
         idle: list[Group] = []
-        for (_, group, *_), fit in zip(layers, fits, strict=True):
-            miss = fit if isinstance(fit, tuple) else _add(group, fit, by_weight, bad)
+        for _, group, found, why in fits:
+            miss = _add(group, found, by_weight, bad) if found else why
             if miss is None:
                 acting.append(group)
             else:
@@ -156,8 +149,8 @@ class Network:
         """
         index = self._indexes.get(component)
         place = None if index is None else index.find(path)
-        weights = [] if place is None else [(component, one.target.path, one.target.param) for one in place.segments]
-        found = [one for one in self.bound if one.weight in weights]
+        weights = {(component, at.target.path, at.target.param) for at in (() if place is None else place.segments)}
+        found = [one for one in self.bound if (one.component, one.target.path, one.target.param) in weights]
         if index is None or place is None or not found:
             raise ComponentError(f"{self.file.path.name} does not change {component}.{path}")
         self.file.verify()
@@ -184,33 +177,42 @@ class Network:
             return tiers, meant, ("no_component", f"component {component} is absent in this model", "")
         return tiers, meant, ("no_module", f"no module of that name in {', '.join(meant)}", "")
 
-    def _located(self) -> Iterator[_Layer]:
-        """Yield each layer of the file, with the places in the model that it may act on."""
-        numbered: dict[tuple[str, str | None, str], dict[str, str] | NumberingError] = {}
-        formats = key_formats()
-        for group in self._parsed.groups:
-            tiers, _, miss = self._scopes[group.component]
-            names_of = formats[group.format].names_of
-            places: dict[str, Place] = {}
-            for index in map(self._indexes.__getitem__, chain.from_iterable(tiers)):
-                name, table = group.module, index.flat if group.flattened else index.dotted
-                if names_of is not None:
-                    alike = group.format, group.component, index.component
-                    if alike not in numbered:
-                        numbered[alike] = self._numbered(group, index, names_of)
-                    names = numbered[alike]
-                    if isinstance(names, NumberingError):
-                        miss = "no_module", names.reason, names.detail
-                        continue
-                    name, table = names[name], index.dotted
-                place = table.get(name)
-                if place is not None:
-                    places[index.component] = place
-            turn = 1
-            first = next(iter(places.values())) if places else None
-            if first is not None and first.target is None:
-                turn = 0 if len({one.target.name for one in first.segments}) > 1 else 2
-            yield turn, group, places, miss if group.recipe is not None else group.unread()
+    def _fit(self, group: Group) -> _Fit:
+        """Make a layer's adapters in the likeliest components that it fits, or tell why it fits nowhere."""
+        tiers, meant, miss = self._scopes[group.component]
+        if group.recipe is None:
+            return 1, group, [], group.unread()
+        found: list[Bound] = []
+        first: Place | None = None
+        for tier in tiers:
+            for component in tier:
+                place = self._place(group, self._indexes[component])
+                if isinstance(place, NumberingError):
+                    miss = "no_module", place.reason, place.detail
+                elif place is not None:
+                    first = first or place
+                    bound = self._bound(group, group.recipe, component, place)
+                    if isinstance(bound, list):
+                        found += bound
+                    elif component in meant:  # in another component, only what fits counts
+                        miss = bound
+            if found:
+                break
+        turn = 1
+        if first is not None and first.target is None:
+            turn = 0 if len({one.target.name for one in first.segments}) > 1 else 2
+        return turn, group, found, miss
+
+    def _place(self, group: Group, index: LayerIndex) -> Place | NumberingError | None:
+        """Return the place of a layer of the file in a component; None where it has none."""
+        names_of = key_formats()[group.format].names_of
+        if names_of is None:
+            return (index.flat if group.flattened else index.dotted).get(group.module)
+        alike = group.format, group.component, index.component
+        if alike not in self._named:
+            self._named[alike] = self._numbered(group, index, names_of)
+        names = self._named[alike]
+        return names if isinstance(names, NumberingError) else index.dotted.get(names[group.module])
 
     def _numbered(self, group: Group, index: LayerIndex, names_of: NamesOf) -> dict[str, str] | NumberingError:
         """Return the names in a component of the layers that a group and all like it have numbers for."""
@@ -225,39 +227,21 @@ class Network:
         except NumberingError as error:
             return error
 
-    def _fitted(self, layers: Sequence[_Layer]) -> list[list[Bound] | Miss]:
-        """Make each layer's adapters in the likeliest components that it fits, or tell why it fits nowhere."""
-        found: list[list[Bound] | Miss] = [miss for *_, miss in layers]
-        for number in range(max([len(tiers) for tiers, *_ in self._scopes.values()], default=0)):
-            wanted: list[tuple[int, Group, str, Place]] = []
-            for i, (_, group, places, _) in enumerate(layers):
-                tiers, meant, _ = self._scopes[group.component]
-                for component in tiers[number] if number < len(tiers) and isinstance(found[i], tuple) else ():
-                    place = places.get(component)
-                    if place is None or group.recipe is None:
-                        continue
-                    if place.site.kind in group.recipe.kinds:
-                        wanted.append((i, group, component, place))
-                    elif component in meant:  # in another component, only what fits counts
-                        text = f"not defined for {_PLURAL[place.site.kind]}"
-                        found[i] = "layer_kind", text, f"{component}.{place.name}"
-            adapters = self._parsed.adapters([(group, place.site) for _, group, _, place in wanted], self._reading)
-            for (i, group, component, place), made in zip(wanted, adapters, strict=True):
-                adapter = self._widened(group, component, place) if isinstance(made, ValueError) else made
-                bound = found[i]
-                if adapter is not None:
-                    try:
-                        parts = [(at, adapter if rows is None else part_of(adapter, rows)) for at, rows in place.pieces]
-                    except UnsupportedError as error:
-                        found[i] = misfit(error, f"{component}.{place.name}")
-                        continue
-                    if isinstance(bound, tuple):
-                        bound = found[i] = []
-                    bound += [Bound(component, target, own, place) for target, own in parts]
-                elif isinstance(bound, tuple) and component in self._scopes[group.component][1]:
-                    assert isinstance(made, ValueError)
-                    found[i] = misfit(made, f"{component}.{place.name}")
-        return found
+    def _bound(self, group: Group, recipe: Recipe, component: str, place: Place) -> list[Bound] | Miss:
+        """Make a layer's adapters at a place, or tell why they cannot act there."""
+        if place.site.kind not in recipe.kinds:
+            return "layer_kind", f"not defined for {_PLURAL[place.site.kind]}", f"{component}.{place.name}"
+        adapter = self._parsed.adapter(group, place.site, self._reading)
+        if isinstance(adapter, ValueError):
+            widened = self._widened(group, component, place)
+            if widened is None:
+                return misfit(adapter, f"{component}.{place.name}")
+            adapter = widened
+        try:
+            parts = [(at, adapter if rows is None else part_of(adapter, rows)) for at, rows in place.pieces]
+        except UnsupportedError as error:
+            return misfit(error, f"{component}.{place.name}")
+        return [Bound(component, target, own, place) for target, own in parts]
 
     def _widened(self, group: Group, component: str, place: Place) -> Adapter | None:
         """Make an adapter of a layer that takes more than the latents; None where it is not just that."""
@@ -271,7 +255,7 @@ class Network:
         if inputs >= place.shape[1]:
             return None
         site = replace(place.site, shape=(out, inputs, *kernel))
-        (adapter,) = self._parsed.adapters([(group, site)], self._reading)
+        adapter = self._parsed.adapter(group, site, self._reading)
         if isinstance(adapter, ValueError) or adapter.reads_base:
             return None  # the report says what does not fit the layer as it is
         return Narrow(adapter, inputs, place.shape[1])
@@ -286,11 +270,11 @@ def _add(
             text = f"{key} has numbers that are NaN or infinite; download the file again, or train it again"
             return "not_finite", NOT_FINITE, text
     for one in found:
-        for other in by_weight.get(one.weight, ()):
+        for other in by_weight.get((one.component, one.target.path, one.target.param), ()):
             if one.target.overlaps(other.target):
                 return "second_adapter", f"a second adapter for {one.component}.{one.target.name}", ""
     for one in found:
-        by_weight.setdefault(one.weight, []).append(one)
+        by_weight.setdefault((one.component, one.target.path, one.target.param), []).append(one)
     return None
 
 

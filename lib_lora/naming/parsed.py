@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
@@ -212,38 +212,35 @@ class ParsedFile:
         except ValueError as error:
             raise FileError(file.path, f"cannot be used: {error}") from error
 
-    def adapters(self, wanted: Iterable[tuple[Group, Site]], reading: Reading = USUAL) -> list[Adapter | ValueError]:
-        """Build the adapters of groups that have a recipe, each for one weight.
+    def adapter(self, group: Group, site: Site, reading: Reading = USUAL) -> Adapter | ValueError:
+        """Build the adapter of a group that has a recipe, for one weight.
 
         Returns:
-            For tensors that do not fit each other or the weight, an error in place of the adapter; its text says want
-            and got.
+            For tensors that do not fit each other or the weight, an error, whose text says want and got.
         """
-        wanted = list(wanted)
-        tensors = self.file.tensors({key: key for group, _ in wanted for key in group.keys.values()})
-        numbers = self.file.numbers
-        common = Origin(metadata=self.file.metadata, shared=self.file.tensors(self.shared), reading=reading)
-        configured = not self.config.empty
-        found: list[Adapter | ValueError] = []
-        for group, site in wanted:
-            assert group.recipe is not None
-            key = group.keys.get("alpha")
-            config = self.config.values(group.component, group.module) if configured else {}
-            try:
-                if key is None:
-                    alpha = configured_alpha(config)
-                elif key not in numbers:
-                    raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
-                elif not abs(numbers[key]) <= LARGEST:  # nan is neither
-                    raise NumberError(f"want a finite number as alpha, got {numbers[key]}")
-                else:
-                    alpha = Alpha(numbers[key])
-                origin = replace(common, alpha=alpha, spelling=group.format, config=config, module=group.module)
-                params = {param: tensors[own] for param, own in group.keys.items()}
-                found.append(group.recipe.build(params, site, origin))
-            except ValueError as error:
-                found.append(error)
-        return found
+        assert group.recipe is not None
+        numbers, (tensors, shared), key = self.file.numbers, self._tensors, group.keys.get("alpha")
+        params = {param: tensors[own] for param, own in group.keys.items()}
+        config = {} if self.config.empty else self.config.values(group.component, group.module)
+        try:
+            if key is None:
+                alpha = configured_alpha(config)
+            elif key not in numbers:
+                raise ValueError(f"want one number as alpha, got {self.file.infos[key].shape}")
+            elif not abs(numbers[key]) <= LARGEST:  # nan is neither
+                raise NumberError(f"want a finite number as alpha, got {numbers[key]}")
+            else:
+                alpha = Alpha(numbers[key])
+            origin = Origin(alpha, group.format, config, self.file.metadata, shared, group.module, reading)
+            return group.recipe.build(params, site, origin)
+        except ValueError as error:
+            return error
+
+    @cached_property
+    def _tensors(self) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """Return the tensors of all layers by key, and those that layers share by parameter; they are only mapped."""
+        keys = {key: key for group in self.groups for key in group.keys.values()}
+        return self.file.tensors(keys), self.file.tensors(self.shared)
 
     @property
     def facts(self) -> list[str]:
@@ -285,18 +282,15 @@ class ParsedFile:
         kinds = Counter([group.recipe for group in self.groups if group.recipe is not None])
         own: list[Adapter] = []
         misfits: list[Unused] = []
-        # with the shapes that they claim for themselves; what does not fit even so fits no model
-        claimed: list[tuple[Group, Site]] = []
         for group in self.groups if idle is None else idle:
             if group.recipe is None:
                 misfits += group.unused(group.unread())
-            elif group.own_site is not None:
-                claimed.append((group, group.own_site))
-        for (group, _), adapter in zip(claimed, self.adapters(claimed), strict=True):
-            if isinstance(adapter, ValueError):
-                misfits += group.unused(misfit(adapter))
-            else:
-                own.append(adapter)
+            elif group.own_site is not None:  # what does not fit even the shape that it claims fits no model
+                adapter = self.adapter(group, group.own_site)
+                if isinstance(adapter, ValueError):
+                    misfits += group.unused(misfit(adapter))
+                else:
+                    own.append(adapter)
         ranks = {rank for adapter in (*own, *acting) if (rank := adapter.rank) is not None}
         return NetworkReport(
             path=self.file.path,

@@ -148,12 +148,6 @@ class StackStrengths:
         numbers = self._shared
         return [numbers.setdefault((one.entry, one.component, one.side), len(numbers)) for one in groups]
 
-    @property
-    def varying_groups(self) -> frozenset[int]:
-        """Return the strength groups whose strength differs from moment to moment."""
-        varying = [one.side is not None and one.entry in self.varying for one in self.groups]
-        return frozenset(i for i, varies in enumerate(varying) if varies)
-
     def values(self, moment: Moment | None) -> Values:
         """Return the strength of every group for each variant; without a moment, at the beginning.
 
