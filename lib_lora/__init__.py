@@ -18,9 +18,11 @@ from .errors import (
 )
 from .execution.hooks import install, uninstall
 from .files.components import is_denoiser
-from .files.config import Reading, base_model
+from .files.config import Reading
 from .files.file import AdapterFile, Glance, glance
-from .naming.blocks import BlockNames, BlockWeights, Element, Side
+from .files.formats._trainer_config import base_model
+from .naming.architectures._block import Side
+from .naming.blocks import BlockNames, BlockWeights, Element
 from .naming.network import Network, inspect_file, load_network, model_blocks, model_family
 from .placement.static import RANK_BUCKETS
 from .plugins import register, unregister

@@ -1,22 +1,4 @@
-"""The errors of lib_lora.
-
-LoraError
-├── FileError(path)                     unreadable, not safetensors, damaged, or changed on disk
-│   └── PickleError(path)               a pickle: refused unread, with the way to convert it
-├── UnknownFormatError(path, keys)      no key format claims the keys: no adapter, or an unknown one
-├── UnknownAdapterError(path, params)   keys are understood, but no adapter kind claims their parameters
-├── NoMatchError(path)                  a good adapter file that fits nothing in the given model
-├── StackError(index)                   an invalid stack: strength not finite, rank below 1, no such entry
-├── ActivationError(index, name)        one entry of a stack failed; the cause is chained
-├── RowsError                           rows of a call that do not fit the images of the stack
-├── RegionError                         a model call that does not tell where its tokens lie in the picture
-├── MomentError                         a strength depends on a step or noise that a model call does not tell
-├── StorageError                        adapters cannot be stored in the requested way
-├── ComponentError                      a component or layer that is missing, gone, or hooked by another engine
-└── RegistryError                       a plug-in folder is inconsistent (programmer error)
-
-The text of each is one sentence for the user: what, where, and what to do.
-"""
+"""The errors of lib_lora. The text of each is one sentence for the user: what, where, and what to do."""
 
 from __future__ import annotations
 

@@ -35,7 +35,6 @@ _METADATA_FIRST = b'{"__metadata__":'
 MAX_HEADER = 100_000_000  # bytes; the limit of the reference implementation
 MOST_TENSORS = 50_000
 """The limit of one file. Adapters have a few thousand tensors; a header of many more takes minutes to read."""
-_MAX_CONFIG = 8 << 20  # bytes of an adapter_config.json
 
 _DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -286,29 +285,7 @@ def glance(path: str | Path) -> Glance | None:
     return Glance(metadata, hashlib.blake2b(tensors, digest_size=16).digest())
 
 
-def adapter_config(path: Path) -> dict[str, object] | None:
-    """Read PEFT's `adapter_config.json` beside an adapter file; return None where there is none.
-
-    Raises:
-        FileError: it is there but is no JSON object.
-    """
-    config = path.parent / "adapter_config.json"
-    if not config.exists():
-        return None
-    try:
-        with _open(config) as stream:
-            content = stream.read(_MAX_CONFIG + 1)
-        if len(content) > _MAX_CONFIG:
-            raise ValueError(f"it has more than {_MAX_CONFIG:,} bytes")
-        loaded = json.loads(content.decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FileError(config, f"beside {path.name} cannot be read as JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise FileError(config, f"beside {path.name} is no JSON object")
-    return loaded
-
-
-def _open(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BinaryIO:
     """Open a regular file. A pipe would block for ever, and a device may have no end."""
     if not S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, and no regular file", str(path))
@@ -317,7 +294,7 @@ def _open(path: Path) -> BinaryIO:
 
 def _read_header(path: Path) -> tuple[bytes, Stamp]:
     try:
-        with _open(path) as stream:
+        with open_regular(path) as stream:
             stamp = stamp_of(os.fstat(stream.fileno()))
             length = _header_length(path, stream.read(8), stamp[0])
             return stream.read(length), stamp

@@ -16,8 +16,9 @@ from ..adapters.base import Adapter, Kind, Origin, Site, shape_text
 from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError, UnsupportedError
 from ..files import formats
 from ..files.components import EXPERTS
-from ..files.config import USUAL, Alpha, PeftConfig, Reading, base_model, configured_alpha
+from ..files.config import USUAL, Alpha, Reading, configured_alpha
 from ..files.file import AdapterFile
+from ..files.formats._trainer_config import PeftConfig, base_model
 from ..files.formats.base import (
     ADAPTER_PARAMS,
     BUNDLED,

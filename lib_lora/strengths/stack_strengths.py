@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeAlias
 
 from ..errors import MomentError, StackError
 from ..files.components import DENOISER, role
-from ..naming.blocks import BlockNames, Element, Side, block_of, side_of
+from ..naming.architectures._block import Side, block_of, side_of
+from ..naming.blocks import BlockNames, Element
 from ..naming.index import LayerIndex
 from ..naming.places import Target
 from .regions import ALL_PLACES, Region, RegionPart, RowRegions

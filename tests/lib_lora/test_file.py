@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lib_lora.errors import FileError, PickleError
-from lib_lora.files.file import AdapterFile, adapter_config, glance
+from lib_lora.files.file import AdapterFile, glance
+from lib_lora.files.formats._trainer_config import adapter_config
 from lib_lora.tensors import TensorFields
 from tests.selection import examples
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from lib_lora import FileError
-from lib_lora.files.config import Alpha, PeftConfig, configured_alpha
+from lib_lora.files.config import Alpha, configured_alpha
 from lib_lora.files.file import AdapterFile
+from lib_lora.files.formats._trainer_config import PeftConfig
 from tests.fakes.files import save
 
 PEFT = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "use_rslora": True, "alpha_pattern": {"to_k": 4}}

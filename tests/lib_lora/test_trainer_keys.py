@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lib_lora.files.config import PeftConfig
 from lib_lora.files.file import AdapterFile
+from lib_lora.files.formats._trainer_config import PeftConfig
 from lib_lora.files.formats.base import FILE_WIDE
 from tests.fakes.keys import parse_key
 
