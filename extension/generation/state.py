@@ -76,6 +76,17 @@ def names_of(session: Session) -> Mapping[CatalogFile, str]:
     return {file: session.catalog.name_of(file) for file in session.catalog.files}
 
 
+def state_at(report: ActivationReport, index: int) -> State:
+    """Return what became of one active LoRA, the entry of the report with this index."""
+    one = report.entries[index]
+    if index in report.too_strong:
+        return "failed"
+    if index in report.idle:
+        return "none"
+    whole = not one.unused and one.hit == one.layers and not report.without_effect(index)
+    return "applied" if whole else "partly"
+
+
 def _active(
     active: Active, names: Mapping[CatalogFile, str], always_on: bool, whole_report: ActivationReport, index: int
 ) -> dict[str, Any]:
@@ -83,15 +94,12 @@ def _active(
     report = active.report
     partly_idle, too_strong = whole_report.without_effect(index), whole_report.too_strong.get(index, "")
     idle = whole_report.idle.get(index) or (f"it has {partly_idle}" if partly_idle else "")
-    whole = not report.unused and report.hit == report.layers and not idle and not too_strong
-    state: State = (
-        "failed" if too_strong else "none" if index in whole_report.idle else "applied" if whole else "partly"
-    )
+    state = state_at(whole_report, index)
     return {
         "name": names.get(active.file, active.name),
         "asked": active.name,
         "state": state,
-        "reason": "" if whole else _why_not_whole(report, idle, too_strong),
+        "reason": "" if state == "applied" else _why_not_whole(report, idle, too_strong),
         "hit": report.hit,
         "layers": report.layers,
         **{name: value for name, value in report.to_json().items() if name in _OF_FILE},

@@ -98,6 +98,8 @@ class Result:
     cancelled: bool = False
     lora_reports: tuple[str, ...] = ()
     """One line per LoRA: hit layers, kinds, unused keys; and one on merging if it was requested."""
+    states: tuple[str, ...] = ()
+    """For the line of each LoRA, what became of it: `applied`, `partly`, `none` or `failed`."""
     notes: tuple[str, ...] = ()
     """For the user: skipped LoRA, embeddings without effect, a truncated prompt."""
     warnings: tuple[str, ...] = ()

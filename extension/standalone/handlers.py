@@ -28,6 +28,7 @@ class Update(NamedTuple):
 
     progress: Any = gr.skip()
     preview: Any = gr.skip()
+    older: Any = gr.skip()
     gallery: Any = gr.skip()
     infotext: Any = gr.skip()
     outcome: Any = gr.skip()
@@ -49,7 +50,7 @@ class Handlers:
         try:
             job = self._backend.submit(_request(*values))
         except (RequestError, LoraError) as error:
-            yield Update(outcome=self._why(error))
+            yield Update(outcome=self._why(error), older=shown.older())
             return
         self._jobs[tab] = job
         try:
@@ -69,6 +70,7 @@ class Handlers:
         yield Update(
             progress=shown.bar(job.progress),
             outcome="",
+            older="",
             generate=gr.update(interactive=False),
             cancel=gr.update(interactive=True),
         )
@@ -89,6 +91,7 @@ class Handlers:
             progress=shown.idle(),
             preview=gr.update(value=None, visible=False),
             gallery=gr.update(visible=True),
+            older=shown.older(),
             generate=gr.update(interactive=True),
             cancel=gr.update(interactive=False),
         )
@@ -105,6 +108,7 @@ class Handlers:
         pictures = [picture.image if picture.path is None else str(picture.path) for picture in result.pictures]
         return over._replace(
             gallery=gr.update(value=pictures, visible=True, selected_index=0 if len(pictures) == 1 else None),
+            older="",
             infotext=texts[0],
             infotexts=texts,
             outcome=shown.outcome(result),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")  # a FastAPI application
 
 _CSS = Path(__file__).with_name("page.css")
+_KEYS = Path(__file__).with_name("page.js")
 TAB_SCRIPT = Path(__file__).resolve().parents[2] / "javascript" / "remora.js"
 """The script of the tab. Web UIs that load extensions find it on their own."""
 _EVENT: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
@@ -51,6 +52,7 @@ class _Outputs:
 
     progress: Any
     preview: Any
+    older: Any
     gallery: Any
     infotext: Any
     outcome: Any
@@ -68,17 +70,25 @@ def build_page(backend: Backend) -> Any:
             f'<span class="remora-model">{escape(backend.model_name)}</span></header>'
         )
         with gr.Row(elem_classes="remora-main"):
-            with gr.Column(scale=5, min_width=360):
-                prompt, negative = _prompts(backend.first_prompt)
-                with gr.Row():
-                    generate = gr.Button("Generate", variant="primary", elem_id="generate", scale=3)
-                    cancel = gr.Button("Cancel", variant="stop", elem_id="cancel", interactive=False, scale=1)
-                _loras()
-                settings, dice, reuse = _settings(backend)
-                options = _options(handlers)
-                _offload(backend, handlers)
-            with gr.Column(scale=6, min_width=360):
-                outputs = _results(generate, cancel)
+            # on a phone the four inner columns lie below each other: what is asked, what was made, LoRA, settings
+            with gr.Column(scale=5, min_width=360, elem_classes="remora-side"):
+                with gr.Column(elem_classes="remora-asked"):
+                    prompt, negative = _prompts(backend.first_prompt)
+                    with gr.Row(elem_classes="remora-start"):
+                        generate = gr.Button("Generate", variant="primary", elem_id="generate", scale=3, min_width=120)
+                        cancel = gr.Button(
+                            "Cancel", variant="stop", elem_id="cancel", interactive=False, scale=1, min_width=80
+                        )
+                with gr.Column(elem_classes="remora-loras"):
+                    _loras()
+                    options = _options(handlers)
+                    _offload(backend, handlers)
+            with gr.Column(scale=6, min_width=360, elem_classes="remora-side"):
+                with gr.Column(elem_classes="remora-made"):
+                    outputs = _results(generate, cancel)
+                with gr.Column(elem_classes="remora-settings"):
+                    settings, dice, reuse = _settings(backend)
+                    outputs.infotext.render()
         inputs = _Inputs(prompt, negative, **settings)
         _connect(handlers, inputs, outputs)
         page.load(handlers.options, None, options, **_EVENT)
@@ -99,6 +109,18 @@ def mount_page(app: A, page: Any, output_dir: Path, script: str) -> A:
         neutral_hue="slate",
         font=("system-ui", "sans-serif"),  # names only: gradio's own fonts are fetched
         font_mono=("ui-monospace", "monospace"),
+    ).set(  # of gradio's own colours, some have less contrast than 4.5
+        button_primary_background_fill="*primary_700",
+        button_primary_background_fill_dark="*primary_700",
+        button_primary_background_fill_hover="*primary_800",
+        button_primary_background_fill_hover_dark="*primary_800",
+        button_primary_border_color="*primary_700",
+        button_primary_border_color_dark="*primary_700",
+        body_text_color_subdued="*neutral_600",
+        block_label_text_color="*neutral_600",
+        block_title_text_color="*neutral_600",
+        input_placeholder_color="*neutral_500",
+        input_placeholder_color_dark="*neutral_400",
     )
     served: A = gr.mount_gradio_app(
         app,
@@ -106,7 +128,7 @@ def mount_page(app: A, page: Any, output_dir: Path, script: str) -> A:
         path="/",
         theme=theme,
         css_paths=[_CSS],
-        head=f'<script defer src="{script}"></script>',
+        head=f'<script defer src="{script}"></script><script>{_KEYS.read_text("utf-8")}</script>',
         allowed_paths=[str(output_dir)],
         footer_links=[],
         ssr_mode=False,
@@ -121,7 +143,7 @@ def _prompts(first: str) -> tuple[Any, Any]:
         lines=3,
         max_lines=10,
         elem_id="prompt",
-        placeholder="What the picture should show; a LoRA is written <lora:name:0.8>",
+        placeholder="What the picture should show; a LoRA is written <lora:name:0.8>. Ctrl+Enter generates",
     )
     negative = gr.Textbox(
         label="Negative prompt", lines=1, max_lines=6, elem_id="negative", placeholder="What it should not show"
@@ -137,21 +159,23 @@ def _loras() -> None:
 def _settings(backend: Backend) -> tuple[dict[str, Any], Any, Any]:
     """Return the inputs by name, and the two buttons that set the seed."""
     with gr.Accordion("Settings", open=True, elem_id="settings"):
+        slider: dict[str, Any] = {"buttons": [], "min_width": 120}
         with gr.Row():
-            sampler = gr.Dropdown(list(backend.samplers), value="Euler a", label="Sampler", elem_id="sampler")
-            steps = gr.Slider(1, MAX_STEPS, 20, step=1, label="Steps", buttons=[], elem_id="steps")
+            sampler = gr.Dropdown(
+                list(backend.samplers), value="Euler a", label="Sampler", elem_id="sampler", min_width=120
+            )
+            steps = gr.Slider(1, MAX_STEPS, 20, step=1, label="Steps", elem_id="steps", **slider)
+            cfg = gr.Slider(1, MAX_CFG, 7, step=0.5, label="CFG scale", elem_id="cfg", **slider)
         with gr.Row():
-            side = {"minimum": 64, "maximum": MAX_SIDE, "value": backend.side, "step": SIDE_STEP, "buttons": []}
+            side = {"minimum": 64, "maximum": MAX_SIDE, "value": backend.side, "step": SIDE_STEP, **slider}
             width = gr.Slider(**side, label="Width", elem_id="width")
             height = gr.Slider(**side, label="Height", elem_id="height")
         with gr.Row():
-            cfg = gr.Slider(1, MAX_CFG, 7, step=0.5, label="CFG scale", buttons=[], elem_id="cfg")
-            batch_size = gr.Number(
-                1, minimum=1, maximum=MAX_BATCH, precision=0, label="Batch size", elem_id="batch-size"
-            )
-            n_iter = gr.Number(1, minimum=1, maximum=MAX_COUNT, precision=0, label="Batch count", elem_id="batch-count")
+            number: dict[str, Any] = {"value": 1, "minimum": 1, "precision": 0, "min_width": 120}
+            batch_size = gr.Number(**number, maximum=MAX_BATCH, label="Batch size", elem_id="batch-size")
+            n_iter = gr.Number(**number, maximum=MAX_COUNT, label="Batch count", elem_id="batch-count")
         with gr.Row(elem_classes="remora-seed"):
-            seed = gr.Number(-1, label="Seed (-1 draws a new one)", precision=0, elem_id="seed", scale=4)
+            seed = gr.Number(-1, label="Seed (-1 draws one)", precision=0, elem_id="seed", scale=3, min_width=90)
             dice = gr.Button("Random", size="sm", elem_id="seed-random", scale=1, min_width=80)
             reuse = gr.Button("From picture", size="sm", elem_id="seed-reuse", scale=1, min_width=110)
     names = ("steps", "sampler", "cfg", "width", "height", "seed", "batch_size", "n_iter")
@@ -187,22 +211,20 @@ def _control(option: Option) -> Any:
 
 
 def _offload(backend: Backend, handlers: Handlers) -> None:
-    only = len(backend.offload_modes) == 1
     mode = gr.Radio(
         list(backend.offload_modes),
         value=backend.offload_mode,
         label="Offload",
-        info="Needs a GPU; this machine runs on the processor"
-        if only
-        else "Where weights wait; takes effect between jobs",
-        interactive=not only,
+        info="Where weights wait; takes effect between jobs",
         elem_id="offload",
+        visible=len(backend.offload_modes) > 1,  # without a GPU there is nothing to choose
     )
     mode.input(handlers.offload, mode, mode, **_EVENT)
 
 
 def _results(generate: Any, cancel: Any) -> _Outputs:
     progress = gr.HTML(shown.idle(), elem_id="progress")
+    older = gr.HTML("", elem_id="older", elem_classes="remora-optional")
     preview = gr.Image(
         visible=False, interactive=False, show_label=False, buttons=[], elem_id="preview", height=512, format="jpeg"
     )
@@ -216,9 +238,15 @@ def _results(generate: Any, cancel: Any) -> _Outputs:
     )
     outcome = gr.HTML("", elem_id="outcome", elem_classes="remora-optional")
     infotext = gr.Textbox(
-        label="Parameters", lines=4, max_lines=12, interactive=False, buttons=["copy"], elem_id="infotext"
+        label="Parameters",
+        lines=4,
+        max_lines=12,
+        interactive=False,
+        buttons=["copy"],
+        elem_id="infotext",
+        render=False,
     )
-    return _Outputs(progress, preview, gallery, infotext, outcome, gr.State([]), generate, cancel)
+    return _Outputs(progress, preview, older, gallery, infotext, outcome, gr.State([]), generate, cancel)
 
 
 def _connect(handlers: Handlers, inputs: _Inputs, outputs: _Outputs) -> None:

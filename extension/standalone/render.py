@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..generation.options import Overridden, hashes_wanted, settings, to_parameters
+from ..generation.state import state_at
 from ..hosts import Outcome
 from ..hosts.txt2img import Picture, Progress, Result, Txt2Img
 from ..kept import always_on
@@ -97,7 +98,8 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
         studio.session.end()
         pipeline.maybe_free_model_hooks()  # an interrupted pipeline has not done it
     last = studio.session.last
-    return Result(tuple(pictures), plan.seed, cancelled, last.lines(), notes, tuple(studio.session.warnings()))
+    states = tuple(state_at(last.report, index) for index in range(len(last.report.entries)))
+    return Result(tuple(pictures), plan.seed, cancelled, last.lines(), states, notes, tuple(studio.session.warnings()))
 
 
 def _plan(studio: Studio, request: Txt2Img) -> _Rendering:

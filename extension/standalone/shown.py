@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import zip_longest
 
 from ..hosts.txt2img import Progress, Result
 
@@ -31,13 +32,21 @@ def idle() -> str:
 def outcome(result: Result) -> str:
     """Return one line per LoRA and per note, warnings about wrong pictures first."""
     cancelled = ["Cancelled"] if result.cancelled else []
-    told = lines("lora", result.lora_reports) + lines("note", [*cancelled, *result.notes])
-    return lines("warning", result.warnings) + told
+    reports = "".join(
+        lines("lora" if state == "applied" else "partly", [text])
+        for text, state in zip_longest(result.lora_reports, result.states, fillvalue="applied")
+    )
+    return lines("warning", result.warnings) + reports + lines("note", [*cancelled, *result.notes])
 
 
 def failure(error: BaseException) -> str:
     """Return the text of an error."""
     return f'<div class="remora-line remora-error" role="alert">{escape(str(error) or type(error).__name__)}</div>'
+
+
+def older() -> str:
+    """Return the mark of a picture that a later generation, which made none, has left in place."""
+    return lines("older", ["The picture and its parameters are from an earlier generation."])
 
 
 def pointer() -> str:
@@ -46,5 +55,5 @@ def pointer() -> str:
 
 
 def lines(kind: str, texts: Sequence[str]) -> str:
-    """Return a line of a kind (`warning`, `lora`, `note`) per text."""
+    """Return a line of a kind (`warning`, `lora`, `partly`, `note`, `older`) per text."""
     return "".join(f'<div class="remora-line remora-{kind}">{escape(text)}</div>' for text in texts)

@@ -43,10 +43,27 @@ def test_an_error_is_shown_and_the_page_goes_on(page: Any) -> None:
         page.locator("#outcome").get_by_role("alert").get_by_text("see the stack of LoRA").wait_for(timeout=LONG)
         page.get_by_role("button", name="Stack (1, 1 error)").click()
         page.locator("#remora-tab").get_by_role("alert").get_by_text(message).wait_for(timeout=LONG)
+    older = page.get_by_text("from an earlier generation")
+    assert not older.is_visible(), "there is no earlier picture"
     page.fill("#prompt textarea", "a house")
-    page.click("#generate")
+    page.press("#prompt textarea", "Control+Enter")
     assert parse_infotext(infotext_with(page, "a house")).settings["Seed"] == "7"
     assert page.locator("#outcome").get_by_role("alert").count() == 0
+    page.locator("#gallery img").first.wait_for(timeout=LONG)
+    assert older.count() == 0
+    page.fill("#prompt textarea", "<lora:zorpp:1>")
+    page.press("#prompt textarea", "Control+Enter")
+    older.wait_for(timeout=LONG)
+    page.fill("#prompt textarea", "a house again")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.click("#generate")
+    infotext_with(page, "a house again")
+    assert older.count() == 0
+    page.wait_for_function("scrollTo(0, 0), document.querySelector('#gallery img').naturalWidth")
+    bounds = page.evaluate("['#progress', '#gallery'].map(one => document.querySelector(one).getBoundingClientRect())")
+    generate = page.locator("#generate").bounding_box()
+    assert generate["y"] < bounds[0]["top"] < bounds[1]["top"]
+    assert bounds[1]["bottom"] <= 844, "Generate, the progress and the picture are in sight together"
 
 
 def test_a_job_shows_its_progress_and_can_be_cancelled(page: Any) -> None:

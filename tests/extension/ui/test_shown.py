@@ -18,6 +18,12 @@ def test_what_was_made_for_other_models_stands_above_all() -> None:
     assert html.startswith('<div class="remora-line remora-warning">&lt;made for XL</div>')
 
 
+def test_a_report_says_by_its_colour_whether_all_of_the_file_acted() -> None:
+    html = shown.outcome(Result((), 1, lora_reports=("x", "y", "merged"), states=("applied", "partly")))
+    kinds = [line.split('"')[0] for line in html.split("remora-line ")[1:]]
+    assert kinds == ["remora-lora", "remora-partly", "remora-lora"]
+
+
 def test_an_error_without_words_still_shows_something() -> None:
     assert "KeyError" in shown.failure(KeyError())
 

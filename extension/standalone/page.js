@@ -1,0 +1,12 @@
+// Ctrl+Enter generates, wherever the focus is; in a dialog it is the dialog's.
+document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || event.isComposing) return;
+    if (event.composedPath().some((one) => one.localName === "dialog")) return;
+    const button = document.getElementById("generate");
+    if (!button || button.disabled) return;
+    event.preventDefault();
+    event.stopPropagation();
+    // what was typed last is sent when its field is left
+    document.activeElement?.blur();
+    button.click();
+}, true);
