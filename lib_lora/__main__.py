@@ -1,6 +1,7 @@
 """The command line of the library.
 
-`python -m lib_lora inspect FILE [--model PATH] [--json]` shows what is in an adapter file, and what of it would act;
+`python -m lib_lora inspect FILE [--model PATH] [--json] [--report FILE.json]` shows what is in an adapter file, and
+what of it would act; where layers act on nothing, it proposes other names; `--report` writes the keys without weights.
 `python -m lib_lora families FILE` shows how well the file fits the signs of each model family.
 """
 
@@ -10,15 +11,17 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from .errors import LoraError
 from .files.file import AdapterFile
 from .naming.architectures.base import known_architectures
-from .naming.network import inspect_file, load_network
 from .naming.parsed import ParsedFile
 from .naming.skeleton import model_skeleton
 from .report import Family, NetworkReport
+from .tuning.key_list import key_list
+from .tuning.renames import Rename, load_with_renames
 
 _KEYS_SHOWN = 5
 
@@ -31,11 +34,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(_scores(options.file))
             return 0
         model = None if options.model is None else model_skeleton(options.model)
-        report = inspect_file(options.file) if model is None else load_network(options.file, model).report
-    except LoraError as error:
+        file = AdapterFile.open(options.file)
+        report, renames = (ParsedFile(file).report(), []) if model is None else load_with_renames(file, model)
+        if options.report is not None:
+            options.report.write_text(json.dumps(key_list(file, report, model), indent=1) + "\n")
+    except (LoraError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(report.to_json(), indent=2, ensure_ascii=False) if options.json else _text(report))
+    found = report.to_json() | {"renames": [asdict(one) for one in renames]}
+    print(json.dumps(found, indent=2, ensure_ascii=False) if options.json else _text(report, renames))
     return 0
 
 
@@ -47,12 +54,14 @@ def _parser() -> argparse.ArgumentParser:
     text = "a diffusers folder, one of its components, or a checkpoint: also show which layers would be hit"
     command.add_argument("--model", type=Path, metavar="PATH", help=text)
     command.add_argument("--json", action="store_true", help="print JSON")
+    text = "write keys, shapes and what the metadata say of the format, for a report of a fault: no weights, no paths"
+    command.add_argument("--report", type=Path, metavar="FILE.json", help=text)
     families = commands.add_parser("families", help="show the score of each model family and the signs that are seen")
     families.add_argument("file", type=Path, metavar="FILE", help="a .safetensors adapter")
     return parser
 
 
-def _text(report: NetworkReport) -> str:
+def _text(report: NetworkReport, renames: Sequence[Rename]) -> str:
     ranks = "none" if report.ranks is None else " to ".join(map(str, dict.fromkeys(report.ranks)))
     rows = [
         ("file", str(report.path)),
@@ -74,6 +83,7 @@ def _text(report: NetworkReport) -> str:
         lines.append(f"  {len(keys)} {reason}:")
         lines += [f"    {key}{f' ({details[key]})' if details[key] else ''}" for key in keys[:_KEYS_SHOWN]]
         lines += [f"    and {len(keys) - _KEYS_SHOWN} more"] if len(keys) > _KEYS_SHOWN else []
+    lines += [f"rename        {one}" for one in renames]
     lines += [f"metadata      {key} = {value[:200]}" for key, value in sorted(report.metadata.items())]
     return "\n".join(lines)
 

@@ -222,3 +222,87 @@ def test_as_a_program(lora):
     done = subprocess.run([sys.executable, "-m", "lib_lora", "inspect", str(lora)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "kohya" in done.stdout
+
+
+def blocks_of_a_transformer(count=3, width=8):
+    names = ("attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "ff.net.2")
+    return {f"transformer_blocks.{i}.{name}.weight": (width, width) for i in range(count) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("spelled", "expected"),
+    [
+        # the whole path is one step deeper
+        (lambda name: f"denoiser.core.{name}", ["leaving out denoiser.core would fit 15 of 15 layers"]),
+        # a part of the path has another name: of three names that fit by shape, the nearest
+        (
+            lambda name: name.replace("attn.to_", "attention.w"),
+            ["renaming transformer_blocks.{}.attention.wout to transformer_blocks.{}.attn.to_out"]
+            + [
+                f"renaming transformer_blocks.{{}}.attention.w{x} to transformer_blocks.{{}}.attn.to_{x}" for x in "kqv"
+            ],
+        ),
+        # a number that all names have is a part of the name
+        (
+            lambda name: name.replace("to_out.0", "to_out"),
+            ["renaming transformer_blocks.{}.attn.to_out to transformer_blocks.{}.attn.to_out.0 would fit 3 of 3"],
+        ),
+        # nothing is like it
+        (lambda name: name.replace("transformer_blocks", "q").replace("attn.to_", "z").replace("ff.net", "z"), []),
+    ],
+    ids=["prefix", "parts", "numbers", "strange"],
+)
+def test_names_that_a_model_does_not_have_are_compared_with_those_it_has(spelled, expected, tmp_path, capsys):
+    shapes = blocks_of_a_transformer()
+    save(tmp_path / "model.safetensors", {name: torch.zeros(shape) for name, shape in shapes.items()})
+    tensors = {}
+    for name in shapes:
+        layer = spelled(name.removesuffix(".weight"))
+        tensors[f"transformer.{layer}.lora_A.weight"] = torch.zeros(2, 8)
+        tensors[f"transformer.{layer}.lora_B.weight"] = torch.zeros(8, 2)
+    path = save(tmp_path / "a.safetensors", tensors)
+    assert main(["inspect", str(path), "--model", str(tmp_path / "model.safetensors")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [line.removeprefix("rename").strip() for line in lines if line.startswith("rename")]
+    assert len(found) == len(expected)
+    assert all(one.startswith(wanted) for one, wanted in zip(sorted(found), sorted(expected), strict=True)), found
+
+
+def test_a_layer_that_acts_is_proposed_to_no_other(tmp_path, capsys):
+    """Nor one of another shape."""
+    layers = {"transformer_blocks.0.attn.to_q": 8, "transformer_blocks.0.attn.to_k": 4}
+    save(tmp_path / "model.safetensors", {f"{name}.weight": torch.zeros(out, 8) for name, out in layers.items()})
+    tensors = {}
+    for name in ("to_q", "to_qq"):
+        tensors |= pair(f"lora_unet_transformer_blocks_0_attn_{name}", (8, 8), 2)
+    path = save(tmp_path / "a.safetensors", tensors)
+    assert main(["inspect", str(path), "--model", str(tmp_path / "model.safetensors"), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert (data["hit"], data["layers"], data["renames"]) == (1, 2, [])
+
+
+def test_a_report_of_a_fault_has_no_weights_and_nothing_private(lora, model, tmp_path, capsys):
+    tensors = pair("lora_unet_down_blocks_0_attentions_0_proj_on", (32, 32), 4)
+    metadata = {
+        "ss_network_args": '{"conv_dim": "4", "saved": "/home/someone else/x", "base": "org/model"}',
+        "modelspec.architecture": "stable-diffusion-v1/lora",
+        "modelspec.thumbnail": "data:image/jpeg;base64,AAAA",
+        "ss_dataset_dirs": '{"someone": 3}',
+        "ss_sd_model_name": "C:\\models\\a.safetensors",
+    }
+    path, out = save(tmp_path / "secret name.safetensors", tensors, metadata), tmp_path / "report.json"
+    assert main(["inspect", str(path), "--model", str(model), "--report", str(out)]) == 0
+    text = out.read_text()
+    for private in ("someone", "base64", "a.safetensors", "secret", "home", str(tmp_path)):
+        assert private not in text
+    data = json.loads(text)
+    assert data["keys"]["lora_unet_down_blocks_0_attentions_0_proj_on.lora_down.weight"] == ["float32", [4, 32]]
+    assert data["metadata"] == {
+        "ss_network_args": '{"conv_dim": "4", "saved": "(path)", "base": "org/model"}',
+        "modelspec.architecture": "stable-diffusion-v1/lora",
+    }
+    assert data["metadata_left_out"] == ["modelspec.thumbnail", "ss_dataset_dirs", "ss_sd_model_name"]
+    assert (data["hit"], data["layers"]) == (0, 1)
+    assert data["model"]["unet"]["conv_in"] == [32, 4, 3, 3]
+    assert main(["inspect", str(path), "--report", str(tmp_path / "none" / "x.json")]) == 1
+    assert "No such file" in capsys.readouterr().err
