@@ -1,6 +1,6 @@
 """LoRA adapters applied live in the forward of any torch model; base weights are never written."""
 
-from .engine import Engine
+from .engine import Engine, EngineOptions
 from .errors import (
     ActivationError,
     ComponentError,
@@ -30,6 +30,7 @@ from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport
 from .stack import Entry, Stack
 from .strengths.model_call import Row, Rows
 from .strengths.regions import Region
+from .strengths.scheduler import SchedulerClock
 from .strengths.strength import (
     Amount,
     Clock,
@@ -59,6 +60,7 @@ __all__ = [
     "Curve",
     "Element",
     "Engine",
+    "EngineOptions",
     "Entry",
     "Family",
     "FileError",
@@ -80,6 +82,7 @@ __all__ = [
     "Row",
     "Rows",
     "RowsError",
+    "SchedulerClock",
     "Shape",
     "Side",
     "Stack",

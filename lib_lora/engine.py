@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, TypedDict, Unpack
 
 from .errors import ActivationError, LoraError, NoMatchError, RowsError, StackError
 from .execution import hooks
@@ -22,7 +22,7 @@ from .execution.merged import refuse_spoiled
 from .execution.model import Model
 from .execution.watch import Watch
 from .files.config import Reading
-from .naming.index import LayerIndex, check_named, is_flow
+from .naming.index import LayerIndex, check_named, is_flow, modules_of
 from .naming.network import Network, NetworkCache
 from .placement import scratch, trace
 from .placement.budget import Budget
@@ -34,6 +34,7 @@ from .registry import Tuner
 from .report import ActivationReport, MemoryReport
 from .stack import Entry, Stack
 from .strengths.model_call import CallSettings, Rows, hook_strengths
+from .strengths.scheduler import SchedulerClock
 from .strengths.stack_strengths import block_rules
 from .strengths.strength import Clock, Halves, Moment, Multiplier, PerImage, largest
 from .tensors import plain_mode
@@ -43,6 +44,19 @@ logger = logging.getLogger(__name__)
 PARKED_BYTES = 1 << 30
 _GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
 _CPU = torch.device("cpu")
+
+
+class EngineOptions(TypedDict, total=False):
+    """The arguments of `Engine` that are named."""
+
+    cache_size: int
+    cache_bytes: int | None
+    checkpoints: Mapping[str, Sequence[Path]] | None
+    storage: Storage
+    device_budget: int | None
+    rank_buckets: Sequence[int]
+    parked_bytes: int
+    tuner: Tuner | None
 
 
 class Engine:
@@ -116,6 +130,24 @@ class Engine:
             self, _clear, self._hooked, self._hook_removers, [] if tuner is None else tuner.stops, self._watch.stops
         )
         self.components = dict(components)
+
+    @classmethod
+    def for_pipeline(cls, pipeline: object, **options: Unpack[EngineOptions]) -> Self:
+        """Return an engine of all modules of a diffusers pipeline, which asks its scheduler for the step of a call.
+
+        The pipeline is held weakly. Where another module is put into it later, set `components`.
+
+        Args:
+            pipeline: an object whose `components` are modules and others by name, and which may have a `scheduler`.
+            options: see the arguments of `Engine`.
+
+        Raises:
+            ComponentError: it is no pipeline; the text says what to write.
+            StorageError: see `Engine`.
+        """
+        engine, held = cls(modules_of(pipeline), **options), weakref.ref(pipeline)
+        engine.set_clock(SchedulerClock(lambda: getattr(held(), "scheduler", None)))
+        return engine
 
     @property
     def components(self) -> dict[str, nn.Module]:

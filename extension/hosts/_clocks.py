@@ -1,8 +1,8 @@
-"""Which step a model call belongs to: from A1111's denoiser, or from the scheduler of a diffusers pipeline."""
+"""Which step a model call belongs to, from A1111's denoiser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from lib_lora import Moment
@@ -33,54 +33,3 @@ def _order(denoiser: Any) -> int:
     """Return how often its sampler calls the model in one step."""
     options = getattr(getattr(getattr(denoiser, "sampler", None), "config", None), "options", None) or {}
     return 2 if options.get("second_order", False) else 1
-
-
-class SchedulerClock:
-    """The clock from the scheduler of a diffusers pipeline.
-
-    Args:
-        scheduler: returns the present one, or None.
-    """
-
-    def __init__(self, scheduler: Callable[[], Any]) -> None:
-        self._scheduler = scheduler
-        self._timesteps: Any = None  # the latest one; each pass has its own object
-        self._values: Sequence[float] = ()
-        self._first = 0
-
-    def __call__(self, timestep: Callable[[], float | None]) -> Moment:
-        scheduler = self._scheduler()
-        timesteps = getattr(scheduler, "timesteps", None)
-        if timesteps is None or len(timesteps) == 0:
-            return Moment()
-        index = getattr(scheduler, "step_index", None)
-        if timesteps is not self._timesteps:
-            self._timesteps, self._values = timesteps, [float(one) for one in timesteps.tolist()]
-            self._first = self._beginning(scheduler, index, timestep)
-        if index is None:
-            index = self._first if hasattr(scheduler, "step_index") else self._place(timestep)
-        order = max(int(getattr(scheduler, "order", 1)), 1)
-        steps = -(-(len(self._values) - self._first) // order)
-        return Moment((index - self._first) // order, steps, _sigma(scheduler, index))
-
-    def _beginning(self, scheduler: Any, index: int | None, timestep: Callable[[], float | None]) -> int:
-        """Return the first index of the pass: img2img leaves out the first timesteps."""
-        begin = getattr(scheduler, "begin_index", None)
-        if isinstance(begin, int):
-            return begin
-        return self._place(timestep) if index is None else index
-
-    def _place(self, timestep: Callable[[], float | None]) -> int:
-        """Return the index of the call's timestep; of the first one if the call tells none."""
-        now = timestep()
-        if now is None:
-            return self._first
-        return min(range(len(self._values)), key=lambda i: abs(self._values[i] - now))
-
-
-def _sigma(scheduler: Any, index: int) -> float | None:
-    """Return the noise level, if the scheduler has one and reading it does not synchronise a device."""
-    sigmas = getattr(scheduler, "sigmas", None)
-    if sigmas is None or not 0 <= index < len(sigmas) or getattr(sigmas, "is_cuda", False):
-        return None
-    return float(sigmas[index])

@@ -10,9 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lib_lora import is_denoiser
+from lib_lora import SchedulerClock, is_denoiser
 
-from ._clocks import SchedulerClock
 from ._diffusers_rows import DiffusersRows
 from ._extra_networks import Images
 from ._log_levels import LOGGERS, LogLevels

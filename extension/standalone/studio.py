@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lib_lora import SchedulerClock
+
 from .. import register
 from ..generation.options import FAIL, ON_BAD_LORA
-from ..hosts._clocks import SchedulerClock
 from ..hosts._diffusers_rows import DiffusersRows
 from ..hosts.standalone import STANDALONE, StandaloneHost
 from . import offload

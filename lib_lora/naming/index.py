@@ -313,6 +313,25 @@ def _plain_path(path: str, wrappers: Sequence[str]) -> str:
     return steps.removesuffix(".").replace(".base_layer", "")
 
 
+def modules_of(pipeline: object) -> dict[str, nn.Module]:
+    """Return the modules of a diffusers pipeline by their names.
+
+    Raises:
+        ComponentError: it has no components, or none of them is a module; the text says what to write.
+    """
+    modules = _modules(pipeline)
+    if not modules:
+        wrong = f"for_pipeline takes a diffusers pipeline that is loaded, not a {type(pipeline).__name__}"
+        raise ComponentError(f"{wrong}; of a single model write Engine({{'unet': model}})")
+    return modules
+
+
+def _modules(pipeline: object) -> dict[str, nn.Module]:
+    parts = getattr(pipeline, "components", None)
+    named = parts.items() if isinstance(parts, Mapping) else ()
+    return {str(name): part for name, part in named if isinstance(part, nn.Module)}
+
+
 def check_named(components: object, call: str) -> None:
     """Refuse anything but a mapping of names to modules.
 
@@ -326,11 +345,10 @@ def check_named(components: object, call: str) -> None:
     """
     example = call.format("{'unet': model}")
     if not isinstance(components, Mapping):
-        parts = getattr(components, "components", None)  # a pipeline has them
-        for name, part in parts.items() if isinstance(parts, Mapping) else ():
-            if isinstance(part, nn.Module) and is_denoiser(str(name)):
-                example = call.format(f"{{{name!r}: pipe.{name}}}")
-                break
+        denoiser = next(filter(is_denoiser, _modules(components)), None)
+        if denoiser is not None:  # it is a pipeline
+            named = call.format(f"{{{denoiser!r}: pipe.{denoiser}}}")
+            example = "Engine.for_pipeline(pipe)" if call == "Engine({})" else named
         taken = f"{call.partition('(')[0]} takes the model's components by name"
         raise ComponentError(f"{taken}, not a {type(components).__name__}; write {example}")
     for name in components:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from lib_lora import (
     Engine,
     Entry,
     Moment,
+    MomentError,
     Reading,
     Region,
     Stack,
@@ -418,7 +421,7 @@ class Pipe:
 
 
 FIRST = {
-    "a pipeline": (Pipe, "write Engine({'transformer': pipe.transformer})"),
+    "a pipeline": (Pipe, "takes the model's components by name, not a Pipe; write Engine.for_pipeline(pipe)"),
     "a model": (Model, "write Engine({'unet': model})"),
     "a missing part": (lambda: {"unet": None}, "component 'unet' is None and no torch module; leave it out"),
     "another object": (lambda: {"tokenizer": 3}, "component 'tokenizer' is a int and no torch module; leave it out"),
@@ -434,6 +437,28 @@ def test_an_engine_of_something_else_says_what_to_write(what):
     engine = Engine({})
     with pytest.raises(ComponentError):
         engine.components = make()
+
+
+def test_an_engine_takes_a_pipeline_as_it_is_and_its_scheduler_tells_the_step(tmp_path):
+    pipe = Pipe()
+    pipe.scheduler = SimpleNamespace(timesteps=torch.tensor([9.0, 5.0, 1.0]), step_index=0)
+    engine = Engine.for_pipeline(pipe, cache_size=3)
+    assert engine.components == {"transformer": pipe.transformer}
+    x = torch.ones(1, 8)
+    plain = pipe.transformer(x)
+    engine.activate(Stack([Entry(file(tmp_path), Strength(1.0, during=Window(start=2)))]))
+    assert torch.equal(pipe.transformer(x), plain)
+    pipe.scheduler.step_index = 2
+    assert not torch.equal(pipe.transformer(x), plain)
+    gone, model = weakref.ref(pipe), pipe.transformer
+    del pipe
+    assert gone() is None, "an engine does not keep its pipeline"
+    with pytest.raises(MomentError):
+        model(x)
+    with pytest.raises(ComponentError, match=r"not a str; of a single model write Engine\({'unet': model}\)"):
+        Engine.for_pipeline("runwayml/stable-diffusion-v1-5")
+    with pytest.raises(ComponentError, match=r"write load_network\(path, {'transformer': pipe.transformer}\)"):
+        load_network(file(tmp_path), Pipe())
 
 
 def test_what_is_no_stack_is_refused_with_what_to_write(tmp_path):

@@ -9,9 +9,9 @@ import diffusers
 import pytest
 import torch
 
-from extension.hosts._clocks import DenoiserClock, SchedulerClock
+from extension.hosts._clocks import DenoiserClock
 from extension.hosts._passes import pass_of
-from lib_lora import Moment
+from lib_lora import Moment, SchedulerClock
 
 SCHEDULERS = {
     "DDIMScheduler": 1,

@@ -1,0 +1,59 @@
+"""Which step a model call belongs to, from the scheduler of a diffusers pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from .strength import Moment
+
+
+class SchedulerClock:
+    """The clock from the scheduler of a diffusers pipeline.
+
+    Args:
+        scheduler: returns the present one, or None.
+    """
+
+    def __init__(self, scheduler: Callable[[], Any]) -> None:
+        self._scheduler = scheduler
+        self._timesteps: Any = None  # the latest one; each pass has its own object
+        self._values: Sequence[float] = ()
+        self._first = 0
+
+    def __call__(self, timestep: Callable[[], float | None]) -> Moment:
+        scheduler = self._scheduler()
+        timesteps = getattr(scheduler, "timesteps", None)
+        if timesteps is None or len(timesteps) == 0:
+            return Moment()
+        index = getattr(scheduler, "step_index", None)
+        if timesteps is not self._timesteps:
+            self._timesteps, self._values = timesteps, [float(one) for one in timesteps.tolist()]
+            self._first = self._beginning(scheduler, index, timestep)
+        if index is None:
+            index = self._first if hasattr(scheduler, "step_index") else self._place(timestep)
+        order = max(int(getattr(scheduler, "order", 1)), 1)
+        steps = -(-(len(self._values) - self._first) // order)
+        return Moment((index - self._first) // order, steps, _sigma(scheduler, index))
+
+    def _beginning(self, scheduler: Any, index: int | None, timestep: Callable[[], float | None]) -> int:
+        """Return the first index of the pass: img2img leaves out the first timesteps."""
+        begin = getattr(scheduler, "begin_index", None)
+        if isinstance(begin, int):
+            return begin
+        return self._place(timestep) if index is None else index
+
+    def _place(self, timestep: Callable[[], float | None]) -> int:
+        """Return the index of the call's timestep; of the first one if the call tells none."""
+        now = timestep()
+        if now is None:
+            return self._first
+        return min(range(len(self._values)), key=lambda i: abs(self._values[i] - now))
+
+
+def _sigma(scheduler: Any, index: int) -> float | None:
+    """Return the noise level, if the scheduler has one and reading it does not synchronise a device."""
+    sigmas = getattr(scheduler, "sigmas", None)
+    if sigmas is None or not 0 <= index < len(sigmas) or getattr(sigmas, "is_cuda", False):
+        return None
+    return float(sigmas[index])
