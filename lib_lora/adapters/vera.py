@@ -37,21 +37,31 @@ class VeRA(Adapter):
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        outer, inner = params["vera_lambda_b"].reshape(-1), params["vera_lambda_d"].reshape(-1)
+        a, b = (origin.shared.get(name) for name in ("vera_A", "vera_B"))
+        return cls.of(params["vera_lambda_b"], params["vera_lambda_d"], a, b, site)
+
+    @classmethod
+    def of(cls, outer: Tensor, inner: Tensor, a: Tensor | None, b: Tensor | None, site: Site) -> Self:
+        """Build from the vectors, and the matrices that all layers share.
+
+        Raises:
+            UnsupportedError: the matrices are not in the file.
+            ValueError: the tensors do not fit each other or the site.
+        """
+        outer, inner = outer.reshape(-1), inner.reshape(-1)
         out, inside, rank = site.shape[0], site.inside, inner.shape[0]
         if outer.shape[0] != out:
-            raise ValueError(f"want vera_lambda_b ({out},), got {shape_text(outer)}")
-        a, b = origin.shared.get("vera_A"), origin.shared.get("vera_B")
+            raise ValueError(f"want {cls.name}_lambda_b ({out},), got {shape_text(outer)}")
         if a is None or b is None:
             # PEFT would draw them again from a seed, in the sizes of the largest layer, which need not be in the model
             raise UnsupportedError(
-                "of VeRA without vera_A and vera_B, which all its layers share, and whose sizes it does not tell: "
-                "save it again with save_projection=True"
+                f"of {cls.__name__} without {cls.name}_A and {cls.name}_B, which all its layers share, and whose sizes "
+                "it does not tell: save it again with save_projection=True"
             )
         if a.ndim != 2 or a.shape[0] != rank or a.shape[1] < inside:
-            raise ValueError(f"want vera_A ({rank}, {inside} or more), got {shape_text(a)}")
+            raise ValueError(f"want {cls.name}_A ({rank}, {inside} or more), got {shape_text(a)}")
         if b.ndim != 2 or b.shape[1] != rank or b.shape[0] < out:
-            raise ValueError(f"want vera_B ({out} or more, {rank}), got {shape_text(b)}")
+            raise ValueError(f"want {cls.name}_B ({out} or more, {rank}), got {shape_text(b)}")
         return cls(a[:, :inside], b[:out], inner, outer)
 
     @property

@@ -132,9 +132,8 @@ def key_formats() -> Mapping[str, KeyFormat]:
     """Return all formats, in the order in which they are tried."""
     kinds = (*_kinds(), *_modifiers())
     every = [(kind.name, kind.params.required | kind.params.optional) for kind in kinds]
-    dotted = [
-        name.split(".", 1) for kind, names in every for name in names if name.startswith(f"{kind}_") and "." in name
-    ]
+    own = [(f"{kind.removeprefix('peft_')}_", names) for kind, names in every]
+    dotted = [name.split(".", 1) for start, names in own for name in names if name.startswith(start) and "." in name]
     params = {
         ADAPTER_PARAMS: {name for _, names in every for name in names if "weight" not in names and "." not in name},
         LAYER_PARAMS: {layer for layer, _ in dotted},

@@ -66,6 +66,29 @@ KINDS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], float]] = {
         ("linear",),
         BOUND,
     ),
+    "beft": ("BeftConfig", {}, ("linear", "linear without bias, one row"), BOUND),
+    "deft": ("DeftConfig", {"r": 4}, ("linear", "linear, many tokens"), SINGLE),
+    "deft, qr": ("DeftConfig", {"r": 4, "alpha": 6, "decomposition_method": "qr"}, ("linear",), SINGLE),
+    "deft, para": ("DeftConfig", {"r": 4, "para": True}, ("linear",), SINGLE),
+    "glora": ("GloraConfig", {"r": 4}, ("linear", "linear without bias, one row"), BOUND),
+    "glora, vectors": (
+        "GloraConfig",
+        {"r": 4, "config_A_B": "vector", "config_C": "vector", "config_D_E": "vector"},
+        ("linear", "linear, many tokens"),
+        BOUND,
+    ),
+    "glora, numbers": (
+        "GloraConfig",
+        {"r": 4, "config_A_B": "constant", "config_C": "none", "config_D_E": "none"},
+        ("linear",),
+        BOUND,
+    ),
+    "peanut": ("PeanutConfig", {"r": 4, "scaling": 0.7}, ("linear",), BOUND),
+    "peanut, deep": ("PeanutConfig", {"r": 4, "depth": 2, "act_fn": "silu"}, ("linear", "linear, many tokens"), BOUND),
+    "pvera": ("PveraConfig", {"r": 4}, ("linear",), BOUND),
+    "supertuning": ("SupertuningConfig", {"sparsity": 0.9}, ("linear",), BOUND),
+    "supertuning, supra": ("SupertuningConfig", {"sparsity": 0.9, "r": 4}, ("linear",), BOUND),
+    "unilora": ("UniLoraConfig", {"r": 4, "theta_d_length": 40, "save_indices": True}, ("linear",), BOUND),
 }
 CASES = [(kind, layer) for kind, case in KINDS.items() for layer in case[2]]
 
@@ -224,6 +247,9 @@ def test_tokens_beside_a_lora(tmp_path):
         ("road 1", "group_size", "group_size"),
         ("vblora", "topk", "topk"),
         ("trainable_tokens", "token_indices", "the list of tokens"),
+        ("deft", "decomposition_method", "decomposition_method"),
+        ("peanut", "act_fn", "want one of gelu"),
+        ("peanut", "scaling", "scaling"),
     ],
 )
 def test_a_number_that_the_configuration_lacks_is_named(tmp_path, kind, missing, reason):
@@ -240,6 +266,44 @@ def test_randlora_without_its_random_matrices_says_how_to_save_it(tmp_path):
     save(path, {name: value for name, value in load_file(path).items() if "randlora_A" not in name})
     report = load_network(path, {"unet": base}).report
     assert any("save_projection=True" in one.reason for one in report.unused), report.unused
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "reason"),
+    [
+        ("LilyConfig", {"r": 4}, "by the tokens of each call"),
+        ("OSFConfig", {}, "save the merged model"),
+        ("PolyConfig", {}, "the number of a task"),
+        ("PsoftConfig", {"r": 4}, "signs"),
+        ("TinyLoraConfig", {"r": 4}, "convert it to a LoRA"),
+        ("FrodConfig", {"progressbar": False}, "the file does not tell"),
+        ("SupertuningConfig", {"sparsity": 0.9, "save_precomputed_indices": False}, "save_precomputed_indices=True"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_kinds_that_are_no_adapter_are_refused_with_the_reason(tmp_path, kind, arguments, reason):
+    peft = pytest.importorskip("peft", "0.21")
+    base, _ = make("linear")
+    config = getattr(peft, kind)(target_modules=["layer"], **arguments)
+    path = saved(peft.get_peft_model(copy.deepcopy(base).float(), config), tmp_path)
+    report = load_network(path, {"unet": base}).report
+    assert report.hit == 0
+    own = [one for one in report.unused if ".layer." in one.key]
+    assert own
+    assert all(one.cause == "unsupported" and reason in one.reason for one in own), report.unused
+
+
+def test_an_adamss_and_a_sampling_pvera_are_refused_with_the_reason(tmp_path):
+    """PEFT needs another package to make the one."""
+    base, _ = make("linear")
+    keys = [f"base_model.model.layer.adamss_{name}" for name in ("A.0", "A.1", "B.0", "B.1", "newB")]
+    path = save(tmp_path / "a.safetensors", {key: torch.ones(2, 3) for key in keys})
+    unused = load_network(path, {"unet": base}).report.unused
+    assert {one.key for one in unused} == set(keys)
+    assert all("clustering the base weight" in one.reason for one in unused)
+    path = changed(saved(trained("pvera", base, 1), tmp_path), sample_at_inference=True)
+    report = load_network(path, {"unet": base}).report
+    assert any("another change in each call" in one.reason for one in report.unused), report.unused
 
 
 def test_an_x_lora_is_refused_with_the_reason(tmp_path):

@@ -38,7 +38,8 @@ PEFT = KeyFormat(
         START + rf"(?P<module>.+)\.token_adapter\.(?P<param>trainable_tokens_delta){_NAMED}",
         # tensors, not layers, so no `.weight` follows; what kohya or LyCORIS has, too, is the format `diffusers`
         _MODULE + rf"\.(?!(?:{PARAMS})(?:\.|$))(?P<param>{ADAPTER_PARAMS}){_NAMED}",
-        _MODULE + rf"\.(?!(?:{PARAMS})(?:\.|$))(?P<param>{LAYER_PARAMS}){_NAMED}\.(?P<rest>{PARTS})",
+        # the number of a layer in a list is no adapter's name, so a name is tried last
+        _MODULE + rf"\.(?!(?:{PARAMS})(?:\.|$))(?P<param>{LAYER_PARAMS}){_NAMED}?\.(?P<rest>{PARTS})",
         _MODULE + rf"\.(?P<param>oft_R){_NAMED}\.(?P<rest>weight|scaled_oft)",
         _MODULE + rf"\.{_LYCORIS}\.{_ADAPTER}",
         _WRAPPED + rf"\.{_LYCORIS}",

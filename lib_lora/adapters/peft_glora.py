@@ -1,0 +1,142 @@
+"""GLoRA as PEFT has it, https://arxiv.org/abs/2306.07967: dW = m (W * A + B), db = m (b * D + E + W C).
+
+A and B (out, in) are a pair each, a vector over the outputs or a number, C (in, 1) a pair or a vector, D and E vectors
+over the outputs or numbers; what is none is not in the file, or zeros. The product by A is one of entries, unlike the
+one of LyCORIS' `glora`. Source: huggingface/peft tuners/glora/layer.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..tensors import TensorFields, wide
+from .base import Adapter, At, Kind, Origin, Params, Rows, Site, shape_text, taken
+
+_PARTS = ("Xd", "Xu", "X", "zeros")
+_NAMES = {letter: {part: f"glora_{letter}.{part}" for part in _PARTS} for letter in "ABCDE"}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Path(TensorFields):
+    """A matrix as a pair, or as a vector or a number for all its columns."""
+
+    left: Tensor  # (rows, r) or (rows, 1)
+    right: Tensor | None  # (r, columns)
+
+    @classmethod
+    def of(cls, params: Mapping[str, Tensor], letter: str, rows: int, columns: int) -> Self | None:
+        """Read a path; None where there is none.
+
+        Raises:
+            ValueError: it is of another shape than (rows, columns).
+        """
+        names = _NAMES[letter]
+        left, right, value = (params.get(names[part]) for part in _PARTS[:3])
+        if value is not None and value.numel() in (1, rows):
+            return cls(value.reshape(-1, 1).expand(rows, 1), None)
+        if (
+            left is not None
+            and right is not None
+            and (*left.shape, *right.shape) == (rows, *right.shape[:1] * 2, columns)
+        ):
+            return cls(left, right)
+        own = [f"{name} {shape_text(params[name])}" for name in names.values() if name in params]
+        if all(name.startswith(names["zeros"]) for name in own):
+            return None
+        raise ValueError(f"want glora_{letter} ({rows}, {columns}), got {', '.join(own)}")
+
+    def take(self, rows: Rows) -> Self:
+        """Return the path for some of its rows."""
+        return replace(self, left=taken(self.left, rows))
+
+    def matrix(self, at: At) -> Tensor:
+        """Return what broadcasts to the wanted rows and columns."""
+        left = at.cut(self.left)
+        return left if self.right is None else left @ at.across(self.right)
+
+    def vector(self) -> Tensor:
+        """Return the only column, (rows,), in fp32 or better."""
+        left = self.left.to(wide(self.left.dtype))
+        return (left if self.right is None else left @ self.right.to(left)).flatten()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PeftGLoRA(Adapter):
+    """Factors and summands of a weight and of its bias."""
+
+    factor: _Path | None  # A
+    summand: _Path | None  # B
+    of_inputs: _Path | None  # C
+    bias_factor: _Path | None  # D
+    bias: _Path | None  # E
+    from_weight: Tensor | None = None  # (out,), W C, once the weight is known
+
+    name: ClassVar[str] = "peft_glora"
+    params: ClassVar[Params] = Params(
+        frozenset(), frozenset(name for names in _NAMES.values() for name in names.values())
+    )
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear"})
+    reads_base: ClassVar[bool] = True
+    by_rows: ClassVar[bool] = True
+    by_columns: ClassVar[bool] = True
+
+    @classmethod
+    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return bool(shapes) and cls.params.claim(shapes)
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        out, inside = site.shape[0], site.inside
+        a, b, d, e = (_Path.of(params, one, out, inside if one in "AB" else 1) for one in "ABDE")
+        return cls(a, b, _Path.of(params, "C", inside, 1), d, e)
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        for names in (_NAMES["A"], _NAMES["B"]):
+            if names["Xd"] in shapes and names["Xu"] in shapes:
+                return (*shapes[names["Xd"]][:1], *shapes[names["Xu"]][1:])
+        return None
+
+    @property
+    def has_bias(self) -> bool:
+        return self.bias is not None or self.of_inputs is not None
+
+    def on(self, read: Callable[[], Tensor], rank: int | None = None) -> Adapter:
+        if self.of_inputs is None:
+            return self
+        vector = self.of_inputs.vector()
+        weight = read()
+        return replace(self, from_weight=weight.flatten(1).to(weight.device, vector.dtype) @ vector.to(weight.device))
+
+    def delta_bias(self) -> Tensor:
+        own = None if self.bias is None else self.bias.vector()
+        if self.of_inputs is None:
+            assert own is not None
+            return own
+        if self.from_weight is None:
+            raise TypeError("the change of the bias is known only once `on` has seen the base weight")
+        return self.from_weight if own is None else own.to(self.from_weight) + self.from_weight
+
+    @property
+    def bias_excess(self) -> Tensor | None:
+        return None if self.bias_factor is None else self.bias_factor.vector()
+
+    def take(self, rows: Rows) -> Self:
+        factor, summand, bias_factor, bias = (
+            None if one is None else one.take(rows) for one in (self.factor, self.summand, self.bias_factor, self.bias)
+        )
+        own = None if self.from_weight is None else taken(self.from_weight, rows)
+        return replace(self, factor=factor, summand=summand, bias_factor=bias_factor, bias=bias, from_weight=own)
+
+    def delta_weight(self, at: At) -> Tensor:
+        weight = at.base.flatten(1)
+        delta = torch.zeros_like(weight) if self.factor is None else weight * self.factor.matrix(at)
+        if self.summand is not None:
+            delta += self.summand.matrix(at)
+        return at.shaped(delta.mul_(at.multiplier), tuple(at.base.shape))

@@ -1,0 +1,55 @@
+"""UniLoRA: a pair whose numbers are picked from one vector that all layers share, https://arxiv.org/abs/2506.00799.
+
+A[i, j] = theta[indices_A[i, j]] scales_A[i, j], and B likewise; there is no alpha. Without `save_indices` PEFT draws
+the indices for all trained layers at once from a seed. Source: huggingface/peft tuners/unilora/layer.py and model.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from torch import Tensor
+from typing_extensions import Self
+
+from ..errors import UnsupportedError
+from ..tensors import wide
+from .base import Kind, Origin, Params, Site, shape_text
+from .lora import LoRA
+
+_A = ("unilora_indices_A", "unilora_scales_A")
+_B = ("unilora_indices_B", "unilora_scales_B")
+
+
+class UniLoRA(LoRA):
+    """A pair of numbers from one vector."""
+
+    __slots__ = ()
+
+    name: ClassVar[str] = "unilora"
+    params: ClassVar[Params] = Params(frozenset({*_A, *_B}))
+    shared: ClassVar[frozenset[str]] = frozenset({"unilora_theta_d"})
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "attention"})
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        theta = origin.shared.get("unilora_theta_d")
+        if theta is None or theta.ndim != 1:
+            raise UnsupportedError("of UniLoRA without unilora_theta_d, which all its layers share")
+        rank = params[_A[0]].shape[0] if params[_A[0]].ndim else 0
+        down = _picked(theta, params, _A, (rank, site.inside))
+        return cls(down, _picked(theta, params, _B, (site.shape[0], rank)), 1.0, site.shape)
+
+    @classmethod
+    def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
+        return (*shapes[_B[0]][:1], *shapes[_A[0]][1:])
+
+
+def _picked(theta: Tensor, params: Mapping[str, Tensor], names: tuple[str, str], want: tuple[int, int]) -> Tensor:
+    indices, scales = (params[name] for name in names)
+    if indices.shape != want or scales.shape != want:
+        raise ValueError(f"want {' and '.join(names)} {want}, got {shape_text(indices)} and {shape_text(scales)}")
+    indices, dtype = indices.long(), wide(theta.dtype)
+    if bool(((indices < 0) | (indices >= theta.shape[0])).any()):
+        raise ValueError(f"{names[0]} reaches outside of a vector of {theta.shape[0]}")
+    return theta.to(dtype)[indices] * scales.to(dtype)
