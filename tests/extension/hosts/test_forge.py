@@ -550,6 +550,20 @@ def test_neo_is_known_by_its_patcher(web: FakeForge) -> None:
 
 
 @NEO
+def test_a_module_of_the_host_that_fails_to_be_imported_stops_nothing_and_is_logged_once(
+    web: FakeForge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "operations_int8.py").write_text("import a_package_that_is_not_there", "utf-8")
+    monkeypatch.setattr(web.modules["backend"], "__path__", [str(tmp_path)], raising=False)
+    monkeypatch.delitem(sys.modules, "backend.operations_int8", raising=False)
+    first, again = FORGE_NEO.layer_classes(), FORGE_NEO.layer_classes()
+    assert first == again != ()
+    (line,) = [record.getMessage() for record in caplog.records if "operations_int8" in record.getMessage()]
+    assert "cannot be imported" in line
+    assert "a_package_that_is_not_there" in line
+
+
+@NEO
 def test_folders_of_a_flag_with_a_list_are_known(web: FakeForge, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     web.modules["modules.shared"].cmd_opts.lora_dirs += [str(tmp_path / "more"), str(tmp_path / "none"), None]
