@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, TypedDict, Unpack
 
-from .errors import ActivationError, LoraError, NoMatchError, RowsError, StackError
+from .errors import ActivationError, LoraError, RowsError, StackError
 from .execution import hooks
 from .execution.hooks import Executor, HookedLayers
 from .execution.merged import refuse_spoiled
@@ -42,7 +42,6 @@ from .tensors import plain_mode
 logger = logging.getLogger(__name__)
 
 PARKED_BYTES = 1 << 30
-_GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
 _CPU = torch.device("cpu")
 
 
@@ -221,31 +220,35 @@ class Engine:
             raise StackError(f"{text}; write engine.activate(Stack([Entry(path, 0.8)]))")
         if stack.mode == "auto" and self._tuner is None:
             raise StackError("the mode 'auto' needs a tuner; write Engine(components, tuner=lib_lora.tuning.Tuner())")
-        with self._lock, plain_mode(_CPU), self._trimmed():
-            if not stack.entries:
+        with self._lock, plain_mode(_CPU):
+            try:
+                if stack.entries:
+                    return self._put_in_force(stack)
                 self._take_off()
                 return ActivationReport(())
-            self._model.check_names(stack)
-            patched_again = hooks.ensure_in_force()
-            indexes = self._model.indexes()
-            networks = tuple(self._network(i, entry, indexes, stack.reading) for i, entry in enumerate(stack.entries))
-            key = PlanKey.of(stack, networks, indexes)
-            plan = self._plan
-            kept = not patched_again and plan is not None and plan.key == key and self._hooked.hold(plan.executors)
-            if self._tuner is not None:
-                self._tuner.end()
-            plan = self._rewrite(stack) if kept else self._replace(stack, key, checked=not patched_again)
-            if trace.decisions:
-                trace.files(network.report for network in networks)
-            self._stack = stack
-            self._calls.chosen = 0
-            plan.strengths.show(0)
-            self._watch.begin(self.components)
-            if not kept:
-                self._watch.expect(plan.places)
-            if plan.choices and self._tuner is not None:
-                self._tuner.begin(plan.choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
-            return plan.report
+            finally:
+                self._trim()
+
+    def _put_in_force(self, stack: Stack) -> ActivationReport:
+        self._model.check_names(stack)
+        patched_again = hooks.ensure_in_force()
+        indexes = self._model.indexes()
+        networks = tuple([self._network(i, entry, indexes, stack.reading) for i, entry in enumerate(stack.entries)])
+        key, plan = PlanKey.of(stack, networks, indexes), self._plan
+        kept = not patched_again and plan is not None and plan.key == key and self._hooked.hold(plan.executors)
+        if self._tuner is not None:
+            self._tuner.end()
+        plan = self._rewrite(stack) if kept else self._replace(stack, key, checked=not patched_again)
+        if trace.decisions:
+            trace.files(network.report for network in networks)
+        self._stack, self._calls.chosen = stack, 0
+        plan.strengths.show(0)
+        self._watch.begin(self.components)
+        if not kept:
+            self._watch.expect(plan.places)
+        if plan.choices and self._tuner is not None:
+            self._tuner.begin(plan.choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
+        return plan.report
 
     def _rewrite(self, stack: Stack) -> Plan:
         """Give the plan in force the strengths of a stack of its key."""
@@ -430,8 +433,7 @@ class Engine:
         self._hooked.detach()
         scratch.free()
         self._budget.reset()
-        self._cache.trim()
-        self._plans.keep_only(self._cache.holds)
+        self._trim()
 
     def memory(self) -> MemoryReport:
         """Count what adapters take now, and where."""
@@ -461,33 +463,17 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    @contextmanager
-    def _trimmed(self) -> Iterator[None]:
-        """Have the cache keep its limits after the block, whatever happens inside."""
-        try:
-            yield
-        finally:
-            self._cache.trim(self._plan.networks if self._plan is not None else ())
-            self._plans.keep_only(self._cache.holds)
+    def _trim(self) -> None:
+        """Forget files beyond the limits of the cache, and the plans of those that are gone."""
+        self._cache.trim(() if self._plan is None else self._plan.networks)
+        self._plans.keep_only(self._cache.holds)
 
     def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex], reading: Reading) -> Network:
         try:
             network = self._cache.resolved(Path(entry.path), indexes, reading)
+            network.check_fit()
         except LoraError as error:
             raise ActivationError(i, entry.name, error) from error
-        if not network.bound:
-            report = network.report
-            made_for = "" if report.family is None else f", being made for {report.family.titles}"
-            text = report.warning or f"fits no layer of the loaded model{made_for}"
-            misfit = NoMatchError(network.file.path, f"{text}: {report.why()}")
-            raise ActivationError(i, entry.name, misfit) from misfit
-        if network.report.is_fragment and not reading.fragments:
-            report = network.report
-            text = (
-                f"fits {report.hit} of the {report.layers - report.absent} layers it has for this model: {report.why()}"
-            )
-            fragment = NoMatchError(network.file.path, f"{text}; {_GO_ON}")
-            raise ActivationError(i, entry.name, fragment) from fragment
         return network
 
     def _exchange(self, executors: Mapping[nn.Module, Executor]) -> None:

@@ -131,15 +131,7 @@ def discover(package: ModuleType, kind: type[T]) -> Mapping[str, T]:
     Raises:
         RegistryError: a name occurs twice, or `before` names an unknown plug-in or forms a circle.
     """
-    found: dict[str, T] = {}
-    for value in _candidates(package):
-        if not isinstance(value, kind) or found.get(value.name) is value:
-            continue
-        if value.name in found:
-            raise RegistryError(f"{package.__name__}: two plug-ins are named {value.name!r}")
-        found[value.name] = value
-    before = {name: value.before for name, value in found.items()}
-    return MappingProxyType({name: found[name] for name in _ordered(before, package)})
+    return _collected(package, lambda value: isinstance(value, kind))
 
 
 @cached
@@ -149,17 +141,21 @@ def discover_classes(package: ModuleType, base: type[C]) -> tuple[type[C], ...]:
     Raises:
         RegistryError: as `discover`.
     """
-    found: dict[str, type[C]] = {}
-    before: dict[str, tuple[str, ...]] = {}
-    for value in _candidates(package):
+
+    def matches(value: Any) -> bool:
         # by its own type: to Python 3.10, list[int] says that it is an instance of `type`
-        if not (issubclass(type(value), type) and issubclass(value, base)) or inspect.isabstract(value):
-            continue
-        name: str = value.name
-        if name in found:
-            raise RegistryError(f"{package.__name__}: two plug-ins are named {name!r}")
-        found[name], before[name] = value, getattr(value, "before", ())
-    return tuple(found[name] for name in _ordered(before, package))
+        return issubclass(type(value), type) and issubclass(value, base) and not inspect.isabstract(value)
+
+    return tuple(_collected(package, matches).values())
+
+
+def _collected(package: ModuleType, matches: Callable[[Any], bool]) -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    for value in filter(matches, _candidates(package)):
+        if found.setdefault(value.name, value) is not value:
+            raise RegistryError(f"{package.__name__}: two plug-ins are named {value.name!r}")
+    before = {name: getattr(value, "before", ()) for name, value in found.items()}
+    return MappingProxyType({name: found[name] for name in _ordered(before, package)})
 
 
 def _candidates(package: ModuleType) -> Iterator[Any]:

@@ -154,11 +154,6 @@ class NetworkReport:
         """Return whether all layers of the file act."""
         return self.hit == self.layers
 
-    @property
-    def is_fragment(self) -> bool:
-        """Return whether most layers of the file for the model's components fit none of theirs."""
-        return self.resolved and 2 * self.hit < self.layers - self.absent
-
     def reasons(self) -> dict[str, list[str]]:
         """Return reason -> the keys that are unused for it."""
         grouped: dict[str, list[str]] = {}

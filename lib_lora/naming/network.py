@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..adapters._narrow import Narrow
 from ..adapters._part import part_of
 from ..adapters.base import Adapter, At
-from ..errors import ComponentError, FileError, UnsupportedError
+from ..errors import ComponentError, FileError, NoMatchError, UnsupportedError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.config import USUAL, Reading
 from ..files.file import AdapterFile, Stamp, stamp_of
@@ -39,6 +39,7 @@ _PLURAL = {
     "norm": "norms",
     "attention": "fused attention",
 }
+_GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
 _MODELS = 4
 """Models, or ways of reading it, for which one file is kept resolved."""
 
@@ -99,6 +100,18 @@ class Network:
             absent=len([group for group in idle if not self._scopes[group.component][1]]),
             model=self._family,
         )
+
+    def check_fit(self) -> None:
+        """Raise NoMatchError where nothing fits the model, or less than half of what the file has for it."""
+        report, text = self.report, ""
+        meant = report.layers - report.absent
+        if not self.bound:
+            made_for = "" if report.family is None else f", being made for {report.family.titles}"
+            text = f"{report.warning or f'fits no layer of the loaded model{made_for}'}: {report.why()}"
+        elif 2 * report.hit < meant and not self._reading.fragments:
+            text = f"fits {report.hit} of the {meant} layers it has for this model: {report.why()}; {_GO_ON}"
+        if text:
+            raise NoMatchError(self.file.path, text)
 
     @property
     def embeddings(self) -> dict[str, dict[str, Tensor]]:
