@@ -37,7 +37,7 @@ from lib_lora.files.formats.base import KeyFormat
 from lib_lora.files.config import Alpha
 from lib_lora.naming import architectures
 from lib_lora.naming.index import LayerIndex
-from lib_lora.naming.places import AliasTable
+from lib_lora.naming.architectures._names import AliasTable
 from lib_lora.files.formats.base import parse_key
 from lib_lora.naming.parsed import key_formats, recipe_of
 from lib_lora.registry import discover, discover_classes

@@ -25,9 +25,10 @@ from ..report import Family
 from ..tensors import every
 from ..weights.base_weight import reader_of
 from .architectures._checkpoint import prefixes_of
+from .architectures._names import AliasTable
 from .architectures.base import fact, family_of, known_architectures
 from .blocks import BlockNames, names_of
-from .places import AliasTable, Place, Target, joined
+from .places import Place, Target, joined
 
 PARTS = {
     "to_qkv": ("to_q", "to_k", "to_v"),

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from lib_lora.files.components import DENOISER
+from lib_lora.naming.architectures._names import AliasTable
 from lib_lora.naming.architectures.base import Alias, Architecture, Sign
 from lib_lora.naming.index import LayerIndex
-from lib_lora.naming.places import AliasTable
 
 WIDTH = 8
 
