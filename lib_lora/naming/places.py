@@ -1,8 +1,8 @@
 """The meaning of a layer's name in a model: rows of one weight, or of several, in some order.
 
 A layer that is one in the file may be several in the model (fused q, k and v), or part of one, or have the halves of
-its outputs the other way round. All of that is a list of windows of the model's weights. The aliases of a family join, cut
-and swap such lists, see `architectures/_names.py`.
+its outputs the other way round. All of that is a list of windows of the model's weights. The aliases of a family
+join, cut and swap such lists, see `architectures/_names.py`.
 """
 
 from __future__ import annotations
