@@ -4,7 +4,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
 
   (none)   what a web UI calls at every start: name what is missing, change nothing
   demo     open the embedded web UI on the small model that comes with it; ARGUMENTS go to it
-  test     run a selection of the tests in about four minutes, or with --all every test; ARGUMENTS go to pytest
+  test     run a selection of the tests in four minutes, with --ci more, with --all every case; ARGUMENTS go to pytest
   bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
   fuzz     look for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
   soak     use the embedded web UI hard for minutes while disks, files and processes fail; ARGUMENTS go to it
@@ -250,24 +250,25 @@ def demo(environment: Environment, arguments: list[str]) -> int:
 def test(environment: Environment, arguments: list[str]) -> int:
     """Run a selection of the tests, in about four minutes on two cores.
 
-    usage: python install.py test [--all] [ARGUMENTS]
+    usage: python install.py test [--ci | --all] [ARGUMENTS]
 
-    --all      run every test, in about a quarter of an hour on two cores
+    --ci       run every test, but of one with many parameters only every pair of their values
+    --all      run every case of every test, in about a quarter of an hour on two cores
     ARGUMENTS  go to pytest, as tests/lib_lora -k dora; without any, the tests run in several processes side by side
 
     Browser tests need Chromium, or Chrome; REMORA_CHROMIUM may name one.
     """
     environment.ensure("run", "test")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process would compile each test again
-    spread = all_at_once() if set(arguments) <= {"--all", "--record"} else []
+    spread = all_at_once() if set(arguments) <= {"--ci", "--all", "--record"} else []
     return become([str(environment.python), "-m", "pytest", *spread, *arguments])
 
 
 def all_at_once() -> list[str]:
     """Return how pytest runs all tests in a few processes side by side, each with its share of the cores."""
     cores = os.cpu_count() or 1
-    processes = min(cores, MOST_PROCESSES)
-    os.environ.setdefault("OMP_NUM_THREADS", str(cores // processes))
+    processes = min(cores + cores // 2, MOST_PROCESSES)  # more than cores: tests of pages and servers wait
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
     return ["-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 

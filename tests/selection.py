@@ -1,5 +1,8 @@
 """The tests that run without `--all`. Rules choose them, so that nobody keeps a list.
 
+With `--ci` every test runs; of a test with three parameters or more, as many cases as every pair of values needs.
+Without it the quick tests run:
+
 1. A test marked `full` is left out, and one marked `quick` runs.
 2. A case that took over `LONG` seconds is left out. If all cases of a test did, the quickest one runs, unless it took
    over `MOST` seconds.
@@ -10,6 +13,9 @@
 
 Tests of several files with the same mark `design("name", parameter=value)` count as one test with one more parameter.
 The rules 2 and 4 are not for them, so that each pair does occur.
+
+Where several processes share the tests, those that took longest when they were last measured come first, so that no
+process works alone at the end. Tests of a folder stay together, as they share fixtures.
 
 `python install.py test --all --record` measures all tests anew.
 """
@@ -38,6 +44,7 @@ SHARED = "seconds of shared fixtures"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every test, not only the quick selection")
+    parser.addoption("--ci", action="store_true", help="run every test, and every pair of its parameters' values")
     parser.addoption("--record", action="store_true", help=f"write the seconds that each test takes into {RECORD.name}")
 
 
@@ -45,7 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile(
         "remora",
         settings.default,
-        max_examples=100 if config.getoption("--all") else 20,
+        max_examples=100 if config.getoption("--all") or config.getoption("--ci") else 20,
         deadline=None,  # other programs may use the machine
         derandomize=config.getoption("--hypothesis-seed") is None,  # a change is judged by its own faults alone
     )
@@ -60,10 +67,13 @@ def examples(number: int) -> int:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take out of `items` what runs with `--all` only; a test that is named by its id runs."""
+    """Take out of `items` what is not chosen, and sort them for several processes; a test named by its id runs."""
+    seconds = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+    if hasattr(config, "workeroutput"):
+        items[:] = longest_first(items, seconds)
     if config.getoption("--all") or any("::" in argument for argument in config.args):
         return
-    kept = chosen(items, json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {})
+    kept = every_pair(items) if config.getoption("--ci") else chosen(items, seconds)
     dropped = [item for item in items if item not in kept]
     config.hook.pytest_deselected(items=dropped)
     items[:] = [item for item in items if item in kept]
@@ -83,8 +93,34 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(f"{number:,} tests were left out; `python install.py test --all` runs them, too.")
 
 
+def longest_first(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
+    """Return the tests with the longest folders first, and in each the longest files.
+
+    Args:
+        items: all tests.
+        seconds: as for `chosen`.
+    """
+    folders: Counter[Path] = Counter()
+    files: Counter[Path] = Counter()
+    for item in items:
+        taken = seconds.get(item.nodeid, seconds.get(item.nodeid.partition("[")[0], 0.0))
+        folders[item.path.parent] += taken
+        files[item.path] += taken
+    # the sort is stable: tests of a file keep their order, and so do files of which nothing is known
+    return sorted(items, key=lambda item: (-folders[item.path.parent], item.path.parent, -files[item.path], item.path))
+
+
+def every_pair(items: Sequence[pytest.Item]) -> set[pytest.Item]:
+    """Return the tests that run with `--ci`."""
+    return {
+        case
+        for cases in (*_by_test(items).values(), *_by_design(items).values())
+        for case in (_covering(cases) if len(_values_of(cases[0])) > 2 else cases)
+    }
+
+
 def chosen(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> set[pytest.Item]:
-    """Return the tests that run without `--all`.
+    """Return the tests that run without `--all` and `--ci`.
 
     Args:
         items: all tests.
@@ -92,19 +128,30 @@ def chosen(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> set[py
             test's id.
     """
     kept: set[pytest.Item] = {item for item in items if item.get_closest_marker("quick")}
-    tests: dict[Hashable, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if item not in kept and not item.get_closest_marker("full"):
-            tests[item.parent, getattr(item, "originalname", item.name)].append(item)
-    designs: dict[Hashable, list[pytest.Item]] = defaultdict(list)
-    for cases in tests.values():
-        if mark := cases[0].get_closest_marker("design"):
-            designs[mark.args].extend(cases)
-        else:
-            kept.update(_within_budget(_covering(_of_little_time(cases, seconds)), seconds))
-    for cases in designs.values():
+    others = [item for item in items if item not in kept and not item.get_closest_marker("full")]
+    for cases in _by_test(others).values():
+        kept.update(_within_budget(_covering(_of_little_time(cases, seconds)), seconds))
+    for cases in _by_design(others).values():
         kept.update(_covering(cases))
     return kept
+
+
+def _by_test(items: Sequence[pytest.Item]) -> Mapping[Hashable, list[pytest.Item]]:
+    """Return the cases of each test without a design, by the test."""
+    tests: dict[Hashable, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if not item.get_closest_marker("design"):
+            tests[item.parent, getattr(item, "originalname", item.name)].append(item)
+    return tests
+
+
+def _by_design(items: Sequence[pytest.Item]) -> Mapping[Hashable, list[pytest.Item]]:
+    """Return the cases of each design, of all its files, by the design's name."""
+    designs: dict[Hashable, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if design := item.get_closest_marker("design"):
+            designs[design.args].append(item)
+    return designs
 
 
 def _within_budget(cases: Sequence[pytest.Item], seconds: Mapping[str, float]) -> Sequence[pytest.Item]:

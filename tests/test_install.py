@@ -311,14 +311,14 @@ class TestCommands:
         assert self.ensured == ["run", "test"]
         assert self.calls == [["-m", "pytest", "-k", "entry"]]
 
-    @pytest.mark.parametrize(("cores", "processes", "threads"), [(1, "1", "1"), (2, "2", "1"), (16, "4", "4")])
+    @pytest.mark.parametrize(("cores", "processes", "threads"), [(1, "1", "1"), (2, "3", "1"), (16, "4", "4")])
     def test_all_tests_share_the_cores(
         self, monkeypatch: pytest.MonkeyPatch, cores: int, processes: str, threads: str
     ) -> None:
         monkeypatch.setattr(os, "cpu_count", lambda: cores)
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         spread = ["-n", processes, "--dist", "loadfile", "--no-loadscope-reorder"]
-        for arguments in ([], ["--all"], ["--all", "--record"]):
+        for arguments in ([], ["--ci"], ["--all"], ["--all", "--record"]):
             assert install.main(["test", *arguments]) == 0
             assert self.calls.pop() == ["-m", "pytest", *spread, *arguments]
         assert os.environ["OMP_NUM_THREADS"] == threads

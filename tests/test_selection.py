@@ -144,6 +144,29 @@ def test_the_end_says_how_many_were_left_out(project: pytest.Pytester, processes
     result.stdout.fnmatch_lines([f"{number} tests were left out; `python install.py test --all` runs them, too."])
 
 
+def test_ci_runs_every_test_with_every_pair_of_values(project: pytest.Pytester) -> None:
+    result = project.runpytest("--collect-only", "-q", "--ci", "test_module.py", "test_one.py", "test_other.py")
+    ran = names(result)
+    number = {name: len([one for one in ran if one.startswith(name + "[")]) for name in {n.split("[")[0] for n in ran}}
+    assert 42 <= number.pop("test_of_three_parameters") < 60
+    assert 100 <= number.pop("test_with_a_way") < 130
+    assert number == {"test_of_two": 11 * 12, "test_of_one": 150, "test_that_takes_long": 0}
+    assert "test_that_takes_long" in ran
+
+
+def test_several_processes_begin_with_what_takes_longest(project: pytest.Pytester) -> None:
+    for folder, found in (("a", "xy"), ("b", "xyz")):
+        for name in found:
+            project.path.joinpath(folder).mkdir(exist_ok=True)
+            project.path.joinpath(folder, f"test_{name}.py").write_text("def test_1(): pass\ndef test_2(): pass\n")
+    items, _ = project.inline_genitems("--import-mode=importlib", "a", "b")
+    recorded = {"a/test_x.py::test_1": 1.0, "a/test_y.py::test_2": 3.0, "b/test_x.py::test_2": 2.0}
+    recorded |= {"b/test_z.py::test_1": 9.0}
+    ordered = [item.nodeid for item in selection.longest_first(items, recorded)]
+    files = ("b/test_z", "b/test_x", "b/test_y", "a/test_y", "a/test_x")
+    assert ordered == [f"{file}.py::test_{number}" for file in files for number in (1, 2)]
+
+
 def test_all_runs_everything_and_says_nothing(project: pytest.Pytester) -> None:
     result = project.runpytest("--all")
     assert result.parseoutcomes()["passed"] == 5 * 6 * 7 + 11 * 12 + 150 + 1 + 200
