@@ -22,7 +22,8 @@ from .execution.merged import refuse_spoiled
 from .execution.model import Model
 from .execution.watch import Watch
 from .files.config import Reading
-from .naming.index import LayerIndex, check_named, is_flow, modules_of
+from .naming.architectures.base import is_flow
+from .naming.index import LayerIndex, check_named, family_of_model, modules_of
 from .naming.network import Network, NetworkCache
 from .placement import scratch, trace
 from .placement.budget import Budget
@@ -533,7 +534,7 @@ class Engine:
             strengths, components = self._plan.strengths, self.components
 
             def flow(name: str) -> bool:
-                return is_flow(self._model.indexes(), name)
+                return is_flow(family_of_model(self._model.indexes()), name)
 
             self._hook_removers.extend(hook_strengths(components, strengths, self._calls, flow))
 

@@ -25,17 +25,10 @@ from ..report import Family
 from ..tensors import every
 from ..weights.base_weight import reader_of
 from .architectures._checkpoint import prefixes_of
-from .architectures._names import AliasTable
+from .architectures._names import PARTS, AliasTable, joint_projections
 from .architectures.base import fact, family_of, known_architectures
 from .blocks import BlockNames, names_of
-from .places import Place, Target, joined
-
-PARTS = {
-    "to_qkv": ("to_q", "to_k", "to_v"),
-    "to_kv": ("to_k", "to_v"),
-    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
-}
-"""Fused projection -> its parts, in the order of its outputs."""
+from .places import Place, Target
 
 
 def are_fused(attention: nn.Module) -> bool:
@@ -247,13 +240,6 @@ def _blocks_and_family(components: tuple[tuple[str, tuple[Target, ...]], ...]) -
     return names_of(names), family_of(facts)
 
 
-def is_flow(indexes: Iterable[LayerIndex], component: str) -> bool:
-    """Return whether the timesteps of a component are shares of noise."""
-    family = family_of_model(indexes)
-    known = next((one for one in known_architectures() if family is not None and one.name == family.name), None)
-    return component.startswith("transformer") and (known is None or known.flow)
-
-
 def _structure(module: nn.Module) -> list[int]:
     """Return the identity of every module of a tree, in order, and which of them call fused projections."""
     found = every(module)
@@ -271,25 +257,8 @@ def _name_tables(
         if target.param == "in_proj_weight" and target.rows is None:  # PEFT calls it by the attention's own name
             own.setdefault(target.path, Place.of(target))
     dotted = aliases.places(component, own)
-    dotted |= {name: place for name, place in _joint_projections(dotted).items() if name not in dotted}
+    dotted |= {name: place for name, place in joint_projections(dotted).items() if name not in dotted}
     return dotted, {name.replace(".", "_"): place for name, place in reversed(dotted.items())}
-
-
-def _joint_projections(places: Mapping[str, Place]) -> dict[str, Place]:
-    """Return projections under the names that diffusers would give them fused: SimpleTuner may train them so.
-
-    Source: bghira/SimpleTuner simpletuner/helpers/models/common.py, `fuse_qkv_projections`, not undone before
-    a LoRA is saved.
-    """
-    found: dict[str, Place] = {}
-    for fused_name, parts in PARTS.items():
-        for name in places:
-            if name.rpartition(".")[2] == parts[0]:
-                parent = name.removesuffix(parts[0])
-                place = joined([places.get(parent + part) for part in parts])
-                if place is not None:
-                    found[parent + fused_name] = place
-    return found
 
 
 _WRAPPED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")

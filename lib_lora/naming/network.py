@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -291,8 +290,8 @@ def _add(
     return None
 
 
-_Networks = OrderedDict[tuple[Reading, tuple[tuple[str, int], ...]], Network]
-"""The networks of one file for each model it was used with and each way it was read."""
+_Use = tuple[Reading, tuple[tuple[str, int], ...]]
+"""How a file was read, and the signatures of the model's components."""
 
 
 class NetworkCache:
@@ -306,7 +305,7 @@ class NetworkCache:
     def __init__(self, count: int, nbytes: int | None = None) -> None:
         self._count = count
         self._limit = nbytes
-        self._files: OrderedDict[tuple[Path, Stamp, int], tuple[ParsedFile, _Networks]] = OrderedDict()
+        self._files: dict[tuple[Path, Stamp, int], tuple[ParsedFile, dict[_Use, Network]]] = {}  # the latest last
 
     def resolved(self, path: Path, indexes: Sequence[LayerIndex], reading: Reading = USUAL) -> Network:
         """Return the network of a file for a model. The cache may go beyond its limits until the next `trim`.
@@ -319,16 +318,15 @@ class NetworkCache:
         except OSError as error:
             raise FileError(path, f"cannot be read: {error.strerror or error}") from error
         began = time.perf_counter()
-        if key not in self._files:
-            self._files[key] = ParsedFile(AdapterFile.open(path)), OrderedDict()
-        self._files.move_to_end(key)
-        parsed, networks = self._files[key]
+        known = self._files.pop(key) if key in self._files else (ParsedFile(AdapterFile.open(path)), {})
+        parsed, networks = self._files[key] = known
         use = reading, tuple([index.signature for index in indexes])
-        if use not in networks:
-            networks[use] = network = Network(parsed, indexes, reading)
+        network = networks.pop(use, None)
+        if network is None:
+            network = Network(parsed, indexes, reading)
             network.report = replace(network.report, seconds=time.perf_counter() - began)
-        networks.move_to_end(use)
-        return networks[use]
+        networks[use] = network
+        return network
 
     def trim(self, in_force: Collection[Network] = ()) -> None:
         """Forget networks beyond the limits, the least recently used first, but none that is in force."""
@@ -336,7 +334,7 @@ class NetworkCache:
         total = self.nbytes
         for key, (parsed, networks) in list(self._files.items()):
             while len(networks) > _MODELS:
-                networks.popitem(last=False)
+                del networks[next(iter(networks))]
             if len(self._files) <= self._count and (self._limit is None or total <= self._limit):
                 continue
             if id(parsed.file) not in used:

@@ -18,6 +18,7 @@ from ..files import formats
 from ..files.components import EXPERTS
 from ..files.config import USUAL, Alpha, Reading, configured_alpha
 from ..files.file import AdapterFile
+from ..files.formats._strangers import guess
 from ..files.formats._trainer_config import PeftConfig, base_model
 from ..files.formats.base import (
     ADAPTER_PARAMS,
@@ -32,24 +33,12 @@ from ..files.formats.base import (
 from ..registry import cached, discover, discover_classes
 from ..report import Cause, Family, NetworkReport, Unused
 from ..tensors import LARGEST
-from .architectures.base import fact, family_of, known_architectures
+from .architectures.base import experts_named, fact, family_of
 
 SHAPE_DIFFERS = "of another shape"
 NOT_FINITE = "of a layer with numbers that are NaN or infinite"
 _SCALED = frozenset({"lora", "dora", "loha", "lokr"})
 _NO_SCALE = "its scale is unknown and taken as 1, as it has neither alpha nor adapter_config.json beside it"
-_LOOKS = {
-    "model.diffusion_model.": "a whole checkpoint: load it as the model",
-    "img_in.weight": "a whole checkpoint: load it as the model",
-    "emb_params": "a textual inversion embedding: it belongs in the embeddings folder",
-    "base_model.internal_xlora_classifier.": "an X-LoRA, which chooses LoRAs for each token: use these LoRAs",
-    "prompt_embeddings": "a soft prompt of PEFT, which belongs to a text model and changes no layer",
-    "control_model.": "a ControlNet: load it with ControlNet",
-    "first_stage_model.": "a VAE: load it as the VAE",
-    "decoder.conv_in.": "a VAE: load it as the VAE",
-}
-"""Begin of keys in a file that is no adapter -> a guess at the file."""
-
 Shapes = Mapping[str, tuple[int, ...]]
 """Canonical parameter -> shape in the file."""
 
@@ -262,9 +251,7 @@ class ParsedFile:
         """Return the `EXPERTS` that keys mean which name none: both, unless another key or the file's name tells."""
         if EXPERTS[1] in [group.component for group in self.groups]:
             return EXPERTS[:1]
-        names = (self.file.path.stem, self.file.metadata.get("ss_output_name", ""))  # the file may have been renamed
-        rules = [one.experts_named for one in known_architectures() if one.experts_named is not None]
-        return next((found for name in names for rule in rules if (found := rule(name))), EXPERTS)
+        return experts_named(self.file.path.stem, self.file.metadata.get("ss_output_name", ""))
 
     def unshared(self, acting: Iterable[Group]) -> list[Unused]:
         """Return the keys of parameters that layers share, where no layer that acts reads them."""
@@ -363,9 +350,7 @@ class ParsedFile:
         seen = ", ".join(keys[:4]) or "none"
         companions = {one.name for one in key_formats().values() if not one.alone}
         if companions.issuperset([group.format for group in self.groups]):
-            looks = next((what for start, what in _LOOKS.items() for key in keys if key.startswith(start)), "")
-            hint = f"; it looks like {looks}" if looks else ""
-            text = f"is no adapter known here: none of its {len(keys)} keys is an adapter's ({seen}, …){hint}"
+            text = f"is no adapter known here: none of its {len(keys)} keys is an adapter's ({seen}, …){guess(keys)}"
             raise UnknownFormatError(self.file.path, text, keys[:4])
         if not [group for group in self.groups if group.recipe is not None]:
             params = ", ".join(sorted({param for group in self.groups for param in group.keys}))

@@ -10,6 +10,13 @@ from ...files.components import role
 from ..places import Place, joined
 from .base import Alias, Architecture, clear, fact, ranked
 
+PARTS = {
+    "to_qkv": ("to_q", "to_k", "to_v"),
+    "to_kv": ("to_k", "to_v"),
+    "to_added_qkv": ("add_q_proj", "add_k_proj", "add_v_proj"),
+}
+"""Fused projection -> its parts, in the order of its outputs."""
+
 
 class AliasTable:
     """The other names of a model's layers, in both directions.
@@ -139,3 +146,20 @@ def _sizes(alias: Alias, shape: Sequence[int]) -> list[int]:
     share, left = divmod(shape[0] - fixed, sizes.count("rest") or 1)
     fits = shape[0] >= fixed and left == 0
     return [shape[1] if size == "in" else share for size in sizes] if fits else []
+
+
+def joint_projections(places: Mapping[str, Place]) -> dict[str, Place]:
+    """Return projections under the names that diffusers would give them fused: SimpleTuner may train them so.
+
+    Source: bghira/SimpleTuner simpletuner/helpers/models/common.py, `fuse_qkv_projections`, not undone before
+    a LoRA is saved.
+    """
+    found: dict[str, Place] = {}
+    for fused_name, parts in PARTS.items():
+        for name in places:
+            if name.rpartition(".")[2] == parts[0]:
+                parent = name.removesuffix(parts[0])
+                place = joined([places.get(parent + part) for part in parts])
+                if place is not None:
+                    found[parent + fused_name] = place
+    return found

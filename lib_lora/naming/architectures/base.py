@@ -12,7 +12,7 @@ from functools import cache
 from operator import itemgetter
 from typing import Literal
 
-from ...files.components import DENOISER, role
+from ...files.components import DENOISER, EXPERTS, role
 from ...registry import cached, discover
 from ...report import Family
 from .. import architectures as folder
@@ -200,6 +200,18 @@ def input_layers(family: Family | None) -> frozenset[str]:
     """Return the names of layers that take the latents, in a model of a family; None stands for all families."""
     known = known_architectures()
     return frozenset(name for one in known if family is None or one.name == family.name for name in one.inputs)
+
+
+def experts_named(*names: str) -> tuple[str, ...]:
+    """Return the `EXPERTS` that the first of a file's names speaks of that speaks of any; both where none does."""
+    rules = [one.experts_named for one in known_architectures() if one.experts_named is not None]
+    return next((found for name in names for rule in rules if (found := rule(name))), EXPERTS)
+
+
+def is_flow(family: Family | None, component: str) -> bool:
+    """Return whether the timesteps of a component are shares of noise, in a model of a family."""
+    known = next((one for one in known_architectures() if family is not None and one.name == family.name), None)
+    return component.startswith("transformer") and (known is None or known.flow)
 
 
 def is_image_first(model: object) -> bool:
