@@ -400,7 +400,7 @@ class Engine:
         """Serve layers again that others have given another class or forward since the activation; else do nothing."""
         with self._lock, plain_mode(_CPU):
             if self._plan is not None and hooks.ensure_in_force():
-                self._hooked.hook_again(self._plan.executors)
+                self._hooked.swap(self._plan.executors, self._budget.reset, self._model.resting, keep=False)
 
     def deactivate(self) -> None:
         """Take everything off, and keep nothing for later: the model is as if nothing had ever been applied.
@@ -429,7 +429,7 @@ class Engine:
         self._watch.end()
         self._hook_calls()
         if former is not None and self._plans.has_room(former):
-            self._hooked.keep(former.executors)
+            self._hooked.swap({}, self._budget.reset, self._model.resting, keep=True)
             self._plans.put(former)
         self._hooked.detach()
         scratch.free()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
+from operator import is_
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import Any, TypeAlias, cast
 
@@ -73,22 +75,11 @@ class InstancePatch:
     Only the layer refers to it: a function made for one layer may hold that layer.
     """
 
-    def __init__(self, layer: nn.Module, method: MethodType) -> None:
+    def __init__(self, method: MethodType) -> None:
         # a deep copy of a patched layer has the patch of the other layer
-        earlier = self.behind(method)
-        self.base_forward: BaseForward = method.__func__ if earlier is None else earlier.base_forward
+        earlier = token_of(method.__func__)
+        self.base_forward: BaseForward = getattr(earlier, "base_forward", method.__func__)
         self.forward = patched(self, self.base_forward)
-        _exchange(layer, method.__func__, self.forward)
-
-    @staticmethod
-    def behind(method: MethodType) -> InstancePatch | None:
-        """Return the patch that made the function of `method`; None where none did."""
-        patch = token_of(method.__func__)
-        return patch if isinstance(patch, InstancePatch) else None
-
-    def undo(self, layer: nn.Module) -> None:
-        """Restore the method, also where a hook has captured ours meanwhile."""
-        _exchange(layer, self.forward, self.base_forward)
 
 
 def has_foreign_forward(layer: nn.Module) -> bool:
@@ -111,11 +102,18 @@ def own_method(layer: nn.Module, known: Callable[[object], bool]) -> MethodType 
     return None
 
 
-def _exchange(layer: nn.Module, old: object, new: BaseForward) -> None:
-    """Replace a method of `layer` in every place where it is kept."""
+def _exchange(layer: nn.Module, is_old: Callable[[object], bool], new: BaseForward) -> BaseForward | None:
+    """Replace the methods of `layer` wherever one is kept whose function `is_old`; return the function of one of them.
+
+    A hook that is removed moves its captured method to the layer itself, so no place is remembered.
+    """
+    found: BaseForward | None = None
     for holder, attribute in places(layer):
-        if getattr(getattr(holder, attribute), "__func__", None) is old:
+        method = getattr(holder, attribute)
+        if isinstance(method, MethodType) and is_old(method.__func__):
+            found = method.__func__
             setattr(holder, attribute, MethodType(new, layer))
+    return found
 
 
 Executor: TypeAlias = Resident[Any]
@@ -129,7 +127,7 @@ class Slot:
     fp8 cast or an offload map. Copies of the layer start without one.
     """
 
-    __slots__ = ("__weakref__", "adopted", "called", "executor", "key", "layer", "owner", "patch")
+    __slots__ = ("__weakref__", "called", "executor", "found", "key", "layer", "owner", "patch")
 
     def __init__(self, owner: object, layer: nn.Module) -> None:
         self.owner = owner
@@ -137,10 +135,8 @@ class Slot:
         self.key = key_for(self)
         self.patch: ClassPatch | InstancePatch | None = None
         self.executor: Executor | None = None
-        self.adopted: list[tuple[weakref.ref[Any], str, BaseForward, BaseForward]] = []
-        """Object, attribute, function and ours, of each forward that was captured before the class was patched.
-
-        Functions and not methods, which would keep the layer alive."""
+        self.found: BaseForward | None = None
+        """The function that the layer, or a hook of it, had in place of the patch's; a method would keep the layer."""
         self.called = False
         """Whether the layer was called since `Watch.expect`, calls of compiled code aside."""
 
@@ -275,9 +271,11 @@ def attach(layer: nn.Module, slot: Slot) -> None:
     method = own_method(layer, patch.knows)
     if method is None:
         slot.patch = patch
-        _adopt(layer, slot, patch)
+        slot.found = _exchange(layer, lambda one: one is not patch.forward and patch.replaces(one), patch.forward)
     else:
-        slot.patch = InstancePatch(layer, method)
+        slot.patch = own = InstancePatch(method)
+        _exchange(layer, partial(is_, method.__func__), own.forward)
+        slot.found = own.base_forward
     setattr(layer, SLOT, slot)
     _hooked.add(layer)
 
@@ -291,7 +289,7 @@ def is_attached(layer: nn.Module, slot: Slot) -> bool:
         return _patches.get(patch.cls) is patch
     of_class = _patches.get(owner(type(layer)))
     method = None if of_class is None else own_method(layer, of_class.knows)
-    return patch is (of_class if method is None else InstancePatch.behind(method))
+    return patch is (of_class if method is None else token_of(method.__func__))
 
 
 def detach(layer: nn.Module, *, release: bool = True) -> None:
@@ -302,7 +300,6 @@ def detach(layer: nn.Module, *, release: bool = True) -> None:
         return
     executor, slot.executor = slot.executor, None
     _withdraw(layer, slot)
-    _disown(layer, slot)
     if release and executor is not None:
         executor.release(layer)
 
@@ -326,31 +323,10 @@ def owner(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _withdraw(layer: nn.Module, slot: Slot) -> None:
-    """Restore the layer's own forward, if the slot's patch replaced that."""
-    if isinstance(slot.patch, InstancePatch):
-        slot.patch.undo(layer)
-    slot.patch = None
-
-
-def _adopt(layer: nn.Module, slot: Slot, patch: ClassPatch) -> None:
-    """Replace the class's forward where a hook captured it before the class was patched."""
-    for holder, attribute in places(layer):
-        captured = getattr(holder, attribute)
-        if not isinstance(captured, MethodType) or captured.__func__ is patch.forward:
-            continue
-        if patch.replaces(captured.__func__):
-            slot.adopted.append((weakref.ref(holder), attribute, captured.__func__, patch.forward))
-            setattr(holder, attribute, MethodType(patch.forward, layer))
-
-
-def _disown(layer: nn.Module, slot: Slot) -> None:
-    """Restore the forwards that `_adopt` replaced."""
-    for holder, attribute, found, ours in slot.adopted:
-        # a hook that was removed meanwhile has moved its captured forward to the layer itself
-        for place, name in ((holder(), attribute), (layer, "forward")):
-            if place is not None and getattr(vars(place).get(name), "__func__", None) is ours:
-                setattr(place, name, MethodType(found, layer))
-    slot.adopted.clear()
+    """Restore the forwards of the layer and its hooks that the slot's patch replaced."""
+    if slot.patch is not None and slot.found is not None:
+        _exchange(layer, partial(is_, slot.patch.forward), slot.found)
+    slot.patch = slot.found = None
 
 
 def _patched_apply(base_apply: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -391,6 +367,9 @@ def _tiny_layer(cls: type[nn.Module]) -> nn.Module:
     return layer
 
 
+_HOST = torch.device("cpu")
+
+
 class HookedLayers:
     """The layers that one engine has hooked."""
 
@@ -427,7 +406,10 @@ class HookedLayers:
                     slots[layer] = self._slot(layer)
             leaving = {layer: old for layer, old in before.items() if old is not after.get(layer)}
             for layer, old in leaving.items():  # before the new ones are placed, so that a device never has both
-                _take_off(layer, old, keep=keep)
+                if old is not None and keep and not old.reads_base:  # others may write to base weights meanwhile
+                    old.move(layer, _HOST)
+                elif old is not None:
+                    old.release(layer)
             for layer in before.keys() - after.keys():
                 detach(layer, release=False)
             if len(leaving) == len(before):
@@ -446,19 +428,6 @@ class HookedLayers:
         """Tell whether all layers have these executors."""
         slots = ((slot_of(layer), executor) for layer, executor in list(executors.items()))
         return all(slot is not None and slot.executor is executor for slot, executor in slots)
-
-    def keep(self, executors: Mapping[nn.Module, Executor]) -> None:
-        """Detach the layers of a plan, and leave its tensors in the computer's memory."""
-        for layer, executor in list(executors.items()):
-            _take_off(layer, executor, keep=True)
-            slot = slot_of(layer)
-            if slot is not None and slot.executor is executor:
-                detach(layer, release=False)
-
-    def hook_again(self, executors: Mapping[nn.Module, Executor]) -> None:
-        """Attach the slots of layers again whose forward was replaced meanwhile."""
-        for layer, executor in list(executors.items()):
-            self._slot(layer).executor = executor
 
     def detach(self) -> None:
         """Detach all layers, also where restoring the weights of one fails."""
@@ -503,14 +472,3 @@ def move_to_layer(executor: Executor, layer: nn.Module, *, now: bool = False) ->
     device = device_of(layer)
     if device is not None:
         executor.move(layer, device, now=now)
-
-
-_HOST = torch.device("cpu")
-
-
-def _take_off(layer: nn.Module, executor: Executor | None, *, keep: bool) -> None:
-    """Drop the tensors of an executor, except tensors in the computer's memory that are to be kept."""
-    if executor is not None and keep and not executor.reads_base:  # others may write to base weights meanwhile
-        executor.move(layer, _HOST)
-    elif executor is not None:
-        executor.release(layer)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 from ..adapters._operation import Operation
@@ -71,8 +70,6 @@ class Placed(Placement[Parts]):
     """Strengths of the pair, of the biases, and of each change of the output."""
     inputs: LayerStrengths | None
     """Strengths of each change of the input, in the dtype of the input."""
-    rows: tuple[tuple[int, int] | None, ...]
-    """The outputs that each change of the output changes; None for all."""
 
 
 class LowRankExecutor(Resident[Placed]):
@@ -102,34 +99,40 @@ class LowRankExecutor(Resident[Placed]):
         super().__init__(bindings, strengths, policy)
         if dense_for_many:
             self.name, self._dense = "low-rank or dense", DenseExecutor(bindings, strengths, policy)
-        self._static = policy.static
+        self._static, self._tuner = policy.static, policy.tuner
         target = bindings[0].target
-        self._kind = target.kind
-        self._spatial = len(target.shape) - 2
+        self._kind, self._spatial = target.kind, len(target.shape) - 2
         self._of_text = is_of_text(target.path)
         self._forms, self._biased = forms, biased
-        ranges = _ranges(self._bindings, forms, biased, policy.buckets)
-        self._ranges, self._bias_ranges = strengths.register(*ranges, own=True)
-        self._rank = 0
-        for one in self._ranges:
-            self._rank += one.count
-        self._tuner = policy.tuner
-        self._inputs, self._outputs = list[int](), list[int]()
-        for i, form in enumerate(self._forms):
+        self._inputs, self._outputs, self._rank = list[int](), list[int](), 0
+        of_pairs, of_biases = list[FactorRange](), list[FactorRange]()
+        of_inputs, of_outputs = list[FactorRanges](), list[FactorRanges]()
+        for i, (binding, form) in enumerate(zip(self._bindings, forms, strict=True)):
+            pair = form.pair
+            if pair is not None:
+                of_pairs.append(FactorRange(binding.group, pair.rank, pair.scale, pair.schedule, pair.per_rank))
+                self._rank += pair.rank
+            if biased[i]:
+                of_biases.append(FactorRange(binding.group))
             if form.on_input:
                 self._inputs.append(i)
+                of_inputs.append(binding.ranges)
             if form.on_output:
                 self._outputs.append(i)
-        self._only_pairs = bool(self._ranges) and not self._inputs and not self._outputs
-        tuned = policy.tuner is not None and policy.tuner.adds_pairs
-        packed = policy.storage != "file"
-        only_pairs = self._only_pairs and not self._bias_ranges and target.kind != "embedding"
-        self._is_plain = only_pairs and not (packed or tuned or self._static is not None)
-        self._input_ranges, self._output_ranges = list[FactorRanges](), list[FactorRanges]()
-        if self._inputs or self._outputs:
-            self._input_ranges = [self._bindings[i].ranges for i in self._inputs]
-            self._output_ranges = [self._bindings[i].ranges for i in self._outputs]
-            strengths.register(*self._input_ranges, *self._output_ranges)
+                of_outputs.append(binding.ranges)
+        rank = padded_rank(self._rank, policy.buckets) if of_pairs and policy.buckets else self._rank
+        if rank > self._rank:
+            of_pairs.append(FactorRange(of_pairs[0].group, rank - self._rank, 0.0))
+            self._rank = rank
+        self._ranges = tuple(of_pairs)
+        self._layouts, self._input_layouts = strengths.register(self._ranges, tuple(of_biases), own=True), []
+        if of_inputs or of_outputs:
+            self._input_layouts = strengths.register(*of_inputs)
+            self._layouts += strengths.register(*of_outputs)
+        self._only_pairs = bool(of_pairs) and not self._inputs and not self._outputs
+        is_kept = policy.storage != "file" or policy.static is not None
+        is_tuned = policy.tuner is not None and policy.tuner.adds_pairs
+        self._is_plain = self._only_pairs and not (of_biases or is_kept or is_tuned or target.kind == "embedding")
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward plus its deltas."""
@@ -216,7 +219,7 @@ class LowRankExecutor(Resident[Placed]):
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
         of_pair, of_bias, *of_outputs = self._live(layer, placed.strengths, x, y)
         parts = placed.stored.get()
-        deltas = self._output_deltas(of_outputs, placed.rows, parts, x, y, op)
+        deltas = () if not parts.outputs else self._output_deltas(of_outputs, parts, x, y, op)
         if parts.pair is not None:
             # the dtypes of x and y differ under autocast, or with a host that casts inside its forward
             own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
@@ -289,24 +292,15 @@ class LowRankExecutor(Resident[Placed]):
         return changed
 
     def _output_deltas(
-        self,
-        strengths: Sequence[Tensor],
-        rows: Sequence[tuple[int, int] | None],
-        parts: Parts,
-        x: Tensor,
-        y: Tensor,
-        op: Operation,
+        self, strengths: Sequence[Tensor], parts: Parts, x: Tensor, y: Tensor, op: Operation
     ) -> list[tuple[Tensor, Operation]]:
         """Compute the changes of the output, each with the operation of the outputs that it changes."""
-        if not parts.outputs:
-            return []
-        reads = any(effect.reads_output for effect in parts.outputs)
         pristine = y
-        if reads:
+        if any(effect.reads_output for effect in parts.outputs):
             pristine = op.base(x) if self._inputs else op.without_bias(y)
-        x = x.to(device=y.device, dtype=y.dtype)
-        deltas = []
-        for effect, strength, window in zip(parts.outputs, strengths, rows, strict=True):
+        x, deltas = x.to(device=y.device, dtype=y.dtype), []
+        for i, effect, strength in zip(self._outputs, parts.outputs, strengths, strict=True):
+            window = self._bindings[i].target.rows
             own = op if window is None else op.window(window)
             deltas.append((effect.delta(x, own.outputs(pristine), strength, own), own))
         return deltas
@@ -318,15 +312,13 @@ class LowRankExecutor(Resident[Placed]):
             pair=self._pair(adapters, device, dtype) if self._ranges else None,
             inputs=tuple([adapters[i].input_effect(device, input_dtype) for i in inputs]) if inputs else (),
             outputs=tuple([adapters[i].output_effect(device, dtype) for i in outputs]) if outputs else (),
-            bias=self._biases(adapters, device, dtype) if self._bias_ranges else None,
+            bias=self._biases(adapters, device, dtype) if any(self._biased) else None,
         )
-        layouts = [self._ranges, self._bias_ranges, *self._output_ranges]
-        strengths = self._strengths.for_layer(layouts, device, dtype, self._spatial)
+        strengths = self._strengths.for_layer(self._layouts, device, dtype, self._spatial)
         of_inputs = None
         if inputs:
-            of_inputs = self._strengths.for_layer(self._input_ranges, device, input_dtype, self._spatial)
-        rows = tuple([self._bindings[i].target.rows for i in outputs]) if outputs else ()
-        return Placed(device, dtype, input_dtype, store(parts, self._storage), strengths, of_inputs, rows)
+            of_inputs = self._strengths.for_layer(self._input_layouts, device, input_dtype, self._spatial)
+        return Placed(device, dtype, input_dtype, store(parts, self._storage), strengths, of_inputs)
 
     def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
         downs, ups, windows = [], [], []
@@ -342,41 +334,16 @@ class LowRankExecutor(Resident[Placed]):
 
     def _biases(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> Tensor:
         """Stack the changes of the bias, (n, out)."""
-        biases = [
-            self._in_all(binding, adapter.delta_bias()).unsqueeze(0)
-            for adapter, binding, biased in zip(adapters, self._bindings, self._biased, strict=True)
-            if biased
-        ]
-        return stacked(biases, 0, device, dtype)
+        changing = [i for i, changes in enumerate(self._biased) if changes]
+        columns = [adapters[i].delta_bias().unsqueeze(1) for i in changing]
+        windows = [self._bindings[i].target.rows for i in changing]
+        return stacked(columns, 1, device, dtype, windows, self._width).t()
 
     @property
     def _width(self) -> int:
         """Return the number of outputs of the layer."""
         target = self._bindings[0].target
         return target.outputs or target.shape[0]
-
-    def _in_all(self, binding: Binding, vector: Tensor) -> Tensor:
-        """Pad a vector over the outputs that a binding changes to a vector over all outputs."""
-        rows = binding.target.rows
-        return vector if rows is None else F.pad(vector, (rows[0], self._width - rows[1]))
-
-
-def _ranges(
-    bindings: Sequence[Binding], forms: Sequence[Form], biased: Sequence[bool], buckets: Sequence[int]
-) -> tuple[FactorRanges, FactorRanges]:
-    """Return the strengths of the fused pair, filled up to a bucket, and of the biases."""
-    ranks, biases, rank = list[FactorRange](), list[FactorRange](), 0
-    for binding, form, changes_bias in zip(bindings, forms, biased, strict=True):
-        pair = form.pair
-        if pair is not None:
-            one = FactorRange(binding.group, pair.rank, pair.scale, pair.schedule, pair.per_rank)
-            ranks.append(one)
-            rank += one.count
-        if changes_bias:
-            biases.append(FactorRange(binding.group))
-    if ranks and buckets and padded_rank(rank, buckets) > rank:
-        ranks.append(FactorRange(ranks[0].group, padded_rank(rank, buckets) - rank, 0.0))
-    return tuple(ranks), tuple(biases)
 
 
 def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Operation, *, fresh: bool) -> Tensor:

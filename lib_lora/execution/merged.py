@@ -248,10 +248,7 @@ class MergedExecutor(DenseExecutor):
                 return
             original, cast = found
             if _has_memory(parameter, written.held) and not cast:
-                if original.device == parameter.device:
-                    parameter.data = original
-                else:
-                    parameter.detach().copy_(original)
+                parameter.data = original.to(parameter.device)
                 return
             parameter.detach().copy_(original)
             if digest(parameter) != (digest(original) if cast else _before(written)):

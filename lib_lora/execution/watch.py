@@ -15,6 +15,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Watch:
                 hook = components[name].register_forward_hook(hook_of(components[name], calls.watch, compiled=True))
                 self.stops.append(hook.remove)
         for calls in self._of.values():
-            calls.begin()
+            calls.wanted, calls.number, calls.first_not_finite = True, 0, None
 
     def expect(self, layers: Layers) -> None:
         """Watch which of these layers are called from now on, and report after the first call which were not."""
@@ -65,7 +66,8 @@ class Watch:
             if slot is not None:  # perhaps of a plan before
                 slot.called = False
         for name, calls in self._of.items():
-            calls.expect({place: layer for place, layer in layers.items() if place[0] == name})
+            own = {place: layer for place, layer in layers.items() if place[0] == name}
+            calls.layers = weakref.WeakValueDictionary(own)
 
     def end(self) -> None:
         """Stop watching."""
@@ -82,19 +84,20 @@ class Watch:
 
     def not_finite(self) -> dict[str, int]:
         """Return component -> number of the first call with an output that is not finite; waits for the device."""
-        found = {name: calls.first_not_finite() for name, calls in self._of.items()}
-        return {name: first for name, first in found.items() if first is not None}
+        found = {name: calls.first_not_finite for name, calls in self._of.items()}
+        firsts = {name: int(first) for name, first in found.items() if first is not None}
+        return {name: first for name, first in firsts.items() if first != _NEVER}
 
     def uncalled(self, components: Mapping[str, nn.Module], layers: Layers) -> tuple[Uncalled, ...]:
         """Return the layers that were not called in any call of their component that ended."""
         reached = self._reached(layers)
-        called = {name for name in components if (self._of[name].calls if name in self._of else name in reached)}
+        called = {name for name in components if (self._of[name].number if name in self._of else name in reached)}
         parts = {name: part for name, part in components.items() if name in called and not is_compiled(part)}
         return tuple(one for name, part in sorted(parts.items()) for one in _of(name, part, layers))
 
     def silent(self, components: Mapping[str, nn.Module], layers: Layers) -> frozenset[str]:
         """Return the denoisers that were called while no layer of theirs with adapters was."""
-        called = {name for name, calls in self._of.items() if calls.calls and is_denoiser(name)}
+        called = {name for name, calls in self._of.items() if calls.number and is_denoiser(name)}
         named = {name for name, _ in layers} & called - self._reached(layers)
         return frozenset(name for name in named if name in components and not is_compiled(components[name]))
 
@@ -105,62 +108,43 @@ class Watch:
         return {name for name, slot in slots if slot is not None and slot.called}
 
 
+@dataclass(eq=False)
 class _Calls:
     """The calls of one component that ended."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._denoises = is_denoiser(name)
-        self._layers: weakref.WeakValueDictionary[tuple[str, str], nn.Module] = weakref.WeakValueDictionary()
-        self._told = True
-        self.wanted = False
-        self.calls = 0
-        self._first: Tensor | None = None
-
-    def begin(self) -> None:
-        self.wanted, self.calls, self._first = True, 0, None
-
-    def expect(self, layers: Layers) -> None:
-        self._layers, self._told = weakref.WeakValueDictionary(dict(layers)), False
+    name: str
+    layers: Layers | None = None
+    """The layers to report on after the next call; held weakly."""
+    wanted: bool = False
+    number: int = 0
+    first_not_finite: Tensor | None = None
 
     def watch(self, component: nn.Module, _: tuple[Any, ...], output: object) -> None:
         """Note a call that ended; a forward hook."""
         if compiling() or tracing() or not self.wanted:
             return
-        self.calls += 1
-        if not self._told:
-            self._told = True
-            self._tell(component)
-        if self._denoises:
-            self._check_finite(_tensor(output))
-
-    def first_not_finite(self) -> int | None:
-        found = _NEVER if self._first is None else int(self._first)
-        return None if found == _NEVER else found
-
-    def _tell(self, component: nn.Module) -> None:
-        layers = dict(self._layers)
-        if is_compiled(component):
-            return
-        found = tuple(_of(self._name, component, layers))
-        if any(not one.expected for one in found):
-            logger.warning("%s", ActivationReport((), uncalled=found, changed=len(layers)).silence)
-
-    def _check_finite(self, output: Tensor | None) -> None:
-        if output is None or output.is_meta or not output.is_floating_point() or not _is_real(output):
-            return
-        with torch.no_grad():
-            now = torch.where(torch.isfinite(output).all(), _NEVER, self.calls)
-            known = self._first
-            self._first = now if known is None or known.device != now.device else torch.minimum(known, now)
+        self.number += 1
+        layers, self.layers = dict(self.layers or {}), None
+        if layers and not is_compiled(component):
+            found = tuple(_of(self.name, component, layers))
+            if any(not one.expected for one in found):
+                logger.warning("%s", ActivationReport((), uncalled=found, changed=len(layers)).silence)
+        tensor = _numbers(output) if is_denoiser(self.name) else None
+        if tensor is not None:
+            with torch.no_grad():
+                now = torch.where(torch.isfinite(tensor).all(), _NEVER, self.number)
+                known = self.first_not_finite
+                if known is not None and known.device == now.device:
+                    now = torch.minimum(known, now)
+                self.first_not_finite = now
 
 
-def _of(name: str, component: nn.Module | None, layers: Layers) -> Iterator[Uncalled]:
+def _of(name: str, component: nn.Module, layers: Layers) -> Iterator[Uncalled]:
     own = {path: layer for (of, path), layer in layers.items() if of == name}
     slots = {path: hooks.slot_of(layer) for path, layer in own.items()}
     silent = [path for path, slot in slots.items() if slot is not None and not slot.called]
     reached = [path for path in slots if path not in silent]
-    parents = {} if component is None or not silent else dict(component.named_modules())
+    parents = dict(component.named_modules()) if silent else {}
     for path in silent:
         yield _why(name, path, own[path], parents, reached)
 
@@ -169,20 +153,15 @@ def _why(name: str, path: str, layer: nn.Module, modules: Mapping[str, nn.Module
     slot = hooks.slot_of(layer)
     if (slot is not None and not hooks.is_attached(layer, slot)) or hooks.has_foreign_forward(layer):
         return Uncalled(name, path, "its forward was replaced by other code")
-    above = [modules[upper] for upper in _above(path) if upper in modules]
+    parts = path.split(".")
+    uppers = (".".join(parts[:count]) for count in range(len(parts) - 1, -1, -1))  # the nearest first
+    above = [modules[upper] for upper in uppers if upper in modules]
     if any(isinstance(one, _FAST_PATH) for one in above):
         return Uncalled(name, path, "torch's fast path of TransformerEncoderLayer computes it in one kernel")
     if name.startswith("text_encoder") and _is_behind(path, reached):
         return Uncalled(name, path, "the text encoder ends before it, as with CLIP skip", expected=True)
     parent = type(above[0]).__name__ if above else "model"
     return Uncalled(name, path, f"the {parent} that it is in computes without it, as fused kernels do")
-
-
-def _above(path: str) -> Iterator[str]:
-    """Yield the paths of the modules that a layer is in, the nearest first."""
-    while path:
-        path = path.rpartition(".")[0]
-        yield path
 
 
 def _is_behind(path: str, reached: Sequence[str]) -> bool:
@@ -196,24 +175,20 @@ def _is_behind(path: str, reached: Sequence[str]) -> bool:
     return bool(others) and all(int(other["number"]) < int(own["number"]) for other in others)
 
 
-def _tensor(output: object) -> Tensor | None:
-    """Return the tensor that a denoiser returns: the only one, the first, or the one in diffusers' output."""
-    if isinstance(output, Mapping):
-        output = tuple(output.values())
-    if isinstance(output, list | tuple):
-        output = output[0] if output else None
-    return output if isinstance(output, Tensor) else None
-
-
-def _is_real(tensor: Tensor) -> bool:
-    """Tell whether a tensor has numbers that may be looked at after the call.
+def _numbers(output: object) -> Tensor | None:
+    """Return the tensor that a denoiser returns, the only one or the first, if it has numbers to be looked at.
 
     None of a function transform, which ends with it; none that is fake; none while a CUDA graph is recorded, which
     would replay the check with the number of this call.
     """
+    if isinstance(output, Mapping):  # diffusers' output
+        output = tuple(output.values())
+    if isinstance(output, list | tuple):
+        output = output[0] if output else None
+    if not isinstance(output, Tensor) or output.is_meta or not output.is_floating_point():
+        return None
     fakes = sys.modules.get("torch._subclasses.fake_tensor")
-    if fakes is not None and isinstance(tensor, fakes.FakeTensor):
-        return False
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-        return False
-    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+    if fakes is not None and isinstance(output, fakes.FakeTensor):
+        return None
+    is_transformed = torch._C._functorch.is_functorch_wrapped_tensor(output)
+    return None if is_transformed or (output.is_cuda and torch.cuda.is_current_stream_capturing()) else output

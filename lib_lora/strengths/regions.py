@@ -354,18 +354,11 @@ def weights_at(grid: TokenGrid | None, rows: RowRegions, regions: Sequence[Regio
     weights = []
     for number in numbers:
         region = regions[number - 1] if number > EVERYWHERE else None
-        share = float(number == EVERYWHERE) if region is None else region.share
-        weights.append(_at_places(grid, region, share))
+        share = float(number == EVERYWHERE) if region is None else region.share  # of places outside the picture
+        places = 1 if grid is None else grid.before + grid.height * grid.width * grid.frames + grid.behind
+        own = torch.full((places,), share, dtype=torch.float64, device="cpu")
+        if region is not None and grid is not None:
+            picture = region.weights(grid.height, grid.width).flatten().repeat(grid.frames)
+            own[grid.before : grid.before + picture.shape[0]] = picture
+        weights.append(own)
     return torch.stack(weights)[torch.tensor([[numbers.index(number) for number in row] for row in rows], device="cpu")]
-
-
-def _at_places(grid: TokenGrid | None, region: Region | None, share: float) -> Tensor:
-    """Return the weight of a region at each place; its share where a place is not in the picture."""
-    if grid is None:
-        return torch.tensor([share], dtype=torch.float64, device="cpu")
-    count = grid.height * grid.width * grid.frames
-    weights = torch.full((grid.before + count + grid.behind,), share, dtype=torch.float64, device="cpu")
-    if region is not None:
-        picture = region.weights(grid.height, grid.width).flatten()
-        weights[grid.before : grid.before + count] = picture.repeat(grid.frames)
-    return weights

@@ -115,8 +115,12 @@ class StackStrengths:
         ]
         self._shared: dict[tuple[int, str, Side | None], int] = {} if former is None else former._shared
         """(entry, component, side) of each number before blocks are weighed."""
-        self._shared_of: list[int] = self._share(groups) if former is None else former._shared_of
+        self._shared_of: list[int] = [] if former is None else former._shared_of
         """The position in `_shared` of each group."""
+        if former is None:
+            for group in groups:
+                place = group.entry, group.component, group.side
+                self._shared_of.append(self._shared.setdefault(place, len(self._shared)))
         every = [(entry, one) for variant in self._variants for entry, one in enumerate(variant)]
         denoising = {entry for entry, _, side in self._shared if side is not None}
         self.varying = {entry for entry, one in every if one.varies}
@@ -145,10 +149,6 @@ class StackStrengths:
             found.row_regions = self.row_regions
         return found
 
-    def _share(self, groups: Sequence[StrengthGroup]) -> list[int]:
-        numbers = self._shared
-        return [numbers.setdefault((one.entry, one.component, one.side), len(numbers)) for one in groups]
-
     def values(self, moment: Moment | None) -> Values:
         """Return the strength of every group for each variant; without a moment, at the beginning.
 
@@ -157,7 +157,13 @@ class StackStrengths:
         """
         found = []
         for variant, strengths in enumerate(self._variants):
-            shared = [self._at(strengths, *one, moment) for one in self._shared]
+            shared = []
+            for entry, component, side in self._shared:
+                now = moment if side is not None and entry in self.varying else None  # only denoisers are at steps
+                try:
+                    shared.append(strengths[entry].at(component, side, now))
+                except MomentError as error:
+                    raise MomentError(f"{self._wishes[entry][0]}: {error}") from error
             own = [shared[i] for i in self._shared_of]
             if self._block_weights is not None:
                 own = list(map(mul, own, self._block_weights[variant]))
@@ -209,15 +215,6 @@ class StackStrengths:
             if wanted and (self._block_weights is None or self._block_weights[variant][i]):
                 return True
         return False
-
-    def _at(
-        self, strengths: Sequence[Strength], entry: int, component: str, side: Side | None, moment: Moment | None
-    ) -> float:
-        now = moment if side is not None and entry in self.varying else None  # only denoisers are called at steps
-        try:
-            return strengths[entry].at(component, side, now)
-        except MomentError as error:
-            raise MomentError(f"{self._wishes[entry][0]}: {error}") from error
 
     def _weigh(self) -> list[list[float]]:
         """Return the block weight of each group, for each variant."""

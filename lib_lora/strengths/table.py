@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -41,11 +41,11 @@ class FactorRange:
     """Which of its ranks act at a timestep."""
     per_rank: int = 1
     """Adjacent components that make one rank of the schedule."""
-    owner: int = 0
-    """The layer that has these factors alone; 0 where all layers with equal ranges have the same ones."""
 
 
 FactorRanges: TypeAlias = tuple[FactorRange, ...]
+Layout: TypeAlias = tuple[int, int]
+"""Where the factors of some ranges are in the vector: the first, and how many."""
 
 
 @dataclass(eq=False)
@@ -148,7 +148,8 @@ class StrengthTable:
         self._weighed: LatentGrid | None = None  # the latents that these are for
         self.parts: tuple[int | None, ...] = ()
         """The part of the prompt of each row of the present call; empty where that makes no difference."""
-        self._starts: dict[FactorRanges, int] = {}
+        self._layouts: dict[FactorRanges, Layout] = {}  # of ranges whose room layers share
+        self._starts: list[int] = []  # of all
         self.length = 0
         """Of the vector."""
         self._orders: dict[int, Tensor] = {}
@@ -164,31 +165,27 @@ class StrengthTable:
         self.rows: tuple[int, ...] = ()
         """The variant of each row of the present call. Only while it is `mixed`."""
 
-    def register(self, *layouts: FactorRanges, own: bool = False) -> list[FactorRanges]:
+    def register(self, *every: FactorRanges, own: bool = False) -> list[Layout]:
         """Reserve room for a layer's factors, before the first `for_layer`; equal ranges have the same room.
 
         Args:
-            layouts: each the ranges of factors that are read together.
+            every: each the ranges of factors that are read together.
             own: where plans share memory, give the layer room of its own, so that addresses do not depend on others.
-
-        Returns:
-            The ranges to call `for_layer` and `for_variant` with.
         """
-        found = []
-        for ranges in layouts:
-            if own and self._kept is not None:
-                ranges = tuple(replace(one, owner=len(self._starts) + 1) for one in ranges)
-            found.append(ranges)
-            if ranges in self._starts:
-                continue
-            assert not self._vectors, "views must never move"
-            self._starts[ranges] = self.length
-            for one in ranges:
-                if one.schedule is not None:
-                    self._scheduled.append((self.length, one, one.schedule))
-                self._groups += [one.group] * one.count
-                self._scales += [one.scale] * one.count
-                self.length += one.count
+        found, shared = [], self._layouts if self._kept is None or not own else {}
+        for ranges in every:
+            if ranges not in shared:
+                assert not self._vectors, "views must never move"
+                start = self.length
+                self._starts.append(start)
+                for one in ranges:
+                    if one.schedule is not None:
+                        self._scheduled.append((self.length, one, one.schedule))
+                    self._groups += [one.group] * one.count
+                    self._scales += [one.scale] * one.count
+                    self.length += one.count
+                shared[ranges] = start, self.length - start
+            found.append(shared[ranges])
         return found
 
     @property
@@ -202,17 +199,15 @@ class StrengthTable:
         return bool(self._scheduled) or self.stack_strengths.by_noise
 
     def for_layer(
-        self, layouts: Sequence[FactorRanges], device: torch.device, dtype: torch.dtype, spatial: int
+        self, layouts: Sequence[Layout], device: torch.device, dtype: torch.dtype, spatial: int
     ) -> LayerStrengths:
         """Return the strengths of a layer, a vector for each of the layouts; see `LayerStrengths`."""
-        place, starts, vectors = (device, dtype), [], []
+        place = device, dtype
         every = self._vectors.get(place)
         if every is None:
             every = self._make_vector(place)
-        for ranges in layouts:
-            start, count = self._starts[ranges], 0
-            for one in ranges:
-                count += one.count
+        starts, vectors = list[int](), list[Tensor]()
+        for start, count in layouts:
             starts.append(start)
             vectors.append(every.narrow(0, start, count))
         alike = [_per_channel(one, spatial) for one in vectors] if spatial else vectors
@@ -227,7 +222,7 @@ class StrengthTable:
     ) -> Tensor:
         """Return the factors of a layer for one variant of the present call, (sum of ranks,); None is the one shown."""
         place = device, dtype
-        start, count = self._starts[ranges], sum([one.count for one in ranges])
+        start, count = self._layouts[ranges]
         every = self._vectors.get(place)
         if every is None:
             every = self._make_vector(place)
@@ -340,10 +335,6 @@ class StrengthTable:
             if stale:
                 self.refresh()
 
-    def idle(self) -> tuple[dict[int, str], dict[int, str]]:
-        """Return the entries without effect so far, see `StackStrengths.idle`."""
-        return self.stack_strengths.idle(self.acted, self.moments)
-
     def drop_devices(self) -> None:
         """Forget the memory on devices but the CPU, where no placed layer reads it any more."""
         self._vectors = {place: one for place, one in self._vectors.items() if place[0].type == "cpu"}
@@ -415,9 +406,9 @@ class StrengthTable:
         count = len(self.rows)
         order = self._orders.get(count)
         if order is None:
-            ends = [*list(self._starts.values())[1:], self.length]
+            ends = [*self._starts[1:], self.length]
             every = torch.arange(count * self.length, device="cpu").view(count, self.length)
-            pieces = [every[:, start:end].flatten() for start, end in zip(self._starts.values(), ends, strict=True)]
+            pieces = [every[:, start:end].flatten() for start, end in zip(self._starts, ends, strict=True)]
             order = self._orders[count] = torch.cat(pieces)
         return self._factors(self.rows).flatten()[order]
 

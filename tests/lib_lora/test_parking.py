@@ -400,16 +400,15 @@ def test_a_failure_while_another_is_placed_brings_back_what_was_in_force(model, 
 
 
 def test_what_there_is_no_room_for_is_dropped_before_the_next_is_placed(model, files, monkeypatch):
-    own, left = Engine({"unet": model}, parked_bytes=BYTES - 1), []
+    own, released = Engine({"unet": model}, parked_bytes=BYTES - 1), []
     own.activate(stack(files[0]))
-    take_off = hooks._take_off
+    release = LowRankExecutor.release
 
-    def watched(layer, executor, *, keep):
-        left.append(keep)
-        take_off(layer, executor, keep=keep)
+    def watched(self, layer):
+        released.append(layer)
+        release(self, layer)
 
-    monkeypatch.setattr(hooks, "_take_off", watched)
+    monkeypatch.setattr(LowRankExecutor, "release", watched)
     own.activate(stack(files[1]))
     own.activate(Stack())
-    assert left
-    assert not any(left)
+    assert len(released) == 2 * len(set(released)) > 0
