@@ -18,10 +18,10 @@ from .errors import LoraError
 from .files.file import AdapterFile
 from .naming.architectures.base import known_architectures
 from .naming.parsed import ParsedFile
-from .naming.skeleton import model_skeleton
 from .report import Family, NetworkReport
 from .tuning.key_list import key_list
 from .tuning.renames import Rename, load_with_renames
+from .tuning.skeleton import model_skeleton
 
 _KEYS_SHOWN = 5
 

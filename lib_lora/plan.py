@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import nn
 
@@ -122,15 +122,15 @@ class Plan:
     """The executor of each layer that a stack changes, and the strengths."""
 
     key: PlanKey
-    executors: weakref.WeakKeyDictionary[nn.Module, Executor]
-    """Weakly, so that what lies beside a layer goes when the model does."""
     strengths: StrengthTable
-    choices: weakref.WeakKeyDictionary[nn.Module, Choice]
-    """The layers of which a tuner decides whether they are merged."""
     why_live: Mapping[str, int]
     """Why layers are never merged though the stack asks for it -> how many."""
     may_come_back: bool
     """Whether it may be kept: nothing of it is worked out of weights that may change meanwhile."""
+    executors: weakref.WeakKeyDictionary[nn.Module, Executor] = field(default_factory=weakref.WeakKeyDictionary)
+    """Weakly, so that what lies beside a layer goes when the model does."""
+    choices: weakref.WeakKeyDictionary[nn.Module, Choice] = field(default_factory=weakref.WeakKeyDictionary)
+    """The layers of which a tuner decides whether they are merged."""
     decided: bool = False
     """Whether the tuner has decided."""
 
@@ -190,7 +190,7 @@ class Plan:
     def drop_stale(self) -> None:
         """Drop what was computed from base weights that have changed since."""
         for layer, executor in list(self.executors.items()):
-            if executor.reads_base and executor.is_stale(layer):
+            if executor.is_stale(layer):
                 executor.release(layer)
 
     def come_back(self, stack: Stack) -> None:
@@ -247,35 +247,39 @@ def make_plan(
     stack_strengths = StackStrengths(stack.wishes, stack.variants, tuple(groups), model)
     policies = _policies(policy, components)
     static = next((one.static for one in policies.values() if one.static is not None), None)
-    kept = None if static is None else static.vector
-    strengths = StrengthTable(stack_strengths, kept)
+    strengths = StrengthTable(stack_strengths, None if static is None else static.vector)
     why_live = _why_layers_live(key, components, bindings, groups) if key.merging else {}
-    executors: weakref.WeakKeyDictionary[nn.Module, Executor] = weakref.WeakKeyDictionary()
-    choices: weakref.WeakKeyDictionary[nn.Module, Choice] = weakref.WeakKeyDictionary()
+    wholes = [one.whole for _, _, own in bindings for one in own if one.whole is not None]
+    plan = Plan(key, strengths, Counter(filter(None, why_live.values())), not wholes and not key.merging)
+    _choose(plan, bindings, why_live, checkpoints, policies)
+    return plan
+
+
+def _choose(
+    plan: Plan,
+    bindings: Iterable[tuple[str, nn.Module, Sequence[Binding]]],
+    why_live: Mapping[nn.Module, str],
+    checkpoints: Mapping[str, Checkpoint],
+    policies: Mapping[str, PlacementPolicy],
+) -> None:
+    """Choose the executor of each layer of a plan; `why_live` tells why layers are not merged, empty where they are."""
+    strengths, in_order = plan.strengths, plan.key.in_order
     for component, layer, own in bindings:
-        why, in_order, merged = why_live.get(layer), key.in_order, None
+        why = why_live.get(layer)
+        merged = live = None
         if why == "":
-            checkpoint = checkpoints.get(component)
-            merged = MergedExecutor(own, strengths, in_order=in_order, checkpoint=checkpoint)
-        if merged is not None and not key.auto:
-            executors[layer] = merged
-        else:
+            merged = MergedExecutor(own, strengths, in_order=in_order, checkpoint=checkpoints.get(component))
+        if merged is None or plan.key.auto:
             live = live_executor(layer, own, strengths, policy=policies[component], in_order=in_order)
-            executors[layer] = live
-            if merged is not None:
-                choices[layer] = Choice(component, tuple(own), live, merged)
+        if merged is not None and live is not None:
+            plan.choices[layer] = Choice(component, tuple(own), live, merged)
+        executor: Executor | None = live or merged
+        assert executor is not None
+        plan.executors[layer] = executor
         if trace.decisions:
             adapters = ", ".join(f"{one.file.path.name} ({type(one.adapter).__name__})" for one in own)
-            reason, name = f"; live: {why}" if why else "", executors[layer].name
-            trace.decision("%s.%s: %s: %s%s", component, own[0].target.path, name, adapters, reason)
-    return Plan(
-        key=key,
-        executors=executors,
-        strengths=strengths,
-        choices=choices,
-        why_live=Counter(filter(None, why_live.values())),
-        may_come_back=not key.merging and all(one.whole is None for _, _, own in bindings for one in own),
-    )
+            reason = f"; live: {why}" if why else ""
+            trace.decision("%s.%s: %s: %s%s", component, own[0].target.path, executor.name, adapters, reason)
 
 
 def _why_layers_live(

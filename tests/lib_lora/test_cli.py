@@ -13,7 +13,7 @@ import torch
 from lib_lora import ComponentError
 from lib_lora.__main__ import main
 from lib_lora.naming.architectures.base import known_architectures
-from lib_lora.naming.skeleton import model_skeleton
+from lib_lora.tuning.skeleton import model_skeleton
 from tests.fakes.files import pair, save
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet
 

@@ -18,8 +18,8 @@ from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Bound, Network
 from lib_lora.naming.parsed import SHAPE_DIFFERS
 from lib_lora.naming.places import Place
-from lib_lora.naming.skeleton import skeleton
 from lib_lora.report import NetworkReport
+from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.files import hollow, save
 from tests.fakes.keys import parse_key
 from tests.families import Family, Writer, families

@@ -15,7 +15,7 @@ from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.low_rank import LowRankExecutor
 from lib_lora.naming.index import LayerIndex, alias_table
-from lib_lora.naming.skeleton import skeleton
+from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.families import models
 from tests.fakes.files import save
 from tests.families import families

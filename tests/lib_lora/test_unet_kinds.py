@@ -10,7 +10,7 @@ from torch import nn
 
 from lib_lora import load_network
 from lib_lora.naming.index import LayerIndex, alias_table
-from lib_lora.naming.skeleton import skeleton
+from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.families import diffusers_unet
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import Model
