@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -31,7 +32,8 @@ class Job:
     def __init__(self, request: Txt2Img, start: Callable[[Callable[[], Result]], Future[Result]], work: Work) -> None:
         self.request = request
         self._progress = Progress(waiting=True)
-        self._cancel = threading.Event()
+        self._started: float | None = None
+        self._cancel, self._interrupt, self._skip = threading.Event(), threading.Event(), threading.Event()
         self._future = start(lambda: self._run(work))
 
     @property
@@ -47,6 +49,30 @@ class Job:
         """Stop at the next step; finished pictures are kept."""
         self._cancel.set()
 
+    def interrupt(self) -> None:
+        """Stop at the next step; the unfinished pictures are kept, too."""
+        self._interrupt.set()
+
+    def skip(self) -> None:
+        """Stop the present batch at the next step, keep its unfinished pictures and go on with the next batch."""
+        self._skip.set()
+
+    @property
+    def interrupted(self) -> bool:
+        """Return whether it is to stop."""
+        return self._cancel.is_set() or self._interrupt.is_set()
+
+    @property
+    def skipped(self) -> bool:
+        """Return whether the present batch is to stop."""
+        return self._skip.is_set()
+
+    @property
+    def seconds_left(self) -> float:
+        """Return how long it takes from now on, by the time of the steps so far; 0 before the first."""
+        done, started = self._progress.fraction, self._started
+        return 0.0 if started is None or not done else (time.monotonic() - started) * (1 - done) / done
+
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds` for the end; tell whether the job is done."""
         return bool(wait([self._future], seconds).done)
@@ -61,8 +87,9 @@ class Job:
         return self._future.result(timeout)
 
     def _run(self, work: Work) -> Result:
-        self._progress = Progress()
-        return work(self.request, Watch(self._report, self._cancel.is_set))
+        self._progress, self._started = Progress(), time.monotonic()
+        asked = self._cancel.is_set, self._interrupt.is_set, self._skip.is_set
+        return work(self.request, Watch(self._report, *asked, batch_begins=self._skip.clear))
 
     def _report(self, progress: Progress) -> None:
         if progress.preview is None and self._progress.preview is not None:

@@ -33,8 +33,8 @@ class RunnerPainter:
             while not job.wait(_TICK):
                 if cancelled():
                     job.cancel()
-            pictures = job.result().pictures
-            return pictures[0].image if pictures else None
+            result = job.result()
+            return result.pictures[0].image if result.pictures and not result.cancelled else None
         finally:
             self._job = None
 

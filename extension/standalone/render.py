@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +39,23 @@ class Cancelled(Exception):  # noqa: N818  # a way out, not an error
     """The job was cancelled; raised within a step to stop the computation."""
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(frozen=True)
 class Watch:
-    """A job's progress and its cancellation."""
+    """A job's progress, and how it is to end early."""
 
     report: Callable[[Progress], None]
     cancelled: Callable[[], bool]
+    """Drop the pictures of the present batch, and make no more."""
+    interrupted: Callable[[], bool] = _never
+    """Finish the present batch as it is, and make no more."""
+    skipped: Callable[[], bool] = _never
+    """Finish the present batch as it is, and go on with the next."""
+    batch_begins: Callable[[], object] = _never
+    """What was skipped before is over."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +66,8 @@ class _Rendering:
     prompt: Parsed
     sampling: Sampling
     seed: int
+    unfinished: list[str] = field(default_factory=list)
+    """A sentence about each batch that ended early."""
 
 
 def check(studio: Studio, request: Txt2Img) -> None:
@@ -68,7 +81,7 @@ def check(studio: Studio, request: Txt2Img) -> None:
 
 
 def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
-    """Make the pictures; a cancelled job returns the finished ones.
+    """Make the pictures; a cancelled job returns the finished ones, an interrupted one the unfinished as well.
 
     However it ends, no LoRA stays active. Text is encoded with the job's LoRA, and never cached for another job.
 
@@ -91,6 +104,9 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
         parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
         parameters |= regions.parameters(tag.mask for tag in (*always, *plan.prompt.tags))
         for batch in range(request.n_iter):
+            watch.batch_begins()
+            if pictures and watch.interrupted():  # who interrupts gets a picture
+                raise Cancelled
             pictures += _batch(studio, plan, batch, parameters, watch)
     except Cancelled:
         cancelled = True
@@ -98,6 +114,8 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
         studio.session.end()
         pipeline.maybe_free_model_hooks()  # an interrupted pipeline has not done it
     last = studio.session.last
+    cancelled |= bool(plan.unfinished) and watch.interrupted()
+    notes = (*plan.unfinished, *notes)
     states = tuple(state_at(last.report, index) for index in range(len(last.report.entries)))
     return Result(tuple(pictures), plan.seed, cancelled, last.lines(), states, notes, tuple(studio.session.warnings()))
 
@@ -166,6 +184,10 @@ def _step(studio: Studio, plan: _Rendering, batch: int, watch: Watch) -> Callabl
         if watch.cancelled():
             raise Cancelled
         steps = pipeline.num_timesteps  # of this batch; some samplers take two per step asked for
+        if step + 1 < steps and (watch.interrupted() or watch.skipped()):
+            pipeline._interrupt = True  # as diffusers documents: the loop ends, and the picture is decoded as it is
+            how = "interrupted" if watch.interrupted() else "skipped"
+            plan.unfinished.append(f"{how} after {step + 1} of {steps} steps: the picture is unfinished")
         picture = None
         if time.monotonic() - shown > _PREVIEW_EVERY:
             picture, shown = preview(tensors["latents"], studio.model.family, pipeline.vae), time.monotonic()

@@ -62,6 +62,7 @@ class SdApi:
             ("POST", "txt2img", self.txt2img),
             ("GET", "progress", self.progress),
             ("POST", "interrupt", self.interrupt),
+            ("POST", "skip", self.skip),
             ("GET", "samplers", self.samplers),
             ("GET", "schedulers", self.schedulers),
             ("GET", "sd-models", self.models),
@@ -99,17 +100,22 @@ class SdApi:
             image = base64.b64encode(encode_png(job.progress.preview, "")).decode("ascii")
         return {
             "progress": job.progress.fraction if job is not None else 0.0,
-            "eta_relative": 0.0,
+            "eta_relative": job.seconds_left if job is not None else 0.0,
             "state": self._state(job),
             "current_image": image,
             "textinfo": None,
         }
 
     def interrupt(self) -> dict[str, Any]:
-        """Cancel the running job at its next step."""
+        """Stop the running job at its next step; it answers with what it has, the unfinished picture included."""
         if (job := self._runner.current) is not None:
-            job.cancel()
+            job.interrupt()
         return {}
+
+    def skip(self) -> None:
+        """Stop the picture that is being made at its next step, and go on with the next one of the job."""
+        if (job := self._runner.current) is not None:
+            job.skip()
 
     def samplers(self) -> list[dict[str, Any]]:
         return [{"name": name, "aliases": [], "options": {}} for name in SAMPLERS]
@@ -175,8 +181,8 @@ class SdApi:
         count = job.request.n_iter if job is not None else 0
         steps = progress.steps // count if progress is not None and count else 0
         return {
-            "skipped": False,
-            "interrupted": self._interrupted,
+            "skipped": job is not None and job.skipped,
+            "interrupted": job.interrupted if job is not None else self._interrupted,
             "stopping_generation": False,
             "job": "txt2img" if job is not None else "",
             "job_count": count,

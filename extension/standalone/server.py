@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from fastapi.responses import FileResponse
+from fastapi.routing import APIRoute
 
+from ..api import add_route
 from ..generation.options import checked
+from ..hosts import Access
 from ..hosts.txt2img import Txt2Img
 from . import offload
 from .guard import Guard
@@ -24,6 +28,8 @@ if TYPE_CHECKING:
     from .backend import Backend
 
 _SCRIPT = "/remora/remora.js"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"})
+_NOT_ALLOWED = 405
 
 
 class PageBackend:
@@ -77,7 +83,30 @@ def make_api(runner: Runner, address: str = "127.0.0.1", login: str = "") -> Fas
     SdApi(runner).add_routes(app)
     runner.studio.host.paint_with(RunnerPainter(runner))
     runner.studio.host.app_started(app)
+    _refuse_other_methods(app)
     return app
+
+
+def _refuse_other_methods(app: FastAPI) -> None:
+    """Answer other methods of each route with 405; the page at the root would answer that there is no such address."""
+    known: dict[str, set[str]] = {}
+    for route in app.routes:
+        if isinstance(route, APIRoute):
+            known.setdefault(route.path, set()).update(route.methods)
+    for path, methods in known.items():
+        refuse = _Refusal(path, ", ".join(sorted(methods)))
+        add_route(app, path, refuse.answer, Access(), methods=sorted(_METHODS - methods), include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """The answer to a method that a path does not have."""
+
+    path: str
+    methods: str
+
+    def answer(self) -> None:
+        raise HTTPException(_NOT_ALLOWED, f"{self.path} takes {self.methods}", {"Allow": self.methods})
 
 
 def make_app(

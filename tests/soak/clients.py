@@ -546,7 +546,8 @@ class Client:
         if request.get("save_images") and not unsaved:
             with ledger.lock:
                 ledger.saved += len(data["images"])
-        for image, infotext in zip(data["images"], info["infotexts"], strict=False):
+        finished = not any("unfinished" in note for note in info["remora"]["notes"])
+        for image, infotext in zip(data["images"] if finished else (), info["infotexts"], strict=False):
             picture = Image.open(io.BytesIO(base64.b64decode(image)))
             if not compared:
                 with ledger.lock:

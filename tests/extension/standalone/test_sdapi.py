@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import uvicorn
 import webuiapi
 from fastapi.testclient import TestClient
 from PIL import Image
+from starlette.responses import PlainTextResponse
 
 from extension.generation.options import (
     ALWAYS,
@@ -252,22 +254,62 @@ def test_the_state_of_the_latest_job(client: TestClient) -> None:
     assert client.get("/remora/v1/state").json()["loras"] == []
 
 
-def test_progress_and_interrupt_of_a_running_job(client: TestClient) -> None:
+def stopped(client: TestClient, by: str, **request: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the progress of a job after its first step, and the answer when it is stopped then."""
     answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(client.post(TXT2IMG, json={**SMALL, "steps": 150})))
+    thread = threading.Thread(target=lambda: answers.append(client.post(TXT2IMG, json={**SMALL, **request})))
     thread.start()
     seen: dict[str, Any] = {"progress": 0}
     while not seen["progress"] and thread.is_alive():
         seen = client.get("/sdapi/v1/progress").json()
-    client.post("/sdapi/v1/interrupt")
+    assert client.post(f"/sdapi/v1/{by}").status_code == 200
     thread.join()
+    return seen, answers[0].json()
+
+
+def test_progress_and_interrupt_of_a_running_job(client: TestClient) -> None:
+    seen, answer = stopped(client, "interrupt", steps=150, n_iter=2)
     assert 0 < seen["progress"] < 1
-    assert seen["state"]["job_count"] == 1
+    assert seen["eta_relative"] > 0
+    assert seen["state"]["job_count"] == 2
     assert seen["state"]["sampling_steps"] == 150
     assert decoded(seen["current_image"]).size == (64, 64)
-    assert answers[0].json()["images"] == []
-    assert json.loads(answers[0].json()["info"])["remora"]["cancelled"] is True
+    assert [decoded(image).size for image in answer["images"]] == [(64, 64)]  # clients read the first picture
+    info = json.loads(answer["info"])
+    assert (len(info["infotexts"]), info["remora"]["cancelled"]) == (1, True)
+    assert re.fullmatch(r"interrupted after \d+ of 150 steps: the picture is unfinished", info["remora"]["notes"][0])
     assert client.get("/sdapi/v1/progress").json()["state"]["interrupted"] is True
+
+
+def test_a_skipped_picture_is_unfinished_and_the_next_one_is_not(client: TestClient) -> None:
+    whole = client.post(TXT2IMG, json={**SMALL, "seed": 8, "steps": 20}).json()
+    _, answer = stopped(client, "skip", steps=20, n_iter=2)
+    assert len(answer["images"]) == 2
+    assert answer["images"][1] == whole["images"][0]
+    told = json.loads(answer["info"])["remora"]
+    assert told["cancelled"] is False
+    assert [note.partition(" after ")[0] for note in told["notes"]] == ["skipped"]
+    state = client.get("/sdapi/v1/progress").json()["state"]
+    assert (state["skipped"], state["interrupted"]) == (False, False)
+
+
+def test_a_method_that_a_path_does_not_have_is_refused_before_the_page(runner: Runner) -> None:
+    app = make_api(runner)
+    app.mount("/", PlainTextResponse("the page"))
+    with TestClient(app, base_url="http://localhost") as client:
+        assert client.get("/").text == "the page"
+        for method, path, allowed in (
+            ("GET", TXT2IMG, "POST"),
+            ("DELETE", "/sdapi/v1/options", "GET, POST"),
+            ("POST", "/remora/v1/state", "GET"),
+            ("POST", "/remora/v1/preset", "DELETE, GET, PUT"),
+        ):
+            answer = client.request(method, path)
+            assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+            assert answer.json() == {"detail": f"{path} takes {allowed}"}
+        wrong = client.get("/sdapi/v1/progress", params={"skip_current_image": "perhaps"})
+        assert wrong.status_code == 422
+        assert wrong.json()["detail"].startswith("skip_current_image of the query is wrong: ")
 
 
 def test_options_are_read_and_set(client: TestClient, runner: Runner) -> None:
