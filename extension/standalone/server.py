@@ -92,7 +92,7 @@ def _refuse_other_methods(app: FastAPI) -> None:
     known: dict[str, set[str]] = {}
     for route in app.routes:
         if isinstance(route, APIRoute):
-            known.setdefault(route.path, set()).update(route.methods)
+            known.setdefault(route.path, set()).update(route.methods or ())
     for path, methods in known.items():
         refuse = _Refusal(path, ", ".join(sorted(methods)))
         add_route(app, path, refuse.answer, Access(), methods=sorted(_METHODS - methods), include_in_schema=False)
