@@ -163,8 +163,9 @@ def batch(trial: Trial) -> str:
 
 
 def hires(trial: Trial) -> str:
-    upscaled: dict[str, Any] = {"enable_hr": True, "hr_scale": 2, "denoising_strength": 0.7, "hr_upscaler": "Latent"}
-    upscaled |= {"hr_second_pass_steps": 2, "hr_force": True}
+    upscaled: dict[str, Any] = {"enable_hr": True, "hr_scale": 2, "denoising_strength": 0.7}
+    upscaled |= {"hr_second_pass_steps": 2, "hr_force": True, "hr_upscaler": trial.ui.upscaler()}
+    upscaled["hr_additional_modules"] = ["Use same choices"]  # without it a Forge fails
     try:
         without = trial.picture(**upscaled)
     except WebUIError as error:

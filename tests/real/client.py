@@ -118,6 +118,11 @@ class WebUI:
         ]
         return found[0]["args"] if found else None
 
+    def upscaler(self) -> str:
+        """Return an upscaler that needs no file: one of latents where there is one."""
+        latent = self.ask("/sdapi/v1/latent-upscale-modes") if self.has("/sdapi/v1/latent-upscale-modes") else []
+        return str(latent[0]["name"]) if latent else "None"
+
     def plot_fields(self, axis: str, values: str) -> Mapping[str, object] | None:
         """Return the fields of a request for an X/Y/Z plot with one axis; None where the web UI has no plots."""
         for name in ("x/y/z plot", "xyz grid", "xyz grid script"):
