@@ -32,8 +32,8 @@ from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_rule
 from .strengths.strength import as_strength
 from .strengths.table import StrengthTable
 from .tensors import every
-from .weights.base_weight import has_plain_weight
 from .weights.originals import Checkpoint
+from .weights.readers.base import has_plain_weight
 
 _APART = "the images of the batch have LoRA of their own"
 _HALVED = "positive and negative prompts have LoRA of their own"

@@ -39,12 +39,13 @@ from lib_lora.naming import architectures
 from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.architectures._names import AliasTable
 from lib_lora.files.formats.base import parse_key
-from lib_lora.naming.parsed import key_formats, recipe_of
+from lib_lora.adapters._recipe import recipe_of
+from lib_lora.naming.parsed import key_formats
 from lib_lora.registry import discover, discover_classes
 from lib_lora.placement import schemes
 from lib_lora.placement.schemes.base import Scheme
 from lib_lora.weights import readers
-from lib_lora.weights.base_weight import read_base_weight
+from lib_lora.weights.readers.base import read_base_weight
 
 coral = next(kind for kind in discover_classes(adapters, Adapter) if kind.name == "coral")
 params = {"coral_A": torch.randn(2, 4), "coral_B": torch.randn(3, 2)}

@@ -31,8 +31,7 @@ from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import ALL_PLACES, RegionPart, TokenLayout, is_of_text, region_on_row, token_layout
 from ..strengths.table import StrengthTable, shaped_by_places
 from ..tensors import TensorFields, plain_mode, wide
-from ..weights.base_weight import weight_reader
-from ..weights.readers.base import WeightReader
+from ..weights.readers.base import WeightReader, weight_reader
 from . import opaque
 from .arguments import named_arguments, output_in, place_of_input, with_output
 from .dense_products import Part, build

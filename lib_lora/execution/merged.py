@@ -25,8 +25,9 @@ from ..errors import ComponentError, FileError
 from ..placement.resident import Binding
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode, wide
-from ..weights.base_weight import WeightMark, holds_values, mark_weight
+from ..weights.marks import WeightMark, mark_weight
 from ..weights.originals import Checkpoint, OriginalWeight, copied, kept
+from ..weights.readers.base import holds_values
 from ..weights.rounding import digest, generator_for, round_stochastically
 from .dense import DenseExecutor, bias_of
 from .dense_products import build

@@ -23,7 +23,7 @@ from ..files.components import is_denoiser
 from ..registry import cached
 from ..report import Family
 from ..tensors import every
-from ..weights.base_weight import reader_of
+from ..weights.readers.base import reader_of
 from .architectures._checkpoint import prefixes_of
 from .architectures._names import PARTS, AliasTable, joint_projections
 from .architectures.base import fact, family_of, known_architectures

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..adapters._narrow import Narrow
 from ..adapters._part import part_of
+from ..adapters._recipe import Recipe
 from ..adapters.base import Adapter, At
 from ..errors import ComponentError, FileError, NoMatchError, UnsupportedError
 from ..files.components import EXACT, candidates, noise_of
@@ -23,11 +24,11 @@ from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NamesOf, NumberingError
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
-from ..weights.base_weight import read_base_weight
+from ..weights.readers.base import read_base_weight
 from .architectures.base import input_layers
 from .blocks import BlockNames
 from .index import LayerIndex, alias_table, blocks_of, check_named, family_of_model
-from .parsed import NOT_FINITE, Group, Miss, ParsedFile, Recipe, key_formats, misfit
+from .parsed import NOT_FINITE, Group, Miss, ParsedFile, key_formats, misfit
 from .places import Place, Target
 from .whole import Whole
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ..adapters._part import PartOf
 from ..adapters.base import Adapter
 from ..errors import ComponentError
-from ..weights.base_weight import WeightMark, mark_weight, read_base_weight
+from ..weights.marks import WeightMark, mark_weight
+from ..weights.readers.base import read_base_weight
 from .index import LayerIndex
 from .places import Place
 

@@ -22,8 +22,7 @@ from lib_lora.execution import hooks
 from lib_lora.naming.index import targets_of
 from lib_lora.registry import discover_classes
 from lib_lora.weights import readers
-from lib_lora.weights.base_weight import read_base_weight, weight_reader
-from lib_lora.weights.readers.base import WeightReader
+from lib_lora.weights.readers.base import WeightReader, read_base_weight, weight_reader
 from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
 from tests.fakes.quantized import FORMATS, INSIDE, OUT, ForgeLinear, Model, contents, dense_layer, made
@@ -348,7 +347,7 @@ def test_readers_import_no_quantization_library() -> None:
     packages = {"diffusers"} | {one.needs.partition(".")[0] for one in FORMATS.values() if one.needs}
     assert len(packages) >= 6
     program = (
-        "import sys, lib_lora.weights.base_weight as l, torch; l.read_base_weight(torch.nn.Linear(2, 2), 'weight');"
+        "import sys, lib_lora.weights.readers.base as l, torch; l.read_base_weight(torch.nn.Linear(2, 2), 'weight');"
         f"print([m for m in {sorted(packages)} if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from lib_lora import Reading
 from lib_lora.adapters._operation import Operation
+from lib_lora.adapters._recipe import known_kinds, recipe_of
 from lib_lora.adapters.base import Adapter, At, Origin, RankSchedule, Site
 from lib_lora.adapters.lokr import LoKr, _cheapest
 from lib_lora.files.config import Alpha
-from lib_lora.naming.parsed import _kinds, recipe_of
 from tests.selection import examples
 
 CPU = torch.device("cpu")
@@ -511,7 +511,7 @@ MINE = {"adalora", "glora", "loha", "lokr", "lora", "lora_embedding", "tlora", "
 GROUPS = sorted(
     {
         tuple(sorted(kind.params.required | set(extra)))
-        for kind in _kinds()
+        for kind in known_kinds()
         if kind.name in MINE
         for count in range(5)
         for extra in itertools.islice(itertools.combinations(sorted(kind.params.optional - {"alpha"}), count), 12)

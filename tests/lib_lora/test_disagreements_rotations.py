@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora.adapters._operation import Operation
+from lib_lora.adapters._recipe import recipe_of
 from lib_lora.adapters._rotation import Turn, mix, mix_butterfly
 from lib_lora.adapters.base import Adapter, At, Origin, Site
-from lib_lora.naming.parsed import recipe_of
 
 LINEAR = Site((24, 12))
 CONV = Site((24, 4, 3, 3), "conv")

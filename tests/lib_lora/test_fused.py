@@ -21,7 +21,7 @@ from lib_lora.adapters.base import Adapter, At, within
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.low_rank import LowRankExecutor
-from lib_lora.weights.base_weight import read_base_weight
+from lib_lora.weights.readers.base import read_base_weight
 from tests.conftest import TORCH
 from tests.fakes.contract import BOUNDS, FILE, LIVE, worst
 from tests.fakes.fused import (

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from lib_lora import Engine, Entry, Stack, plan
 from lib_lora.execution import dense
 from lib_lora.execution.dense import DenseExecutor
-from lib_lora.weights import base_weight
-from lib_lora.weights.base_weight import read_base_weight, weight_reader
-from lib_lora.weights.readers.base import WeightReader
+from lib_lora.weights.readers import base as readers
+from lib_lora.weights.readers.base import WeightReader, read_base_weight, weight_reader
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.kinds.base import Sample
 from tests.fakes.quantized import FORMATS, INSIDE, OUT, contents, made
@@ -80,7 +79,7 @@ def test_a_packed_weight_is_unpacked_once_per_activation_and_only_for_kinds_that
         reads.append(param)
         return weight_reader(layer, param)
 
-    for module in (base_weight, dense):  # where a weight is read at placement, and in a call
+    for module in (readers, dense):  # where a weight is read at placement, and in a call
         monkeypatch.setattr(module, "weight_reader", counted)
     x = torch.randn(2, 7, INSIDE)
     engine = Engine({"unet": model})

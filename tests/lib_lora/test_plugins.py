@@ -15,13 +15,13 @@ from safetensors.torch import save_file
 from torch import nn
 
 from lib_lora import ActivationError, Engine, Entry, Stack, plugins, register, uninstall, unregister
+from lib_lora.adapters._recipe import recipe_of
 from lib_lora.adapters.base import Adapter
 from lib_lora.adapters.bias import Bias
 from lib_lora.errors import RegistryError
 from lib_lora.naming.architectures.base import known_architectures
-from lib_lora.naming.parsed import recipe_of
 from lib_lora.placement import schemes
-from lib_lora.weights.base_weight import read_base_weight
+from lib_lora.weights.readers.base import read_base_weight
 from tests.fakes.keys import parse_key
 from tests.test_contributing import outside
 

@@ -1,13 +1,16 @@
-"""The base class of weight readers."""
+"""Weight readers: their base class, and which of them knows a weight."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from ...errors import ComponentError
+from ...registry import discover_classes
+from .. import readers as folder
 from ._elsewhere import kept_elsewhere
 
 
@@ -72,3 +75,39 @@ def found(layer: nn.Module, param: str) -> Tensor:
 def is_wrapper(tensor: Tensor) -> bool:
     """Return whether a tensor wraps others: torchao's and quanto's show a full dtype and hold packed data."""
     return hasattr(tensor, "__tensor_flatten__")
+
+
+def read_base_weight(layer: nn.Module, param: str) -> Tensor:
+    """Return a base weight in its logical shape and a dtype that computes, not to be written to.
+
+    Raises:
+        ComponentError: no reader knows its storage.
+    """
+    with torch.no_grad():
+        return weight_reader(layer, param).read(layer, param)
+
+
+def weight_reader(layer: nn.Module, param: str) -> type[WeightReader]:
+    """Return the reader of a weight; raise ComponentError where there is none."""
+    reader = reader_of(layer, param)
+    if reader is None:
+        raise ComponentError(f"the weight of a {type(layer).__name__} cannot be read: unknown quantization")
+    return reader
+
+
+def has_plain_weight(layer: nn.Module, param: str) -> bool:
+    """Return whether a base weight is stored as numbers to compute with, so that reading it costs nothing."""
+    reader = reader_of(layer, param)
+    return reader is not None and reader.plain
+
+
+def holds_values(layer: nn.Module, param: str) -> bool:
+    """Return whether a parameter holds the weight itself, in a floating dtype, without a scale beside it."""
+    reader = reader_of(layer, param)
+    return reader is not None and reader.holds_values
+
+
+def reader_of(layer: nn.Module, param: str) -> type[WeightReader] | None:
+    """Return the first reader that knows the storage of a weight; None if there is none."""
+    known = discover_classes(folder, WeightReader)  # type: ignore[type-abstract]
+    return next((reader for reader in known if reader.matches(layer, param)), None)
