@@ -11,17 +11,19 @@ places inside the region are used.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..adapters._operation import Operation
 from ..adapters.base import Adapter
-from ..compiler import uncompiled
+from ..compiler import compiling, uncompiled
 from ..errors import ComponentError
 from ..naming.places import Target
 from ..placement import scratch
@@ -34,7 +36,8 @@ from ..tensors import TensorFields, plain_mode, wide
 from ..weights.readers.base import WeightReader, weight_reader
 from . import opaque
 from .arguments import named_arguments, output_in, place_of_input, with_output
-from .dense_products import Part, build
+from .dense_products import Part, Sum
+from .low_rank_products import TORCHS
 
 if TYPE_CHECKING:
     from .arguments import BaseForward
@@ -143,14 +146,17 @@ class Adapters(TensorFields):
     all: tuple[Adapter, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """One pass of a call."""
+class _Ready(NamedTuple):
+    """What calls need of placed adapters, while rows and places have the same strengths and all ranks act."""
 
-    image: int | None = None
-    """The image of the batch, where its images differ."""
-    acting: frozenset[int] | None = None
-    """The indexes of the bindings that act in it; None is all."""
+    placed: object
+    """The placement that it is made from."""
+    like: tuple[torch.device, torch.dtype]
+    """The device and the dtype of the base weights."""
+    sums: dict[str, Sum]
+    """By parameter."""
+    biased: list[tuple[Binding, Adapter]]
+    """The adapters that change the bias."""
 
 
 class DenseExecutor(Resident[Placement[Adapters]]):
@@ -177,12 +183,15 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self._in_order = in_order
         self._of_text = is_of_text(bindings[0].target.path)
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
+        self._scheduled = False
         for binding in self._bindings:
-            strengths.register(binding.ranges)
+            (ranges,) = strengths.register(binding.ranges)
+            self._scheduled |= ranges[0].schedule is not None
+        self._readers: dict[str, tuple[weakref.ref[Tensor], torch.dtype, type[WeightReader]]] = {}
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward with effective weights in place of its own."""
-        if opaque.is_for(layer, args, kwargs):
+        if compiling() and opaque.is_for(layer, args, kwargs):
             y = opaque.call(layer, base_forward, args)
             if y is not None:
                 return y
@@ -196,6 +205,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         if self._budget.contended:
             self._budget.note(self._account)
         try:
+            if self._strengths.numbers is not None:  # all rows and places have the same strengths
+                return self._run(layer, base_forward, args, kwargs)
             if self._strengths.mixed:
                 return self._run_apart(layer, base_forward, args, kwargs)
             return self._run_regions(layer, base_forward, args, kwargs)
@@ -243,13 +254,13 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         """Make one pass with the bindings that act everywhere, and one for each region that adds its bindings."""
         regions = self._regions(image)
         if all(region == ALL_PLACES for region in regions):
-            return self._run(layer, base_forward, args, kwargs, _Pass(image))
+            return self._run(layer, base_forward, args, kwargs, image)
 
         def run(region: RegionPart) -> Any:
             acting = frozenset(i for i, own in enumerate(regions) if own in (ALL_PLACES, region))
             if not acting:
                 return base_forward(layer, *args, **kwargs)
-            return self._run(layer, base_forward, args, kwargs, _Pass(image, acting))
+            return self._run(layer, base_forward, args, kwargs, image, acting)
 
         total = y = run(ALL_PLACES)
         for region in dict.fromkeys(one for one in regions if one != ALL_PLACES):
@@ -285,27 +296,54 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         base_forward: BaseForward,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        which: _Pass,
+        image: int | None = None,
+        acting: frozenset[int] | None = None,
     ) -> Any:
-        x: Tensor = named_arguments(args, kwargs)[place_of_input(layer, args, kwargs)]
-        readers = {param: weight_reader(layer, param) for param in self._params}
-        packed = not all(reader.holds_values for reader in readers.values())
-        if packed and not self._acts(which):
+        """Make one pass.
+
+        Args:
+            layer: the layer.
+            base_forward: its forward.
+            args: of its call.
+            kwargs: likewise.
+            image: the image of the batch, where its images differ.
+            acting: the indexes of the bindings that act; None is all.
+        """
+        place = place_of_input(layer, args, kwargs)
+        x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
+        readers, packed = [], False
+        for param in self._params:
+            reader = self._reader(layer, param)
+            readers.append(reader)
+            packed |= not reader.holds_values
+        if packed and not self._acts(image, acting):
             # a product with the decoded weight has other bits than the layer's own product
             return base_forward(layer, *args, **kwargs)
         kept = _is_kept(layer, args, kwargs)
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
-            effective = self._effective(layer, readers, placed.stored.get().all, x, which, kept=kept)
+            effective = self._effective(layer, readers, placed, x, image, acting, kept=kept)
+        if not packed and type(layer) is nn.Linear and base_forward in TORCHS:  # as its forward has it
+            return F.linear(x, effective["weight"], effective.get("bias", layer.bias))
         stand_in = None if packed else _stand_in(layer, effective)
         if stand_in is None:  # a forward that unpacks its weight cannot take an unpacked one
             return self._product(layer, x, effective)
         return base_forward(stand_in, *args, **kwargs)
 
-    def _acts(self, which: _Pass) -> bool:
+    def _reader(self, layer: nn.Module, param: str) -> type[WeightReader]:
+        """Return the reader of a parameter, which is looked for again where it is another tensor than before."""
+        weight, known = layer._parameters.get(param), self._readers.get(param)
+        if weight is not None and known is not None and known[0]() is weight and known[1] is weight.dtype:
+            return known[2]
+        reader = weight_reader(layer, param)
+        if weight is not None and reader.plain:
+            self._readers[param] = weakref.ref(weight), weight.dtype, reader
+        return reader
+
+    def _acts(self, image: int | None, acting: frozenset[int] | None) -> bool:
         """Tell whether any adapter of a pass has a strength other than 0."""
-        values = self._strengths.values[self._strengths.shown if which.image is None else which.image]
-        return any(values[one.group] for one, _ in self._acting(self._bindings, which))
+        values = self._strengths.values[self._strengths.shown if image is None else image]
+        return any(values[one.group] for one, _ in self._acting(self._bindings, acting))
 
     def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
         """Compute the product of a linear layer or a convolution with an effective weight.
@@ -324,36 +362,68 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _effective(
         self,
         layer: nn.Module,
-        readers: Mapping[str, type[WeightReader]],
-        adapters: Sequence[Adapter],
+        readers: Sequence[type[WeightReader]],
+        placed: Placement[Adapters],
         x: Tensor,
-        which: _Pass,
+        image: int | None,
+        acting: frozenset[int] | None,
         *,
         kept: bool,
     ) -> dict[str, Tensor]:
         """Build the effective parameters, in scratch memory unless they are kept after the call."""
         found: dict[str, Tensor] = {}
-        for param, reader in readers.items():
-            base = reader.read(layer, param)
-            packed = not reader.plain and x.is_floating_point()
-            dtype = x.dtype if packed else base.dtype
+        bases = [reader.read(layer, param) for reader, param in zip(readers, self._params, strict=True)]
+        ready: _Ready | None = self._views
+        like = bases[0].device, wide(bases[0].dtype)
+        if ready is None or ready.placed is not placed or ready.like != like or image is not None or acting is not None:
+            ready = self._make_ready(placed, like, image, acting)
+        for param, reader, base in zip(self._params, readers, bases, strict=True):
+            dtype = x.dtype if not reader.plain and x.is_floating_point() else base.dtype
             total = torch.empty_like(base, dtype=dtype) if kept else scratch.take(param, base, dtype)
-            build(total, base, self._parts(param, adapters, base, which), in_order=self._in_order)
+            ready.sums[param].build(total, base)
             found[param] = total
-        for binding, adapter in self._acting(adapters, which):
-            self._change_bias(layer, binding, adapter, found, which.image)
+        for binding, adapter in ready.biased:
+            self._change_bias(layer, binding, adapter, found, image)
         return found
 
-    def _parts(self, param: str, adapters: Sequence[Adapter], base: Tensor, which: _Pass = _Pass()) -> list[Part]:
+    def _make_ready(
+        self,
+        placed: Placement[Adapters],
+        like: tuple[torch.device, torch.dtype],
+        image: int | None,
+        acting: frozenset[int] | None,
+    ) -> _Ready:
+        """Put together what a pass needs, and keep that for calls in which nothing differs."""
+        adapters = placed.stored.get().all
+        sums = {
+            param: Sum(self._parts(param, adapters, *like, image, acting), in_order=self._in_order)
+            for param in self._params
+        }
+        pairs = self._acting(adapters, acting)
+        biased = [(one, own) for one, own in pairs if own.has_bias or own.bias_excess is not None]
+        ready = _Ready(placed, like, sums, biased)
+        if image is None and acting is None and not (self._scheduled or placed.stored.packed):
+            self._views = ready
+        return ready
+
+    def _parts(
+        self,
+        param: str,
+        adapters: Sequence[Adapter],
+        device: torch.device,
+        dtype: torch.dtype,
+        image: int | None = None,
+        acting: frozenset[int] | None = None,
+    ) -> list[Part]:
         return [
-            Part(adapter, self._strength(binding, base, which.image), self._rank(binding), binding.target.rows)
-            for binding, adapter in self._acting(adapters, which)
+            Part(adapter, self._strength(binding, device, dtype, image), self._rank(binding), binding.target.rows)
+            for binding, adapter in self._acting(adapters, acting)
             if binding.target.param == param
         ]
 
-    def _acting(self, adapters: Sequence[T], which: _Pass) -> list[tuple[Binding, T]]:
+    def _acting(self, adapters: Sequence[T], acting: frozenset[int] | None) -> list[tuple[Binding, T]]:
         pairs = zip(self._bindings, adapters, strict=True)
-        return [pair for i, pair in enumerate(pairs) if which.acting is None or i in which.acting]
+        return [pair for i, pair in enumerate(pairs) if acting is None or i in acting]
 
     def _rank(self, binding: Binding) -> int | None:
         """Return how many rank components act at the present timestep; None is all."""
@@ -363,8 +433,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         first = schedule.first(timestep)
         return first if binding.rank is None else min(first, binding.rank)
 
-    def _strength(self, binding: Binding, like: Tensor, image: int | None = None) -> Tensor:
-        return self._strengths.for_variant(binding.ranges, like.device, wide(like.dtype), image)
+    def _strength(self, binding: Binding, device: torch.device, dtype: torch.dtype, image: int | None = None) -> Tensor:
+        return self._strengths.for_variant(binding.ranges, device, wide(dtype), image)
 
     def _change_bias(
         self, layer: nn.Module, binding: Binding, adapter: Adapter, found: dict[str, Tensor], image: int | None
@@ -373,7 +443,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         bias, total = bias_of(layer, target), found.get(target.bias)
         rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
         own = total if self._in_order and total is not None else bias
-        strength = self._strength(binding, weight, image)
+        strength = self._strength(binding, weight.device, weight.dtype, image)
         delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(strength))
         if delta is None:
             return

@@ -6,14 +6,13 @@ memory at a sixteenth of the weight. Low-rank pairs alone are one product into t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..adapters.base import Adapter, At, Pair
+from ..adapters.base import Adapter, At, Factors, Pair
 from ..tensors import wide
 
 _BLOCKS = 16
@@ -34,60 +33,93 @@ class Part:
     """The rows of the base weight that it changes; None for all."""
 
 
-def build(
-    total: Tensor, base: Tensor, parts: Sequence[Part], *, in_order: bool = False, write: Round | None = None
-) -> None:
-    """Write `base` plus the deltas of `parts` into `total`, which must be other memory.
+class Sum:
+    """The deltas of one weight, as far as they can be put together before the weight is read.
 
-    The sum is computed in fp32 or fp64 and rounded once, by `write` if given. With `in_order`, each adapter acts on the
-    weight that the adapters before it left, as A1111 bakes.
+    Args:
+        parts: the adapters.
+        in_order: let each adapter act on the weight that the adapters before it left, as A1111 bakes.
     """
-    dtype = wide(base.dtype)
-    fused, others = _fused(base, total, parts, dtype, in_order=in_order)
-    if fused is not None and not others and write is None and total.dtype == base.dtype == dtype:
-        flat = base.view(base.shape[0], -1)
-        torch.addmm(flat, fused.up, fused.down, out=total.view(flat.shape))  # blocks would save no memory
-        return
-    for start, columns, own, out in _blocks(base, total, parts):
-        block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)
-        original = own.to(dtype) if any(part.adapter.reads_base for part in parts) else None
-        if fused is not None:
-            rows = fused.up if columns is not None else fused.up[start : start + block.shape[0]]
-            down = fused.down if columns is None else fused.down[:, slice(*columns)]
-            block.view(block.shape[0], -1).addmm_(rows, down)
-        for part in others:
-            _add(block, original, part, start, columns, in_order=in_order)
-        if write is not None:
-            write(out, block)
-        elif block is not out:
-            out.copy_(block)
+
+    def __init__(self, parts: Sequence[Part], *, in_order: bool = False) -> None:
+        self._parts, self._in_order = parts, in_order
+        self._pairs, self._others = list[tuple[Part, float]](), list[Part]()
+        self._reads = any(part.adapter.reads_base for part in parts)
+        self._by_rows = all(part.adapter.by_rows for part in parts)
+        self._by_columns = all(part.adapter.by_columns for part in parts)
+        for part in parts:
+            pair = None if in_order and self._reads else _pair_of(part)
+            if pair is None:
+                self._others.append(part)
+            else:
+                self._pairs.append((part, pair.scale))
+
+    def build(self, total: Tensor, base: Tensor, write: Round | None = None) -> None:
+        """Write `base` plus the deltas into `total`, which must be other memory.
+
+        The sum is computed in fp32 or fp64 and rounded once, by `write` if given.
+        """
+        dtype = wide(base.dtype)
+        contiguous = base.is_contiguous() and total.is_contiguous()
+        fused = self._fused(base.device, dtype) if contiguous and self._pairs else None
+        others = self._others if fused is not None else self._parts
+        if fused is not None and not others and write is None and total.dtype == base.dtype == dtype:
+            flat = base.view(base.shape[0], -1)
+            torch.addmm(flat, fused.up, fused.down, out=total.view(flat.shape))  # blocks would save no memory
+            return
+        for start, columns, own, out in self._blocks(base, total, contiguous=contiguous):
+            block = out.copy_(own) if out.dtype == dtype and write is None else own.to(dtype, copy=True)
+            original = own.to(dtype) if self._reads else None
+            if fused is not None:
+                rows = fused.up if columns is not None else fused.up[start : start + block.shape[0]]
+                down = fused.down if columns is None else fused.down[:, slice(*columns)]
+                block.view(block.shape[0], -1).addmm_(rows, down)
+            for part in others:
+                self._add(block, original, part, start, columns)
+            if write is not None:
+                write(out, block)
+            elif block is not out:
+                out.copy_(block)
+
+    def _fused(self, device: torch.device, dtype: torch.dtype) -> Factors:
+        """Return the pairs as one, (R, in * kernel) and (out, R), with their strengths."""
+        ups, downs = [], []
+        for part, scale in self._pairs:
+            factors = part.adapter.factors(part.rank)
+            ups.append(factors.up.to(device, dtype) * (part.multiplier.to(dtype) * scale))
+            downs.append(factors.down.flatten(1).to(device, dtype))
+        return Factors(torch.cat(downs), torch.cat(ups, 1))
+
+    def _add(
+        self, block: Tensor, original: Tensor | None, part: Part, start: int, columns: tuple[int, int] | None
+    ) -> None:
+        """Add one delta to the rows of a block that it changes."""
+        first, last = part.rows or (0, start + block.shape[0])
+        low, high = max(first, start), min(last, start + block.shape[0])
+        if low >= high:
+            return
+        adapter, window, weight = part.adapter, block[low - start : high - start], None
+        if original is not None and adapter.reads_base:
+            weight = window.clone() if self._in_order else original[low - start : high - start]
+        rows = (low - first, high - first) if adapter.by_rows else None
+        at = At(block.device, block.dtype, part.multiplier.to(block.dtype), part.rank, rows, columns, weight)
+        window.add_(adapter.delta_weight(at).reshape(window.shape))
+
+    def _blocks(self, base: Tensor, total: Tensor, *, contiguous: bool) -> list[_Block]:
+        if base.numel() > _SMALLEST and self._by_rows:
+            step = _step(base.shape[0], base.numel())
+            starts = range(0, base.shape[0], step)
+            return [(start, None, base[start : start + step], total[start : start + step]) for start in starts]
+        if base.numel() > _SMALLEST and contiguous and self._by_columns:
+            flat, out = base.view(base.shape[0], -1), total.view(base.shape[0], -1)
+            step = _step(flat.shape[1], base.numel())
+            windows = [(start, min(start + step, flat.shape[1])) for start in range(0, flat.shape[1], step)]
+            return [(0, one, flat[:, slice(*one)], out[:, slice(*one)]) for one in windows]
+        return [(0, None, base, total)]
 
 
-class _Fused(NamedTuple):
-    """All low-rank pairs of a layer as one, with their strengths."""
-
-    down: Tensor  # (R, in * kernel)
-    up: Tensor  # (out, R)
-
-
-def _fused(
-    base: Tensor, total: Tensor, parts: Sequence[Part], dtype: torch.dtype, *, in_order: bool
-) -> tuple[_Fused | None, Sequence[Part]]:
-    """Return the pairs that change the whole weight as one, and the other parts."""
-    if in_order and any(part.adapter.reads_base for part in parts):
-        return None, parts
-    if not (base.is_contiguous() and total.is_contiguous()):
-        return None, parts
-    ups, downs, others = [], [], []
-    for part in parts:
-        pair = _pair_of(part)
-        if pair is None:
-            others.append(part)
-            continue
-        factors = part.adapter.factors(part.rank)
-        ups.append(factors.up.to(base.device, dtype) * (part.multiplier.to(dtype) * pair.scale))
-        downs.append(factors.down.flatten(1).to(base.device, dtype))
-    return (_Fused(torch.cat(downs), torch.cat(ups, 1)) if ups else None), others
+_Block = tuple[int, tuple[int, int] | None, Tensor, Tensor]
+"""First row, columns or None for all, base weight, result."""
 
 
 def _pair_of(part: Part) -> Pair | None:
@@ -96,48 +128,6 @@ def _pair_of(part: Part) -> Pair | None:
     if form is None or part.rows is not None or form.on_input or form.on_output:
         return None
     return form.pair
-
-
-def _add(
-    block: Tensor,
-    original: Tensor | None,
-    part: Part,
-    start: int,
-    columns: tuple[int, int] | None,
-    *,
-    in_order: bool,
-) -> None:
-    """Add one delta to the rows of a block that it changes."""
-    first, last = part.rows or (0, start + block.shape[0])
-    low, high = max(first, start), min(last, start + block.shape[0])
-    if low >= high:
-        return
-    window = block[low - start : high - start]
-    weight = None
-    if part.adapter.reads_base and original is not None:
-        weight = window.clone() if in_order else original[low - start : high - start]
-    rows = (low - first, high - first) if part.adapter.by_rows else None
-    at = At(block.device, block.dtype, part.multiplier.to(block.dtype), part.rank, rows, columns, weight)
-    window.add_(part.adapter.delta_weight(at).reshape(window.shape))
-
-
-def _blocks(
-    base: Tensor, total: Tensor, parts: Sequence[Part]
-) -> Iterator[tuple[int, tuple[int, int] | None, Tensor, Tensor]]:
-    """Yield (first row, columns or None for all, base weight, result) of each block."""
-    large = base.numel() > _SMALLEST
-    if large and all(part.adapter.by_rows for part in parts):
-        step = _step(base.shape[0], base.numel())
-        for start in range(0, base.shape[0], step):
-            yield start, None, base[start : start + step], total[start : start + step]
-    elif large and base.is_contiguous() and total.is_contiguous() and all(part.adapter.by_columns for part in parts):
-        flat, out = base.view(base.shape[0], -1), total.view(base.shape[0], -1)
-        step = _step(flat.shape[1], base.numel())
-        for start in range(0, flat.shape[1], step):
-            stop = min(start + step, flat.shape[1])
-            yield 0, (start, stop), flat[:, start:stop], out[:, start:stop]
-    else:
-        yield 0, None, base, total
 
 
 def _step(length: int, entries: int) -> int:

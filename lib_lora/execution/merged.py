@@ -30,7 +30,7 @@ from ..weights.originals import Checkpoint, OriginalWeight, copied, kept
 from ..weights.readers.base import holds_values
 from ..weights.rounding import digest, generator_for, round_stochastically
 from .dense import DenseExecutor, bias_of
-from .dense_products import build
+from .dense_products import Sum
 
 if TYPE_CHECKING:
     from .arguments import BaseForward
@@ -190,8 +190,8 @@ class MergedExecutor(DenseExecutor):
         if like.element_size() < 4:
             seed = zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
             write = partial(round_stochastically, generator=generator_for(like.device, seed))
-        parts = self._parts(param, [adapter.placed(base.device) for adapter in adapters], base)
-        build(total, base, parts, in_order=self._in_order, write=write)
+        parts = self._parts(param, [adapter.placed(base.device) for adapter in adapters], base.device, base.dtype)
+        Sum(parts, in_order=self._in_order).build(total, base, write)
         return total
 
     def _bias_sums(
@@ -210,7 +210,7 @@ class MergedExecutor(DenseExecutor):
             rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
             delta = adapter.change_of_bias((total if self._in_order else own)[rows])
             if delta is not None:
-                total[rows].add_(delta.to(total) * self._strength(binding, total))
+                total[rows].add_(delta.to(total) * self._strength(binding, total.device, total.dtype))
         return totals
 
     def _original_weight(self, layer: nn.Module, param: str, parameter: Tensor) -> Tensor:
@@ -303,8 +303,8 @@ class MergedExecutor(DenseExecutor):
             raise ComponentError(f"{text}; load the model again") from error
         return total, digest(total) == written.after
 
-    def _strength(self, binding: Binding, like: Tensor, image: int | None = None) -> Tensor:
-        return torch.full((1,), self._values[binding.group], device=like.device, dtype=wide(like.dtype))
+    def _strength(self, binding: Binding, device: torch.device, dtype: torch.dtype, image: int | None = None) -> Tensor:
+        return torch.full((1,), self._values[binding.group], device=device, dtype=wide(dtype))
 
 
 def _has_memory(parameter: Tensor, memory: Tensor | None) -> bool:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
-from lib_lora.execution import dense_products
 from lib_lora.execution.dense import DenseExecutor
+from lib_lora.execution.dense_products import Sum
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.low_rank import LowRankExecutor
 from tests.fakes.kinds import SAMPLES
@@ -32,14 +32,14 @@ def test_a_weight_of_many_blocks(tmp_path, monkeypatch, kind, layer, memory):
     path, tensors = KINDS[kind].write(tmp_path, shape)
     want = KINDS[kind].weight(tensors, made.weight, 0.7).reshape(shape)
     windows: list[int] = []
-    blocks = dense_products._blocks
+    blocks = Sum._blocks
 
-    def counted(base: Tensor, total: Tensor, parts: list[dense_products.Part]) -> list[tuple[object, ...]]:
-        found = list(blocks(base, total, parts))
+    def counted(own: Sum, base: Tensor, total: Tensor, *, contiguous: bool) -> list[tuple[object, ...]]:
+        found = blocks(own, base, total, contiguous=contiguous)
         windows.append(len(found))
         return found
 
-    monkeypatch.setattr(dense_products, "_blocks", counted)
+    monkeypatch.setattr(Sum, "_blocks", counted)
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path, 0.7)], mode="merged"))
     assert (made.weight - want).abs().max() < 2e-5 * want.abs().max()
