@@ -185,7 +185,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
         self._scheduled = False
         for binding in self._bindings:
-            (ranges,) = strengths.register(binding.ranges)
+            ranges = binding.ranges
+            strengths.register(ranges)
             self._scheduled |= ranges[0].schedule is not None
         self._readers: dict[str, tuple[weakref.ref[Tensor], torch.dtype, type[WeightReader]]] = {}
 
