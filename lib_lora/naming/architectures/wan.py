@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2 (text, image and video to video; 1.3B, 5B and 14B; VACE, Animate) and SkyReels V2; UMT5.
+"""Wan 2.1 and 2.2 (text, image and video to video; 1.3B, 5B and 14B; VACE, Animate), SkyReels V2 and Helios; UMT5.
 
 Source: Wan-Video/Wan2.1 and Wan2.2 wan/modules/model.py against diffusers' WanTransformer3DModel. The second norm of a
 block is the one before cross attention in diffusers and the one before the feed-forward in Wan's own code; only that
@@ -80,7 +80,7 @@ WAN = Architecture(
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_attn[12]_(to_([qkv]|out_0)|add_[kv]_proj):(1536|3072|5120)$"),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(0|net_0_proj):(1536|3072|5120)$"),
         Sign(r"^(denoiser|\?):(vace_)?blocks_\d+_ffn_(net_)?2:(8960|13824|14336)$"),
-        named("wan|skyreels"),
+        named("wan|skyreels|helios"),
     ),
     inputs=("patch_embedding",),
     experts_named=experts_named,

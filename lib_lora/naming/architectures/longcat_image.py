@@ -1,0 +1,33 @@
+"""LongCat-Image: FLUX.1's double and single blocks, 3072 wide, with Qwen 2.5 VL for the text.
+
+All programs have the names of diffusers' LongCatImageTransformer2DModel. The blocks alone do not tell it from FLUX.1.
+"""
+
+from __future__ import annotations
+
+from ._flux_blocks import JOINT_ATTENTION_SIGN, SINGLE_ATTENTION_SIGN
+from ._llm import LLM_ALIASES
+from .base import Architecture, Sign, named
+
+LONGCAT_IMAGE = Architecture(
+    name="longcat_image",
+    title="LongCat-Image",
+    signs=(
+        SINGLE_ATTENTION_SIGN,
+        JOINT_ATTENTION_SIGN,
+        Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_proj_mlp:3072$"),
+        Sign(r"^(denoiser|\?):single_transformer_blocks_\d+_proj_out:15360$", weight=2),
+        Sign(r"^(denoiser|\?):transformer_blocks_\d+_ff_context_net_2:12288$", weight=1),
+        Sign(r"^(denoiser|\?):transformer_blocks_\d+_ff_context_net_0_proj:3072$", weight=2),
+        Sign(r"^(denoiser|\?):(single_)?transformer_blocks_\d+_norm1?(_context)?_linear:3072$"),
+        Sign(r"^(denoiser|\?):(context_embedder:3584|time_embed_timestep_embedder_linear_[12]:(256|3072))$"),
+        named("longcat"),
+    ),
+    # FLUX.1's own embedders, blocks of other models
+    never=Sign(
+        r"^(denoiser|\?):(time_text_embed_|context_embedder:4096$|context_embedder_|distilled_guidance_"
+        r"|transformer_blocks_\d+_(attn1_|img_)|double_blocks_|time_guidance_embed_)"
+    ),
+    inputs=("x_embedder",),
+    aliases=LLM_ALIASES,
+)
