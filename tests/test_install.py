@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -448,3 +449,22 @@ def test_the_demos_help_needs_the_standard_library_only() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: python install.py demo ")
     assert "--lora-dir" in done.stdout
+
+
+def test_the_demo_says_no_with_the_standard_library_only(tmp_path: Path) -> None:
+    """A port that is taken or a model that is missing is told before anything large is imported."""
+    command = [sys.executable, "-S", "-m", "extension.standalone", "--no-browser"]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        refused = {
+            f"--demo --port={taken.getsockname()[1]}": "error: port ",
+            f"--port=0 --model {tmp_path / 'nothing'}": f"error: {tmp_path / 'nothing'} is neither a checkpoint",
+            "--port=0": "error: name a model by --model",
+        }
+        for arguments, sentence in refused.items():
+            done = subprocess.run(
+                [*command, *arguments.split()], cwd=INSTALL.parent, capture_output=True, text=True, check=False
+            )
+            assert done.returncode in (1, 2)
+            assert (done.stderr.startswith(sentence), done.stderr.count("\n")) == (True, 1), done.stderr

@@ -17,7 +17,7 @@ from .answers import answer, object_of, refused
 from .app import front_end
 from .blocks import BlocksApi
 from .compare import CompareApi
-from .guard import add_route, host_name, is_loopback, refuse_other_sites
+from .guard import add_route, refuse_other_sites
 from .library import Library
 from .presets import PresetsApi
 from .regions import RegionsApi
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 __all__ = [
     "add_route",
     "add_routes",
-    "host_name",
-    "is_loopback",
     "list_loras",
     "object_of",
     "refuse_other_sites",

@@ -12,9 +12,7 @@ from a local proxy that passes on the public name. The embedded web UI checks it
 from __future__ import annotations
 
 import inspect
-import ipaddress
 import logging
-import re
 import secrets
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,6 +24,7 @@ from fastapi.security import HTTPBasic
 from starlette.exceptions import HTTPException as AnyHTTPException
 from starlette.requests import ClientDisconnect
 
+from ..addresses import host_name, is_loopback
 from .answers import (
     BAD_REQUEST,
     BROKEN,
@@ -50,7 +49,6 @@ logger = logging.getLogger(__name__)
 
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 _LINKS = frozenset({"GET", "HEAD"})
-_HOST = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([\w.-]+))(?::\d{1,5})?")
 
 
 def add_route(app: FastAPI, path: str, endpoint: Callable[..., Any], access: Access, **more: Any) -> None:
@@ -116,20 +114,6 @@ def is_link(request: Request) -> bool:
     headers = request.headers
     whole = headers.get("sec-fetch-dest", "document").lower() == "document"
     return whole and request.method in _LINKS and headers.get("sec-fetch-mode", "").lower() == "navigate"
-
-
-def is_loopback(address: str) -> bool:
-    """Tell whether only this machine reaches an address."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address.lower() == "localhost"
-
-
-def host_name(host: str) -> str:
-    """Return a Host header without its port, in lower case; empty if invalid."""
-    match = _HOST.fullmatch(host)
-    return "" if match is None else (match[1] or match[2]).lower()
 
 
 def refuse_other_sites(request: Request) -> None:

@@ -10,13 +10,20 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from ..addresses import is_loopback
+from .demo import DEMO_PROMPT, find_demo
+from .layout import find_model
 
 # Nothing is fetched and nothing reported, whatever a library would do by itself; set before they are imported.
 for _name, _value in {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "error",  # it warns of image processors, which are not used
+    "DIFFUSERS_VERBOSITY": "error",  # it warns of quantization libraries, which are not used
+    **({} if sys.stderr.isatty() else {"TQDM_DISABLE": "1"}),
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "GRADIO_ANALYTICS_ENABLED": "False",
     "DO_NOT_TRACK": "1",
@@ -24,6 +31,9 @@ for _name, _value in {
     os.environ.setdefault(_name, _value)
 
 ROOT = Path(__file__).resolve().parents[2]
+_NOISY = ("httpx", "transformers", "bitsandbytes", "torchao", "torch.utils._pytree")
+"""What they warn of is about parts that are not used here."""
+_STEPS = 4
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +42,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run until interrupted; return the exit status."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    for noisy in ("httpx", "transformers"):  # what they warn of is about parts that are not used here
+    for noisy in _NOISY:
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    if problem := _misuse(arguments):
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
     try:
-        return _serve(arguments)
-    except (OSError, ValueError, RuntimeError, _lora_error()) as error:
+        source = _source(arguments)  # needs the standard library alone, so that it says no at once
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    _step(1, "importing torch and diffusers")
+    from lib_lora import LoraError
+
+    try:
+        return _serve(arguments, source)
+    except (OSError, ValueError, RuntimeError, LoraError) as error:
         logger.debug("start failed", exc_info=True)
         print(f"error: {error}", file=sys.stderr)
         return 1
+
+
+def _step(number: int, what: str) -> None:
+    logger.info("step %d of %d: %s", number, _STEPS, what)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -90,37 +115,65 @@ def _check_port(host: str, port: int) -> None:
             raise OSError(f"port {port} on {host} cannot be had ({error}); name another by --port") from error
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+@dataclass(frozen=True)
+class _Source:
+    """What is served."""
+
+    model: Path
+    loras: list[Path]
+    first_prompt: str = ""
+
+
+def _misuse(arguments: argparse.Namespace) -> str:
+    """Return why these arguments cannot be meant, or nothing."""
+    if arguments.model is None and not arguments.demo:
+        return "name a model by --model, or try --demo"
+    if not (is_loopback(arguments.host) or arguments.auth or arguments.without_login):
+        return (
+            f"other machines reach {arguments.host}; add --auth user:password, or --without-login to let in "
+            "everybody who does"
+        )
+    return ""
+
+
+def _source(arguments: argparse.Namespace) -> _Source:
+    """Return what to serve.
+
+    Raises:
+        OSError: the port is in use.
+        ValueError: there is no such model, or the demo is damaged.
+    """
+    _check_port(arguments.host, arguments.port)
+    loras = list(arguments.lora_dir)
+    if arguments.model is not None:
+        return _Source(find_model(arguments.model), loras)
+    demo = find_demo()
+    return _Source(demo.model, [*loras, demo.loras], DEMO_PROMPT)
+
+
+def _megabytes(model: Path) -> float:
+    files = [model] if model.is_file() else model.rglob("*.safetensors")
+    return sum(file.stat().st_size for file in files) / 1e6
+
+
+def _serve(arguments: argparse.Namespace, source: _Source) -> int:
     import uvicorn
 
-    from ..api import is_loopback
-    from .demo import DEMO_PROMPT, find_demo
     from .jobs import Runner
     from .model import load_model, pick_device, pick_dtype
     from .server import make_app
     from .studio import open_studio
 
-    if arguments.model is None and not arguments.demo:
-        print("error: name a model by --model, or try --demo", file=sys.stderr)
-        return 2
-    if not (is_loopback(arguments.host) or arguments.auth or arguments.without_login):
-        print(
-            f"error: other machines reach {arguments.host}; add --auth user:password, or --without-login to let in "
-            "everybody who does",
-            file=sys.stderr,
-        )
-        return 2
-    _check_port(arguments.host, arguments.port)
-    path, loras, first_prompt = arguments.model, list(arguments.lora_dir), ""
-    if path is None:
-        demo = find_demo()
-        path, loras, first_prompt = demo.model, [*loras, demo.loras], DEMO_PROMPT
     device = pick_device(arguments.device)
-    model = load_model(path, pick_dtype(arguments.dtype, device), arguments.prediction_type, arguments.tokenizer)
+    dtype = pick_dtype(arguments.dtype, device)
+    _step(2, f"loading {source.model.name} ({_megabytes(source.model):.0f} MB)")
+    model = load_model(source.model, dtype, arguments.prediction_type, arguments.tokenizer)
+    _step(3, f"looking for LoRA, moving the model to {device}")
     output_dir = arguments.output_dir.expanduser().resolve()
     data_dir = arguments.data_dir.expanduser().resolve()
-    runner = Runner(open_studio(model, device, loras, output_dir, arguments.offload, data_dir))
-    app = make_app(runner, output_dir, first_prompt, arguments.host, arguments.auth or "")
+    runner = Runner(open_studio(model, device, source.loras, output_dir, arguments.offload, data_dir))
+    _step(4, "making the page")
+    app = make_app(runner, output_dir, source.first_prompt, arguments.host, arguments.auth or "")
     url = f"http://{'127.0.0.1' if arguments.host == '0.0.0.0' else arguments.host}:{arguments.port}"
     logger.info("%s on %s; open %s", model.name, device, url)
     if not arguments.no_browser and not os.environ.get("CI"):
@@ -131,12 +184,6 @@ def _serve(arguments: argparse.Namespace) -> int:
         runner.close()
         runner.studio.close()
     return 0
-
-
-def _lora_error() -> type[Exception]:
-    from lib_lora import LoraError
-
-    return LoraError
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from fastapi import HTTPException, Request, Response
 
-from ..api import host_name, is_loopback, refuse_other_sites, refused
+from ..addresses import host_name, is_loopback
+from ..api import refuse_other_sites, refused
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

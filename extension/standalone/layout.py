@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -19,6 +20,18 @@ _SCALING = {"sd1": 0.18215, "sd2": 0.18215, "sdxl": 0.13025, "sdxl-refiner": 0.1
 
 class CheckpointError(ValueError):
     """A checkpoint cannot be loaded; the message is one sentence for the user."""
+
+
+def find_model(path: Path) -> Path:
+    """Return the whole path of a model, a file or a folder of diffusers; opens neither.
+
+    Raises:
+        CheckpointError: it is neither.
+    """
+    path = path.expanduser().resolve()
+    if not path.is_file() and not (path / "model_index.json").is_file():
+        raise CheckpointError(f"{path} is neither a checkpoint file nor a diffusers folder (with a model_index.json)")
+    return path
 
 
 @dataclass(frozen=True)

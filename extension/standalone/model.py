@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .layout import CheckpointError
+from .layout import CheckpointError, find_model
 from .single_file import load_single_file
 
 logger = logging.getLogger(__name__)
@@ -72,14 +72,12 @@ def load_model(
         LoraError: a file is a pickle or has a damaged header.
         TokenizerError: as `load_single_file`.
     """
-    path = path.expanduser().resolve()
+    path = find_model(path)
     if path.is_file():
         pipeline = load_single_file(path, dtype, prediction_type, tokenizer)
         weights: Path | None = path
-    elif (path / "model_index.json").is_file():
-        pipeline, weights = _load_folder(path, dtype, prediction_type), _unet_file(path)
     else:
-        raise CheckpointError(f"{path} is neither a checkpoint file nor a diffusers folder (with a model_index.json)")
+        pipeline, weights = _load_folder(path, dtype, prediction_type), _unet_file(path)
     family = _FAMILIES.get(type(pipeline).__name__)
     if family is None:
         raise CheckpointError(f"{path.name} is a {type(pipeline).__name__}; known are {', '.join(_FAMILIES)}")
