@@ -23,6 +23,7 @@ CAPTIONS = {
     "extension.kept": "presets, always-on stack, regions",
     "extension.library": "the user's LoRA files",
     "extension.text": "prompts and tags",
+    "extension.addresses": "host names",
     "extension.store": "locked files",
     "lib_lora.__main__": "command line",
     "lib_lora.tuning": "measured merging, own kernels",
