@@ -206,7 +206,7 @@ class Engine:
             FileError: an entry's file cannot be read any more.
         """
         plan = self._plan
-        return () if plan is None else tuple(network.embeddings for network in plan.networks)
+        return () if plan is None else tuple(network.embeddings for network in plan.key.networks)
 
     def activate(self, stack: Stack) -> ActivationReport:
         """Make `stack` be in force, and only it. An empty one takes everything off.
@@ -466,7 +466,7 @@ class Engine:
 
     def _trim(self) -> None:
         """Forget files beyond the limits of the cache, and the plans of those that are gone."""
-        self._cache.trim(() if self._plan is None else self._plan.networks)
+        self._cache.trim(() if self._plan is None else self._plan.key.networks)
         self._plans.keep_only(self._cache.holds)
 
     def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex], reading: Reading) -> Network:
@@ -516,7 +516,7 @@ class Engine:
         strengths = [largest(entry.multiplier) for entry in self._stack]
         sizes = [
             strength * network.largest_change if strength else 0.0
-            for strength, network in zip(strengths, self._plan.networks, strict=True)
+            for strength, network in zip(strengths, self._plan.key.networks, strict=True)
         ]
         most = max(sizes)
         return {

@@ -29,7 +29,7 @@ from .placement.resident import Binding, PlacementPolicy
 from .report import ActivationReport
 from .stack import Entry, Stack
 from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_rules, group_numbers
-from .strengths.strength import as_strength
+from .strengths.strength import all_multipliers, as_strength
 from .strengths.table import StrengthTable
 from .tensors import every
 from .weights.originals import Checkpoint
@@ -111,7 +111,7 @@ class PlanKey:
 
 def _why_live(entry: Entry) -> str:
     """Return why one weight cannot hold an entry at all steps and places; empty where it can."""
-    strengths = [as_strength(one) for one in entry.every]
+    strengths = [as_strength(one) for one in all_multipliers(entry.multiplier)]
     if any(one.varies for one in strengths):
         return _VARIES
     return _REGIONAL if any(one.region is not None for one in strengths) else ""
@@ -135,18 +135,13 @@ class Plan:
     """Whether the tuner has decided."""
 
     @property
-    def networks(self) -> tuple[Network, ...]:
-        """Return the resolved files, entry by entry."""
-        return self.key.networks
-
-    @property
     def report(self) -> ActivationReport:
         """Return what became of the stack by now."""
         merged = sum(one.merges for one in list(self.executors.values())) if self.key.merging else 0
         live, left = dict(self.why_live), len(self.choices) - len(self.taken_back())
         if left:
             live[_CHEAPER if self.decided else _UNDECIDED] = left
-        reports = tuple(network.report for network in self.networks)
+        reports = tuple(network.report for network in self.key.networks)
         table = self.strengths
         idle, partly_idle = table.stack_strengths.idle(table.acted, table.moments)
         return ActivationReport(reports, merged, live, changed=len(self.executors), idle=idle, partly_idle=partly_idle)
@@ -160,7 +155,7 @@ class Plan:
     def places(self) -> dict[tuple[str, str], nn.Module]:
         """Return (component, path) -> the layer that must be called for its adapters to act: none that is merged."""
         indexes = {index.component: index for index in self.key.indexes}
-        names = sorted({(one.component, one.target.path) for network in self.networks for one in network.bound})
+        names = sorted({(one.component, one.target.path) for network in self.key.networks for one in network.bound})
         found = {(name, path): indexes[name].get(path) for name, path in names}
         merged = {layer for layer, executor in list(self.executors.items()) if executor.merges}
         return {place: layer for place, layer in found.items() if layer is not None and layer not in merged}

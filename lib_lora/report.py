@@ -147,12 +147,7 @@ class NetworkReport:
         own, model = self.family, self.model
         if own is None or model is None or not own.differs(model):
             return False
-        return not self.whole or (own.sure and own.named)
-
-    @property
-    def whole(self) -> bool:
-        """Return whether all layers of the file act."""
-        return self.hit == self.layers
+        return self.hit < self.layers or (own.sure and own.named)
 
     def reasons(self) -> dict[str, list[str]]:
         """Return reason -> the keys that are unused for it."""
@@ -160,10 +155,6 @@ class NetworkReport:
         for item in self.unused:
             grouped.setdefault(item.reason, []).append(item.key)
         return grouped
-
-    def causes(self) -> dict[str, Cause]:
-        """Return reason -> its cause."""
-        return {item.reason: item.cause for item in self.unused}
 
     def why(self) -> str:
         """Return the reasons and their numbers of keys, in one line."""
@@ -174,7 +165,7 @@ class NetworkReport:
     def summary(self) -> str:
         """Return one line for a log, with what is wrong at the end."""
         kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.items())
-        rank = "" if self.ranks is None else f", rank {_range(*self.ranks)}"
+        rank = "" if self.ranks is None else f", rank {' to '.join(map(str, dict.fromkeys(self.ranks)))}"
         hit = f"{self.hit} of {self.layers} layers" if self.resolved else f"{self.layers} layers"
         if self.noise:
             hit += f", in {self.noise} noise only"
@@ -208,7 +199,7 @@ class NetworkReport:
             "bytes": self.nbytes,
             "seconds": self.seconds,
             "unused": self.reasons(),
-            "causes": self.causes(),
+            "causes": {item.reason: item.cause for item in self.unused},
             "details": {item.key: item.detail for item in self.unused if item.detail},
             "metadata": dict(self.metadata),
         }
@@ -314,7 +305,3 @@ class MemoryReport:
         others = ", ".join(f"{name.replace('_', ' ')} {getattr(self, name) >> 20} MB" for name in names)
         static = f", static {self.static >> 20} MB" if self.static else ""
         return f"adapters: {placed or 'nothing placed'}{streams}; {others}{static}"
-
-
-def _range(low: int, high: int) -> str:
-    return str(low) if low == high else f"{low} to {high}"

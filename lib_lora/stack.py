@@ -15,7 +15,6 @@ from .strengths.strength import (
     MOST,
     AnyMultiplier,
     Multiplier,
-    all_multipliers,
     as_strength,
     check_multiplier,
     image_multiplier,
@@ -59,11 +58,6 @@ class Entry:
     def of_image(self, image: int, *, negative: bool = False) -> Multiplier:
         """Return the multiplier of one image of the batch, for its positive prompt or for its negative one."""
         return image_multiplier(self.multiplier, image, negative=negative)
-
-    @property
-    def every(self) -> tuple[Multiplier, ...]:
-        """Return the multipliers of all images, and of both halves."""
-        return all_multipliers(self.multiplier)
 
     def strength(self, component: str, image: int = 0) -> float:
         """Return the strength on a component for one image of the batch, at the beginning and before block weights."""

@@ -21,7 +21,7 @@ from ..errors import ComponentError, FileError, NoMatchError, UnsupportedError
 from ..files.components import EXACT, candidates, noise_of
 from ..files.config import USUAL, Reading
 from ..files.file import AdapterFile, Stamp, stamp_of
-from ..files.formats.base import BUNDLED, NamesOf, NumberingError
+from ..files.formats.base import BUNDLED, NumberingError
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.readers.base import read_base_weight
@@ -73,7 +73,7 @@ class Network:
         self._indexes = {index.component: index for index in indexes}
         self._family = family_of_model(indexes)
         self._scopes = {component: self._scope(component) for component in {one.component for one in parsed.groups}}
-        self._named: dict[tuple[str, str | None, str], dict[str, str] | NumberingError] = {}
+        self._numbered: dict[tuple[str, str | None, str], dict[str, Place] | NumberingError] = {}
         fits = sorted([self._fit(group) for group in parsed.groups], key=itemgetter(0))
         bad = parsed.file.not_finite([key for _, group, found, _ in fits if found for key in group.reads])
         unused: list[Unused] = []
@@ -199,10 +199,10 @@ class Network:
         first: Place | None = None
         for tier in tiers:
             for component in tier:
-                place = self._place(group, self._indexes[component])
-                if isinstance(place, NumberingError):
-                    miss = "no_module", place.reason, place.detail
-                elif place is not None:
+                places = self._places(group, self._indexes[component])
+                if isinstance(places, NumberingError):
+                    miss = "no_module", places.reason, places.detail
+                elif (place := places.get(group.module)) is not None:
                     first = first or place
                     bound = self._bound(group, group.recipe, component, place)
                     if isinstance(bound, list):
@@ -216,29 +216,25 @@ class Network:
             turn = 0 if len({one.target.name for one in first.segments}) > 1 else 2
         return turn, group, found, miss
 
-    def _place(self, group: Group, index: LayerIndex) -> Place | NumberingError | None:
-        """Return the place of a layer of the file in a component; None where it has none."""
+    def _places(self, group: Group, index: LayerIndex) -> Mapping[str, Place] | NumberingError:
+        """Return the places in a component by the names that a group's format has for layers."""
         names_of = key_formats()[group.format].names_of
         if names_of is None:
-            return (index.flat if group.flattened else index.dotted).get(group.module)
+            return index.flat if group.flattened else index.dotted
         alike = group.format, group.component, index.component
-        if alike not in self._named:
-            self._named[alike] = self._numbered(group, index, names_of)
-        names = self._named[alike]
-        return names if isinstance(names, NumberingError) else index.dotted.get(names[group.module])
-
-    def _numbered(self, group: Group, index: LayerIndex, names_of: NamesOf) -> dict[str, str] | NumberingError:
-        """Return the names in a component of the layers that a group and all like it have numbers for."""
-        shapes = {
-            one.module: None if one.own_site is None else one.own_site.shape
-            for one in self._parsed.groups
-            if (one.format, one.component) == (group.format, group.component)
-        }
-        header = self.file.metadata.get(group.component or "")
-        try:
-            return names_of(index.component, shapes, index.dotted, index.dotted.get, header)
-        except NumberingError as error:
-            return error
+        if alike not in self._numbered:
+            shapes = {
+                one.module: None if one.own_site is None else one.own_site.shape
+                for one in self._parsed.groups
+                if (one.format, one.component) == (group.format, group.component)
+            }
+            header = self.file.metadata.get(group.component or "")
+            try:
+                names = names_of(index.component, shapes, index.dotted, index.dotted.get, header)
+                self._numbered[alike] = {number: index.dotted[name] for number, name in names.items()}
+            except NumberingError as error:
+                self._numbered[alike] = error
+        return self._numbered[alike]
 
     def _bound(self, group: Group, recipe: Recipe, component: str, place: Place) -> list[Bound] | Miss:
         """Make a layer's adapters at a place, or tell why they cannot act there."""

@@ -63,7 +63,7 @@ def test_what_is_in_force_is_never_dropped(files, model):
 def test_a_dropped_file_is_closed(files, model):
     engine = Engine({"unet": model}, cache_bytes=0)
     engine.activate(Stack([Entry(files[0])]))
-    mapped = weakref.ref(engine._plan.networks[0].file)
+    mapped = weakref.ref(engine._plan.key.networks[0].file)
     engine.activate(Stack([Entry(files[1])]))
     gc.collect()
     assert mapped() is None
