@@ -26,8 +26,6 @@ const POLES = [
 const ACCENT = [13, 148, 136];
 /** @type {{[name: string]: Colour}} */
 const SIGNS = {bad: [208, 48, 48], doubt: [185, 122, 0], good: [31, 157, 85]};
-/** @type {{[name: string]: Colour}} */
-const GLYPHS = {star: [201, 138, 0], heart: [208, 48, 95]};
 
 /**
  * Read a colour as computed styles have it; undefined for other notations.
@@ -138,8 +136,7 @@ export function palette({back, text, accent}) {
     const away = spare ? ink : best(ink, POLES);
     const [box, thumb] = [mix(back, away, 0.05), mix(back, away, 0.1)];
     const backs = [back, box, thumb];
-    const signs = Object.entries(SIGNS).map(([name, colour]) => [name, seen(colour, ink, [back, box], PARTS)]);
-    const glyphs = Object.entries(GLYPHS).map(([name, colour]) => [name, seen(colour, ink, [back, box], TEXT)]);
+    const signs = Object.entries(SIGNS).map(([name, colour]) => [name, seen(colour, ink, [back, box], TEXT)]);
     const own = seen(accent ?? ACCENT, ink, [back, box], PARTS);
     const [pressed, warn] = [tinted(box, own, ink, 0.25), tinted(box, SIGNS.doubt, ink, 0.2)];
     /** @type {{[name: string]: Colour}} */
@@ -149,7 +146,7 @@ export function palette({back, text, accent}) {
         slider: seen(own, ink, [back, box], TEXT),
         faint: seen(mix(ink, back, 0.3), ink, [...backs, pressed, warn], TEXT),
         edge: mix(back, ink, 0.25),
-        ...Object.fromEntries([...signs, ...glyphs]),
+        ...Object.fromEntries(signs),
     };
     return {colours, dark: luminance(back) < luminance(ink)};
 }

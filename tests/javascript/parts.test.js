@@ -1,8 +1,9 @@
-// Errors of what is tried in a dialog: javascript/remora/ui/parts.js.
+// Errors of what is tried in a dialog, numbers that are typed, and groups of blocks: javascript/remora/ui.
 
 import assert from "node:assert/strict";
 import {test} from "node:test";
-import {attempts} from "../../javascript/remora/ui/parts.js";
+import {groupsOf} from "../../javascript/remora/ui/blocks.js";
+import {attempts, isNumber, numberOf, tooStrong} from "../../javascript/remora/ui/parts.js";
 
 /** Return what is shown, and a function that tries something. */
 function shown() {
@@ -52,4 +53,33 @@ test("an attempt in the background shows its error and clears none", async () =>
         throw new Error("worse");
     }, false);
     assert.deepEqual(texts, ["bad", "worse"]);
+});
+
+test("a number may have a comma for its point", () => {
+    for (const [text, number] of /** @type {const} */ ([
+        ["0,7", 0.7],
+        [" -,5 ", -0.5],
+        ["1.25", 1.25],
+        ["1e-1", 0.1],
+    ])) {
+        assert.ok(isNumber(text), text);
+        assert.equal(numberOf(text), number);
+    }
+    for (const text of ["", "a", "1,2,3", "1.2,3", "1e7", ","]) assert.ok(!isNumber(text), text);
+});
+
+test("a strength that ruins the picture is warned of", () => {
+    for (const value of [0, 1, -10, 10]) assert.equal(tooStrong(value), "");
+    for (const value of [5000, -10.5]) assert.match(tooStrong(value), /noise or black/);
+});
+
+test("blocks in a row are one group", () => {
+    const shown = ["BASE", "IN00", "IN01", "M00", "OUT00", "OUT01", "OUT02"].map((id) => ({id}));
+    assert.deepEqual(groupsOf(shown), [
+        ["BASE", 1],
+        ["IN", 2],
+        ["MID", 1],
+        ["OUT", 3],
+    ]);
+    assert.deepEqual(groupsOf([]), []);
 });

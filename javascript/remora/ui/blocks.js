@@ -12,7 +12,7 @@ import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
 import {setField} from "../tag.js";
 import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
-import {Button, isNumber, NameForm, Trouble, useTrouble} from "./parts.js";
+import {Button, isNumber, NameForm, numberOf, Trouble, useTrouble} from "./parts.js";
 
 const LOWEST = -1,
     HIGHEST = 2; // by keys; any number can be typed
@@ -68,12 +68,12 @@ function Rules({entry, told: {rules = []}}) {
     const own = entry.values.lbwe ?? "";
     if (!own && !rules.length) return null;
     const names = own && !rules.includes(own) ? [own, ...rules] : rules;
-    return html`<div class="rt-line"><label><span>Rules for layers</span>
+    return html`<label class="rt-field"><span>Rules for layers</span>
         <select aria-label=${`Block rules of ${entry.name}`} value=${own}
             onChange=${(event) => entry.edit((body) => setField(body, "lbwe", event.target.value))}>
             <option value="">None</option>
             ${names.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
-        </select></label></div>`;
+        </select></label>`;
 }
 
 /**
@@ -135,6 +135,9 @@ function Strip({name, shown, cells, write}) {
                 chosen=${place === at} choose=${() => setAt(place)} />`,
             )}
         </div>
+        <div class="rt-groups" aria-hidden="true">${groupsOf(shown).map(
+            ([title, count]) => html`<span key=${title} style=${`flex-grow:${count}`}>${title}</span>`,
+        )}</div>
         <${Readout} key=${at} block=${shown[at]} name=${name} cell=${cells[at]} put=${put} />`;
 }
 
@@ -165,6 +168,22 @@ function placeOf(event, {low, high}) {
 
 /** @param {string} id */
 const letters = (id) => id.replace(/\d+$/, "");
+
+/**
+ * Return the groups of blocks in a row, with the number of each one's blocks: IN 12, MID 1, OUT 12.
+ * @param {{id: string}[]} shown
+ */
+export function groupsOf(shown) {
+    /** @type {[title: string, count: number][]} */
+    const groups = [];
+    for (const {id} of shown) {
+        const title = letters(id) === "M" ? "MID" : letters(id);
+        const last = groups.at(-1);
+        if (last?.[0] === title) last[1] += 1;
+        else groups.push([title, 1]);
+    }
+    return groups;
+}
 
 /**
  * Return the value that a key leads to; null where it is no key of a slider.
@@ -218,7 +237,7 @@ function Readout({block, name, cell, put}) {
     const good = typed === null || isNumber(typed);
     const type = (/** @type {FieldEvent} */ event) => {
         setTyped(event.target.value);
-        if (isNumber(event.target.value)) put(Number(event.target.value));
+        if (isNumber(event.target.value)) put(numberOf(event.target.value));
     };
     return html`<div class="rt-line rt-readout">
         <label><span>${block.id}${block.title ? ` · ${block.title}` : ""}</span>

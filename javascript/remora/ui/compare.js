@@ -8,7 +8,7 @@
 import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import {settings} from "../boxes.js";
-import {Button, Dialog, isNumber, Picture, Trouble, useTrouble} from "./parts.js";
+import {Button, Dialog, isNumber, numberOf, Picture, Trouble, useTrouble} from "./parts.js";
 
 const POLL = 500; // milliseconds
 const MODES = {
@@ -193,7 +193,7 @@ function numbersOf(wanted) {
     const made = {};
     for (const [name, title] of NUMBERS) {
         if (!isNumber(String(wanted[name]))) throw new Error(`${title} must be a number, and not “${wanted[name]}”.`);
-        made[name] = Number(wanted[name]);
+        made[name] = numberOf(String(wanted[name]));
     }
     if (wanted.sampler) made.sampler = wanted.sampler;
     if (wanted.schedule) made.schedule = wanted.schedule;

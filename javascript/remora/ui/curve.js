@@ -313,7 +313,7 @@ export function Sketch({title, what, points, shape, by, open}) {
     );
     const most = written(peak(points));
     const said = points.map((point) => saying(point, axis)).join(", ");
-    return html`<div class="rt-strength">
+    return html`<div class=${`rt-strength${title ? " rt-half" : ""}`}>
         <span aria-hidden="true">${title}</span>
         <${Button} label=${`${what} follows a schedule: ${said}`} class="rt-sketch" onClick=${open}>
             <svg viewBox="0 0 100 24" preserveAspectRatio="none" aria-hidden="true"><path class="rt-line-drawn" d=${drawn} /></svg><//>

@@ -14,7 +14,7 @@ import {size} from "../catalog.js";
 import {split} from "../prompt.js";
 import {rank} from "./card.js";
 import {Icon} from "./icons.js";
-import {Button, Dialog, isNumber, Picture, Stars, Trouble, useTrouble} from "./parts.js";
+import {Button, Dialog, isNumber, numberOf, Picture, Stars, Trouble, useTrouble} from "./parts.js";
 
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
 
@@ -235,7 +235,7 @@ function changesOf(lora, draft) {
             if (draft.strength.trim() && !isNumber(draft.strength)) {
                 throw new Error(`The preferred strength must be a number, as 0.8, and not “${draft.strength}”.`);
             }
-            changes.strength = Number(draft.strength) || null;
+            changes.strength = numberOf(draft.strength) || null;
         } else {
             changes[name] = draft[name];
         }

@@ -8,11 +8,12 @@
 
 import {html, useMemo, useState} from "../vendor/preact.js";
 import {facets, NO_FILTERS, select, SORTS} from "../catalog.js";
-import {Icon} from "./icons.js";
-import {Button} from "./parts.js";
+import {Button, WordButton} from "./parts.js";
 import {Card} from "./card.js";
 import {Virtual} from "./virtual.js";
 
+const AS_LIST = {icon: "list", word: "List", label: "List: show as a list"};
+const AS_GRID = {icon: "grid", word: "Grid", label: "Grid: show as a grid"};
 const SIZES = {grid: {width: 132, height: 196}, list: {width: 0, height: 62}};
 
 /** @param {{tab: Tab, state: State}} props */
@@ -29,17 +30,16 @@ export function Library({tab, state}) {
     const filter = (/** @type {Partial<Chosen>} */ changes) => tab.set({filters: {...state.filters, ...changes}});
     const clear = () => tab.set({query: "", filters: NO_FILTERS});
     return html`<section class="rt-library" aria-label="LoRA files">
-        <div class="rt-line">
+        <div class="rt-toolbar"><div class="rt-line">
             <input type="search" aria-label="Search LoRA" placeholder="Search LoRA" autocomplete="off" spellcheck=${false}
                 value=${state.query} onInput=${(event) => tab.set({query: event.target.value})} />
             <${Button} label="Filters" class="rt-small" aria-expanded=${String(more)} onClick=${() => setMore(!more)}>
                 ${active ? `Filters (${active})` : "Filters"}<//>
-            <${Button} label=${state.view === "grid" ? "Show as a list" : "Show as a grid"} class="rt-small"
-                onClick=${() => tab.set({view: state.view === "grid" ? "list" : "grid"})}>
-                <${Icon} name=${state.view === "grid" ? "list" : "grid"} /><//>
-            <${Button} label="Look for LoRA files again" class="rt-small"
-                onClick=${() => tab.server.attempt(() => tab.library.refresh("POST"))}><${Icon} name="refresh" /><//>
-        </div>
+            <${WordButton} ...${state.view === "grid" ? AS_LIST : AS_GRID}
+                onClick=${() => tab.set({view: state.view === "grid" ? "list" : "grid"})} />
+            <${WordButton} icon="refresh" word="Refresh" label="Refresh: look for LoRA files again"
+                onClick=${() => tab.server.attempt(() => tab.library.refresh("POST"))} />
+        </div></div>
         ${more && html`<${Filters} catalog=${catalog} state=${state} filter=${filter} tab=${tab} />`}
         <p class="rt-hint rt-found" role="status">
             <span>${countOf(state, found, catalog)}</span>

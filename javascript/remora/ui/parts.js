@@ -3,6 +3,7 @@
 /**
  * @import {Api} from "../api.js"
  * @import {FieldEvent, Filled, Key, Value} from "../vendor/preact.js"
+ * @import {IconName} from "./icons.js"
  */
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
@@ -14,6 +15,14 @@ import {Icon} from "./icons.js";
  */
 export function Button({label, children, class: name = "", ...more}) {
     return html`<button type="button" aria-label=${label} title=${label} class=${name} ...${more}>${children}</button>`;
+}
+
+/**
+ * Draw a button with a sign and a word. Where there is no room for the word, its style sheet hides it.
+ * @param {{icon: IconName, word: string, label: string, [attribute: string]: unknown}} props
+ */
+export function WordButton({icon, word, ...more}) {
+    return html`<${Button} class="rt-small" ...${more}><${Icon} name=${icon} /><span class="rt-word">${word}</span><//>`;
 }
 
 /**
@@ -47,6 +56,7 @@ export function Picture({api, path, name}) {
     return html`<img src=${address} alt="" loading="lazy" decoding="async" draggable=${false} onError=${() => setFailed(true)} />`;
 }
 
+const LIMIT = 10; // that of extension/text/tag.py
 const SLIDER = {min: -1, max: 2, step: 0.05};
 
 /**
@@ -65,7 +75,7 @@ export function Strength({title, what, value, set, disabled = false}) {
     const good = typed === null || isNumber(typed);
     const type = (/** @type {FieldEvent} */ event) => {
         setTyped(event.target.value);
-        if (isNumber(event.target.value)) set(Number(event.target.value));
+        if (isNumber(event.target.value)) set(numberOf(event.target.value));
     };
     const step = (/** @type {Key} */ event) => {
         /** @type {{[key: string]: number | undefined}} */
@@ -77,15 +87,24 @@ export function Strength({title, what, value, set, disabled = false}) {
         set(Number((value + by * (event.shiftKey ? 10 : 1)).toFixed(4)));
     };
     const shown = Number(value.toFixed(4));
-    return html`<div class="rt-strength">
+    return html`<div class=${`rt-strength${title ? " rt-half" : ""}`}>
         <span aria-hidden="true">${title}</span>
         <input type="range" ...${SLIDER} value=${shown} disabled=${disabled} aria-label=${`${what}, slider`}
             onInput=${(event) => set(event.target.valueAsNumber)} />
         <input type="text" inputmode="decimal" role="spinbutton" aria-valuenow=${shown} value=${typed ?? String(shown)} ref=${field}
             disabled=${disabled} aria-label=${what} aria-invalid=${String(!good)} autocomplete="off" spellcheck=${false}
             onInput=${type} onKeyDown=${step} onBlur=${() => setTyped(null)} />
-        <span class="rt-problem" role="alert">${good ? "" : typed.trim() ? `“${typed}” is no number: type one, as 0.8` : "Type a number, as 0.8"}</span>
+        <span class="rt-problem" role="alert">${good ? tooStrong(value) : typed.trim() ? `“${typed}” is no number: type one, as 0.8` : "Type a number, as 0.8"}</span>
     </div>`;
+}
+
+/**
+ * Say what a strength beyond all sense does; nothing of others.
+ * @param {number} value
+ */
+export function tooStrong(value) {
+    if (Math.abs(value) <= LIMIT) return "";
+    return `${value} is beyond ${LIMIT}, where pictures are noise or black; the web UI limits it unless its settings say otherwise.`;
 }
 
 /**
@@ -93,7 +112,15 @@ export function Strength({title, what, value, set, disabled = false}) {
  * @param {string} text
  */
 export function isNumber(text) {
-    return /^\s*[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?\s*$/i.test(text) && Math.abs(Number(text)) <= 1e6;
+    return /^\s*[+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:e[+-]?\d+)?\s*$/i.test(text) && Math.abs(numberOf(text)) <= 1e6;
+}
+
+/**
+ * Return the number that a text is; it may have a comma for its point.
+ * @param {string} text
+ */
+export function numberOf(text) {
+    return Number(text.replace(",", "."));
 }
 
 /**

@@ -12,7 +12,7 @@ import {Blocks} from "./blocks.js";
 import {Sketch} from "./curve.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
-import {Button, Strength} from "./parts.js";
+import {Button, Strength, WordButton} from "./parts.js";
 import {Passes} from "./passes.js";
 import {Regions} from "./regions.js";
 import {Schedule} from "./schedule.js";
@@ -46,13 +46,13 @@ export function Row({tab, entry, outcome, handle}) {
                     : html`<span class="rt-name">${name || entry.text}</span>`
             }
             <span class="rt-row-tools">
-                <${Button} label=${`More: blocks, schedule, passes, region of ${name}`} class="rt-small" aria-expanded=${String(more)}
-                    onClick=${() => setMore(!more)}><${Icon} name="more" /><//>
-                <${Button} label=${`Strengths of ${name} apart for UNet and text encoder`} class="rt-small rt-tie" disabled=${curved}
-                    aria-pressed=${String(split)} onClick=${tie}><${Icon} name="apart" /><//>
-                ${entry.move && html`<${Button} label=${entry.moveLabel} class="rt-small" onClick=${entry.move}><${Icon} name=${entry.moveIcon} /><//>`}
-                <${Button} label=${`Remove ${name}`} class="rt-small" onClick=${entry.remove}><${Icon} name="remove" /><//>
+                <${WordButton} icon="more" word="More" label=${`More: blocks, schedule, passes, region of ${name}`}
+                    aria-expanded=${String(more)} onClick=${() => setMore(!more)} />
+                <${WordButton} icon="apart" word="Apart" label=${`Strengths of ${name} apart for UNet and text encoder`}
+                    disabled=${curved} aria-pressed=${String(split)} onClick=${tie} />
+                ${entry.move && html`<${WordButton} ...${entry.moveTo} onClick=${entry.move} />`}
             </span>
+            <${Button} label=${`Remove ${name}`} class="rt-small" onClick=${entry.remove}><${Icon} name="remove" /><//>
         </div>
         <${Strengths} entry=${entry} split=${split} open=${() => setMore(true)} />
         ${

@@ -11,7 +11,7 @@ import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {readAmount, SHAPES, valueAt, writePoints, written} from "../curve.js";
 import {setField, setMultipliers, withoutShape} from "../tag.js";
 import {axisOf, Drawing, kept, onGrid, rounded} from "./curve.js";
-import {isNumber} from "./parts.js";
+import {isNumber, numberOf} from "./parts.js";
 import {stepsOf} from "./summary.js";
 
 /** @type {{[shape: string]: string}} */
@@ -139,13 +139,13 @@ function Typed({label, title, text, write, problem}) {
 function Steps({entry}) {
     const steps = stepsOf(entry.values);
     const problem = (/** @type {string} */ typed) =>
-        !typed.trim() || (isNumber(typed) && Number(typed) >= 0) ? "" : `“${typed}” is no step: type a number, as 10`;
+        !typed.trim() || (isNumber(typed) && numberOf(typed) >= 0) ? "" : `“${typed}” is no step: type a number, as 10`;
     /** @type {(key: "start" | "stop", title: string) => Value} */
     const field = (
         key,
         title,
     ) => html`<${Typed} title=${title} label=${`${title} of ${entry.name}`} text=${steps[key]} problem=${problem}
-        write=${(/** @type {string} */ typed) => entry.edit((body) => setField(body, key, typed.trim()), "steps")} />`;
+        write=${(/** @type {string} */ typed) => entry.edit((body) => setField(body, key, typed.trim().replace(",", ".")), "steps")} />`;
     return html`<div class="rt-steps">${field("start", "After step")}${field("stop", "Until step")}</div>
         <p class="rt-hint">Empty is all of them; below 1 is a part of the pass, as 0.5.</p>`;
 }

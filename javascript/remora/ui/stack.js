@@ -13,9 +13,8 @@
 import {html, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
 import {bodyOf, readBody, setMultipliers, tagOf} from "../prompt.js";
-import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
-import {Button} from "./parts.js";
+import {Button, WordButton} from "./parts.js";
 import {Row} from "./row.js";
 
 /**
@@ -25,8 +24,7 @@ import {Row} from "./row.js";
  * @property {(te: number | string, unet: number | string) => void} setStrength
  * @property {() => void} remove
  * @property {(() => void) | null} move to the other list; null where there is no prompt
- * @property {string} moveLabel
- * @property {IconName} moveIcon
+ * @property {{icon: IconName, word: string, label: string}} moveTo how that is said
  *
  * @typedef {Reading & Actions & {on: boolean, text?: string}} Entry
  * The contents and the actions of a row.
@@ -74,7 +72,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
         <${Always} tab=${tab} state=${state} of=${of} />
         ${
             others.length > 0
-            && html`<div><h4>Others in the latest picture</h4>
+            && html`<div class="rt-part"><h4>Others in the latest picture</h4>
             <ul class="rt-others" aria-label="Other LoRA of the latest picture">${others.map(
                 (lora) => html`
                 <li class="rt-row" key=${lora.name}><span class="rt-name">${lora.name}</span><${Outcome} lora=${lora} /></li>`,
@@ -116,16 +114,16 @@ function Tools({tab, state, rows}) {
                   : "The browser does not allow it; copy it from here:",
         });
     };
-    return html`<div class="rt-line rt-tools">
-        <${Button} label="Undo" class="rt-small" disabled=${!state.canUndo} onClick=${() => tab.stack.undo()}><${Icon} name="undo" /><//>
-        <${Button} label="Redo" class="rt-small" disabled=${!state.canRedo} onClick=${() => tab.stack.redo()}><${Icon} name="redo" /><//>
+    return html`<div class="rt-toolbar"><div class="rt-line">
+        <${WordButton} icon="undo" word="Undo" label="Undo" disabled=${!state.canUndo} onClick=${() => tab.stack.undo()} />
+        <${WordButton} icon="redo" word="Redo" label="Redo" disabled=${!state.canRedo} onClick=${() => tab.stack.redo()} />
         <${Button} label="Presets" class="rt-small" onClick=${() => tab.set({dialog: "presets"})}>Presets<//>
         <${Button} label="Compare" class="rt-small" disabled=${!state.target}
             onClick=${() => tab.set({dialog: "compare"})}>Compare<//>
         <${Button} label="Copy the LoRAs as a prompt" class="rt-small" onClick=${copy}>Copy<//>
         <${Button} label="Take all LoRAs out of the prompt" class="rt-small" disabled=${!rows.length}
             onClick=${() => tab.edits.clear()}>Clear<//>
-    </div>
+    </div></div>
     ${byHand && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;
 }
 
@@ -205,8 +203,7 @@ function inPrompt(tab, row) {
         setStrength: (te, unet) => tab.edits.setStrength(row, te, unet),
         remove: () => tab.edits.remove(row),
         move: () => tab.edits.pin(row),
-        moveLabel: `Give ${row.name} to every picture, always`,
-        moveIcon: "always",
+        moveTo: {icon: "always", word: "Always", label: `Always: give ${row.name} to every picture`},
     };
 }
 
@@ -241,8 +238,7 @@ function Always({tab, state, of}) {
             tab.edits.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
         remove: () => tab.edits.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
         move: state.target ? () => tab.edits.unpin(row.entry) : null,
-        moveLabel: `Put ${row.name} into the prompt instead`,
-        moveIcon: "prompt",
+        moveTo: {icon: "prompt", word: "Into the prompt", label: `Put ${row.name} into the prompt instead`},
     });
     return html`<div class="rt-always">
         <label class="rt-check"><input type="checkbox" checked=${always.on}
