@@ -207,6 +207,36 @@ export function facets(catalog) {
 }
 
 /**
+ * Return the folders around a folder, outermost first, and those directly in it; "" is the folder of all.
+ * @param {Facet} folders every folder with the number of its files
+ * @param {string} current
+ * @returns {{around: string[], inside: Facet}}
+ */
+export function foldersAt(folders, current) {
+    const parts = current ? current.split("/") : [];
+    const around = parts.map((_, at) => parts.slice(0, at + 1).join("/"));
+    const start = current ? `${current}/` : "";
+    const inside = folders.filter(
+        ([path]) => path.startsWith(start) && !path.slice(start.length).includes("/") && path !== current,
+    );
+    return {around, inside};
+}
+
+/**
+ * Return the reason against a file without the file's own name in front, which stands above it on a card.
+ * @param {string} reason
+ * @param {string} file
+ */
+export function withoutName(reason, file) {
+    const name = file.split("/").pop() ?? file;
+    for (const start of [file, name, `${name}.safetensors`]) {
+        const found = reason.startsWith(start) ? reason.slice(start.length).match(/^(?:\.\w+)?:?\s+(.+)$/s) : null;
+        if (found) return found[1];
+    }
+    return reason;
+}
+
+/**
  * Write a number of bytes for people.
  * @param {number} bytes
  */

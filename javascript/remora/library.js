@@ -13,6 +13,13 @@ import {plainWords, split} from "./prompt.js";
 const STORAGE = "remora"; // key in the browser's storage
 const MOST_NAMES = 50; // that the server resolves in one request
 
+/** Sizes of cards, in pixels. */
+export const CARDS = {
+    small: {width: 104, height: 148},
+    medium: {width: 140, height: 216},
+    large: {width: 208, height: 288},
+};
+
 export const LIBRARY = {
     version: 0, // of the catalog
     scan: {running: false, done: 0, total: 0},
@@ -21,6 +28,7 @@ export const LIBRARY = {
     filters: NO_FILTERS,
     sort: "name",
     view: /** @type {"grid" | "list"} */ ("grid"),
+    cards: /** @type {keyof typeof CARDS} */ ("medium"), // how large those of the grid are
 };
 
 export class Library {
@@ -131,23 +139,24 @@ export class Library {
     }
 }
 
-/** @returns {Partial<Pick<typeof LIBRARY, "sort" | "view">>} */
+/** @returns {Partial<Pick<typeof LIBRARY, "sort" | "view" | "cards">>} */
 export function remembered() {
     try {
-        const {sort, view} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
+        const {sort, view, cards} = JSON.parse(localStorage.getItem(STORAGE) ?? "{}");
         return {
             ...(Object.hasOwn(SORTS, sort) && {sort}),
             ...(["grid", "list"].includes(view) && {view}),
+            ...(Object.hasOwn(CARDS, cards) && {cards}),
         };
     } catch {
         return {}; // the browser's storage is off
     }
 }
 
-/** @param {Pick<typeof LIBRARY, "sort" | "view">} state */
-export function remember({sort, view}) {
+/** @param {Pick<typeof LIBRARY, "sort" | "view" | "cards">} state */
+export function remember({sort, view, cards}) {
     try {
-        localStorage.setItem(STORAGE, JSON.stringify({sort, view}));
+        localStorage.setItem(STORAGE, JSON.stringify({sort, view, cards}));
     } catch {
         // the browser's storage is off
     }

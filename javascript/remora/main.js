@@ -19,6 +19,7 @@ const SHOWN = {
     pane: "library",
     details: /** @type {string | null} */ (null), // id of a file
     dialog: "",
+    comparison: "", // id of the one that this page began
     theme: 0, // how often the page has changed its colours: canvases are drawn again
 };
 
@@ -45,7 +46,7 @@ export class Tab {
     /** @param {Partial<State>} changes */
     set(changes) {
         this.store.set(changes);
-        if ("sort" in changes || "view" in changes) remember(this.state);
+        if ("sort" in changes || "view" in changes || "cards" in changes) remember(this.state);
     }
 }
 

@@ -31,13 +31,24 @@ test("the button says what it does to the prompt, or to what is always on", () =
     assert.equal(button(elements({}, null))["aria-label"], "Add fur to those that are always on");
 });
 
-test("its title has the file, the trainer's name, the words and what speaks against it", () => {
+test("its title has the file, the trainer's name, kind, rank and size, the words and what speaks against it", () => {
     assert.equal(
         button(elements({against: "made for SDXL"})).title,
-        "animals/fur\nfurry-v2\nwords: soft fur\nmade for SDXL",
+        "animals/fur\nfurry-v2\nlora 4–8 · 1 MB\nwords: soft fur\nmade for SDXL",
     );
     const same = {...LORA, alias: "fur", words: ""};
-    assert.equal(button(elements({lora: same})).title, "animals/fur");
+    assert.equal(button(elements({lora: same})).title, "animals/fur\nlora 4–8 · 1 MB");
+});
+
+test("a card shows the trigger words and whether the file fits, or what speaks against it", () => {
+    const hints = (/** @type {object} */ props) =>
+        elements(props)
+            .filter((one) => /^rt-hint/.test(one.props.class))
+            .map((one) => one.props.children);
+    assert.deepEqual(hints({fits: true}), ["soft fur", "✓ fits"]);
+    assert.deepEqual(hints({fits: undefined, lora: {...LORA, words: ""}}), ["no trigger words"]);
+    assert.deepEqual(hints({lora: {...LORA, words: "", read: false}}), ["not read yet"]);
+    assert.deepEqual(hints({against: "fur.safetensors: is cut", fits: false}), ["is cut"]);
 });
 
 test("a file that cannot be read cannot be inserted", () => {

@@ -12,7 +12,7 @@ import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {written} from "../curve.js";
 import {setField} from "../tag.js";
 import {isLetter, nameProblem, painted, readWeights, shownBlocks, snapped, writeWeights} from "../weights.js";
-import {Button, isNumber, NameForm, numberOf, Trouble, useTrouble} from "./parts.js";
+import {Button, Deleted, isNumber, NameForm, numberOf, Trouble, useTrouble} from "./parts.js";
 
 const LOWEST = -1,
     HIGHEST = 2; // by keys; any number can be typed
@@ -261,6 +261,7 @@ function Readout({block, name, cell, put}) {
  */
 function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
     const [saving, setSaving] = useState(false);
+    const [deleted, setDeleted] = useState(/** @type {BlockPreset | null} */ (null));
     const {length} = shownBlocks(told);
     const chosen = preset ? preset.name : text ? OWN : "";
     const save = (/** @type {string} */ name) =>
@@ -274,6 +275,14 @@ function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
             const {name, values} = /** @type {BlockPreset} */ (preset);
             await tab.kept.deleteBlocks(name);
             write(values);
+            setDeleted(preset);
+        });
+    const undo = () =>
+        attempt(async () => {
+            const {name, values} = /** @type {BlockPreset} */ (deleted);
+            await tab.kept.saveBlocks(name, values);
+            write(name);
+            setDeleted(null);
         });
     return html`
         <div class="rt-line">
@@ -289,6 +298,7 @@ function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
             ${!saving && html`<button type="button" class="rt-small" disabled=${!cells?.length} onClick=${() => setSaving(true)}>Save as preset</button>`}
             ${preset?.own && html`<button type="button" class="rt-small" onClick=${remove}>Delete preset ${preset.name}</button>`}
         </div>
+        ${deleted && html`<${Deleted} name=${`The preset ${deleted.name}`} undo=${undo} />`}
         ${
             saving
             && html`<${NameForm} label="Name of the new block preset" button="Save" hint="Name" focus problem=${nameProblem} save=${save}>

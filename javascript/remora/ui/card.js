@@ -7,12 +7,12 @@
 
 import {html} from "../vendor/preact.js";
 import {query} from "../api.js";
-import {size} from "../catalog.js";
+import {size, withoutName} from "../catalog.js";
 import {Icon} from "./icons.js";
 import {Button, Picture} from "./parts.js";
 
-/** @param {{lora: Lora, tab: Tab, view: string, used: boolean, against: string}} props */
-export function Card({lora, tab, view, used, against}) {
+/** @param {{lora: Lora, tab: Tab, view: string, used: boolean, against: string, fits?: boolean}} props */
+export function Card({lora, tab, view, used, against, fits}) {
     const {state} = tab;
     const label = used
         ? `Remove ${lora.name} from the prompt`
@@ -24,26 +24,25 @@ export function Card({lora, tab, view, used, against}) {
     const about = [rank(lora), size(lora.size)].filter(Boolean).join(" · ");
     const path = lora.picture && `thumbnail?${query({id: lora.id, v: lora.picture})}`;
     const alias = lora.alias === lora.name || lora.alias === lora.file.split("/").pop() ? "" : lora.alias;
+    const listed = view === "list";
+    const facts = listed
+        ? [alias, lora.folder, lora.family, about, lora.words].filter(Boolean).join(" · ")
+        : lora.words;
+    // of a file whose family is unknown, or without a model, nothing is said
+    const fit = !listed && fits ? "✓ fits" : "";
     return html`<div class=${`rt-card rt-card-${view}${used ? " rt-used" : ""}${dim}`}>
         <button type="button" class="rt-pick" aria-pressed=${String(used)} aria-label=${label} disabled=${!lora.readable}
-            title=${[lora.file, alias, lora.words && `words: ${lora.words}`, against].filter(Boolean).join("\n")}
+            title=${[lora.file, alias, about, lora.words && `words: ${lora.words}`, against].filter(Boolean).join("\n")}
             onClick=${() => tab.edits.toggle(lora)}>
             <span class="rt-thumb"><${Picture} api=${tab.api} path=${path} name=${lora.name} /></span>
             <span class="rt-card-text">
                 <span class="rt-card-name">${lora.name}</span>
-                <span class="rt-hint">${
+                ${
                     against
-                    || [
-                        view === "list" && alias,
-                        view === "list" && lora.folder,
-                        view === "list" && lora.family,
-                        about,
-                        view === "list" && lora.words,
-                    ]
-                        .filter(Boolean)
-                        .join(" · ")
-                    || (lora.read ? "" : "not read yet")
-                }</span>
+                        ? html`<span class="rt-hint rt-reason">${withoutName(against, lora.file)}</span>`
+                        : html`<span class="rt-hint">${facts || (lora.read ? "no trigger words" : "not read yet")}</span>
+                        ${fit && html`<span class="rt-hint">${fit}</span>`}`
+                }
             </span>
         </button>
         <span class="rt-badges" aria-hidden="true">

@@ -45,7 +45,9 @@ export function Compare({tab, state}) {
         /** @type {{[field: string]: string | number}} */ ({...STANDARD, ...settings(state.target)}),
     );
     const [told, setTold] = useState(/** @type {CompareState | null} */ (null));
-    const running = Boolean(told?.comparison?.running);
+    const made = told?.comparison;
+    const own = made && made.id === state.comparison ? made : null;
+    const running = Boolean(made?.running);
     const ask = (/** @type {string} */ method) => attempt(async () => setTold(await tab.api.ask(method, "compare")));
     useEffect(() => {
         ask("GET");
@@ -67,7 +69,9 @@ export function Compare({tab, state}) {
                 ...numbersOf(wanted),
             };
             if (mode === "strengths" || mode === "against") body.values = valuesOf(values);
-            setTold(await tab.api.ask("POST", "compare", body));
+            const begun = await tab.api.ask("POST", "compare", body);
+            setTold(begun);
+            tab.set({comparison: begun.comparison?.id ?? ""});
         });
     };
     const flip = (/** @type {string} */ name) =>
@@ -84,11 +88,11 @@ export function Compare({tab, state}) {
                 ${!names.length && html`<span class="rt-hint">The prompt has no LoRA; insert some first.</span>`}
             </fieldset>
             <div class="rt-filters">
-                <label class="rt-field"><span>What is compared</span><select value=${mode} onChange=${(event) => setMode(event.target.value)}>
+                <label class="rt-field rt-double"><span>What is compared</span><select value=${mode} onChange=${(event) => setMode(event.target.value)}>
                     ${Object.entries(MODES).map(([name, title]) => html`<option key=${name} value=${name}>${title}</option>`)}</select></label>
                 ${
                     (mode === "strengths" || mode === "against")
-                    && html`<label class="rt-field"><span>Strengths</span>
+                    && html`<label class="rt-field rt-double"><span>Strengths</span>
                     <input type="text" value=${values} onInput=${(event) => setValues(event.target.value)} />
                     <span class="rt-hint">0, 0.5, 1 or a range with a step, 0-1 (0.25)</span></label>`
                 }
@@ -107,14 +111,15 @@ export function Compare({tab, state}) {
             <${Trouble} text=${trouble} />
             <div class="rt-line rt-end">
                 ${
-                    running
+                    own?.running
                         ? html`<button type="button" onClick=${() => ask("DELETE")}>Cancel</button>`
-                        : html`<button type="submit" class="rt-primary" disabled=${told !== null && !told.possible}>Make the pictures</button>`
+                        : html`<button type="submit" class="rt-primary" disabled=${running || (told !== null && !told.possible)}>Make the pictures</button>`
                 }
             </div>
         </form>
         ${told && !told.possible && html`<p class="rt-notice">This web UI makes no pictures for the tab.</p>`}
-        ${told?.comparison && html`<${Grid} tab=${tab} made=${told.comparison} />`}
+        ${running && !own && html`<p class="rt-notice" role="status">Another page or program makes a comparison now; it must end first.</p>`}
+        ${own && html`<${Grid} tab=${tab} made=${own} />`}
     <//>`;
 }
 
@@ -138,7 +143,7 @@ function Grid({tab, made}) {
             <span class="rt-hint" role="status">${say}, seed ${made.seed}</span>
             ${ready && html`<a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a>`}</div>
         ${made.problem && html`<p class="rt-error" role="alert">${made.problem}</p>`}
-        <div class="rt-grid-scroll" tabindex="0" role="region" aria-label="Comparison"><table class="rt-grid"><thead><tr><td></td>
+        <div class="rt-grid-scroll" tabindex="0" role="region" aria-label="Comparison"><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
             ${made.columns.map((title) => html`<th scope="col" key=${title}>${title}</th>`)}</tr></thead>
             <tbody>${made.rows.map(
                 (title, y) => html`<tr key=${title}><th scope="row">${title}</th>
@@ -150,7 +155,7 @@ function Grid({tab, made}) {
                             ? html`<${Button} label=${`Use the prompt of ${label}`} class="rt-cell"
                         onClick=${() => use(cell)}><${Picture} api=${tab.api} name=${label}
                         path=${`compare/picture?${query({cell, v: made.id})}`} /><//>`
-                            : html`<span class="rt-cell rt-hint">${made.running && made.at === cell ? `${Math.round(made.fraction * 100)} %` : ""}</span>`
+                            : html`<span class="rt-cell rt-awaited">${made.running && made.at === cell ? `${Math.round(made.fraction * 100)} %` : ""}</span>`
                     }</td>`;
                 })}</tr>`,
             )}</tbody></table></div>

@@ -7,14 +7,16 @@
  */
 
 import {html, useMemo, useState} from "../vendor/preact.js";
-import {facets, NO_FILTERS, select, SORTS} from "../catalog.js";
+import {facets, foldersAt, NO_FILTERS, select, SORTS} from "../catalog.js";
+import {CARDS} from "../library.js";
+import {Icon} from "./icons.js";
 import {Button, WordButton} from "./parts.js";
 import {Card} from "./card.js";
 import {Virtual} from "./virtual.js";
 
 const AS_LIST = {icon: "list", word: "List", label: "List: show as a list"};
 const AS_GRID = {icon: "grid", word: "Grid", label: "Grid: show as a grid"};
-const SIZES = {grid: {width: 132, height: 196}, list: {width: 0, height: 62}};
+const LINE = {width: 0, height: 62}; // pixels of an item of the list
 
 /** @param {{tab: Tab, state: State}} props */
 export function Library({tab, state}) {
@@ -41,16 +43,21 @@ export function Library({tab, state}) {
                 onClick=${() => tab.server.attempt(() => tab.library.refresh("POST"))} />
         </div></div>
         ${more && html`<${Filters} catalog=${catalog} state=${state} filter=${filter} tab=${tab} />`}
-        <p class="rt-hint rt-found" role="status">
+        <${Folders} catalog=${catalog} state=${state} filter=${filter} />
+        <div class=${found.length ? "rt-hint rt-line" : "rt-empty"} role="status">
+            ${!found.length && html`<${Icon} name=${state.loaded ? "grid" : "refresh"} />`}
             <span>${countOf(state, found, catalog)}</span>
-            ${(active > 0 || state.query) && html` <button type="button" class="rt-link" onClick=${clear}>Show all</button>`}
-        </p>
+            ${(active > 0 || state.query) && html`<button type="button" class="rt-link" onClick=${clear}>Show all</button>`}
+        </div>
         <${Scan} scan=${state.scan} />
-        <${Virtual} items=${found} size=${SIZES[state.view]} label="LoRA found" draw=${(
-            /** @type {Listed} */ lora,
-        ) => html`
+        ${
+            found.length > 0
+            && html`<${Virtual} items=${found} size=${state.view === "grid" ? CARDS[state.cards] : LINE} label="LoRA found" draw=${(
+                /** @type {Listed} */ lora,
+            ) => html`
             <${Card} key=${lora.id} lora=${lora} tab=${tab} view=${state.view} used=${used.has(lora.id)}
-                against=${catalog.against(lora)} />`} />
+                against=${catalog.against(lora)} fits=${catalog.familyOf(lora)?.fits} />`} />`
+        }
     </section>`;
 }
 
@@ -61,12 +68,40 @@ export function Library({tab, state}) {
  */
 function countOf(state, found, catalog) {
     if (!state.loaded) return "Loading …";
-    if (!catalog.all.length) return state.scan.running ? "Looking for LoRA files …" : "No LoRA files were found.";
+    if (!catalog.all.length) {
+        return state.scan.running
+            ? "Looking for LoRA files …"
+            : "No LoRA files were found. Put some into the web UI’s LoRA folder, then press Refresh.";
+    }
     if (!found.length)
         return state.query.trim() ? `No LoRA matches “${state.query.trim()}”.` : "No LoRA passes the filters.";
     return found.length === catalog.all.length
         ? `${found.length} LoRA`
         : `${found.length} of ${catalog.all.length} LoRA`;
+}
+
+/**
+ * Draw where in the folders the user is: the folders around, and those inside.
+ * @param {{catalog: Catalog, state: State, filter: (changes: Partial<Chosen>) => void}} props
+ */
+function Folders({catalog, state, filter}) {
+    const {folders} = useMemo(() => facets(catalog), [state.version]);
+    if (!folders.length) return null;
+    const {folder} = state.filters;
+    const {around, inside} = foldersAt(folders, folder);
+    const last = (/** @type {string} */ path) => path.split("/").pop();
+    return html`<nav class="rt-folders" aria-label="Folders">
+        ${["", ...around].map(
+            (
+                path,
+            ) => html`<button type="button" key=${path} class="rt-link" aria-current=${path === folder ? "location" : undefined}
+            onClick=${() => filter({folder: path})}>${path ? `/ ${last(path)}` : "All folders"}</button>`,
+        )}
+        ${inside.map(
+            ([path, count]) => html`<button type="button" key=${path} class="rt-chip" title=${path}
+            onClick=${() => filter({folder: path})}>${last(path)} <span class="rt-count">${count}</span></button>`,
+        )}
+    </nav>`;
 }
 
 /** @param {{scan: ScanState}} props */
@@ -109,6 +144,10 @@ function Filters({catalog, state, filter, tab}) {
         <label class="rt-field"><span>Sort by</span>
             <select value=${state.sort} onChange=${(event) => tab.set({sort: event.target.value})}>
                 ${Object.entries(SORTS).map(([name, [title]]) => html`<option key=${name} value=${name}>${title}</option>`)}
+            </select></label>
+        <label class="rt-field"><span>Card size</span>
+            <select value=${state.cards} onChange=${(event) => tab.set({cards: /** @type {keyof typeof CARDS} */ (event.target.value), view: "grid"})}>
+                ${Object.keys(CARDS).map((name) => html`<option key=${name} value=${name}>${name}</option>`)}
             </select></label>
         <label class="rt-check"><input type="checkbox" checked=${filters.favourite}
             onChange=${(event) => filter({favourite: event.target.checked})} /> Favourites</label>

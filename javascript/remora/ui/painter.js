@@ -6,6 +6,7 @@
  */
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
+import {shownPicture} from "../boxes.js";
 import {inverted, nameProblem, nothing, percent, SIDE, stroked} from "../regions.js";
 import {Dialog, NameForm, Trouble, useTrouble} from "./parts.js";
 import {asPng, draw, weightsOfFile} from "./pixels.js";
@@ -93,7 +94,23 @@ function Sheet({weights, size, value, begin, put}) {
         now = useRef(weights);
     const [cursor, setCursor] = useState(/** @type {Spot | null} */ (null));
     now.current = weights;
+    const [under, setUnder] = useState({address: "", shape: 1}); // the page's picture, and its width by its height
     useEffect(() => draw(canvas.current, weights));
+    useEffect(() => {
+        let here = true,
+            address = "";
+        shownPicture().then(async (blob) => {
+            if (!blob || !here) return;
+            const {width, height} = await createImageBitmap(blob);
+            if (!here) return;
+            address = URL.createObjectURL(blob);
+            setUnder({address, shape: width / height});
+        });
+        return () => {
+            here = false;
+            URL.revokeObjectURL(address);
+        };
+    }, []);
     const placeOf = (/** @type {Pointer} */ event) => {
         const box = canvas.current.getBoundingClientRect();
         return {x: ((event.clientX - box.left) / box.width) * SIDE, y: ((event.clientY - box.top) / box.height) * SIDE};
@@ -136,7 +153,8 @@ function Sheet({weights, size, value, begin, put}) {
     };
     const share = (/** @type {number} */ place) => `${((place / SIDE) * 100).toFixed(2)}%`;
     const brush = cursor && {left: share(cursor.x), top: share(cursor.y), width: share(size), height: share(size)};
-    return html`<div class="rt-sheet">
+    return html`<div class="rt-sheet" style=${`aspect-ratio:${under.shape}`}>
+        ${under.address && html`<img src=${under.address} alt="The picture of the page" draggable=${false} />`}
         <canvas width="64" height="64" ref=${canvas} tabindex="0" role="application" aria-roledescription="painting surface"
             aria-label="Region: arrow keys move the brush, Space paints" onPointerDown=${down} onPointerMove=${moved} onPointerUp=${up}
             onPointerCancel=${up} onPointerLeave=${() => !last.current && setCursor(null)} onFocus=${() => setCursor(cursor ?? {x: SIDE / 2, y: SIDE / 2})}

@@ -210,6 +210,17 @@ export function Trouble({text}) {
 }
 
 /**
+ * Say what was deleted, with a button that takes it back. The button has the focus, as the one before it is gone.
+ * @param {{name: string, undo: () => unknown}} props
+ */
+export function Deleted({name, undo}) {
+    const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
+    useEffect(() => button.current.focus(), [name]);
+    return html`<div class="rt-notice rt-line" role="status"><span>${name} is deleted.</span>
+        <button type="button" class="rt-small" ref=${button} aria-label=${`Undo: keep ${name}`} onClick=${undo}>Undo</button></div>`;
+}
+
+/**
  * @typedef {<T>(work: () => T | Promise<T>, clears?: boolean) => Promise<T | undefined>} Attempt
  * Does something, and shows its error; where it succeeds, it clears the error of what began before it, unless told not to.
  */

@@ -77,5 +77,5 @@ function blank() {
 
 /** @param {HTMLCanvasElement} canvas */
 function contextOf(canvas) {
-    return /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
+    return /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d", {willReadFrequently: true}));
 }

@@ -11,7 +11,7 @@ import {html, useEffect, useState} from "../vendor/preact.js";
 import {query} from "../api.js";
 import * as boxes from "../boxes.js";
 import {hasWords, readTags, withEntry} from "../prompt.js";
-import {Button, Dialog, NameForm, Picture, Trouble, useTrouble} from "./parts.js";
+import {Button, Deleted, Dialog, NameForm, Picture, Trouble, useTrouble} from "./parts.js";
 
 /**
  * @typedef {`preset?${string}` | `preset/thumbnail?${string}`} Path
@@ -28,6 +28,7 @@ export function Presets({tab, state}) {
     const [kept, setKept] = useState(0); // presets kept; the next name begins empty
     // being exported or imported
     const [text, setText] = useState(/** @type {{value: string, importing?: boolean} | null} */ (null));
+    const [deleted, setDeleted] = useState(/** @type {{preset: Kept, picture: Blob | null} | null} */ (null));
     const close = () => tab.set({dialog: ""});
     /** @type {Ask} */
     const ask = (method, path, names, body) =>
@@ -46,6 +47,23 @@ export function Presets({tab, state}) {
             await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name], {text: lines.join("\n")});
             setKept(kept + 1);
         });
+    const remove = (/** @type {Kept} */ preset) =>
+        attempt(async () => {
+            const {name, thumbnail} = preset;
+            const answer = thumbnail ? await tab.api.send("GET", `preset/thumbnail?${query({name})}`) : null;
+            const picture = answer?.ok ? await answer.blob() : null;
+            await tab.kept.writePresets("DELETE", `preset?${query({name})}`, [name]);
+            setDeleted({preset, picture});
+        });
+    const undo = () =>
+        attempt(async () => {
+            if (!deleted) return;
+            const {name, text} = deleted.preset;
+            await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name], {text});
+            if (deleted.picture)
+                await tab.kept.writePresets("PUT", `preset/thumbnail?${query({name})}`, [name], deleted.picture);
+            setDeleted(null);
+        });
     const exportOne = (/** @type {Kept} */ preset) =>
         attempt(async () => setText({value: await tab.api.text(`preset?${query({name: preset.name})}`)}));
     const importAll = () =>
@@ -58,6 +76,7 @@ export function Presets({tab, state}) {
             <${Button} label="Import presets from text" class="rt-small" onClick=${() => setText({value: "", importing: true})}>Import<//>
         <//>
         <${Trouble} text=${trouble} />
+        ${deleted && html`<${Deleted} name=${`The preset ${deleted.preset.name}`} undo=${undo} />`}
         ${
             text
             && html`<div class="rt-field">
@@ -75,10 +94,15 @@ export function Presets({tab, state}) {
         <ul class="rt-presets" aria-label="Presets">
             ${(state.presets ?? []).map(
                 (preset) => html`<${Preset} key=${preset.name} preset=${preset} tab=${tab}
-                ask=${ask} attempt=${attempt} close=${close} exportOne=${exportOne} />`,
+                ask=${ask} attempt=${attempt} close=${close} exportOne=${exportOne} remove=${remove} />`,
             )}
         </ul>
-        ${state.presets && !state.presets.length && html`<p class="rt-hint">No preset is kept yet.</p>`}
+        ${
+            state.presets
+            && !state.presets.length
+            && html`<p class="rt-hint">No preset is kept yet. A preset is the
+            LoRAs of the prompt under a name: give one above, and Save.</p>`
+        }
     <//>`;
 }
 
@@ -90,8 +114,9 @@ export function Presets({tab, state}) {
  * @param {Attempt} props.attempt
  * @param {() => void} props.close
  * @param {(preset: Kept) => void} props.exportOne
+ * @param {(preset: Kept) => void} props.remove
  */
-function Preset({preset, tab, ask, attempt, close, exportOne}) {
+function Preset({preset, tab, ask, attempt, close, exportOne, remove}) {
     const [renaming, setRenaming] = useState(false);
     const path = preset.thumbnail && `preset/thumbnail?${query({name: preset.name, v: preset.thumbnail})}`;
     const rename = async (/** @type {string} */ name) => {
@@ -126,7 +151,7 @@ function Preset({preset, tab, ask, attempt, close, exportOne}) {
                 <${Button} label=${`Export ${preset.name} as text`} class="rt-small" onClick=${() => exportOne(preset)}>Export<//>
                 <${Button} label=${`Take the page’s picture for ${preset.name}`} class="rt-small" onClick=${picture}>Picture<//>
                 <${Button} label=${`Delete ${preset.name}`} class="rt-small"
-                    onClick=${() => ask("DELETE", `preset?${query({name: preset.name})}`, [preset.name])}>Delete<//>
+                    onClick=${() => remove(preset)}>Delete<//>
             </div>
         </div>
     </li>`;

@@ -13,17 +13,19 @@ import {written} from "../curve.js";
 import {maskProblem, percent, weightsOf} from "../regions.js";
 import {setField} from "../tag.js";
 import {Painter} from "./painter.js";
-import {Trouble, useTrouble} from "./parts.js";
+import {Deleted, Trouble, useTrouble} from "./parts.js";
 import {draw, weightsAt} from "./pixels.js";
 
 const OTHER = "*"; // stands for a text that is no name; no region has this name
 const MOST_FEATHER = 0.5;
+const SMALL = 50; // percent of the picture
 
 /** @param {{tab: Tab, entry: Entry}} props */
 export function Regions({tab, entry}) {
     const [trouble, attempt] = useTrouble();
     const [known, setKnown] = useState(/** @type {{[name: string]: Weights} | null} */ (null));
     const [painting, setPainting] = useState(/** @type {{name: string, weights: Weights | null} | null} */ (null));
+    const [deleted, setDeleted] = useState(/** @type {Region | null} */ (null));
     const {regions} = tab.state;
     useEffect(() => {
         attempt(() => tab.kept.loadRegions());
@@ -57,6 +59,13 @@ export function Regions({tab, entry}) {
         attempt(async () => {
             await tab.kept.deleteRegion(/** @type {Region} */ (own).name);
             write("");
+            setDeleted(own ?? null);
+        });
+    const undo = () =>
+        attempt(async () => {
+            const {name, picture} = /** @type {Region} */ (deleted);
+            await save(name, `data:image/png;base64,${picture}`);
+            setDeleted(null);
         });
     return html`<div class="rt-part" role="group" aria-label=${`Region of ${entry.name}`}>
         <strong>Region</strong>
@@ -75,6 +84,7 @@ export function Regions({tab, entry}) {
             }
             ${own && html`<button type="button" class="rt-small" onClick=${remove}>Delete ${own.name}</button>`}
         </div>
+        ${deleted && html`<${Deleted} name=${`The region ${deleted.name}`} undo=${undo} />`}
         ${text && known && html`<${Shown} entry=${entry} text=${text} feather=${feather} known=${known} />`}`
         }
         ${
@@ -136,5 +146,6 @@ function Shown({entry, text, feather, known}) {
         <label class="rt-field"><span>Soft edge</span>
             <input type="range" min="0" max=${MOST_FEATHER} step="0.01" value=${feather} aria-label=${`Soft edge of the region of ${entry.name}`}
                 aria-valuetext=${`${Math.round(feather * 100)} % of the picture`} onInput=${fade} /></label>
+        ${Number(percent(weights)) <= SMALL && html`<p class="rt-hint">On a part of the picture a LoRA often needs a higher strength, as 1.5.</p>`}
     </div>`;
 }

@@ -287,12 +287,16 @@ def test_sliders_and_arrow_keys_change_a_strength(tab: Tab) -> None:
 
 def test_a_strength_that_is_no_number_is_said_in_place_and_nothing_is_lost(tab: Tab) -> None:
     tab.insert("zorp")
-    for typed in ("x", "0,5", "1e999", ""):
+    for typed in ("x", "0,5,1", "1e999", ""):
         tab.strength("zorp").fill(typed)
         tab.row("zorp").get_by_text(f"“{typed}” is no number" if typed else "Type a number, as 0.8").wait_for()
         assert tab.strength("zorp").get_attribute("aria-invalid") == "true"
     tab.strength("zorp").blur()
     assert (tab.strength("zorp").input_value(), tab.prompt) == ("1", "<lora:zorp:1> zorp")
+    tab.strength("zorp").fill("0,5")
+    tab.prompt_is("<lora:zorp:0.5> zorp")
+    tab.strength("zorp").fill("5000")
+    tab.row("zorp").get_by_text("5000 is beyond 10, where pictures are noise or black").wait_for()
 
 
 def test_entries_are_switched_off_and_on_where_they_were(tab: Tab) -> None:
@@ -631,7 +635,12 @@ def test_a_stack_is_kept_as_a_preset_used_renamed_given_away_and_deleted(tab: Ta
     dialog.get_by_role("button", name="Import", exact=True).click()
     dialog.get_by_text("Ours 2").wait_for()
     dialog.get_by_role("button", name="Delete Ours 2").click()
-    dialog.get_by_text("Ours 2").wait_for(state="hidden")
+    dialog.get_by_role("button", name="Use Ours 2").wait_for(state="hidden")
+    tab.page.keyboard.press("Enter")  # the focus is on Undo
+    dialog.get_by_role("button", name="Use Ours 2").wait_for()
+    dialog.get_by_text("<lora:night:0.5>").wait_for()
+    dialog.get_by_role("button", name="Delete Ours 2").click()
+    dialog.get_by_text("The preset Ours 2 is deleted.").wait_for()
 
 
 # --- compare ---
@@ -657,6 +666,10 @@ def test_strengths_are_compared_in_a_grid(tab: Tab, served: Served) -> None:
     assert grid.headers["content-type"] == "image/png"
     dialog.get_by_role("button", name="Use the prompt of zorp 0.5").click()
     tab.prompt_is("a fox, <lora:zorp:0.5> zorp <lora:stripes:1>")
+    tab.page.evaluate("window.remoraTab.set({comparison: ''})")
+    tab.button("Compare").click()
+    dialog.get_by_role("button", name="Make the pictures").wait_for()
+    assert dialog.get_by_role("table").count() == 0, "a comparison of another page is not this page's"
 
 
 def test_a_comparison_is_cancelled_and_keeps_what_was_made(tab: Tab) -> None:
