@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,6 +300,8 @@ def _without_tags(text: str) -> str:
 
 
 def _family(family: Family, model: Family | None) -> dict[str, Any]:
-    fits = model is None or not family.differs(model)
-    reason = "" if fits or model is None else f"made for {family.titles}; the loaded model is {model.titles}"
+    # a card is only dimmed by it, so that a probable family of the model is enough
+    fits = model is None or not family.differs(model if model.also else replace(model, sure=True))
+    probably = "" if model is None or model.sure or model.also else "probably "
+    reason = "" if fits or model is None else f"made for {family.titles}; the loaded model is {probably}{model.titles}"
     return {"name": family.name, "title": family.titles, "fits": fits, "reason": reason}

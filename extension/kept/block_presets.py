@@ -69,12 +69,15 @@ class BlockPresetsFile:
         """Save a list under a name, replacing the user's own preset of that name.
 
         Raises:
-            BlockWeightsError: the name or the list is invalid, or there are too many.
+            BlockWeightsError: the name is invalid or that of a built-in preset, the list is invalid, or there are too
+                many.
             OSError: the file cannot be written; nothing has changed.
         """
         name, read = checked_name(name), read_list(values)
         if len(read) < 2:
             raise BlockWeightsError("a preset needs a value for each block, as 1,0,0,1")
+        if name in BUILT_IN.lists or name in BUILT_IN.elements:
+            raise BlockWeightsError(f"{name!r} is a built-in preset; take another name")
 
         def change(text: str) -> str:
             if len(read_presets(text).keys() | {name}) > _MOST:

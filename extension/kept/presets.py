@@ -26,6 +26,7 @@ VERSION = 1  # of the file, and of the text
 _FILE = "presets.json"
 _HEAD = re.compile(r"#\s*Remora preset\s+(\d+)\s*:\s*(.*)", re.IGNORECASE)
 _LINE = re.compile(r"<(?:lora|lyco|loractl):[^<>]*>", re.IGNORECASE)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MAX_NAME = 100  # characters
 _MAX_TEXT = 100_000
 _MAX_PRESETS = 2000
@@ -232,6 +233,8 @@ def _checked_name(name: str) -> str:
     name = " ".join(name.split())
     if not 0 < len(name) <= _MAX_NAME:
         raise PresetError(f"the name of a preset has 1 to {_MAX_NAME} characters")
+    if found := _CONTROL.search(name):
+        raise PresetError(f"the name of a preset has no control characters, and this one has {found[0]!r}")
     return name
 
 

@@ -87,6 +87,7 @@ export class Catalog {
      */
     against(lora) {
         if (!lora.readable) return lora.reason;
+        if (!canBeNamed(lora.name)) return "it has one of < > : in its name, which a tag cannot have; rename the file";
         if ((this.byName.get(lora.name) ?? []).length > 1) {
             return `several files have the name ${lora.name}; rename all but one to use them`;
         }
@@ -102,6 +103,12 @@ export class Catalog {
         return family !== null && Object.hasOwn(this.families, family) ? this.families[family] : undefined;
     }
 }
+
+/**
+ * Tell whether a tag can name a file.
+ * @param {string} name
+ */
+export const canBeNamed = (name) => !/[<>:]/.test(name);
 
 /** @param {Lora} lora */
 function haystackOf(lora) {

@@ -9,6 +9,7 @@
  * @typedef {(body: string) => string} BodyChange
  */
 
+import {canBeNamed} from "./catalog.js";
 import {
     bodyOf,
     entryOf,
@@ -47,6 +48,10 @@ export class Edits {
 
     /** @param {Lora} lora */
     insert(lora) {
+        if (!canBeNamed(lora.name)) {
+            this.tab.set({said: `${lora.name}: ${this.tab.library.catalog.against(lora)}.`});
+            return;
+        }
         if (!this.tab.state.target) {
             this.addAlways(lora.name);
             return;

@@ -7,7 +7,7 @@
 
 import {html} from "../vendor/preact.js";
 import {query} from "../api.js";
-import {size, withoutName} from "../catalog.js";
+import {canBeNamed, size, withoutName} from "../catalog.js";
 import {Icon} from "./icons.js";
 import {Button, Picture} from "./parts.js";
 
@@ -31,7 +31,7 @@ export function Card({lora, tab, view, used, against, fits}) {
     // of a file whose family is unknown, or without a model, nothing is said
     const fit = !listed && fits ? "✓ fits" : "";
     return html`<div class=${`rt-card rt-card-${view}${used ? " rt-used" : ""}${dim}`}>
-        <button type="button" class="rt-pick" aria-pressed=${String(used)} aria-label=${label} disabled=${!lora.readable}
+        <button type="button" class="rt-pick" aria-pressed=${String(used)} aria-label=${label} disabled=${!lora.readable || !canBeNamed(lora.name)}
             title=${[lora.file, alias, about, lora.words && `words: ${lora.words}`, against].filter(Boolean).join("\n")}
             onClick=${() => tab.edits.toggle(lora)}>
             <span class="rt-thumb"><${Picture} api=${tab.api} path=${path} name=${lora.name} /></span>

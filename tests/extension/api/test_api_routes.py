@@ -17,10 +17,12 @@ from fastapi.testclient import TestClient
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
+from extension.api.library import _family
 from extension.kept.block_presets import BlockPresetsFile
 from extension.kept.region_files import RegionFiles
 from extension.standalone.jobs import Runner
 from extension.standalone.server import make_api
+from lib_lora import Family
 
 V1 = "/remora/v1"
 SMALL: dict[str, Any] = {"steps": 1, "width": 64, "height": 64, "seed": 7, "sampler": "Euler a"}
@@ -413,3 +415,13 @@ def test_the_tabs_own_files_are_served_and_nothing_else(runner: Runner) -> None:
         assert client.get("/remora/app/vendor/preact.js").status_code == 200
         for name in ("nope.js", "../remora.js", "%2e%2e/remora.js", "..%2fremora.js", "/etc/passwd", "main.js/../../x"):
             assert client.get(f"/remora/app/{name}").status_code == 404, name
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_a_file_for_another_family_does_not_fit_a_model_of_a_probable_one(sure: bool) -> None:
+    model = Family("sd1", "Stable Diffusion 1.x", sure=sure)
+    told = _family(Family("sdxl", "Stable Diffusion XL"), model)
+    said = f"made for Stable Diffusion XL; the loaded model is {'' if sure else 'probably '}Stable Diffusion 1.x"
+    assert (told["fits"], told["reason"]) == (False, said)
+    assert _family(Family("sd1", "Stable Diffusion 1.x"), model)["fits"]
+    assert _family(Family("sdxl", "Stable Diffusion XL", sure=False), model)["fits"]

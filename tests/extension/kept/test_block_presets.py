@@ -97,8 +97,10 @@ def test_without_a_folder_they_last_as_long_as_the_program() -> None:
     assert presets.own == frozenset()
 
 
-@pytest.mark.parametrize("name", ["", " ", "a:b", "a,b", "a<b", "a=b", "#a", "x" * 101, "0.5", "1e3"])
-def test_names_that_a_tag_could_not_say_are_refused(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["", " ", "a:b", "a,b", "a<b", "a=b", "#a", "x" * 101, "0.5", "1e3", "OUTALL", "ATTNDEEPON"]
+)
+def test_names_that_a_tag_could_not_say_or_that_are_taken_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(BlockWeightsError):
         kept(tmp_path).put(name, "1,0")
     assert not list(tmp_path.iterdir())

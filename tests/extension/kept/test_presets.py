@@ -70,6 +70,7 @@ def test_a_bad_import_adds_nothing_and_names_the_line(tmp_path: Path) -> None:
         ("# Remora preset 1: empty", "there is no LoRA in this text"),
         ("x" * 200_000, "the text has 200,000 characters"),
         (f"# Remora preset 1: {'n' * 200}\n<lora:a:1>", "has 1 to 100 characters"),
+        ("# Remora preset 1: a\0b\n<lora:a:1>", r"no control characters, and this one has '\\x00'"),
     ],
 )
 def test_what_is_no_preset(text: str, told: str) -> None:
