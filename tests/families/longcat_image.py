@@ -17,6 +17,7 @@ FAMILY = Family(
     name="longcat_image",
     named=("longcat_image", "longcat-image/lora"),
     alone=("context_embedder:3584",),
+    blocks_of=("flux",),
     build=build,
     writers={
         "longcat": Writer(

@@ -18,9 +18,8 @@ from tests.fakes.files import pair, save
 WIDTH = 12
 FAMILIES = {one.name: one for one in known_architectures()}
 BORROWERS = (
-    *("MochiTransformer3DModel", "LongCatImageTransformer2DModel", "BriaFiboTransformer2DModel"),
-    *("BriaTransformer2DModel", "BriaFibo2Transformer2DModel", "MotifVideoTransformer3DModel"),
-    *("OvisImageTransformer2DModel", "MiniMaxH3Transformer3DModel"),
+    *("BriaFiboTransformer2DModel", "BriaTransformer2DModel", "BriaFibo2Transformer2DModel"),
+    *("MotifVideoTransformer3DModel", "OvisImageTransformer2DModel"),
     *("Flux3Transformer2DModel", "NucleusMoEImageTransformer2DModel", "MiniMaxMusic3Transformer1DModel"),
     "JoyImageEditTransformer3DModel",
 )

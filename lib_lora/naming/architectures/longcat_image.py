@@ -23,10 +23,11 @@ LONGCAT_IMAGE = Architecture(
         Sign(r"^(denoiser|\?):(context_embedder:3584|time_embed_timestep_embedder_linear_[12]:(256|3072))$"),
         named("longcat"),
     ),
-    # FLUX.1's own embedders, blocks of other models
+    # what FLUX.1, Chroma, HunyuanVideo, Ovis-Image, FLUX.3 and BRIA have beside such blocks
     never=Sign(
-        r"^(denoiser|\?):(time_text_embed_|context_embedder:4096$|context_embedder_|distilled_guidance_"
-        r"|transformer_blocks_\d+_(attn1_|img_)|double_blocks_|time_guidance_embed_)"
+        r"^(denoiser|\?):(time_text_embed_|timestep_embedder_|time_guidance_embed_|context_embedder:(?!3584$)"
+        r"|context_embedder_|distilled_guidance_|caption_projection_|double_blocks_|early_stream_modulations_"
+        r"|(txt_)?mode_blocks_|transformer_blocks_\d+_(attn1_|img_))"
     ),
     inputs=("x_embedder",),
     aliases=LLM_ALIASES,

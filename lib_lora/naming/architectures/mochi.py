@@ -46,6 +46,7 @@ MOCHI = Architecture(
         ),
         named("mochi"),
     ),
+    never=Sign(r"^(denoiser|\?):(single_(transformer_)?|double_)blocks_\d+_"),  # FLUX.1's, and of models made of them
     inputs=("patch_embed.proj",),
     aliases=(
         *aliases(
