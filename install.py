@@ -8,6 +8,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
   bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
   fuzz     look for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
   soak     use the embedded web UI hard for minutes while disks, files and processes fail; ARGUMENTS go to it
+  docs     build docs/ as a site and serve it on this machine; ARGUMENTS go to mkdocs
   check    run ruff and mypy, the import contracts, and the type checker and linter of the JavaScript
   train    make the demo's model and LoRAs anew, which takes over two hours; ARGUMENTS go to it
 
@@ -40,8 +41,10 @@ GROUPS = {  # files in requirements/, in order
     "bench": ("bench",),
     "fuzz": ("fuzz",),
     "train": ("train",),
+    "docs": ("docs",),
 }
-GIGABYTES = {"run": 1.6, "test": 1.6, "bench": 0.2, "fuzz": 0.1, "train": 0.2}  # on disk, with torch for CPUs
+GIGABYTES = {"run": 1.6, "test": 1.6, "bench": 0.2, "fuzz": 0.1, "train": 0.2, "docs": 0.1}
+"""On disk, with torch for CPUs."""
 EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
 MOST_PROCESSES = 4  # for tests; each takes two gigabytes
 HELP = {"-h", "--help"}
@@ -361,12 +364,26 @@ def train(environment: Environment, arguments: list[str]) -> int:
     return become([str(environment.python), "-m", "training", *arguments])
 
 
+def docs(environment: Environment, arguments: list[str]) -> int:
+    """Build docs/ as a site and serve it on http://127.0.0.1:8000, again after every change.
+
+    usage: python install.py docs [COMMAND [OPTIONS]]
+
+    COMMAND  of mkdocs: serve, if not given; build --strict leaves the site in site/, and fails at a broken link
+    OPTIONS  of it, as serve --dev-addr 127.0.0.1:8001
+    """
+    environment.ensure("docs")
+    os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")
+    return become([str(environment.python), "-m", "mkdocs", *(arguments or ["serve"])])
+
+
 COMMANDS = {
     "demo": demo,
     "test": test,
     "bench": bench,
     "fuzz": fuzz,
     "soak": soak,
+    "docs": docs,
     "check": check,
     "train": train,
 }

@@ -335,6 +335,12 @@ class TestCommands:
         assert self.ensured == ["run", "train"]
         assert self.calls == [["-m", "training", "judge"]]
 
+    def test_docs(self) -> None:
+        assert install.main(["docs"]) == 0
+        assert install.main(["docs", "build", "--strict"]) == 0
+        assert self.ensured == ["docs", "docs"]
+        assert self.calls == [["-m", "mkdocs", "serve"], ["-m", "mkdocs", "build", "--strict"]]
+
     def test_fuzz(self) -> None:
         self.codes = {"tests.fuzz": 1}
         assert install.main(["fuzz", "--minutes", "1", "--target", "prompts"]) == 1

@@ -81,7 +81,9 @@ def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", [README, ROOT / "docs" / "tags.md", ROOT / "docs" / "tab.md"], ids=lambda page: page.name
+    "page",
+    [README, ROOT / "docs" / "tags.md", ROOT / "docs" / "tab.md", ROOT / "docs" / "tutorial.md"],
+    ids=lambda page: page.name,
 )
 def test_tags_are_read(page: Path) -> None:
     tags = [tag for tag in re.findall(r"<lora:[^<>]*>", page.read_text(encoding="utf-8")) if "..." not in tag]
