@@ -1,7 +1,7 @@
 """Every parameter of every kind in many shapes: a file is taken and can be computed, or is refused with a reason.
 
-`test_resolution_properties.py` draws such files at random. This file tries the same ones each time: with `--all` each of
-them on every layer, else on one layer of each kind, as most of what a shape does depends on the kind alone.
+`test_resolution_properties.py` draws such files at random. This file tries the same ones each time: with `--all` each
+of them on every layer, else on one layer of each kind, as most of what a shape does depends on the kind alone.
 """
 
 import json
