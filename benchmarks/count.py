@@ -3,7 +3,8 @@
 A linear layer, a convolution and a whole step are counted, with LoRAs by ours, by PEFT and by the shortest hand-written
 code. A kernel is an operation that computes; a view only makes another tensor object; frames are all calls of Python
 functions. Bytes are what kernels read and write, by the shapes of their tensors. In compiled code, kernels are those
-that inductor makes, and the products that it calls; bytes are its own metrics.
+that inductor makes, and the products that it calls; bytes are its own metrics. With `--kinds` it is one adapter of each
+kind on a linear layer, with few tokens and with many.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import copy
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,7 +28,9 @@ from step_overhead import count_flops
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import lib_lora
 from lib_lora import Engine, Entry, Stack
+from lib_lora.execution.hooks import slot_of
 
 MULTIPLIER = 0.8
 HEADERS = ("what", "LoRAs", "way", "kernels", "views", "frames", "bytes", "FLOPs", "compiled: kernels", "bytes")
@@ -38,6 +42,9 @@ SMALL_LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "linear": (partial(nn.Linear, 16, 16), (1, 4, 16)),
     "conv": (partial(nn.Conv2d, 8, 8, 3, padding=1), (1, 8, 4, 4)),
 }
+KINDS_HEADERS = ("kind", "tokens", "way", "kernels", "views", "frames of ours", "bytes", "FLOPs")
+TOKENS = (8, 4096)
+OURS = str(Path(lib_lora.__file__).parent)
 _NO_KERNELS = ("empty", "detach", "alias", "lift_fresh", "_local_scalar_dense", "sym_")
 
 
@@ -49,7 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--steps", nargs="*", choices=sorted(MODELS), default=["sd15", "sdxl-blocks"], help="counted, too"
     )
     made.add_argument("--compile", action="store_true", help="count compiled layers, too")
+    made.add_argument("--kinds", action="store_true", help="count adapters of each kind, and nothing else")
     options = parse(made, arguments)
+    if options.kinds:
+        rows = list(of_kinds(64 if options.tiny else 640, DTYPES[options.dtype], options.rank))
+        shown = [[row["what"], f"{row['tokens']:,}", row["way"], *numbers(row, "ours")] for row in rows]
+        report("count", options, table(KINDS_HEADERS, shown), rows)
+        return 0
     dtype, rows = DTYPES[options.dtype], []
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder, torch.no_grad():
         for name, (build, shape) in (SMALL_LAYERS if options.tiny else LAYERS).items():
@@ -65,6 +78,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows += bench.rows(name, options.counts, compiled=False)
     report("count", options, table(HEADERS, [cells(row) for row in rows]), rows)
     return 0
+
+
+def of_kinds(width: int, dtype: torch.dtype, rank: int) -> Iterator[Record]:
+    """Count one adapter of each kind on a linear layer of `width` inputs and outputs."""
+    import _kinds as kinds  # which needs LyCORIS
+
+    for name, kind in kinds.KINDS.items():
+        if "linear" not in kind.layers:
+            continue
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            model = kinds.OneLayer(nn.Linear(width, width).to(dtype).eval().requires_grad_(False))
+            file = kind.make(kinds.twin(model), rank, Path(folder)).file
+            engine = Engine({"unet": model})
+            engine.activate(Stack([Entry(file, MULTIPLIER)]))
+            slot = slot_of(model.layer)
+            assert slot is not None
+            assert slot.executor is not None
+            for tokens in TOKENS:
+                x = torch.randn(1, tokens, width).to(dtype)
+                with torch.no_grad():
+                    model.layer(x)
+                    found = counted(partial(model.layer, x))
+                yield {"what": name, "loras": 1, "way": slot.executor.name, "tokens": tokens, **found}
+            engine.close()
 
 
 def _called(model: nn.Module, x: Tensor) -> Tensor:
@@ -198,11 +235,12 @@ def counted(run: Callable[[], object]) -> Record:
     """Count one run that has run before."""
     with _Operations() as operations:
         run()
-    frames = 0
+    frames = ours = 0
 
-    def profile(_: object, event: str, __: object) -> None:
-        nonlocal frames
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal frames, ours
         frames += event == "call"
+        ours += event == "call" and frame.f_code.co_filename.startswith(OURS)
 
     before = sys.getprofile()
     sys.setprofile(profile)
@@ -214,6 +252,7 @@ def counted(run: Callable[[], object]) -> Record:
         "kernels": operations.kernels,
         "views": operations.views,
         "frames": frames,
+        "ours": ours,
         "bytes": operations.nbytes,
         "flops": count_flops(run),
     }
@@ -240,14 +279,18 @@ def count_compiled(model: nn.Module, step: Callable[[nn.Module], Tensor]) -> tup
 def cells(row: Record) -> list[str]:
     """Return one line of the table."""
     compiled = [row["compiled_kernels"], row["compiled_bytes"]]
-    counts = [f"{row[key]:,}" for key in ("kernels", "views", "frames", "bytes", "flops")]
     return [
         row["what"],
         str(row["loras"]),
         row["way"],
-        *counts,
+        *numbers(row, "frames"),
         *("-" if one is None else f"{one:,}" for one in compiled),
     ]
+
+
+def numbers(row: Record, frames: str) -> list[str]:
+    """Return the counts of a line, with all frames or `ours`."""
+    return [f"{row[key]:,}" for key in ("kernels", "views", frames, "bytes", "flops")]
 
 
 if __name__ == "__main__":

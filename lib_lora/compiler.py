@@ -29,7 +29,7 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal disabled
-        if disabled is None and is_imported():
+        if disabled is None and "torch._dynamo" in sys.modules:  # as `is_imported`, without a call for each call
             disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return (disabled or function)(*args, **kwargs)
 

@@ -115,7 +115,7 @@ class At:
 
     def cut(self, tensor: Tensor) -> Tensor:
         """Copy the wanted rows of a parameter with one row per output to the device and dtype of the delta."""
-        return self.put(tensor if self.rows is None else tensor[slice(*self.rows)])
+        return (tensor if self.rows is None else tensor[slice(*self.rows)]).to(self.device, self.dtype)
 
     def across(self, tensor: Tensor) -> Tensor:
         """Copy the wanted columns of a parameter (r, in, *kernel) as a matrix to the device and dtype of the delta."""

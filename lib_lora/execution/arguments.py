@@ -24,6 +24,8 @@ def place_of_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     Raises:
         TypeError: there is no tensor among them.
     """
+    if len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        return 0
     found = named_arguments(args, kwargs)
     tensors = [place for place, value in found.items() if isinstance(value, Tensor)]
     if not tensors:

@@ -11,7 +11,6 @@ places inside the region are used.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -188,7 +187,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             ranges = binding.ranges
             strengths.register(ranges)
             self._scheduled |= ranges[0].schedule is not None
-        self._readers: dict[str, tuple[weakref.ref[Tensor], torch.dtype, type[WeightReader]]] = {}
+        self._readers: dict[str, tuple[tuple[object, ...], type[WeightReader]]] = {}
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward with effective weights in place of its own."""
@@ -332,13 +331,18 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         return base_forward(stand_in, *args, **kwargs)
 
     def _reader(self, layer: nn.Module, param: str) -> type[WeightReader]:
-        """Return the reader of a parameter, which is looked for again where it is another tensor than before."""
-        weight, known = layer._parameters.get(param), self._readers.get(param)
-        if weight is not None and known is not None and known[0]() is weight and known[1] is weight.dtype:
-            return known[2]
+        """Return the reader of a parameter, which is looked for again where its signs have changed."""
+        weight = layer._parameters.get(param)
+        if weight is None or weight.__dict__:
+            return weight_reader(layer, param)
+        sizes = len(layer.__dict__), len(layer._parameters), len(layer._buffers), len(layer._modules)
+        signs = type(layer), type(weight), weight.dtype, weight.layout, *sizes
+        known = self._readers.get(param)
+        if known is not None and known[0] == signs:
+            return known[1]
         reader = weight_reader(layer, param)
-        if weight is not None and reader.plain:
-            self._readers[param] = weakref.ref(weight), weight.dtype, reader
+        if reader.plain:
+            self._readers[param] = signs, reader
         return reader
 
     def _acts(self, image: int | None, acting: frozenset[int] | None) -> bool:

@@ -70,6 +70,8 @@ class Placed(Placement[Parts]):
     """Strengths of the pair, of the biases, and of each change of the output."""
     inputs: LayerStrengths | None
     """Strengths of each change of the input, in the dtype of the input."""
+    reads_output: bool
+    """Whether any change of the output needs the output without the bias."""
 
 
 class LowRankExecutor(Resident[Placed]):
@@ -185,16 +187,16 @@ class LowRankExecutor(Resident[Placed]):
                 of_base = base_forward(layer, *args, **{**kwargs, place: x})
             else:
                 of_base = base_forward(layer, *args[:place], x, *args[place + 1 :], **kwargs)
-            return output_in(layer, of_base)
+            return of_base if isinstance(of_base, Tensor) else output_in(layer, of_base)
 
         try:
             if alike and self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
                 y, of_bias, parts = self._summed(layer, x)
             else:
-                y, of_bias, parts = self._beside(layer, base_forward, base, x)
+                y, of_bias, parts = self._beside(layer, base_forward, base, x, alike=alike)
             if parts.bias is not None:
                 y = y + change_of_bias(of_bias, parts.bias, self._spatial)
-            return with_output(of_base, y)
+            return y if isinstance(of_base, Tensor) else with_output(of_base, y)
         finally:
             if not self._stays:
                 self.evict()
@@ -210,20 +212,23 @@ class LowRankExecutor(Resident[Placed]):
         return y, of_bias, parts
 
     def _beside(
-        self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor
+        self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor, *, alike: bool
     ) -> tuple[Tensor, Tensor, Parts]:
         """Compute all except the change of the bias; return the strengths of that, too."""
         op = Operation(layer, self._spatial, base)
-        changed = self._changed_input(layer, x, op) if self._inputs else x
+        changed = self._changed_input(layer, x, op, alike=alike) if self._inputs else x
         y = base(changed)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
-        of_pair, of_bias, *of_outputs = self._live(layer, placed.strengths, x, y)
+        own_strengths = placed.strengths
+        of_pair, of_bias, *of_outputs = own_strengths.alike if alike else self._live(layer, own_strengths, x, y)
         parts = placed.stored.get()
-        deltas = () if not parts.outputs else self._output_deltas(of_outputs, parts, x, y, op)
+        deltas = (
+            () if not parts.outputs else self._output_deltas(of_outputs, parts, x, y, op, reads=placed.reads_output)
+        )
         if parts.pair is not None:
             # the dtypes of x and y differ under autocast, or with a host that casts inside its forward
             own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
-            plain = self._plain(placed)
+            plain = self._plain(placed) if self._is_plain else None
             if plain is not None:
                 y = add_plain(*plain, layer, own, y, fresh=is_fresh(layer, y, base_forward))
             else:
@@ -277,7 +282,7 @@ class LowRankExecutor(Resident[Placed]):
         latents = self._strengths.latents
         return token_layout(tensor.shape, latents, spatial=self._spatial, of_text=nowhere)
 
-    def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation) -> Tensor:
+    def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation, *, alike: bool) -> Tensor:
         placed = self._placed
         if self._other is not None and placed is not None and placed.input_dtype != x.dtype:
             self._placed, self._other = self._other, placed
@@ -286,23 +291,24 @@ class LowRankExecutor(Resident[Placed]):
             # the dtype of the output is not known before the base call; the last call's is the best guess
             placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         assert placed.inputs is not None
-        changed = x
-        for effect, strength in zip(placed.stored.get().inputs, self._live(layer, placed.inputs, x, x), strict=True):
+        changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
+        for effect, strength in zip(placed.stored.get().inputs, strengths, strict=True):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)
         return changed
 
     def _output_deltas(
-        self, strengths: Sequence[Tensor], parts: Parts, x: Tensor, y: Tensor, op: Operation
+        self, strengths: Sequence[Tensor], parts: Parts, x: Tensor, y: Tensor, op: Operation, *, reads: bool
     ) -> list[tuple[Tensor, Operation]]:
         """Compute the changes of the output, each with the operation of the outputs that it changes."""
         pristine = y
-        if any(effect.reads_output for effect in parts.outputs):
+        if reads:
             pristine = op.base(x) if self._inputs else op.without_bias(y)
         x, deltas = x.to(device=y.device, dtype=y.dtype), []
         for i, effect, strength in zip(self._outputs, parts.outputs, strengths, strict=True):
             window = self._bindings[i].target.rows
             own = op if window is None else op.window(window)
-            deltas.append((effect.delta(x, own.outputs(pristine), strength, own), own))
+            seen = pristine if window is None else own.outputs(pristine)
+            deltas.append((effect.delta(x, seen, strength, own), own))
         return deltas
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
@@ -318,7 +324,8 @@ class LowRankExecutor(Resident[Placed]):
         of_inputs = None
         if inputs:
             of_inputs = self._strengths.for_layer(self._input_layouts, device, input_dtype, self._spatial)
-        return Placed(device, dtype, input_dtype, store(parts, self._storage), strengths, of_inputs)
+        reads = any(effect.reads_output for effect in parts.outputs)
+        return Placed(device, dtype, input_dtype, store(parts, self._storage), strengths, of_inputs, reads)
 
     def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
         downs, ups, windows = [], [], []
