@@ -18,9 +18,9 @@ from .errors import (
 )
 from .execution.hooks import install, uninstall
 from .files.components import is_denoiser
-from .files.config import Reading
 from .files.file import AdapterFile, Glance, glance
 from .files.formats._trainer_config import base_model
+from .files.reading import Reading
 from .naming.architectures._block import Side
 from .naming.blocks import BlockNames, BlockWeights, Element
 from .naming.network import Network, inspect_file, load_network, model_blocks, model_family

@@ -21,7 +21,7 @@ from .execution.hooks import Executor, HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
 from .execution.watch import Watch
-from .files.config import Reading
+from .files.reading import Reading
 from .naming.architectures.base import is_flow
 from .naming.index import LayerIndex, check_named, family_of_model, modules_of
 from .naming.network import Network, NetworkCache

@@ -185,7 +185,7 @@ class Plan:
     def drop_stale(self) -> None:
         """Drop what was computed from base weights that have changed since."""
         for layer, executor in list(self.executors.items()):
-            if executor.is_stale(layer):
+            if executor.reads_base and executor.is_stale(layer):
                 executor.release(layer)
 
     def come_back(self, stack: Stack) -> None:

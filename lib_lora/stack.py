@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from .errors import StackError
-from .files.config import USUAL, Reading
+from .files.reading import USUAL, Reading
 from .strengths.strength import (
     MOST,
     AnyMultiplier,

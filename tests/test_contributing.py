@@ -34,7 +34,7 @@ from lib_lora.files import formats
 from lib_lora.naming.architectures.base import Architecture, fact, recognise
 from lib_lora.weights.readers.base import WeightReader
 from lib_lora.files.formats.base import KeyFormat
-from lib_lora.files.config import Alpha
+from lib_lora.adapters.base import Alpha
 from lib_lora.naming import architectures
 from lib_lora.naming.index import LayerIndex
 from lib_lora.naming.architectures._names import AliasTable

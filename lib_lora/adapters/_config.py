@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ..errors import NumberError, UnsupportedError
 from ..tensors import LARGEST
-from .base import Origin
+from .base import NO_ALPHA, Alpha, Origin
 
 
 def configured(origin: Origin, name: str) -> float:
@@ -33,3 +35,13 @@ def configured_count(origin: Origin, name: str, least: int = 1) -> int:
     if value != int(value) or value < least:
         raise UnsupportedError(f"with {name} {value:g} in adapter_config.json: want a whole number of {least} or more")
     return int(value)
+
+
+def configured_alpha(values: Mapping[str, object]) -> Alpha:
+    """Return the alpha in a layer's configuration; raise NumberError where it is not finite."""
+    value = values.get("lora_alpha", values.get("alpha"))  # the second in PEFT's LoHa and LoKr
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return NO_ALPHA
+    if not -LARGEST <= value <= LARGEST:  # nan is neither, and an int may be too large for a float
+        raise NumberError(f"want a finite number as alpha, got {str(value)[:20]}")
+    return Alpha(float(value), rank_stabilized=values.get("use_rslora") is True)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..files.config import USUAL, Alpha, Reading
+from ..files.reading import USUAL, Reading
 from ..tensors import TensorFields
 from ._operation import Operation
 
@@ -67,14 +67,30 @@ class Site:
         return replace(self, shape=shape_of(self.shape, rows))
 
 
-_NO_ALPHA = Alpha()
+@dataclass(frozen=True, slots=True)
+class Alpha:
+    """The source of a scale: the file's alpha, and whether it is divided by r or by sqrt(r)."""
+
+    value: float | None = None
+    """None or 0 means scale 1, as in every trainer."""
+    rank_stabilized: bool = False
+    """rsLoRA, https://arxiv.org/abs/2312.03732."""
+
+    def scale(self, rank: int) -> float:
+        """Return alpha / rank."""
+        if not self.value:
+            return 1.0
+        return self.value / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+
+NO_ALPHA = Alpha()
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Facts of a file about an adapter beside its own parameters."""
 
-    alpha: Alpha = _NO_ALPHA
+    alpha: Alpha = NO_ALPHA
     spelling: str = ""
     """Name of the key format. Two trainers may mean different things by one parameter's name."""
     config: Mapping[str, object] = field(default_factory=dict)

@@ -12,11 +12,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ..errors import StackError
-from .architectures._block import block_of, block_order
-from .architectures._flux_blocks import FLUX_LIST
-from .architectures._ldm_unet import UNET_BLOCKS, UNET_LISTS
+from .architectures._block import BASE, block_lists, block_of, block_order, is_unet
+from .architectures._ldm_unet import UNET_BLOCKS
 
-BASE = "BASE"
 _ENCODERS = {"text_encoder": "CLIP", "text_encoder_2": "T5", "text_encoder_3": "T5"}
 
 
@@ -35,26 +33,11 @@ class BlockNames:
     @property
     def is_unet(self) -> bool:
         """Return whether the model takes the lists of UNets."""
-        return "M00" in self.parts
+        return is_unet(self.parts)
 
     def lists(self) -> tuple[tuple[str, ...], ...]:
-        """Return the lists of weights this model takes, of different lengths; the one that suits it best first.
-
-        A model of transformer blocks takes a weight for each, or BASE before them, or BASE and IN before and OUT
-        behind them as well; Flux also takes the list of the block-weight extension.
-        """
-        if self.is_unet:
-            own = set(self.parts)
-            # the fewest names that leave out none of the model's blocks, then the others
-            fit = [one for one in reversed(UNET_LISTS) if own <= set(one)]
-            return tuple(dict.fromkeys((*fit[:1], *UNET_LISTS)))
-        blocks = tuple(one for one in self.parts if one not in ("IN", "OUT"))
-        if not blocks:
-            return ()
-        own_lists = ((BASE, "IN", *blocks, "OUT"), (BASE, *blocks), blocks)
-        if blocks != FLUX_LIST[3:-1]:
-            return own_lists
-        return (FLUX_LIST, *(one for one in own_lists if len(one) != len(FLUX_LIST)))
+        """Return the lists of weights this model takes, of different lengths; the one that suits it best first."""
+        return block_lists(self.parts)
 
 
 def names_of(components: Iterable[tuple[str, Iterable[str]]]) -> BlockNames:

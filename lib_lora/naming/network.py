@@ -19,9 +19,9 @@ from ..adapters._recipe import Recipe
 from ..adapters.base import Adapter, At
 from ..errors import ComponentError, FileError, NoMatchError, UnsupportedError
 from ..files.components import EXACT, candidates, noise_of
-from ..files.config import USUAL, Reading
 from ..files.file import AdapterFile, Stamp, stamp_of
 from ..files.formats.base import BUNDLED, NumberingError
+from ..files.reading import USUAL, Reading
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.readers.base import read_base_weight

@@ -10,12 +10,12 @@ from types import MappingProxyType
 
 from torch import Tensor
 
+from ..adapters._config import configured_alpha
 from ..adapters._recipe import Recipe, known_kinds, known_modifiers, recipe_of
-from ..adapters.base import Adapter, Origin, Site
+from ..adapters.base import Adapter, Alpha, Origin, Site
 from ..errors import FileError, NumberError, UnknownAdapterError, UnknownFormatError, UnsupportedError
 from ..files import formats
 from ..files.components import EXPERTS
-from ..files.config import USUAL, Alpha, Reading, configured_alpha
 from ..files.file import AdapterFile
 from ..files.formats._strangers import guess
 from ..files.formats._trainer_config import PeftConfig, base_model
@@ -29,6 +29,7 @@ from ..files.formats.base import (
     KeyFormat,
     parse_key,
 )
+from ..files.reading import USUAL, Reading
 from ..registry import cached, discover
 from ..report import Cause, Family, NetworkReport, Unused
 from ..tensors import LARGEST

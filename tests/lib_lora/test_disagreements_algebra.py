@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from lib_lora import Reading
 from lib_lora.adapters._operation import Operation
 from lib_lora.adapters._recipe import known_kinds, recipe_of
-from lib_lora.adapters.base import Adapter, At, Origin, RankSchedule, Site
+from lib_lora.adapters.base import Adapter, Alpha, At, Origin, RankSchedule, Site
 from lib_lora.adapters.lokr import LoKr, _cheapest
-from lib_lora.files.config import Alpha
 from tests.selection import examples
 
 CPU = torch.device("cpu")

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lib_lora import FileError
-from lib_lora.files.config import Alpha, configured_alpha
+from lib_lora.adapters._config import configured_alpha
+from lib_lora.adapters.base import Alpha
 from lib_lora.files.file import AdapterFile
 from lib_lora.files.formats._trainer_config import PeftConfig
 from tests.fakes.files import save

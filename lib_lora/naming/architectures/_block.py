@@ -11,10 +11,14 @@ Source of the UNets' and Flux' names: hako-mikan/sd-webui-lora-block-weight scri
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Literal
 
 from ...files.components import DENOISER, role
-from ._ldm_unet import unet_block
+from ._flux_blocks import FLUX_LIST
+from ._ldm_unet import UNET_LISTS, unet_block
+
+BASE = "BASE"
 
 Side = Literal["in", "mid", "out"]
 
@@ -78,3 +82,28 @@ def block_order(block: str) -> tuple[int, str]:
     letters = block.rstrip("0123456789")
     # refiners stand between what comes in and the main blocks
     return places.get(letters, 2), block
+
+
+def is_unet(blocks: Collection[str]) -> bool:
+    """Return whether a denoiser of these blocks takes the lists of UNets."""
+    return "M00" in blocks
+
+
+def block_lists(denoiser: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+    """Return the lists of weights that a denoiser of these blocks takes, by length; the one that suits it best first.
+
+    A model of transformer blocks takes a weight for each, or BASE before them, or BASE and IN before and OUT behind
+    them as well; Flux also takes the list of the block-weight extension.
+    """
+    if is_unet(denoiser):
+        own = set(denoiser)
+        # the fewest names that leave out none of the model's blocks, then the others
+        fit = [one for one in reversed(UNET_LISTS) if own <= set(one)]
+        return tuple(dict.fromkeys((*fit[:1], *UNET_LISTS)))
+    blocks = tuple(one for one in denoiser if one not in ("IN", "OUT"))
+    if not blocks:
+        return ()
+    own_lists = ((BASE, "IN", *blocks, "OUT"), (BASE, *blocks), blocks)
+    if blocks != FLUX_LIST[3:-1]:
+        return own_lists
+    return (FLUX_LIST, *(one for one in own_lists if len(one) != len(FLUX_LIST)))
