@@ -125,7 +125,8 @@ class Tag:
     @property
     def largest(self) -> float:
         """Return the largest absolute value of its strengths."""
-        return max(abs(value) for one in self._amounts for value in (one.values if isinstance(one, Curve) else (one,)))
+        points = [one.points if isinstance(one, Curve) else ((0.0, one),) for one in self._amounts]
+        return max(abs(value) for own in points for _, value in own)
 
     @property
     def limited(self) -> Tag:

@@ -24,12 +24,13 @@ from ..adapters._operation import Operation
 from ..adapters.base import Adapter
 from ..compiler import compiling, uncompiled
 from ..errors import ComponentError
+from ..naming.architectures._arguments import is_of_text
 from ..naming.places import Target
 from ..placement import scratch
 from ..placement.resident import Binding, PlacementPolicy, Resident
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
-from ..strengths.regions import ALL_PLACES, RegionPart, TokenLayout, is_of_text, region_on_row, token_layout
+from ..strengths.regions import ALL_PLACES, RegionPart, TokenLayout, region_on_row, token_layout
 from ..strengths.table import StrengthTable, shaped_by_places
 from ..tensors import TensorFields, plain_mode, wide
 from ..weights.readers.base import WeightReader, weight_reader

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from ..adapters._operation import Operation
 from ..adapters.base import Adapter, Form, InputEffect, OutputEffect
 from ..compiler import compiling, tracing
+from ..naming.architectures._arguments import is_of_text
 from ..placement.resident import Binding, PlacementPolicy, Resident
 from ..placement.static import padded_rank
 from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
-from ..strengths.regions import TokenLayout, is_of_text, token_layout
+from ..strengths.regions import TokenLayout, token_layout
 from ..strengths.table import FactorRange, FactorRanges, LayerStrengths, StrengthTable, change_of_bias
 from ..tensors import TensorFields
 from . import opaque
@@ -142,7 +143,8 @@ class LowRankExecutor(Resident[Placed]):
         if plain is None or plain.placed is not self._placed or len(args) != 1 or kwargs or self._budget.contended:
             return self._run_any(layer, base_forward, args, kwargs)
         x, numbers = args[0], self._strengths.numbers
-        if numbers is None or not isinstance(x, Tensor) or x.dtype is not plain.dtype or x.device != plain.device:
+        placed = plain.placed
+        if numbers is None or not isinstance(x, Tensor) or x.dtype is not placed.dtype or x.device != placed.device:
             return self._run_any(layer, base_forward, args, kwargs)
         if x.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph reads strengths from tensors
             return self._run_any(layer, base_forward, args, kwargs)
@@ -150,7 +152,7 @@ class LowRankExecutor(Resident[Placed]):
         if x.numel() > plain.many and pays(layer, base_forward, x):
             return effective_linear(layer, x, plain.pair.down, plain.pair.up, strength)
         y = base_forward(layer, x)
-        if not isinstance(y, Tensor) or y.dtype is not plain.dtype or y.device != plain.device:
+        if not isinstance(y, Tensor) or y.dtype is not x.dtype or y.device != x.device:
             return self._run_any(layer, base_forward, args, kwargs, y)
         return add_plain(plain, strength, layer, x, y, fresh=is_fresh(layer, y, base_forward))
 
@@ -191,7 +193,12 @@ class LowRankExecutor(Resident[Placed]):
 
         try:
             if alike and self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
-                y, of_bias, parts = self._summed(layer, x)
+                placed = self._placed_at(layer, x.device, x.dtype)
+                parts, plain = placed.stored.get(), self._plain(placed)
+                assert parts.pair is not None
+                of_pair, of_bias = placed.strengths.alike
+                strength = of_pair if plain is None else plain[1]
+                y = effective_linear(layer, x, parts.pair.down, parts.pair.up, strength)
             else:
                 y, of_bias, parts = self._beside(layer, base_forward, base, x, alike=alike)
             if parts.bias is not None:
@@ -200,16 +207,6 @@ class LowRankExecutor(Resident[Placed]):
         finally:
             if not self._stays:
                 self.evict()
-
-    def _summed(self, layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Parts]:
-        """Compute the layer with the sum of weight and pair; as `_beside`."""
-        placed = self._placed_at(layer, x.device, x.dtype)
-        parts = placed.stored.get()
-        assert parts.pair is not None
-        of_pair, of_bias = placed.strengths.alike
-        plain = self._plain(placed)
-        y = effective_linear(layer, x, parts.pair.down, parts.pair.up, of_pair if plain is None else plain[1])
-        return y, of_bias, parts
 
     def _beside(
         self, layer: nn.Module, base_forward: BaseForward, base: Callable[[Tensor], Tensor], x: Tensor, *, alike: bool
@@ -233,10 +230,15 @@ class LowRankExecutor(Resident[Placed]):
                 y = add_plain(*plain, layer, own, y, fresh=is_fresh(layer, y, base_forward))
             else:
                 y = add_pair(self._kind, layer, own, y, parts.pair, of_pair, base_forward, self._tuner)
-        if deltas:
-            # nothing else holds an output that torch's own forward has just made, or a sum
-            fresh = base_forward in TORCHS or parts.pair is not None
-            y = _add_deltas(y, deltas, op, fresh=fresh and not y.requires_grad)
+        # nothing else holds an output that torch's own forward has just made, or a sum
+        fresh = base_forward in TORCHS or parts.pair is not None
+        for delta, own_op in deltas:
+            if own_op is op:
+                y, fresh = y + delta, True
+                continue
+            if not fresh or y.requires_grad:
+                y, fresh = y.clone(), True
+            own_op.outputs(y).add_(delta)
         return y, of_bias, parts
 
     def _plain(self, placed: Placed) -> tuple[PlainPair, Tensor | float] | None:
@@ -351,15 +353,3 @@ class LowRankExecutor(Resident[Placed]):
         """Return the number of outputs of the layer."""
         target = self._bindings[0].target
         return target.outputs or target.shape[0]
-
-
-def _add_deltas(y: Tensor, deltas: Sequence[tuple[Tensor, Operation]], op: Operation, *, fresh: bool) -> Tensor:
-    """Add changes of an output, or of some of the outputs, in place if nothing else holds it."""
-    for delta, own in deltas:
-        if own is op:
-            y, fresh = y + delta, not y.requires_grad
-            continue
-        if not fresh:
-            y, fresh = y.clone(), True
-        own.outputs(y).add_(delta)
-    return y

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..compiler import compiling
 from ..placement import scratch
+from ..placement.storage import Placement
 from ..registry import Tuner
 from ..tensors import TensorFields, autocasts
 
@@ -90,12 +91,9 @@ class PlainPair(NamedTuple):
     as a factor, and a call costs two products beside the layer's own. Several numbers are a vector, and cost a third.
     """
 
-    placed: object
-    """The placement that it is made from."""
+    placed: Placement[Any]
+    """That it is made from, in the dtype of the layer's input and output."""
     pair: FusedPair
-    device: torch.device
-    dtype: torch.dtype
-    """The dtype of the layer's input and output."""
     spatial: int
     """Dimensions behind the channels; 0 for a linear layer."""
     down: Tensor
@@ -112,14 +110,14 @@ class PlainPair(NamedTuple):
     """The effective weight is cheaper for inputs of more entries."""
 
     @classmethod
-    def of(cls, placed: object, pair: FusedPair, group: int, scale: float, vector: Tensor | None) -> PlainPair:
+    def of(cls, placed: Placement[Any], pair: FusedPair, group: int, scale: float, vector: Tensor | None) -> PlainPair:
         """Make the views of a placed pair."""
         spatial, down, up = pair.down.ndim - 2, pair.down, pair.up
         if spatial:
-            return cls(placed, pair, up.device, up.dtype, spatial, down, up, group, scale, vector, math.inf)
+            return cls(placed, pair, spatial, down, up, group, scale, vector, math.inf)
         inside, out = down.shape[1], up.shape[0]
         many = MARGIN * inside * inside * out / (out + inside) if up.dtype in EXACT else math.inf
-        return cls(placed, pair, up.device, up.dtype, 0, down.t(), up.t(), group, scale, vector, many)
+        return cls(placed, pair, 0, down.t(), up.t(), group, scale, vector, many)
 
 
 def add_plain(

@@ -148,7 +148,8 @@ class Resident(ABC, Generic[P]):
         """Tell whether a base weight has changed since something was computed from it, such as by `load_state_dict`."""
         if self._dense is not None and self._dense.is_stale(layer):
             return True
-        return self.reads_base and not all(map(_agree, self._marks, self._marks_of(layer)))
+        pairs = zip(self._marks, self._marks_of(layer), strict=False) if self.reads_base else ()
+        return not all(None in (before, now) or before == now for before, now in pairs)
 
     def release(self, layer: nn.Module) -> None:
         """Drop the placed tensors; the file's own tensors stay."""
@@ -218,13 +219,17 @@ class Resident(ABC, Generic[P]):
             self._drop_host_copy()
         if device.type != budget.UNLIMITED:
             self._budget.make_room(self._account, device)
-        try:
-            placed: P | None = self._place_content(layer, where)
-        except OUT_OF_MEMORY:
-            placed = None
-        if placed is None:  # tried again only here, where the failure and all that it held are gone
-            self._budget.shrink(device)
-            placed = self._place_content(layer, where)
+        placed: P | None = None
+        for may_fail in (True, False):
+            try:
+                with plain_mode(device):
+                    placed = self._make(layer, *where) if self._host_copy is None else self._host_copy.to_device()
+                break
+            except OUT_OF_MEMORY:
+                if not may_fail:
+                    raise
+            self._budget.shrink(device)  # only here are the failure and all that it held gone
+        assert placed is not None
         nbytes = placed.stored.nbytes + (0 if other is None else other.stored.nbytes)
         may_stay = self._budget.charge(self._account, device, nbytes)
         self._other = other if may_stay else None
@@ -241,13 +246,6 @@ class Resident(ABC, Generic[P]):
         return placed
 
     _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
-
-    def _place_content(self, layer: nn.Module, where: _Where) -> P:
-        """Place the host copy, or make the placement of the files."""
-        with plain_mode(where[0]):
-            if self._host_copy is not None:
-                return self._host_copy.to_device()
-            return self._make(layer, *where)
 
     def _trace_move(self, placed: P, why: str, *, leaves: bool = False) -> None:
         names = "+".join(dict.fromkeys(one.file.path.name for one in self._bindings))
@@ -302,11 +300,6 @@ def device_of(layer: nn.Module) -> torch.device | None:
     return next((tensor.device for tensor in layer._buffers.values() if tensor is not None), None)
 
 
-def _agree(before: WeightMark | None, now: WeightMark | None) -> bool:
-    """Tell whether nothing shows that a weight has changed."""
-    return before is None or now is None or before == now
-
-
 def _reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> Callable[[], Tensor]:
     """Make a function that reads the weight of a binding, and keeps the layer's for the other bindings."""
     target = binding.target
@@ -319,9 +312,6 @@ def _reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> 
 
     return read
 
-
-_Where = tuple[torch.device, torch.dtype, torch.dtype]
-"""Device, and dtypes of the output and the input."""
 
 _COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 """Weights of these dtypes are computed with as they are; fp8 and packed ones are cast by their host first."""

@@ -69,7 +69,8 @@ class StaticMemory:
             nonlocal number
             number += 1
             own = former.get(number)
-            if own is None or not _alike(own, tensor):
+            alike = [(one.shape, one.stride(), one.dtype, one.device) for one in (own, tensor) if one is not None]
+            if own is None or alike[0] != alike[1]:
                 former[number] = own = tensor
             elif own is not tensor:
                 own.copy_(tensor)
@@ -115,7 +116,3 @@ class StaticMemory:
     def _keeps(self, device: torch.device) -> bool:
         """Tell whether memory is kept on a device; the plan cache keeps the computer's memory."""
         return not self._given_up and device.type not in _WITHOUT_GRAPHS
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return (one.shape, one.stride(), one.dtype, one.device) == (other.shape, other.stride(), other.dtype, other.device)

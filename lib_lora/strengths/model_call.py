@@ -23,19 +23,16 @@ from torch import Tensor, nn
 from ..compiler import uncompiled
 from ..errors import RegionError, RowsError
 from ..files.components import is_denoiser
+from ..naming.architectures._arguments import INPUTS, TIMESTEPS, patch_of
 from ..naming.architectures.base import is_image_first
 from ..tensors import plain_mode
-from .regions import LatentGrid, patch_of
+from .regions import LatentGrid
 from .strength import Clock, Moment, sigma_of
 from .table import StrengthTable
 
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
-_INPUTS = ("sample", "hidden_states", "x", "img")
-"""What UNets and transformers of diffusers, ldm and Wan, and of Flux' own code, call what they denoise."""
-_TIMESTEPS = ("timestep", "timesteps", "t")
-"""diffusers', ldm's, and what some wrappers call it."""
 _PURE_NOISE = 1000
 
 
@@ -49,16 +46,15 @@ class ModelCall:
     @property
     def denoised(self) -> object:
         """Return the first argument, or the one with a known name: a tensor (rows, …), or a list of one per image."""
-        named = next((self.kwargs[name] for name in _INPUTS if name in self.kwargs), None)
+        named = next((self.kwargs[name] for name in INPUTS if name in self.kwargs), None)
         return self.args[0] if self.args else named
 
     @property
     def rows(self) -> int | None:
         """Return the rows of the batch; None where the arguments do not tell."""
         found = self.denoised
-        if isinstance(found, Tensor) and not found.ndim:
-            return None
-        return len(found) if isinstance(found, Tensor | list | tuple) else None
+        is_batch = isinstance(found, list | tuple) or (isinstance(found, Tensor) and found.ndim > 0)
+        return len(found) if is_batch else None  # type: ignore[arg-type]
 
     @property
     def repeats_rows(self) -> bool:
@@ -91,7 +87,7 @@ class ModelCall:
         It is the second argument of every UNet, and has a name everywhere else. Flow models call it with a fraction.
         """
         second = self.args[1] if len(self.args) > 1 else None
-        found = next((self.kwargs[name] for name in _TIMESTEPS if name in self.kwargs), second)
+        found = next((self.kwargs[name] for name in TIMESTEPS if name in self.kwargs), second)
         if isinstance(found, Tensor):
             if found.numel() == 0 or found.is_complex():
                 return None
@@ -192,8 +188,12 @@ class CallSettings:
             now = replace(now, sigma=sigma_of(now.timestep, flow=flow))
         return now
 
-    def rows_of(self, call: ModelCall, images: int, *, halved: bool = False) -> list[Row]:
-        """Return the image and the prompt of each row of a call; `images` and `halved` are of the stack.
+    def rows_of(
+        self, call: ModelCall, images: int, *, halved: bool = False
+    ) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+        """Return the variant of the stack, and the part of the prompt, of each row; for the stack's `images`.
+
+        Variants go image by image, and where halves differ the positive one is the first.
 
         Raises:
             RowsError: rows and images do not fit, or the halves are not known.
@@ -217,16 +217,12 @@ class CallSettings:
         if halves is not None:
             rows = [row._replace(negative=half) for row, half in zip(rows, halves, strict=True)]
         if images == 1:  # all images have the same, whatever the host counts
-            return [row._replace(image=0) for row in rows]
+            rows = [row._replace(image=0) for row in rows]
         strange = next((row.image for row in rows if not 0 <= row.image < images), None)
         if strange is not None:
             raise RowsError(f"a row is said to be of image {strange}; the stack has {images}")
-        return rows
-
-
-def stack_variants(rows: Sequence[Row], *, halved: bool = False) -> tuple[int, ...]:
-    """Return the variant of the stack of each row: image by image, and where halves differ the positive one first."""
-    return tuple(row.image * (1 + halved) + (halved and row.negative) for row in rows)
+        variants = tuple([row.image * (1 + halved) + (halved and row.negative) for row in rows])
+        return variants, tuple([row.part for row in rows])
 
 
 def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int = 0) -> int:
@@ -344,12 +340,11 @@ def _hook_model(
                 table.set_moment(settings.moment_of(call, noise=table.by_noise, flow=flow))
             if len(table.values) > 1 or table.has_parts:
                 images, halved = table.stack_strengths.images, table.stack_strengths.halved
-                rows = settings.rows_of(call, images, halved=halved)
-                variants = stack_variants(rows, halved=halved)
+                variants, parts = settings.rows_of(call, images, halved=halved)
                 if call.repeats_rows and len(set(variants)) > 1:
                     text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
                     raise RowsError(f"{text}; make them in batches of one")
-                table.set_rows(variants, tuple([row.part for row in rows]))
+                table.set_rows(variants, parts)
 
     def end() -> None:
         nonlocal warned

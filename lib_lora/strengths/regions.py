@@ -12,7 +12,6 @@ region's share of the picture.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,10 +19,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..compiler import uncompiled
 from ..errors import StackError
+from ..naming.architectures._arguments import sizes_in_tokens
 
 SIZE = 64
 """Cells along each side of a region that is made of numbers: as many tokens as most attention has along a side."""
@@ -145,12 +145,6 @@ def _faded(weights: Tensor, cells: float, dim: int) -> Tensor:
     return F.conv1d(padded.unsqueeze(1), (box / box.sum()).view(1, 1, -1)).squeeze(1).movedim(-1, dim)
 
 
-_TEXT = re.compile(
-    r"attn2\.(?:to_[kv]|norm_k)\b|cross_attn\.(?:k|v|kv)(?:_\w+)?\b|\bc_?attn\.to_[kv]\b|\badd_[qkv]_proj|to_add_out"
-    r"|norm_added|_context\b|context_|\btxt_|_txt\b|text|caption|\bcap_|y_embedder|time|\bt_embedder|guidance|vector"
-    r"|label_emb|add_embedding|encoder_hid|modulation|(?<!_orig)_mod\b"
-)
-"""Layers of the prompt, the timestep and the like: they may be given as many tokens as the picture has."""
 _SCALES = tuple(2**i for i in range(8))
 
 
@@ -198,7 +192,7 @@ class LatentGrid:
         if x.ndim in (4, 5):
             frames = x.shape[2] if x.ndim == 5 else 1
             return cls(rows, frames, x.shape[-2], x.shape[-1], patch, image_first=image_first)
-        sizes = _sizes_in_tokens(kwargs, x.shape[1]) if x.ndim == 3 else None
+        sizes = sizes_in_tokens(kwargs, x.shape[1]) if x.ndim == 3 else None
         if sizes is None:
             return None
         frames, height, width = sizes
@@ -268,55 +262,6 @@ def token_layout(shape: tuple[int, ...], latents: LatentGrid | None, *, spatial:
         if grid is not None and count > 1:
             return TokenLayout(grid, (*ones[:i], count, *ones[i + 1 :]), repeats, False)
     return nowhere
-
-
-@lru_cache(maxsize=16384)
-def is_of_text(path: str) -> bool:
-    """Tell whether a layer of a denoiser is given the prompt, the timestep or the like, by its dotted name."""
-    return _TEXT.search(path) is not None
-
-
-def patch_of(model: nn.Module) -> int:
-    """Return the places along each side of a transformer's token; nearly all have 2."""
-    config = getattr(model, "config", None)  # first: diffusers warns when the model is asked for its entries
-    for holder in (model,) if config is None else (config, model):
-        found = getattr(holder, "patch_size", None)
-        if isinstance(found, list | tuple) and found:
-            found = found[-1]
-        if isinstance(found, int) and found > 0:
-            return found
-    return 2
-
-
-def _sizes_in_tokens(kwargs: Mapping[str, Any], tokens: int) -> tuple[int, int, int] | None:
-    """Return frames, height and width in tokens: by ids (Flux), by shapes (Qwen-Image), or by numbers (LTX)."""
-    found = _by_ids(kwargs) or _by_shapes(kwargs.get("img_shapes")) or _by_numbers(kwargs)
-    return found if found is not None and math.prod(found) <= tokens else None
-
-
-def _by_ids(kwargs: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    ids = kwargs.get("img_ids")
-    if not isinstance(ids, Tensor) or ids.ndim not in (2, 3) or ids.shape[-1] < 3:
-        return None
-    ids = ids[0] if ids.ndim == 3 else ids  # (tokens, which picture and where in it)
-    own = ids[ids[:, 0] == ids[0, 0]]
-    height, width = (int((own[:, i].max() - own[:, i].min()).item()) + 1 for i in (1, 2))
-    return (1, height, width) if height * width == own.shape[0] else None
-
-
-def _by_shapes(shapes: object) -> tuple[int, int, int] | None:
-    while isinstance(shapes, list | tuple) and shapes and isinstance(shapes[0], list | tuple):
-        shapes = shapes[0]  # of the first row, of the picture and not of its references
-    if isinstance(shapes, list | tuple) and len(shapes) == 3 and all(isinstance(one, int) for one in shapes):
-        return shapes[0], shapes[1], shapes[2]
-    return None
-
-
-def _by_numbers(kwargs: Mapping[str, Any]) -> tuple[int, int, int] | None:
-    frames, height, width = (kwargs.get(name) for name in ("num_frames", "height", "width"))
-    if isinstance(height, int) and isinstance(width, int):
-        return frames if isinstance(frames, int) else 1, height, width
-    return None
 
 
 EVERYWHERE, NOWHERE = 0, -1

@@ -25,9 +25,9 @@ from .strength import (
     Strength,
     all_multipliers,
     as_strength,
-    has_values,
     image_multiplier,
     is_off,
+    largest_of,
 )
 
 Wishes: TypeAlias = Sequence[tuple[str, AnyMultiplier]]
@@ -211,7 +211,7 @@ class StackStrengths:
         """Tell whether a group has a strength at a moment that may come: the user may leave a component alone."""
         group = self.groups[i]
         for variant, strengths in enumerate(self._variants):
-            wanted = has_values(strengths[group.entry].amount(group.component, group.side))
+            wanted = largest_of(strengths[group.entry].amount(group.component, group.side))
             if wanted and (self._block_weights is None or self._block_weights[variant][i]):
                 return True
         return False

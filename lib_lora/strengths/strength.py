@@ -69,16 +69,16 @@ class Curve:
 
     def __post_init__(self) -> None:
         # sorted by position alone, as in the original: of two points at one place the later one follows
-        object.__setattr__(self, "points", tuple(sorted(map(_checked_point, self.points), key=lambda point: point[0])))
+        for point in self.points:
+            if len(point) != 2 or not all(abs(number) <= MOST for number in point):
+                text = "a position and a value, both finite numbers, of the range of float32"
+                raise StackError(f"a point of a schedule is {text}, not {point!r}")
+        points = [(float(position), float(value)) for position, value in self.points]
+        object.__setattr__(self, "points", tuple(sorted(points, key=lambda point: point[0])))
         if not self.points:
             raise StackError("a schedule without a point")
         if self.unit not in get_args(Unit) or self.shape not in get_args(Shape):
             raise StackError(f"a schedule by {self.unit!r} and of the shape {self.shape!r}; there is no such")
-
-    @property
-    def values(self) -> list[float]:
-        """Return the values of the points."""
-        return [value for _, value in self.points]
 
     def at(self, moment: Moment | None) -> float:
         """Return the value at a moment; without one, before the first step, which text encoders have.
@@ -215,20 +215,13 @@ def _sigmas() -> tuple[float, ...]:
 _SIGMAS = _sigmas()
 
 
-def _checked_point(point: tuple[float, float]) -> tuple[float, float]:
-    if len(point) != 2 or not all(abs(number) <= MOST for number in point):
-        text = "a position and a value, both finite numbers, of the range of float32"
-        raise StackError(f"a point of a schedule is {text}, not {point!r}")
-    return float(point[0]), float(point[1])
-
-
 Amount: TypeAlias = float | Curve
 """One number, or one that depends on the moment."""
 
 
-def has_values(amount: Amount) -> bool:
-    """Tell whether an amount is other than 0 at any moment."""
-    return any(amount.values) if isinstance(amount, Curve) else amount != 0
+def largest_of(amount: Amount) -> float:
+    """Return the largest absolute value that an amount has at any moment."""
+    return max(abs(value) for _, value in amount.points) if isinstance(amount, Curve) else abs(amount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,13 +297,12 @@ class Strength:
     @property
     def is_zero(self) -> bool:
         """Return whether it is 0 for everything at any moment."""
-        return not any(map(has_values, self.amounts))
+        return not any(map(largest_of, self.amounts))
 
     @property
     def largest(self) -> float:
         """Return the largest absolute value that it has anywhere at any moment."""
-        values = [value for one in self.amounts for value in (one.values if isinstance(one, Curve) else (one,))]
-        return max(map(abs, values), default=0.0) * (1.0 if self.blocks is None else self.blocks.largest)
+        return max(map(largest_of, self.amounts), default=0.0) * (1.0 if self.blocks is None else self.blocks.largest)
 
 
 Multiplier: TypeAlias = float | Mapping[str, float] | Strength
@@ -351,9 +343,7 @@ def as_strength(multiplier: Multiplier) -> Strength:
     return multiplier if isinstance(multiplier, Strength) else Strength(multiplier)
 
 
-@lru_cache(maxsize=1024)
-def _constant(strength: float) -> Strength:
-    return Strength(strength)
+_constant = lru_cache(maxsize=1024)(Strength)
 
 
 def multipliers_by_image(multiplier: AnyMultiplier) -> tuple[tuple[Multiplier, ...], ...]:

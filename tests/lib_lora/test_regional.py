@@ -27,7 +27,8 @@ from lib_lora import (
     plan,
 )
 from lib_lora.execution.dense import DenseExecutor
-from lib_lora.strengths.regions import LatentGrid, TokenGrid, is_of_text
+from lib_lora.naming.architectures._arguments import is_of_text
+from lib_lora.strengths.regions import LatentGrid, TokenGrid
 from lib_lora.tuning import Tuner
 from tests.fakes.contract import CASES, worst, write
 from tests.fakes.files import pair, save

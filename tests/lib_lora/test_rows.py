@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lib_lora import Engine, Entry, Halves, PerImage, RowsError, Stack, StackError, plan
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
-from lib_lora.strengths.model_call import CallSettings, ModelCall, Row, stack_variants
+from lib_lora.strengths.model_call import CallSettings, ModelCall, Row
 from lib_lora.tuning import Tuner
 from tests.fakes.contract import CASES, FILE, worst, write
 from tests.fakes.files import pair, save
@@ -716,7 +716,7 @@ def test_nothing_listens_once_the_engine_is_gone(entries):
 
 @given(st.integers(1, 6), st.integers(1, 4))
 def test_the_default_rule_covers_every_image_equally(images, batches):
-    rows = stack_variants(CallSettings().rows_of(of_rows(images * batches), images))
+    rows = CallSettings().rows_of(of_rows(images * batches), images)[0]
     assert rows == tuple(range(images)) * batches
     if images > 1:
         with pytest.raises(RowsError):
@@ -794,7 +794,7 @@ def test_halves_are_told_by_the_host_or_by_the_call_or_are_an_error():
     settings = CallSettings()
 
     def variants(call: ModelCall, images: int, halved: bool = False) -> tuple[int, ...]:
-        return stack_variants(settings.rows_of(call, images, halved=halved), halved=halved)
+        return settings.rows_of(call, images, halved=halved)[0]
 
     with pytest.raises(RowsError, match="nothing tells which of the 4 rows"):
         settings.rows_of(of_rows(4), 1, halved=True)

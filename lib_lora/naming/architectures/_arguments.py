@@ -1,0 +1,70 @@
+"""What denoisers of all families are called with: names of arguments, sizes in tokens, layers of the prompt."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+INPUTS = ("sample", "hidden_states", "x", "img")
+"""What UNets and transformers of diffusers, ldm and Wan, and of Flux' own code, call what they denoise."""
+TIMESTEPS = ("timestep", "timesteps", "t")
+"""diffusers', ldm's, and what some wrappers call it."""
+
+
+_TEXT = re.compile(
+    r"attn2\.(?:to_[kv]|norm_k)\b|cross_attn\.(?:k|v|kv)(?:_\w+)?\b|\bc_?attn\.to_[kv]\b|\badd_[qkv]_proj|to_add_out"
+    r"|norm_added|_context\b|context_|\btxt_|_txt\b|text|caption|\bcap_|y_embedder|time|\bt_embedder|guidance|vector"
+    r"|label_emb|add_embedding|encoder_hid|modulation|(?<!_orig)_mod\b"
+)
+"""Layers of the prompt, the timestep and the like: they may be given as many tokens as the picture has."""
+
+
+@lru_cache(maxsize=16384)
+def is_of_text(path: str) -> bool:
+    """Tell whether a layer of a denoiser is given the prompt, the timestep or the like, by its dotted name."""
+    return _TEXT.search(path) is not None
+
+
+def patch_of(model: object) -> int:
+    """Return the places along each side of a transformer's token; nearly all have 2."""
+    config = getattr(model, "config", None)  # first: diffusers warns when the model is asked for its entries
+    for holder in (model,) if config is None else (config, model):
+        found = getattr(holder, "patch_size", None)
+        if isinstance(found, list | tuple) and found:
+            found = found[-1]
+        if isinstance(found, int) and found > 0:
+            return found
+    return 2
+
+
+def sizes_in_tokens(kwargs: Mapping[str, Any], tokens: int) -> tuple[int, int, int] | None:
+    """Return frames, height and width in tokens: by ids (Flux), by shapes (Qwen-Image), or by numbers (LTX)."""
+    found = _by_ids(kwargs.get("img_ids")) or _by_shapes(kwargs.get("img_shapes")) or _by_numbers(kwargs)
+    return found if found is not None and math.prod(found) <= tokens else None
+
+
+def _by_ids(ids: Any) -> tuple[int, int, int] | None:
+    if getattr(ids, "ndim", 0) not in (2, 3) or ids.shape[-1] < 3:
+        return None
+    ids = ids[0] if ids.ndim == 3 else ids  # (tokens, which picture and where in it)
+    own = ids[ids[:, 0] == ids[0, 0]]
+    height, width = (int((own[:, i].max() - own[:, i].min()).item()) + 1 for i in (1, 2))
+    return (1, height, width) if height * width == own.shape[0] else None
+
+
+def _by_shapes(shapes: object) -> tuple[int, int, int] | None:
+    while isinstance(shapes, list | tuple) and shapes and isinstance(shapes[0], list | tuple):
+        shapes = shapes[0]  # of the first row, of the picture and not of its references
+    if isinstance(shapes, list | tuple) and len(shapes) == 3 and all(isinstance(one, int) for one in shapes):
+        return shapes[0], shapes[1], shapes[2]
+    return None
+
+
+def _by_numbers(kwargs: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    frames, height, width = (kwargs.get(name) for name in ("num_frames", "height", "width"))
+    if isinstance(height, int) and isinstance(width, int):
+        return frames if isinstance(frames, int) else 1, height, width
+    return None
