@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -84,8 +85,15 @@ def _text(report: NetworkReport, renames: Sequence[Rename]) -> str:
         lines += [f"    {key}{f' ({details[key]})' if details[key] else ''}" for key in keys[:_KEYS_SHOWN]]
         lines += [f"    and {len(keys) - _KEYS_SHOWN} more"] if len(keys) > _KEYS_SHOWN else []
     lines += [f"rename        {one}" for one in renames]
-    lines += [f"metadata      {key} = {value[:200]}" for key, value in sorted(report.metadata.items())]
+    metadata = sorted((key, _readable(value)) for key, value in report.metadata.items())
+    lines += [f"metadata      {key} = {value[:200]}" for key, value in metadata]
     return "\n".join(lines)
+
+
+def _readable(value: str) -> str:
+    """Return a value of the metadata; of a picture inside, its type and size alone."""
+    kind, found, data = value.partition(";base64,")
+    return f"{kind}, {len(data) * 3 // 4:,} bytes" if found and kind.startswith("data:") else value
 
 
 def _scores(file: Path) -> str:
@@ -105,5 +113,15 @@ def _family(family: Family | None) -> str:
     return f"{family.name} ({'' if family.sure or family.also else 'probably '}{family.titles})"
 
 
+def _run() -> int:
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # what reads the output has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails at it when it ends
+        return 0
+    return status
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_run())

@@ -66,30 +66,35 @@ TABLE: tuple[Option, ...] = (
         False,
         "Stack LoRA in order, as AUTOMATIC1111 bakes",
         "differs for DoRA, OFT, GLoRA and IA3; off, all act on the model as it is, and their order does not matter",
+        expert=True,
     ),
     Option(
         SPLIT_QKV,
         False,
         "Full strength for kohya's split_qkv",
         "such files say so themselves; off, their fused layers act at a third or a quarter of that, as elsewhere",
+        expert=True,
     ),
     Option(
         DYLORA,
         False,
         "Full strength for LyCORIS' DyLoRA",
         "such files say so themselves; off, they act at 1 / block size of that, as elsewhere",
+        expert=True,
     ),
     Option(
         FRAGMENTS,
         False,
         "Apply files of which most does not fit the model",
         "off, such a file is refused, as it is usually made for another model; what fits may fit by accident",
+        expert=True,
     ),
     Option(
         LIMITED,
         True,
         f"Limit strengths to {LIMIT:g}",
         f"beyond, pictures are noise or black; off, a strength of {10 * LIMIT:g} is applied as it is",
+        expert=True,
     ),
     Option(
         STORAGE,
@@ -97,6 +102,7 @@ TABLE: tuple[Option, ...] = (
         "Keep LoRA on the GPU as",
         "bfloat16 and float8 take less room, at some cost in precision and time; file costs nothing",
         choices=get_args(Storage),
+        expert=True,
     ),
     Option(
         DEVICE_BUDGET,
@@ -105,18 +111,21 @@ TABLE: tuple[Option, ...] = (
         "what does not fit is brought in for each call, to the same picture; 0 is no limit",
         minimum=0,
         maximum=_MAX_MB,
+        expert=True,
     ),
     Option(
         ROUND_UP,
         False,
         "Round ranks up, for compiled models",
         "LoRA that come to the same ranks on the same layers share compiled code; off, each rank is compiled",
+        expert=True,
     ),
     Option(
         OWN_KERNELS,
         False,
         "Use products of Remora's own where they are faster",
         "on NVIDIA GPUs: a kernel, and one product for q, k and v; each shape is measured once; last bits may differ",
+        expert=True,
     ),
     Option(
         CACHE,
@@ -125,6 +134,7 @@ TABLE: tuple[Option, ...] = (
         "so that they need not be read again when they are used again",
         minimum=0,
         maximum=_MAX_MB,
+        expert=True,
     ),
     Option(
         READY,
@@ -133,6 +143,7 @@ TABLE: tuple[Option, ...] = (
         "so that going back to them takes no time; of models in the computer's memory, nothing is kept on a GPU",
         minimum=0,
         maximum=_MAX_MB,
+        expert=True,
     ),
 )
 

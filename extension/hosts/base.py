@@ -36,6 +36,8 @@ class Option:
     choices: tuple[str, ...] = ()
     minimum: float = -math.inf
     maximum: float = math.inf
+    expert: bool = False
+    """Whether few users need it, so that pages may show it apart."""
 
 
 @dataclass(frozen=True)

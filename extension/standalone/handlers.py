@@ -43,6 +43,8 @@ class Handlers:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._jobs: dict[str, RunningJob] = {}  # by browser tab
+        self._latest = Update()
+        """The latest pictures, for pages that open later."""
 
     def generate(self, request: gr.Request, *values: Any) -> Iterator[Update]:
         """Run a job and show its progress; the arguments are the page's inputs."""
@@ -60,11 +62,11 @@ class Handlers:
             self._jobs.pop(tab, None)
 
     def first(self, request: gr.Request, *values: Any) -> Iterator[Update]:
-        """Make a first picture if the backend wants one."""
+        """Make a first picture if the backend wants one; else show the latest pictures again."""
         if self._backend.first_visit():
             yield from self.generate(request, *values)
         else:
-            yield Update()  # of a generator that yields nothing, gradio empties the outputs: the buttons' words, too
+            yield self._latest
 
     def _follow(self, job: RunningJob) -> Iterator[Update]:
         yield Update(
@@ -106,13 +108,15 @@ class Handlers:
         if not texts:
             return over._replace(outcome=shown.outcome(result))
         pictures = [picture.image if picture.path is None else str(picture.path) for picture in result.pictures]
-        return over._replace(
+        self._latest = Update(
             gallery=gr.update(value=pictures, visible=True, selected_index=0 if len(pictures) == 1 else None),
             older="",
             infotext=texts[0],
             infotexts=texts,
             outcome=shown.outcome(result),
         )
+        kept = ("gallery", "older", "infotext", "infotexts", "outcome")
+        return over._replace(**{name: getattr(self._latest, name) for name in kept})
 
     def _why(self, error: RequestError | LoraError) -> str:
         told = isinstance(error, LoraError) and self._backend.is_told(error)

@@ -185,12 +185,14 @@ def _settings(backend: Backend) -> tuple[dict[str, Any], Any, Any]:
 def _options(handlers: Handlers) -> list[Any]:
     """Return the controls of Remora's settings, in the order of their table; the page fills them when it opens."""
     with gr.Accordion("LoRA settings", open=False, elem_id="lora-settings"):
-        controls = [_control(option) for option in TABLE]
-    for option, control in zip(TABLE, controls, strict=True):
+        controls = {option: _control(option) for option in TABLE if not option.expert}
+        with gr.Accordion("For experts", open=False, elem_id="expert-settings"):
+            controls |= {option: _control(option) for option in TABLE if option.expert}
+    for option, control in controls.items():
         # a number is whole when it is left, not at every key
         events = [control.submit, control.blur] if isinstance(control, gr.Number) else [control.input]
         gr.on(events, partial(handlers.set_option, option.key), control, None, **_EVENT)
-    return controls
+    return [controls[option] for option in TABLE]
 
 
 def _control(option: Option) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 
 from lib_lora import ComponentError
-from lib_lora.__main__ import main
+from lib_lora.__main__ import _run, main
 from lib_lora.naming.architectures.base import known_architectures
 from lib_lora.tuning.skeleton import model_skeleton
 from tests.fakes.files import pair, save
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet
+
+PICTURE = "data:image/png;base64,AAAAAAAAAAAA"
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +225,22 @@ def test_as_a_program(lora):
     done = subprocess.run([sys.executable, "-m", "lib_lora", "inspect", str(lora)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "kohya" in done.stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(lora, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head` does
+    monkeypatch.setattr(sys, "argv", ["lib_lora", "inspect", str(lora)])
+    with open(writer, "w") as out:  # noqa: PTH123  # of a descriptor
+        monkeypatch.setattr(sys, "stdout", out)
+        assert _run() == 0
+        out.write("what Python writes when it ends")
+
+
+def test_of_a_picture_in_the_metadata_only_its_size_is_printed(tmp_path, capsys):
+    path = save(tmp_path / "a.safetensors", pair("lora_unet_a", (8, 8), 2), {"modelspec.thumbnail": PICTURE})
+    assert main(["inspect", str(path)]) == 0
+    assert "modelspec.thumbnail = data:image/png, 9 bytes\n" in capsys.readouterr().out + "\n"
 
 
 def blocks_of_a_transformer(count=3, width=8):

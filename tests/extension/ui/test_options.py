@@ -6,11 +6,22 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from extension.generation.options import CACHE, IN_ORDER, MERGE, PAYS, TABLE
+from extension.generation.options import (
+    CACHE,
+    DEFAULT_MULTIPLIER,
+    ENABLED,
+    HASHES,
+    IN_ORDER,
+    MERGE,
+    ON_BAD_LORA,
+    PAYS,
+    TABLE,
+)
 from extension.hosts.txt2img import Picture, Txt2Img
 from extension.standalone.jobs import Runner
 from extension.standalone.server import PageBackend
@@ -46,8 +57,19 @@ def test_every_setting_has_a_control_with_its_bounds() -> None:
     done = subprocess.run([sys.executable, "-c", PAGE], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     props = {component["props"].get("elem_id"): component["props"] for component in json.loads(done.stdout)}
+    order = list(props)
     for option in TABLE:
-        assert props[option.key.replace("_", "-")]["label"] == option.label
+        control = option.key.replace("_", "-")
+        assert props[control]["label"] == option.label
+        assert (order.index(control) > order.index("expert-settings")) is option.expert
+    assert props["expert-settings"]["open"] is False
+    assert [option.key for option in TABLE if not option.expert] == [
+        ENABLED,
+        DEFAULT_MULTIPLIER,
+        ON_BAD_LORA,
+        HASHES,
+        MERGE,
+    ]
     assert (props["remora-cache-mb"]["minimum"], props["remora-cache-mb"]["maximum"]) == (0, 1 << 20)
     assert [value for _, value in props["remora-merge"]["choices"]] == ["never", "always", "when it pays"]
 
@@ -70,6 +92,19 @@ def test_a_bad_value_changes_nothing_and_is_said(backend: PageBackend, handlers:
     with pytest.raises(gr.Error, match="remora_cache_mb must be a whole number from 0"):
         handlers.set_option(CACHE, None)
     assert backend.option(CACHE) == 4096
+
+
+def test_a_page_that_opens_later_shows_the_latest_pictures(backend: PageBackend, handlers: Any) -> None:
+    """As after a reload: the stack's report of the picture is there, so the picture is, too."""
+    opened = SimpleNamespace(session_hash="another")
+    (nothing,) = handlers.first(opened)
+    job = backend.submit(Txt2Img("a fox", steps=1, width=64, height=64, seed=1))
+    *_, last = handlers._follow(job)
+    (again,) = handlers.first(opened)
+    assert nothing == type(last)()
+    assert (again.gallery, again.infotext, again.outcome) == (last.gallery, last.infotext, last.outcome)
+    assert again.infotext.startswith("a fox")
+    assert again.generate == nothing.generate, "the buttons of the page are those of its own jobs"
 
 
 def test_pictures_that_could_not_be_saved_are_shown_with_the_reason(
