@@ -111,7 +111,7 @@ def register(*plugins: Plugin) -> None:
         if inspect.isabstract(plugin):
             lacking = ", ".join(sorted(getattr(plugin, "__abstractmethods__", ())))
             raise RegistryError(f"{plugin!r} lacks {lacking}")
-        registry.add(_FOLDERS[kinds[0]], kinds, plugin)
+        registry.change(_FOLDERS[kinds[0]], kinds, plugin, wanted=True)
 
 
 def unregister(*plugins: Plugin) -> None:
@@ -123,7 +123,7 @@ def unregister(*plugins: Plugin) -> None:
     for plugin in plugins:
         kinds = _kinds(plugin)
         if kinds:
-            registry.remove(_FOLDERS[kinds[0]], kinds, plugin)
+            registry.change(_FOLDERS[kinds[0]], kinds, plugin, wanted=False)
 
 
 def _kinds(plugin: Any) -> list[type[Any]]:

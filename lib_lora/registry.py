@@ -74,38 +74,26 @@ def cached(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def load_with(loader: Callable[[], None]) -> None:
-    """Call `loader` before plug-ins are next collected. It may call `add`."""
+    """Call `loader` before plug-ins are next collected. It may call `change`."""
     _loaders.append(loader)
     _clear()
 
 
-def add(package: ModuleType, kinds: Sequence[type[Any]], plugin: Any) -> None:
-    """Add a plug-in of another package, of all of `kinds`, to those in `package`. Adding it again changes nothing.
+def change(package: ModuleType, kinds: Sequence[type[Any]], plugin: Any, *, wanted: bool) -> None:
+    """Add a plug-in of another package, of all of `kinds`, to those in `package`, or remove it.
 
     Raises:
         RegistryError: as `discover`. Then nothing changes.
     """
-    added = _added[package.__name__]
-    if not any(one is plugin for one in added):
-        _replace(package, kinds, [*added, plugin])
-
-
-def remove(package: ModuleType, kinds: Sequence[type[Any]], plugin: Any) -> None:
-    """Remove a plug-in that was added.
-
-    Raises:
-        RegistryError: the `before` of another one names it. Then nothing changes.
-    """
-    _replace(package, kinds, [one for one in _added[package.__name__] if one is not plugin])
-
-
-def _replace(package: ModuleType, kinds: Sequence[type[Any]], plugins: list[Any]) -> None:
-    former, _added[package.__name__] = _added[package.__name__], plugins
+    former = _added[package.__name__]
+    others = [one for one in former if one is not plugin]
+    if wanted == (len(others) < len(former)):
+        return
+    _added[package.__name__] = [*others, plugin] if wanted else others
     _clear()
     try:
-        of_classes = any(isinstance(one, type) for one in (*former, *plugins))
         for kind in kinds:
-            (discover_classes if of_classes else discover)(package, kind)
+            (discover_classes if issubclass(type(plugin), type) else discover)(package, kind)
     except RegistryError:
         _added[package.__name__] = former
         _clear()

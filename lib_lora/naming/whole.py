@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 
 import torch
@@ -10,7 +9,6 @@ from torch import Tensor, nn
 
 from ..adapters._part import PartOf
 from ..adapters.base import Adapter
-from ..errors import ComponentError
 from ..weights.marks import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight
 from .index import LayerIndex
@@ -24,16 +22,15 @@ class Whole:
     """
 
     def __init__(self, place: Place, index: LayerIndex) -> None:
-        self.place = place
-        paths = {segment.target.path for segment in place.segments}
-        self._layers = {path: weakref.ref(index.module(path)) for path in paths}
+        self.place, self._index = place, index
         self._known: dict[tuple[int, int | None], tuple[Adapter, Adapter]] = {}
         self._marks: list[WeightMark | None] = []  # of the weights that these were worked out of
 
     @property
     def layers(self) -> list[nn.Module]:
         """Return the layers that are still there."""
-        return [layer for ref in self._layers.values() if (layer := ref()) is not None]
+        paths = {one.target.path for one in self.place.segments}
+        return [layer for path in paths if (layer := self._index.get(path)) is not None]
 
     def known(self, adapter: Adapter, rank: int | None, private: Callable[[Adapter], Adapter]) -> Adapter:
         """Return what `on` makes of a part for one of them; it reads the weights once for all of them.
@@ -55,16 +52,14 @@ class Whole:
 
     def marks(self) -> list[WeightMark | None]:
         """Return the marks of the weights as they are now."""
-        layers = [(self._layers[one.target.path](), one.target.param) for one in self.place.segments]
+        layers = [(self._index.get(one.target.path), one.target.param) for one in self.place.segments]
         return [None if layer is None else mark_weight(layer, param) for layer, param in layers]
 
     def weight(self) -> Tensor:
         """Return their base weights as one, on the device of the first that is on one, else on the CPU."""
         parts = []
         for segment in self.place.segments:
-            layer = self._layers[segment.target.path]()
-            if layer is None:
-                raise ComponentError(f"{segment.target.path} is gone; the model was unloaded")
+            layer = self._index.module(segment.target.path)
             start = segment.start + (segment.target.rows or (0,))[0]
             parts.append(read_base_weight(layer, segment.target.param)[start : start + segment.count])
         device = next((part.device for part in parts if part.device.type != "cpu"), parts[0].device)
