@@ -15,7 +15,10 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from lib_lora import is_denoiser
+
 from ._log_levels import LogLevels
+from ._nunchaku import why_not
 from ._webui_modules import module
 from .base import Remora
 from .forge import ForgeHost
@@ -58,10 +61,10 @@ class ForgeNeoHost(ForgeHost):
 
     def cannot_serve(self) -> str:
         if getattr(getattr(module("backend.args"), "dynamic_args", None), "nunchaku", False):
-            return (
-                "this model is computed by nunchaku, whose layers Remora cannot change: the web UI's own LoRA gets the"
-                " tags"
-            )
+            parts = self.components()
+            reasons = [why_not(parts[name]) for name in parts if is_denoiser(name)]
+            if any(reasons):
+                return f"this model is {reasons[0]}, which Remora cannot change: the web UI's own LoRA gets the tags"
         return super().cannot_serve()
 
     def unmerge(self, model: Any) -> None:

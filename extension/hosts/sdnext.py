@@ -15,6 +15,7 @@ from lib_lora import SchedulerClock, is_denoiser
 from ._diffusers_rows import DiffusersRows
 from ._extra_networks import Images
 from ._log_levels import LOGGERS, LogLevels
+from ._nunchaku import is_of_nunchaku, why_not
 from ._sdnext_builtin import take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
@@ -124,8 +125,9 @@ class SDNextHost(WebUIHost):
     def cannot_serve(self) -> str:
         parts = self.components()
         for name in (one for one in parts if is_denoiser(one)):
-            if any(type(layer).__module__.partition(".")[0] == "nunchaku" for layer in parts[name].modules()):
-                return f"the {name} is computed by nunchaku, {_NOT_OURS}"
+            reason = why_not(parts[name]) if is_of_nunchaku(parts[name]) else ""
+            if reason:
+                return f"the {name} is {reason}, {_NOT_OURS}"
         values = self._shared().opts.data
         if values.get("cuda_compile_backend") == "openvino_fx" and "Model" in (values.get("cuda_compile") or ()):
             return f"the model is computed by OpenVINO, {_NOT_OURS}"

@@ -50,6 +50,19 @@ def fused(attention: nn.Module) -> Iterator[tuple[str, dict[str, nn.Module]]]:
             yield name, found
 
 
+def fused_alone(attention: nn.Module) -> Iterator[tuple[str, dict[str, int]]]:
+    """Yield the name of each fused projection without the layers it was made of, and their rows, which are equal.
+
+    Source: nunchaku-tech/nunchaku nunchaku/models/unets/unet_sdxl.py at 3a3cc3d, `NunchakuSDXLAttention`.
+    """
+    below = attention._modules
+    inner = _linear_shape(to_out[0]) if isinstance(to_out := below.get("to_out"), nn.ModuleList) else None
+    for name, parts in PARTS.items() if inner is not None else ():
+        rows = getattr(below.get(name), "out_features", None)
+        if inner is not None and rows == inner[1] * len(parts) and below.keys().isdisjoint(parts):
+            yield name, dict.fromkeys(parts, inner[1])
+
+
 def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
     """Return the adaptable weights of one module; empty when it has none of its own."""
     if isinstance(module, nn.MultiheadAttention):
@@ -119,7 +132,7 @@ def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, .
     Paths are without what torch and PEFT put into them.
     """
     inside_attention: set[int] = set()
-    fused_parts: dict[str, dict[str, nn.Module]] = {}
+    fused_rows: dict[str, dict[str, int]] = {}
     wrappers: list[str] = []
     for full_path, module in component.named_modules(remove_duplicate=False):
         path = _plain_path(full_path, wrappers)
@@ -131,19 +144,21 @@ def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, .
             inside_attention.update(id(child) for child in module.children())
         for name, parts in fused(module):
             inside_attention.update(map(id, parts.values()))  # they are there, and never called
-            fused_parts[f"{path}.{name}" if path else name] = parts
+            rows = {part: targets_of(part, layer)[0].shape[0] for part, layer in parts.items()}
+            fused_rows[f"{path}.{name}" if path else name] = rows
+        fused_rows.update((f"{path}.{name}" if path else name, rows) for name, rows in fused_alone(module))
         targets = targets_of(path, module)
-        if path in fused_parts:
-            targets = (*targets, *_windows(targets[0], fused_parts[path]))
+        if path in fused_rows:
+            targets = (*targets, *_windows(targets[0], fused_rows[path]))
         if targets:
             yield path, module, targets
 
 
-def _windows(target: Target, parts: Mapping[str, nn.Module]) -> Iterator[Target]:
+def _windows(target: Target, rows: Mapping[str, int]) -> Iterator[Target]:
     """Yield the windows of a fused layer under the names of the layers it was made of."""
     parent, start = target.path.rpartition(".")[0], 0
-    for name, part in parts.items():
-        stop = start + targets_of(name, part)[0].shape[0]
+    for name, count in rows.items():
+        stop = start + count
         yield replace(target.window(start, stop), name=f"{parent}.{name}" if parent else name)
         start = stop
 

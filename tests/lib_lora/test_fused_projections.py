@@ -110,3 +110,33 @@ def test_a_lora_that_was_trained_on_fused_projections(fuse, tmp_path):
     key = "transformer.transformer_blocks.0.attn.to_qkv.lora"
     expected = tensors[f"{key}_B.weight"][16:32] @ tensors[f"{key}_A.weight"]
     assert (whole - expected).abs().max() <= FP32 * expected.abs().max()
+
+
+class Joined(nn.Module):
+    """nunchaku's attention of SDXL: made with one layer for queries, keys and values."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.to_qkv = nn.Linear(16, 3 * width)
+        self.to_out = nn.ModuleList([nn.Linear(width, 16), nn.Identity()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.to_out[0](sum(self.to_qkv(x).chunk(3, -1)))
+
+
+def test_a_projection_that_was_made_fused_takes_a_lora_of_its_parts(tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.ModuleDict({"attn1": Joined(8)}), torch.randn(2, 16)
+    attention, pair = model["attn1"], (torch.randn(3, 16), torch.randn(8, 3))
+    tensors = {"unet.attn1.to_k.lora_A.weight": pair[0], "unet.attn1.to_k.lora_B.weight": pair[1]}
+    file = save(tmp_path / "a.safetensors", tensors)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(file, 0.5)]))
+    changed, whole = attention(x), attention.to_qkv(x)
+    engine.deactivate()
+    delta = whole - attention.to_qkv(x)
+    assert delta[:, :8].abs().max() == delta[:, 16:].abs().max() == 0
+    assert (delta[:, 8:16] - 0.5 * x @ pair[0].t() @ pair[1].t()).abs().max() <= FP32 * delta.abs().max()
+    assert not torch.equal(changed, attention(x))
+    attention.to_out[0] = nn.Linear(12, 16)  # a layer of other sizes than those of three equal parts
+    assert load_network(file, {"unet": model}).report.hit == 0

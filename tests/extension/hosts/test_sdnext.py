@@ -22,6 +22,7 @@ from extension.hosts.sdnext import SDNextHost
 from extension.standalone.demo import Demo
 from lib_lora import LoraError
 from tests.fakes.demo import demo_pipeline
+from tests.fakes.quantized.nunchaku import SVDQW4A4Linear
 from tests.fakes.webui import sdnext as fake
 
 A, B = "<lora:zorp:0.8>", "<lora:stripes:0.5>"
@@ -109,19 +110,61 @@ def test_tags_that_nothing_applies_are_an_error(setup: Setup, caplog: pytest.Log
         setup.picture(f"x{B}")
 
 
-@pytest.mark.parametrize("name", ["nunchaku", "OpenVINO"])
-def test_a_model_without_layers_of_torch_is_left_to_the_builtin_and_said(setup: Setup, name: str) -> None:
+class Engine(torch.nn.Module):
+    """nunchaku's FLUX: an object of C++."""
+
+    __module__ = "nunchaku.models.transformers.transformer_flux"
+
+
+def fused_gelu_mlp(x: torch.Tensor, *layers: torch.nn.Module) -> torch.Tensor:
+    return x
+
+
+class Mlp(torch.nn.Module):
+    """nunchaku's MLP of Qwen-Image, which hands its layers to one function."""
+
+    __module__ = "nunchaku.models.attention"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.ModuleList([SVDQW4A4Linear(torch.nn.Linear(64, 64)) for _ in range(2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return fused_gelu_mlp(x, *self.net)
+
+
+class Called(Mlp):
+    """nunchaku's MLP of SDXL, which calls its layers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net[1](self.net[0](x))
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(Engine, "by nunchaku in C++"), (Mlp, "by nunchaku, several layers at once (fused_gelu_mlp)"), (None, "OpenVINO")],
+)
+def test_a_model_whose_layers_are_not_called_is_left_to_the_builtin_and_said(
+    setup: Setup, part: type[torch.nn.Module] | None, name: str
+) -> None:
     setup.picture(f"x{A}")
     unet = setup.web.pipe.unet
-    if name == "nunchaku":
-        layer = type("SVDQLinear", (torch.nn.Linear,), {"__module__": "nunchaku.models.linear"})(1, 1)
-        unet.fused = layer
+    if part is not None:
+        unet.fused = part()
     else:
         setup.web.opts.data.update(cuda_compile_backend="openvino_fx", cuda_compile=["Model"])
     found = setup.web.generate(f"x{B}")
     assert setup.web.builtin.calls == [["stripes:0.5"]]
     assert [name in text for text in of_lora(found.infotexts[0]) if "warnings" in text] == [True]
     assert [name in note for note in state_of(setup.session)["notes"]] == [True]
+
+
+def test_a_model_of_nunchaku_whose_layers_are_called_is_served(setup: Setup) -> None:
+    plain = setup.picture("x")
+    setup.web.pipe.unet.quantized = Called()
+    assert not torch.equal(setup.picture(f"x{A}"), plain)
+    assert setup.web.builtin.calls == []
+    assert state_of(setup.session)["notes"] == []
 
 
 @pytest.mark.parametrize("fails", [True, False])
