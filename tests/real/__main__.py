@@ -27,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--lora-dir", type=Path, help="LoRA folder of the web UI, which gets files made for its model")
     source.add_argument("--lora", action="append", help="name of a LoRA that is there; three of them")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="file or folder of the model, where the web UI does not tell it"
+    )
     parser.add_argument("--only", action="append", help="name of a check, such as hires; all by default")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--sampler", default="Euler")
@@ -41,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ui.state()
     except (OSError, WebUIError) as error:
         parser.exit(2, f"no Remora answers at {arguments.url}: {error}\n")
-    with _lossless(ui), _loras(ui, arguments.lora, arguments.lora_dir) as names:
+    with _lossless(ui), _loras(ui, arguments.lora, arguments.lora_dir, arguments.checkpoint) as names:
         trial = Trial(ui, names, fields)
         results = {name: run(trial, name) for name in arguments.only or _NAMED}
         host = ui.state()["host"]
@@ -91,14 +94,16 @@ def _lossless(ui: WebUI) -> Iterator[None]:
 
 
 @contextmanager
-def _loras(ui: WebUI, names: Sequence[str] | None, folder: Path | None) -> Iterator[Sequence[str]]:
+def _loras(
+    ui: WebUI, names: Sequence[str] | None, folder: Path | None, checkpoint: Path | None
+) -> Iterator[Sequence[str]]:
     """Yield the names of three LoRA that the web UI knows."""
     if folder is None:
         yield names or ()
         return
     made: Sequence[str] = ()
     try:
-        made = make_loras(_checkpoint(ui), folder)
+        made = make_loras(checkpoint or _checkpoint(ui), folder)
         ui.ask("/sdapi/v1/refresh-loras", {})
         ui.ask("/remora/v1/refresh", {})
         yield made
@@ -112,8 +117,10 @@ def _checkpoint(ui: WebUI) -> Path:
     title = ui.ask("/sdapi/v1/options")["sd_model_checkpoint"]
     for model in ui.ask("/sdapi/v1/sd-models"):
         if title.partition(" [")[0] in (model["title"].partition(" [")[0], model["model_name"]):
-            return Path(model["filename"])
-    raise SystemExit(f"the web UI does not tell where its model {title} is; name LoRA of it: --lora NAME")
+            file = Path(model["filename"])
+            if file.exists():
+                return file
+    raise SystemExit(f"the web UI does not tell where its model {title} is; name it: --checkpoint PATH")
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ class SVDQuant(WeightReader):
     def read(cls, layer: nn.Module, param: str) -> Tensor:
         own: Any = layer  # its forward is the one that may be hooked
         identity = torch.eye(own.in_features, dtype=own.proj_up.dtype, device=own.qweight.device)
-        product = identity.new_empty(own.in_features, own.out_features)
-        product = own.forward_quant(*own.quantize(identity), product).detach()
+        output = identity.new_empty(own.in_features, own.out_features)
+        product: Tensor = own.forward_quant(*own.quantize(identity), output).detach()
         if own.bias is not None:
             product = product - own.bias
         if not product.isfinite().all():
