@@ -7,6 +7,8 @@ A file may mix them: OneTrainer and ai-toolkit write `lora_A.weight` beside `alp
 encoder: they give a role, not a component, see `components.py`. The two CLIP models alone have one number everywhere;
 T5 is the first, second or third, as the family has it.
 
+Some tools keep the checkpoint's prefix and write `model.diffusion_model.`.
+
 ai-toolkit puts the two experts of Wan 2.2 below `diffusion_model.` where one file has both
 (`diffusion_model.transformer_1.`, `split_multistage_loras`); PixArt's first LoRA have PEFT's wrapper behind the
 component (`unet.base_model.model.`). Its text encoders have kohya's names before dots (`lora_te1.text_model.`,
@@ -25,7 +27,7 @@ COMPONENT = (
     r"|text_encoders\.\w+(?:\.transformer)?|lora_te[1-4]?)\."
 )
 """Begin of the keys of one component; a plain checkpoint has none."""
-START = rf"(?:{WRAPPER})?(?:{COMPONENT}(?:{WRAPPER})?)?"
+START = rf"(?:{WRAPPER})?(?:model\.(?=diffusion_model\.))?(?:{COMPONENT}(?:{WRAPPER})?)?"
 """What may come before the layer."""
 ENCODERS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 """CLIP models by ComfyUI's names -> diffusers' in every family that has them (SD3, SDXL, Flux)."""

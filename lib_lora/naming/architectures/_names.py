@@ -123,7 +123,7 @@ class _Rule:
             return
         if isinstance(alias.diffusers, str):
             yield _filled(self.others[0], numbers, rest), place.swapped() if alias.swapped else place
-        elif not rest and self.part is None:
+        elif not rest and self.part is None and not alias.head:
             start = 0
             for other, size in zip(self.others, _sizes(alias, shape), strict=False):
                 yield _filled(other, numbers), place.window(start, start + size)
@@ -132,9 +132,18 @@ class _Rule:
             fused = _filled(self.others[0], numbers)
             if len(alias.parts) > 1:
                 yield f"{fused}.{self.part}", place
-            whole = joined([known.get(_filled(_steps(part), numbers)) for part in alias.parts])
+            parts = [known.get(_filled(_steps(part), numbers)) for part in alias.parts]
+            whole = joined(_by_turns(parts, alias.head) if alias.head else parts)
             if whole is not None:
                 yield fused, whole
+
+
+def _by_turns(parts: Sequence[Place | None], count: int) -> Sequence[Place | None]:
+    """Return the first `count` rows of each part, then the next ones, for parts of equally many rows."""
+    rows = [0 if part is None else part.shape[0] for part in parts]
+    if min(rows) < max(rows) or rows[0] % count:
+        return [None]
+    return [part and part.window(at, at + count) for at in range(0, rows[0], count) for part in parts]
 
 
 def _sizes(alias: Alias, shape: Sequence[int]) -> list[int]:

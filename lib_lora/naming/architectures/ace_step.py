@@ -2,7 +2,7 @@
 
 Source: ace-step/ACE-Step-1.5 against diffusers' AceStepTransformer1DModel, as
 `_convert_non_diffusers_ace_step_lora_to_diffusers` and scripts/convert_ace_step_to_diffusers.py have it. Its own code
-has the transformer below `decoder`, and LoRA without that.
+has the transformer below `decoder`, as ComfyUI's has, and LoRA without that.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ ACE_STEP = Architecture(
             for kind in ("self_attn", "cross_attn")
             for native, own in _PARTS.items()
         }
-        | {"proj_in.1": "proj_in_conv", "proj_out.1": "proj_out_conv"},
+        | {"proj_in.1": "proj_in_conv", "proj_out.1": "proj_out_conv"}
+        | {f"decoder.{part}": part for part in ("layers", "condition_embedder", "time_embed", "time_embed_r")},
     ),
 )

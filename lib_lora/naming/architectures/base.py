@@ -45,6 +45,8 @@ class Alias:
     """Rows of each part, for a model that is fused; all equal where none are given."""
     swapped: bool = False
     """Whether one layer has the two halves of its outputs the other way round, as adaLN's shift and scale."""
+    head: int = 0
+    """Rows of a head, for a fused layer of files alone that has its parts by turns, head by head."""
     times: int | None = None
     """How many times as many outputs as inputs a layer must have to be meant, where names alone do not tell."""
 

@@ -2,7 +2,7 @@
 
 Source: diffusers' MiniMaxH3Transformer3DModel and `convert_minimax_h3_transformer_checkpoint_to_diffusers`. ai-toolkit,
 musubi-tuner and ComfyUI have the names of its own code, and the rows of queries, keys and values one after another.
-DiffSynth-Studio has these rows by turns, head by head, under the same names: its files cannot be read so.
+DiffSynth-Studio has these rows by turns, head by head, see files/formats/diffsynth.py.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ MINIMAX_H3 = Architecture(
         ),
         Sign(
             r"^(denoiser|\?):(token_refiner_)?blocks_\d+_"
-            r"(attn_qkv_proj:5376|attn_out_proj:7168|mlp_fc1:5376|mlp_fc2:14336|adaln_proj_linear:2688)$"
+            r"(attn_qkv_proj(_by_head)?:5376|attn_out_proj:7168|mlp_fc1:5376|mlp_fc2:14336|adaln_proj_linear:2688)$"
         ),
         named("minimax[_-]?h3"),
     ),
     aliases=(
         *(
             Alias(DENOISER, f"{native}attn.qkv_proj", tuple(f"{own}attn.to_{part}" for part in "qkv"))
+            for native, own in _BLOCKS.items()
+        ),
+        *(
+            Alias(DENOISER, f"{native}attn.qkv_proj_by_head", tuple(f"{own}attn.to_{part}" for part in "qkv"), head=128)
             for native, own in _BLOCKS.items()
         ),
         *(
