@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from lib_lora import Entry, Halves, Multiplier, PerImage, Stack, Strength, is_off
 
@@ -28,24 +29,22 @@ class Wish:
         return is_off(self.multiplier)
 
 
-@dataclass
-class Wanted:
-    """One LoRA of a batch."""
-
-    name: str
-    """The name in its first tag."""
-    file: CatalogFile
-    rank: int | None
-    multipliers: dict[int, Multiplier | Halves] = field(default_factory=dict)
-    """Image -> multiplier; an image that is missing does not use this LoRA."""
-
-    def entry(self, images: int) -> Entry:
-        """Return the stack entry for a batch of this many images."""
-        every = PerImage(tuple(self.multipliers.get(image, 0.0) for image in range(images)))
-        return Entry(self.file.path, every, self.rank)
+Shared: TypeAlias = Mapping[int, Wish]
+"""One LoRA of a batch: image -> its wish; an image that is missing does not use it."""
 
 
-def wanted(images: Sequence[Sequence[Wish]], *, in_order: bool) -> list[Wanted]:
+def first(shared: Shared) -> Wish:
+    """Return the wish of the first image that has a LoRA."""
+    return next(iter(shared.values()))
+
+
+def entry_of(shared: Shared, images: int) -> Entry:
+    """Return the stack entry of a LoRA, for a batch of this many images."""
+    every = PerImage(tuple(shared[image].multiplier if image in shared else 0.0 for image in range(images)))
+    return Entry(first(shared).file.path, every, first(shared).rank)
+
+
+def gather(images: Sequence[Sequence[Wish]], *, in_order: bool) -> list[Shared]:
     """Gather the LoRA of all images; a LoRA that several images share becomes one item.
 
     Args:
@@ -53,11 +52,11 @@ def wanted(images: Sequence[Sequence[Wish]], *, in_order: bool) -> list[Wanted]:
         in_order: their order matters, so images share LoRA only if they agree in all of them.
     """
     alike = all(len(image) == len(images[0]) and _keys(image) == _keys(images[0]) for image in images)
-    found: dict[object, Wanted] = {}
+    found: dict[object, dict[int, Wish]] = {}
     for number, image in enumerate(images):
         for key, wish in zip(_keys(image), image, strict=True):
             own: object = (number, key) if in_order and not alike else key
-            found.setdefault(own, Wanted(wish.name, wish.file, wish.rank)).multipliers[number] = wish.multiplier
+            found.setdefault(own, {})[number] = wish
     return list(found.values())
 
 
@@ -78,13 +77,13 @@ def text_keys(
     keys = []
     for image in range(stack.images):
         own: list[object] = []
-        for i, (entry, file) in enumerate(zip(stack, files, strict=True)):
+        for i, (one, file) in enumerate(zip(stack, files, strict=True)):
             changed = [name for name in components if hit is None or name in hit[i]]
-            strengths = tuple((name, entry.strength(name, image)) for name in changed)
+            strengths = tuple((name, one.strength(name, image)) for name in changed)
             if any(strength for _, strength in strengths):
-                multiplier = entry.of_image(image)
+                multiplier = one.of_image(image)
                 blocks = multiplier.blocks if isinstance(multiplier, Strength) else None
-                own.append((file, entry.rank, strengths, *([] if blocks is None else [blocks])))
+                own.append((file, one.rank, strengths, *([] if blocks is None else [blocks])))
         keys.append(tuple(own))
     return tuple(keys)
 

@@ -29,7 +29,7 @@ from ..library.catalog import Catalog, CatalogError, CatalogFile, Lookup
 from ..text.known import Known
 from ..text.prompt import parse_arguments
 from ..text.tag import Tag
-from .batch import Wanted, Wish, text_keys, wanted
+from .batch import Shared, Wish, entry_of, first, gather, text_keys
 from .request import USUAL, Memory, Request, Settings
 
 if TYPE_CHECKING:
@@ -368,18 +368,18 @@ class Session:
             [*(always[position] for position in sorted(front)), *(one for one in image if not one.is_off)]
             for front, image in zip(besides, own, strict=True)
         ]
-        entries = wanted(images, in_order=batch.settings.in_order)
+        entries = gather(images, in_order=batch.settings.in_order)
         of_stack = [wish.file for wish in always.values()]
         report, stack = self._activate_what_can_be(entries, len(images), batch, of_stack, left_out)
         active = tuple(
-            Active(one.name, one.file, its_report, tuple(sorted(one.multipliers)))
+            Active(first(one).name, first(one).file, its_report, tuple(one))
             for one, its_report in zip(entries, report.entries, strict=True)
         )
         texts = [name for name in self.host.components() if name.startswith("text_encoder")]
         chosen = batch.settings
         how = chosen.in_order, chosen.mode, chosen.memory.storage, chosen.reading
         hit = [own.components for own in report.entries]
-        of_images = text_keys(stack, [one.file for one in entries], texts, hit)
+        of_images = text_keys(stack, [first(one).file for one in entries], texts, hit)
         keys = tuple((how, key) if key else () for key in of_images)
         files = {one.file for one in active}
         used = sorted(set().union(*besides))
@@ -390,7 +390,7 @@ class Session:
 
     def _activate_what_can_be(
         self,
-        entries: list[Wanted],
+        entries: list[Shared],
         images: int,
         batch: Request,
         of_stack: Collection[CatalogFile],
@@ -404,7 +404,7 @@ class Session:
                 culprit = getattr(error, "index", None)  # ActivationError and StackError name the entry
                 if culprit is None:
                     raise
-                bad = entries[culprit]
+                bad = first(entries[culprit])
                 always_on = bad.file in of_stack
                 self._skip_or_raise(bad.name, error, batch.settings.skip_bad, left_out, always_on=always_on)
                 del entries[culprit]
@@ -451,10 +451,10 @@ class Session:
             logger.warning("remora: skipped: %s", reason)
             left_out.append(skipped)
 
-    def _activate(self, entries: Sequence[Wanted], images: int, batch: Request) -> tuple[ActivationReport, Stack]:
+    def _activate(self, entries: Sequence[Shared], images: int, batch: Request) -> tuple[ActivationReport, Stack]:
         settings = batch.settings
         stack = Stack(
-            [one.entry(images) for one in entries],
+            [entry_of(one, images) for one in entries],
             mode=settings.mode,
             in_order=settings.in_order,
             calls=batch.calls,
@@ -463,7 +463,7 @@ class Session:
         report = self._engine_with(settings.memory).activate(stack)
         for one, its_report in zip(entries, report.entries, strict=True):
             doubtful = its_report.warning or its_report.unused
-            self._say(its_report.summary(), logging.WARNING if doubtful else logging.INFO, one.file)
+            self._say(its_report.summary(), logging.WARNING if doubtful else logging.INFO, first(one).file)
         if report.merging:
             self._say(report.merging, logging.INFO)
         return report, stack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from extension.generation.batch import Wish, text_keys, wanted
+from extension.generation.batch import Wish, entry_of, first, gather, text_keys
 from extension.library.catalog import CatalogFile
 from extension.text.prompt import parse
 from lib_lora import PerImage, Stack
@@ -20,8 +20,8 @@ def image(prompt: str) -> list[Wish]:
 
 
 def stack(*prompts: str, in_order: bool = False) -> tuple[Stack, list[CatalogFile]]:
-    entries = wanted([image(prompt) for prompt in prompts], in_order=in_order)
-    return Stack([one.entry(len(prompts)) for one in entries]), [one.file for one in entries]
+    entries = gather([image(prompt) for prompt in prompts], in_order=in_order)
+    return Stack([entry_of(one, len(prompts)) for one in entries]), [first(one).file for one in entries]
 
 
 def strengths(made: Stack, component: str = "unet") -> list[tuple[str, list[float]]]:
@@ -71,8 +71,5 @@ def test_text_keys_are_equal_where_the_text_encoders_output_is() -> None:
 def test_a_file_that_changed_on_disk_is_another_one() -> None:
     old = CatalogFile(Path("a.safetensors"), "a", 1, 1)
     new = CatalogFile(Path("a.safetensors"), "a", 1, 2)
-    keys = [
-        text_keys(Stack([wanted([[Wish("a", file, None, 1.0)]], in_order=False)[0].entry(1)]), [file], TEXTS)
-        for file in (old, new)
-    ]
+    keys = [text_keys(Stack([entry_of({0: Wish("a", file, None, 1.0)}, 1)]), [file], TEXTS) for file in (old, new)]
     assert keys[0] != keys[1]
