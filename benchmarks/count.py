@@ -43,7 +43,7 @@ SMALL_LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
     "conv": (partial(nn.Conv2d, 8, 8, 3, padding=1), (1, 8, 4, 4)),
 }
 KINDS_HEADERS = ("kind", "tokens", "way", "kernels", "views", "frames of ours", "bytes", "FLOPs")
-TOKENS = (8, 4096)
+TOKENS = (8, 1024)
 OURS = str(Path(lib_lora.__file__).parent)
 _NO_KERNELS = ("empty", "detach", "alias", "lift_fresh", "_local_scalar_dense", "sym_")
 

@@ -110,6 +110,17 @@ def test_program_prints_a_table_and_writes_json(name, load, tmp_path, capsys) ->
     CHECKS.get(name, lambda rows: None)(written["rows"])
 
 
+def test_kinds_are_counted_with_few_tokens_and_many(load, tmp_path) -> None:
+    file = tmp_path / "out.json"
+    assert load("count").main([*TINY, "--kinds", "--json", str(file)]) == 0
+    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    assert [row["tokens"] for row in rows] == [8, 1024] * (len(rows) // 2)
+    own = {row["what"]: row for row in rows if row["tokens"] == 8}
+    assert own["lora"]["kernels"] == 3
+    assert own["lora"]["ours"] < own["full"]["ours"] < own["full"]["frames"]
+    assert own["full"]["way"] == "dense"
+
+
 def test_a_picture_by_some_ways_alone(load, tmp_path) -> None:
     file, picture = tmp_path / "out.json", load("picture")
     few = [*TINY, "--counts", "1", "--steps", "2", "--ways"]

@@ -17,6 +17,7 @@ import lib_lora
 from lib_lora import Curve, Engine, Entry, Moment, PerImage, Region, Row, Stack, Strength
 from lib_lora.execution.hooks import slot_of
 from tests.fakes.files import pair, save
+from tests.fakes.kinds import SAMPLES
 
 OURS = str(Path(lib_lora.__file__).parent)
 LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -103,6 +104,34 @@ def test_a_plain_lora_costs_two_kernels_and_several_three(
     assert len(found.kernels) - len(bare.kernels) == kernels
     assert found.views - bare.views <= 4
     assert found.kernels[-1] in ("aten::addmm_", "aten::baddbmm_"), "added in place"
+
+
+FRAMES = {
+    "dora by rows": (20, 20),
+    "dora by columns": (17, 17),
+    "lokr full, full": (16, 16),
+    "glora": (18, 18),
+    "ia3 on the output": (17, 17),
+    "diag-oft": (20, 39),
+    "lora with bias": (15, 15),
+    "full": (24, 24),
+    "loha, many ranks": (31, 31),
+}
+"""Sample of a kind -> the most frames of ours in a call of 8 tokens and of 512."""
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_calls_of_other_kinds_have_few_frames_of_ours(tmp_path: Path, name: str) -> None:
+    sample = next(one for one in SAMPLES if one.name == name)
+    model = Net(nn.Linear(64, 64)).requires_grad_(False)
+    path, _ = sample.write(tmp_path, (64, 64))
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, 0.8)]))
+    for tokens, most in zip((8, 512), FRAMES[name], strict=True):
+        x = torch.randn(1, tokens, 64)
+        with torch.no_grad():
+            model(x)
+            assert frames(lambda x=x: model.layer(x)) <= most, tokens  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(("tokens", "most"), [(8, 5), (512, 6)])
