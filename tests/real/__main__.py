@@ -89,7 +89,7 @@ def _lossless(ui: WebUI) -> Iterator[None]:
     try:
         yield
     finally:
-        if before != "png":
+        if before not in ("png", None):  # SD.Next tells nothing of a setting that is as at first
             ui.set(samples_format=before)
 
 

@@ -149,7 +149,13 @@ def batch(trial: Trial) -> str:
         raise AbsentError("no prompt matrix, which makes a batch of unlike prompts")
     parts = [trial.words, *(f"<lora:{name}:1>" for name in (trial.a, trial.b))]
     script = {"script_name": "prompt matrix", "script_args": [one.get("value") for one in described]}
-    made, info = trial.ui.pictures("|".join(parts), trial.fields | script | {"batch_size": 4})
+    fields = trial.fields | script | {"batch_size": 4}
+    try:
+        made, info = trial.ui.pictures("|".join(parts), fields)
+    except WebUIError as error:
+        if fails(trial, f"{trial.words}|large|old", fields):
+            raise AbsentError(f"the prompt matrix fails without LoRA, too: {error.detail:.80}") from None
+        raise
     prompts = info["all_prompts"][-4:]
     made = made[-4:]
     alone = [trial.ui.picture(prompt, trial.fields) for prompt in prompts]
@@ -162,10 +168,22 @@ def batch(trial: Trial) -> str:
     return f"within {max(apart(*pair) for pair in zip(made, alone, strict=True))}/255"
 
 
+def fails(trial: Trial, prompt: str, fields: Mapping[str, object]) -> bool:
+    """Tell whether a web UI fails by itself: with Remora off, and a prompt without LoRA."""
+    try:
+        trial.ui.set(remora_enabled=False)
+        trial.ui.pictures(prompt, fields)
+    except WebUIError:
+        return True
+    finally:
+        trial.ui.set(remora_enabled=True)
+    return False
+
+
 def hires(trial: Trial) -> str:
     upscaled: dict[str, Any] = {"enable_hr": True, "hr_scale": 2, "denoising_strength": 0.7}
     upscaled |= {"hr_second_pass_steps": 2, "hr_force": True, "hr_upscaler": trial.ui.upscaler()}
-    upscaled["hr_additional_modules"] = ["Use same choices"]  # without it a Forge fails
+    upscaled |= {"hr_additional_modules": ["Use same choices"], "hr_resize_mode": 1}  # of Forge and of SD.Next
     try:
         without = trial.picture(**upscaled)
     except WebUIError as error:
@@ -222,17 +240,29 @@ def given_back(trial: Trial) -> str:
 
 def plot(trial: Trial) -> str:
     tags = [trial.prompt((trial.a, strength)).removeprefix(trial.words).strip() for strength in (1, 0.2)]
-    fields = trial.ui.plot_fields("Prompt S/R", ",".join(tags))
-    if fields is None:
-        raise AbsentError("no X/Y/Z plot")
-    cells, _ = trial.ui.pictures(trial.prompt((trial.a, 1)), trial.fields | fields)
-    cells = [cell for cell in cells if cell.shape == trial.none.shape]
-    if len(cells) != len(tags):
-        raise FailedError(f"the plot has {len(cells)} cells instead of {len(tags)}")
-    same(cells[0], trial.with_a, "the cell of 1.0")
-    same(cells[1], trial.picture((trial.a, 0.2)), "the cell of 0.2")
+    alone = [trial.with_a, trial.picture((trial.a, 0.2))]
+    cells = plotted(trial, trial.prompt((trial.a, 1)), tags)
+    if not all(map(np.array_equal, cells, alone)):
+        word = trial.words.split()[-1]
+        plain = [trial.none, trial.ui.picture(trial.words.replace(word, "house"), trial.fields)]
+        if not all(map(np.array_equal, plotted(trial, trial.words, [word, "house"]), plain)):
+            raise AbsentError("the cells of the web UI's plot are unlike single pictures without LoRA, too")
+    for cell, picture, tag in zip(cells, alone, tags, strict=True):
+        same(cell, picture, f"the cell of {tag}")
     trial.none_again("after a plot")
     return ""
+
+
+def plotted(trial: Trial, prompt: str, values: Sequence[str]) -> list[np.ndarray]:
+    """Return the cells of an X/Y/Z plot that replaces the first value in the prompt by each."""
+    fields = trial.ui.plot_fields(",".join(values))
+    if fields is None:
+        raise AbsentError("no X/Y/Z plot")
+    made, _ = trial.ui.pictures(prompt, trial.fields | fields)
+    cells = [cell for cell in made if cell.shape == trial.none.shape]
+    if len(cells) != len(values):
+        raise FailedError(f"the plot has {len(cells)} cells instead of {len(values)}")
+    return cells
 
 
 CHECKS: Mapping[str, Callable[[Trial], str]] = {

@@ -20,6 +20,8 @@ PATIENCE = 900.0  # seconds for an answer: a large model on a CPU takes minutes 
 _ASK_AGAIN = 0.02  # seconds
 _AXIS = "{} type"
 _VALUES = "{} values"
+_REPLACE = ("Prompt S/R", "[Prompt] Search & replace")
+_UPSCALERS = ("latent", "nearest", "lanczos")
 
 
 class WebUIError(Exception):
@@ -120,12 +122,15 @@ class WebUI:
 
     def upscaler(self) -> str:
         """Return an upscaler that needs no file: one of latents where there is one."""
-        latent = self.ask("/sdapi/v1/latent-upscale-modes") if self.has("/sdapi/v1/latent-upscale-modes") else []
-        return str(latent[0]["name"]) if latent else "None"
+        found: list[str] = []
+        for route in ("/sdapi/v1/latent-upscale-modes", "/sdapi/v1/upscalers"):
+            found += [one["name"] for one in self.ask(route)] if self.has(route) else []
+        wanted = [name for word in _UPSCALERS for name in found if name and word in name.lower()]
+        return wanted[0] if wanted else "None"
 
-    def plot_fields(self, axis: str, values: str) -> Mapping[str, object] | None:
-        """Return the fields of a request for an X/Y/Z plot with one axis; None where the web UI has no plots."""
-        for name in ("x/y/z plot", "xyz grid", "xyz grid script"):
+    def plot_fields(self, values: str) -> Mapping[str, object] | None:
+        """Return the fields of a request for an X/Y/Z plot that replaces words; None where the web UI has no plots."""
+        for name in ("x/y/z plot", "xyz grid script"):
             described = self.script(name)
             if described is not None:
                 break
@@ -135,12 +140,12 @@ class WebUI:
         for one in described:
             value, label, choices = one.get("value"), one.get("label") or "", one.get("choices") or []
             if label == _AXIS.format("X"):
-                value = choices.index(axis)
+                value = next(i for i, choice in enumerate(choices) if choice in _REPLACE)
             elif label in (_AXIS.format("Y"), _AXIS.format("Z")):
                 value = choices.index("Nothing")
             elif label == _VALUES.format("X"):
                 value = values
-            elif "sub" in label.lower() and "image" in label.lower():  # the cells, beside the picture of all
+            elif label.lower() in ("include sub images", "include images"):  # the cells, beside the picture of all
                 value = True
             arguments.append(value)
         return {"script_name": name, "script_args": arguments}
