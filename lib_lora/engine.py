@@ -231,6 +231,7 @@ class Engine:
                 self._trim()
 
     def _put_in_force(self, stack: Stack) -> ActivationReport:
+        """Resolve the files, put the plan of their key on the layers, or leave it there, and write the strengths."""
         self._model.check_names(stack)
         patched_again = hooks.ensure_in_force()
         indexes = self._model.indexes()

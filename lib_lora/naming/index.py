@@ -133,11 +133,7 @@ def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, .
     """
     inside_attention: set[int] = set()
     fused_rows: dict[str, dict[str, int]] = {}
-    wrappers: list[str] = []
-    for full_path, module in component.named_modules(remove_duplicate=False):
-        path = _plain_path(full_path, wrappers)
-        if isinstance(module, _WRAPPERS):
-            wrappers.insert(0, f"{full_path}.module." if full_path else "module.")  # the innermost first
+    for path, module in _named(component):
         if id(module) in inside_attention:
             continue
         if isinstance(module, nn.MultiheadAttention):
@@ -276,26 +272,19 @@ def _name_tables(
     return dotted, {name.replace(".", "_"): place for name, place in reversed(dotted.items())}
 
 
-_WRAPPED = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
-"""Names that torch's compiler, FSDP and checkpointing give the module that they wrap."""
+_INNER = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "base_layer"})
+"""Names that torch's compiler, FSDP, checkpointing and PEFT give the module that they wrap."""
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 """These call it `module`, as others call layers of their own."""
 
 
-def _plain_path(path: str, wrappers: Sequence[str]) -> str:
-    """Take out of a path what torch and PEFT put into it.
-
-    Args:
-        path: of a module.
-        wrappers: paths up to the module that one of `_WRAPPERS` wraps, the innermost first.
-    """
-    steps = f"{path}."
-    for wrapper in wrappers:
-        if steps.startswith(wrapper):
-            steps = wrapper.removesuffix("module.") + steps.removeprefix(wrapper)
-    for part in _WRAPPED:
-        steps = steps.replace(part, "")
-    return steps.removesuffix(".").replace(".base_layer", "")
+def _named(module: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield a module and all below it with their paths; a wrapped module has the path of its wrapper."""
+    yield path, module
+    for name, child in module._modules.items():
+        if child is not None:
+            inner = name in _INNER or (name == "module" and isinstance(module, _WRAPPERS))
+            yield from _named(child, path if inner else f"{path}.{name}" if path else name)
 
 
 def modules_of(pipeline: object) -> dict[str, nn.Module]:

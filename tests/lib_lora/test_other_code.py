@@ -565,6 +565,16 @@ def test_names_of_wrapped_models_are_those_of_the_model(tmp_path, inside):
     assert (report.entries[0].hit, report.entries[0].unused) == (2, ())
 
 
+def test_a_name_that_begins_like_a_wrapped_layer_s_stays_as_it_is(tmp_path):
+    layers = nn.ModuleDict({"base_layers": nn.Linear(8, 8), "base_layer": nn.Linear(8, 8)})
+    model = nn.ModuleDict({"mid": layers})
+    save_file(
+        pair("lora_unet_mid_base_layers", (8, 8), 2) | pair("lora_unet_mid", (8, 8), 2), tmp_path / "a.safetensors"
+    )
+    report = Engine({"unet": model}).activate(Stack([Entry(tmp_path / "a.safetensors")]))
+    assert (report.entries[0].hit, report.entries[0].unused) == (2, ())
+
+
 # compilers ------------------------------------------------------------------------------------------------------------
 
 
