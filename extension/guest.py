@@ -67,7 +67,8 @@ class Guest:
             images = [self._read(arguments, batch, unread, skip_bad=wanted.skip_bad) for arguments in batch.images]
             besides = [tag.without(batch.without) for tag in always]
             activation = self._session.begin_batch(images, wanted, batch.calls, besides, batch.seeds, batch.at)
-            activation = replace(activation, left_out=(*unread, *activation.left_out))
+            notes = (*activation.notes, *activation.far_off(batch.steps, batch.cfg))
+            activation = replace(activation, left_out=(*unread, *activation.left_out), notes=notes)
             self._session.last = activation
         except BaseException as error:
             self._session.failed = self._session.failed or Skipped("", f"{type(error).__name__}: {error}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from ..library import (
     NotesError,
     Training,
     beside,
+    distilled,
     notes_lock,
     notes_of,
     read_training,
@@ -171,6 +172,7 @@ class Library:
             "kinds": dict(row.facts.structure.kinds) if row.facts is not None else {},
             "training": dict(training.settings),
             "training_tags": [[_without_tags(tag), count] for tag, count in training.tags],
+            "distilled": _distilled(row),
             "sidecars": [path.name for path in (*found.notes, *filter(None, [found.picture]))],
             "hash": digest,
         }
@@ -284,6 +286,14 @@ def listed(row: Row) -> dict[str, Any]:
         "uses": row.uses,
         "picture": _picture(row),
     }
+
+
+def _distilled(row: Row) -> dict[str, Any] | None:
+    """Return the settings that a distilled LoRA was made for; None for others."""
+    made = distilled(row.name, row.facts.alias if row.facts is not None else "")
+    if made is None:
+        return None
+    return {**asdict(made), "steps": list(made.steps), "cfg": list(made.cfg)}
 
 
 def _picture(row: Row) -> str:

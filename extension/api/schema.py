@@ -88,6 +88,19 @@ _ENTRY: Mapping[str, Schema] = {
     "more": {**_TEXT, "description": "further fields of a tag, as lbw=OUTALL:stop=10"},
 }
 _FAMILY = _object({"name": _TEXT, "title": _TEXT, "sure": _TRUTH})
+_DISTILLED = _object(
+    {
+        "method": _TEXT,
+        "steps": {**_list(_WHOLE, minItems=2, maxItems=2), "description": "the fewest and the most"},
+        "cfg": {
+            **_list(_NUMBER, minItems=2, maxItems=2),
+            "description": "CFG scale, least and most; 1 is none",
+        },
+        "sampler": _TEXT,
+        "scheduler": _TEXT,
+        "shift": _or_null(_NUMBER),
+    }
+)
 
 COMPONENTS: Mapping[str, Schema] = {
     "Error": _object({"detail": {**_TEXT, "description": "one sentence: what, where, and what to do"}}),
@@ -101,6 +114,7 @@ COMPONENTS: Mapping[str, Schema] = {
             "kinds": _by_name(_WHOLE),
             "training": _by_name(_TEXT),
             "training_tags": _list({"type": "array", "minItems": 2, "maxItems": 2}),
+            "distilled": _or_null(_DISTILLED),
             "sidecars": {**_list(_TEXT), "description": "files beside it that were read"},
             "hash": {**_TEXT, "description": "12 hex digits as in Lora hashes; empty where it was not made yet"},
         }

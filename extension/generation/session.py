@@ -25,6 +25,7 @@ from ..kept.always_on import AlwaysOnFile
 from ..kept.block_presets import BlockPresetsFile
 from ..kept.presets import Presets
 from ..kept.region_files import RegionFiles
+from ..library import distilled
 from ..library.catalog import Catalog, CatalogError, CatalogFile, Lookup
 from ..text.known import Known
 from ..text.prompt import parse_arguments
@@ -116,6 +117,16 @@ class Activation:
     def images(self) -> int:
         """Return how many images have LoRA of their own."""
         return len(self.text_keys)
+
+    def far_off(self, steps: int | None, cfg: float | None) -> tuple[str, ...]:
+        """Return one sentence for each distilled LoRA that was made for other steps or another CFG scale.
+
+        Args:
+            steps: of the pictures; None if unknown.
+            cfg: the CFG scale; None if unknown.
+        """
+        found = [(one.name, distilled(one.name, one.file.path.stem)) for one in self.active]
+        return tuple(f"{name} {text}" for name, made in found if made and (text := made.warning(steps, cfg)))
 
     def lines(self) -> tuple[str, ...]:
         """Return one line per LoRA, and one on merging if it was requested."""

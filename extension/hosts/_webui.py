@@ -10,6 +10,7 @@ import importlib
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -73,7 +74,12 @@ class WebUIHost(Host):
         """Make the batch that a processing object runs next."""
         steps, count = getattr(p, "steps", None), getattr(p, "n_iter", 1)
         calls = steps * count if isinstance(steps, int) and isinstance(count, int) else None
-        return Batch(images, calls=calls, without=frozenset(exclude), seeds=_seeds(p), at=self.pass_of(p))
+        at, cfg = self.pass_of(p), getattr(p, "cfg_scale", None)
+        found = Batch(images, calls=calls, without=frozenset(exclude), seeds=_seeds(p), at=at)
+        if at != "base":
+            return found
+        known = steps if isinstance(steps, int) else None
+        return replace(found, steps=known, cfg=float(cfg) if isinstance(cfg, int | float) else None)
 
     def pass_of(self, p: Any) -> Pass:
         """Return the present pass of a picture."""

@@ -58,6 +58,10 @@ class Batch:
     """Of the images, as far as known."""
     at: Pass = "base"
     """The host's present pass."""
+    steps: int | None = None
+    """Steps of the base pass; None if unknown, or in another pass."""
+    cfg: float | None = None
+    """The CFG scale of the base pass; None if unknown, or in another pass."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The LoRA files a user has: found, read by their headers, known again at the next start, shown and noted on."""
 
+from .distilled import Distilled, distilled
 from .facts import Facts, Structure, Training, read_training
 from .index import Index, Row
 from .notes import EDITABLE, Notes, NotesError, notes_lock, read_notes, write_notes
@@ -10,6 +11,7 @@ __all__ = [
     "EDITABLE",
     "READABLE",
     "CatalogFile",
+    "Distilled",
     "Facts",
     "Found",
     "Index",
@@ -21,6 +23,7 @@ __all__ = [
     "Structure",
     "Training",
     "beside",
+    "distilled",
     "notes_lock",
     "notes_of",
     "read_notes",

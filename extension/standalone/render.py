@@ -100,7 +100,9 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     seeds = [plan.seed + image for image in range(request.batch_size)]
     try:
         activation = studio.session.begin(plan.prompt.tags, wanted, request.calls, always, seeds)
-        notes = (*(one.reason for one in unread), *activation.skipped, *activation.notes, *_notes(studio, plan))
+        far_off = activation.far_off(request.steps, request.cfg_scale)
+        found = (*activation.skipped, *activation.notes, *far_off)
+        notes = (*(one.reason for one in unread), *found, *_notes(studio, plan))
         parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
         parameters |= regions.parameters(tag.mask for tag in (*always, *plan.prompt.tags))
         for batch in range(request.n_iter):

@@ -41,10 +41,21 @@
  * @property {{[kind: string]: number}} kinds
  * @property {{[name: string]: string}} training
  * @property {[tag: string, count: number][]} training_tags
+ * @property {Distilled | null} distilled null unless it is a known distilled LoRA
  * @property {string[]} sidecars
  * @property {string} hash empty where it was not made yet
  *
  * @typedef {Lora & More} LoraDetails
+ *
+ * @typedef {object} Distilled
+ * The settings that a distilled LoRA was made for; of two numbers the least and the most.
+ * @property {string} method
+ * @property {[number, number]} steps
+ * @property {[number, number]} cfg
+ * @property {string} sampler
+ * @property {string} scheduler
+ * @property {number | null} shift
+ *
  * @typedef {{name: string, title: string, fits: boolean, reason: string}} FamilyFit
  *
  * @typedef {object} Loras

@@ -82,6 +82,25 @@ export function settings(name) {
 }
 
 /**
+ * Write numbers into the page's controls, which hear of it as of typing.
+ * @param {string} name of the prompt
+ * @param {{[field: string]: number}} values by the fields of `settings`
+ * @returns {string[]} the fields that the page has no control for
+ */
+export function writeSettings(name, values) {
+    const [, , , start] = BOXES.find(([other]) => other === name) ?? ["", "", "", ""];
+    return Object.entries(values).flatMap(([field, value]) => {
+        const ids = SETTINGS[/** @type {keyof typeof SETTINGS} */ (field)];
+        const inputs = ids.map((id) => document.getElementById(`${start}${id}`)?.querySelector("input[type=number]"));
+        const input = /** @type {HTMLInputElement | undefined} */ (inputs.find(Boolean));
+        if (!input) return [field];
+        input.value = String(value);
+        for (const event of ["input", "change"]) input.dispatchEvent(new Event(event, {bubbles: true}));
+        return [];
+    });
+}
+
+/**
  * Return the picture that the page shows; null where it shows none.
  * @returns {Promise<Blob | null>}
  */

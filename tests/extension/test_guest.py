@@ -99,6 +99,16 @@ def test_one_bad_tag_never_disables_the_others(setup: Setup) -> None:
         assert sum(part in problem for problem in outcome.problems) == 1
 
 
+def test_settings_that_a_distilled_lora_was_not_made_for_are_told(setup: Setup) -> None:
+    shutil.copy(setup.folder / "zorp.safetensors", setup.folder / "dmd2_sdxl_4step_lora.safetensors")
+    told = ("dmd2_sdxl_4step_lora was made for 4 steps, not 30",)
+    assert setup.batch("dmd2_sdxl_4step_lora:1", steps=30, cfg=1.0).problems == told
+    assert setup.session.last.notes == told  # what the tab shows
+    assert setup.batch("dmd2_sdxl_4step_lora:1", steps=4, cfg=1.0).problems == ()
+    assert setup.batch("zorp:1", steps=30, cfg=7.0).problems == ()
+    assert setup.batch("dmd2_sdxl_4step_lora:1").problems == (), "a host that tells neither is believed"
+
+
 def test_a_tag_without_a_number_has_the_hosts_default(setup: Setup) -> None:
     setup.batch("zorp:0.5")
     half = setup.output()

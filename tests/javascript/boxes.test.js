@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import {afterEach, test} from "node:test";
-import {boxes, copy, find, settings, shownPicture, write} from "../../javascript/remora/boxes.js";
+import {boxes, copy, find, settings, shownPicture, write, writeSettings} from "../../javascript/remora/boxes.js";
 
 const BEFORE = Object.getOwnPropertyDescriptors(globalThis);
 
@@ -247,4 +247,17 @@ test("a browser that copies nothing is told of, also where nothing has the focus
     Object.assign(document, {activeElement: null, execCommand: () => false});
     assert.equal(await copy("x"), false);
     assert.equal(steps.at(-1), "remove");
+});
+
+test("numbers are written into the controls that the page has, and the others are told", () => {
+    const [steps, cfg] = [new Box("20"), new Box("7")];
+    const changes = /** @type {string[]} */ ([]);
+    for (const box of [steps, cfg]) box.addEventListener("change", () => changes.push(box.value));
+    /** @type {{[id: string]: object}} */
+    const roots = {txt2img_steps: {querySelector: () => steps}, txt2img_cfg_scale: {querySelector: () => cfg}};
+    page({getElementById: (/** @type {string} */ id) => roots[id] ?? null});
+    assert.deepEqual(writeSettings("txt2img", {steps: 4, cfg_scale: 1.5}), []);
+    assert.deepEqual([steps.value, cfg.value, changes], ["4", "1.5", ["4", "1.5"]]);
+    assert.deepEqual([steps.events.length, cfg.events.length], [1, 1]);
+    assert.deepEqual(writeSettings("img2img", {steps: 4}), ["steps"]);
 });

@@ -1,7 +1,7 @@
 // All about one file, and what the user notes about it.
 
 /**
- * @import {LoraDetails} from "../api.js"
+ * @import {Distilled, LoraDetails} from "../api.js"
  * @import {Tab} from "../main.js"
  * @import {Filled} from "../vendor/preact.js"
  * @import {Attempt} from "./parts.js"
@@ -9,7 +9,7 @@
 
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {ApiError, CHANGED, query} from "../api.js";
-import {shownPicture} from "../boxes.js";
+import {shownPicture, writeSettings} from "../boxes.js";
 import {size} from "../catalog.js";
 import {split} from "../prompt.js";
 import {rank} from "./card.js";
@@ -92,6 +92,7 @@ export function Details({tab, id}) {
                 ${!lora.readable && html`<p class="rt-error">${lora.reason}</p>`}
                 ${lora.problems.map((text) => html`<p class="rt-notice" key=${text}>${text}</p>`)}
                 <${Facts} lora=${lora} tab=${tab} />
+                ${lora.distilled && html`<${MadeFor} tab=${tab} made=${lora.distilled} attempt=${attempt} />`}
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />
                 <${Trouble} text=${trouble} />
                 <div class="rt-line rt-end">
@@ -128,6 +129,22 @@ function Facts({lora, tab}) {
             ([name, value]) => html`
         <dt key=${name}>${name}</dt><dd>${value}</dd>`,
         )}</dl>`;
+}
+
+/** @param {{tab: Tab, made: Distilled, attempt: Attempt}} props */
+function MadeFor({tab, made, attempt}) {
+    const span = (/** @type {[number, number]} */ [low, high]) => (low === high ? `${low}` : `${low} to ${high}`);
+    const others = [made.sampler, made.scheduler, made.shift && `shift ${made.shift}`].filter(Boolean).join(", ");
+    const use = () =>
+        attempt(async () => {
+            // the most steps are the best picture; the least CFG scale is the one without a second pass
+            const missed = writeSettings(tab.state.target, {steps: made.steps[1], cfg_scale: made.cfg[0]});
+            if (missed.length) throw new Error(`This page has no control for ${missed.join(" and ")}; set it by hand.`);
+        });
+    return html`<p class="rt-line"><span>${made.method}: made for ${span(made.steps)} steps, CFG scale ${span(made.cfg)}${
+        others && `, ${others}`
+    }</span>
+        <${Button} label="Set the steps and the CFG scale of the page" class="rt-small" onClick=${use}>Use these<//></p>`;
 }
 
 /** @param {{draft: Draft, edit: (changes: Partial<Draft>) => void, lora: LoraDetails}} props */

@@ -128,6 +128,7 @@ def test_all_about_one_file_and_its_notes(ask: Checked, copy: Path) -> None:
     assert told["path"] == str(copy)
     assert told["training"]["trained with"] == "lycoris.kohya"
     assert told["training_tags"][0][0] == "zorp"
+    assert told["distilled"] is None
     changed = ask("PATCH", "/lora", params={"id": told["id"]}, json={"notes": "n", "tags": ["a"], "strength": 0.5})
     assert (changed["notes"], changed["tags"], changed["strength"]) == ("n", ["a"], 0.5)
     assert json.loads(copy.with_suffix(".json").read_text())["preferred weight"] == 0.5
@@ -185,6 +186,13 @@ def test_a_picture_that_is_damaged_is_nothing_and_no_fault(ask: Checked, copy: P
     answer = ask.client.get(f"{V1}/thumbnail", params={"id": told["id"]})
     assert (answer.status_code, answer.content) == (204, b"")
     assert "204" in ask.answers("GET", "/thumbnail")
+
+
+def test_a_distilled_lora_tells_what_it_was_made_for(ask: Checked, copy: Path) -> None:
+    copy.rename(copy.with_name("Qwen-Image-Lightning-8steps-V2.0.safetensors"))
+    ask("POST", "/refresh")
+    told = ask("GET", "/lora", params={"name": "Qwen-Image-Lightning-8steps-V2.0"})["distilled"]
+    assert (told["method"], told["steps"], told["cfg"], told["shift"]) == ("Lightning", [8, 8], [1, 1], 3)
 
 
 def test_names_are_resolved(ask: Checked, copy: Path) -> None:

@@ -1,0 +1,67 @@
+"""The settings that published distilled LoRA were made for, by their names."""
+
+from __future__ import annotations
+
+import pytest
+
+from extension.library import distilled
+
+PUBLISHED = {
+    "pytorch_lora_weights": None,
+    "lcm-lora-sdv1-5": ("LCM", (4, 8), (1.0, 2.0)),
+    "LCM_LoRA_SDXL": ("LCM", (4, 8), (1.0, 2.0)),
+    "sdxl_lightning_4step_lora": ("Lightning", (4, 4), (1.0, 1.0)),
+    "sdxl_lightning_8step_lora": ("Lightning", (8, 8), (1.0, 1.0)),
+    "Qwen-Image-Lightning-8steps-V2.0-bf16": ("Lightning", (8, 8), (1.0, 1.0)),
+    "Wan2.2-Lightning_T2V-A14B-4steps-lora_HIGH_fp16": ("Lightning", (4, 4), (1.0, 1.0)),
+    "Hyper-SD15-1step-lora": ("Hyper-SD", (1, 1), (1.0, 1.0)),
+    "Hyper-SDXL-8steps-lora": ("Hyper-SD", (8, 8), (1.0, 1.0)),
+    "Hyper-SDXL-8steps-CFG-lora": ("Hyper-SD", (8, 8), (3.0, 8.0)),
+    "Hyper-FLUX.1-dev-8steps-lora": ("Hyper-SD", (8, 8), (1.0, 3.5)),
+    "dmd2_sdxl_4step_lora_fp16": ("DMD2", (4, 4), (1.0, 1.0)),
+    "TCD-SDXL-LoRA": ("TCD", (4, 8), (1.0, 1.0)),
+    "pcm_sdxl_smallcfg_4step_converted": ("PCM", (4, 4), (1.0, 2.0)),
+    "pcm_sdxl_normalcfg_8step_converted": ("PCM", (8, 8), (3.0, 8.0)),
+    "flash_sdxl": ("Flash Diffusion", (4, 4), (1.0, 1.0)),
+    "FLUX.1-Turbo-Alpha": ("Turbo Alpha", (8, 8), (1.0, 3.5)),
+    "sd_xl_turbo_lora_v1": ("Turbo", (1, 4), (1.0, 2.5)),
+    "Wan21_CausVid_14B_T2V_lora_rank32": ("CausVid", (4, 9), (1.0, 1.0)),
+    "Wan21_T2V_14B_lightx2v_cfg_step_distill_lora_rank32": ("LightX2V", (4, 4), (1.0, 1.0)),
+    # no distilled ones, though their names have such words
+    "z_image_turbo_style": None,
+    "lightning_strike": None,
+    "hyperrealism": None,
+    "flash_photography": None,
+    "my_character_2000steps": None,
+    "turbo": None,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_name_tells_what_the_file_was_made_for(name: str) -> None:
+    found = distilled(name)
+    assert (found and (found.method, found.steps, found.cfg)) == PUBLISHED[name]
+
+
+def test_the_name_in_training_counts_where_the_file_was_renamed() -> None:
+    found = distilled("fast", "sdxl_lightning_4step_lora")
+    assert found is not None
+    assert (found.steps, found.sampler, found.scheduler) == ((4, 4), "Euler", "SGM Uniform")
+    assert distilled("lcm-lora-folder/zorp") is None, "the folder of a file says nothing of it"
+
+
+@pytest.mark.parametrize(
+    ("steps", "cfg", "warning"),
+    [
+        (4, 1.0, ""),
+        (8, 2.0, ""),
+        (None, None, ""),
+        (30, 1.0, "was made for 4 steps, not 30"),
+        (4, 7.0, "was made for a CFG scale of 1, not 7"),
+        (1, 7.5, "was made for 4 steps, not 1 and for a CFG scale of 1, not 7.5"),
+    ],
+)
+def test_settings_that_are_far_off_are_told(steps: int | None, cfg: float | None, warning: str) -> None:
+    found = distilled("dmd2_sdxl_4step_lora")
+    assert found is not None
+    assert found.warning(steps, cfg) == warning
