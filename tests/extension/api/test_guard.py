@@ -61,6 +61,7 @@ VALID: dict[tuple[str, str], dict[str, Any]] = {
     ("DELETE", "/remora/v1/compare"): {},
     ("POST", "/sdapi/v1/txt2img"): {"json": SMALL},
     ("POST", "/sdapi/v1/interrupt"): {},
+    ("POST", "/sdapi/v1/skip"): {},
     ("POST", "/sdapi/v1/options"): {"json": {DEFAULT_MULTIPLIER: 0.5}},
     ("POST", "/sdapi/v1/refresh-loras"): {},
 }
@@ -134,12 +135,14 @@ class Routes:
 
     def __init__(self, app: FastAPI, client: TestClient) -> None:
         self.client = client
-        self.all = [
-            (method, path)
-            for route in app.routes
-            for method in sorted(getattr(route, "methods", None) or ())
-            if (path := getattr(route, "path", "").replace("{name:path}", "main.js"))
-        ]
+        self.all: list[tuple[str, str]] = []
+        paths: set[str] = set()
+        for route in app.routes:
+            path = getattr(route, "path", "").replace("{name:path}", "main.js")
+            hidden = not getattr(route, "include_in_schema", True)
+            if path and not (hidden and path in paths):  # else it answers 405 to the methods that a path does not have
+                self.all += [(method, path) for method in sorted(getattr(route, "methods", None) or ())]
+            paths.add(path)
         self.unsafe = [one for one in self.all if one[0] not in SAFE]
 
     def ask(self, route: tuple[str, str], **more: Any) -> Any:
