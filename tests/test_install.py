@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 import install
+from extension.standalone.__main__ import _parser
 from install import Environment, InstallError
 
 INSTALL = Path(install.__file__)
@@ -455,6 +458,37 @@ def test_the_demos_help_needs_the_standard_library_only() -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: python install.py demo ")
     assert "--lora-dir" in done.stdout
+
+
+def documented() -> list[str]:
+    """Return each `python install.py` in the code of the documents, without what follows on its line."""
+    root = INSTALL.parent
+    found = []
+    for page in (root / "README.md", root / "CONTRIBUTING.md", root / "BENCHMARKS.md", *sorted(root.glob("docs/*.md"))):
+        text = page.read_text(encoding="utf-8")
+        code = [
+            *re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL),
+            *re.findall(r"(?m)^    python.*", text),
+        ]
+        code += re.findall(r"`(python install.py [^`\n]+)`", text)
+        found += [
+            line.partition("#")[0].strip() for part in code for line in part.splitlines() if "python install.py" in line
+        ]
+    return sorted({line for line in found if "COMMAND" not in line})
+
+
+@pytest.mark.parametrize("line", documented())
+def test_a_command_of_the_documents_is_one(line: str) -> None:
+    _, program, command, *arguments = shlex.split(line)
+    assert (program, command in install.COMMANDS) == ("install.py", True)
+    assert "-" not in command
+    if command == "demo":
+        known = vars(_parser().parse_args(["--demo", *arguments]))
+        assert known["demo"]
+    text = inspect.getdoc(install.COMMANDS[command]) or ""
+    told = re.findall(r"--[a-z-]+", text)
+    if command not in ("demo", "test", "docs"):
+        assert [word for word in arguments if word.startswith("--") and word not in told] == []
 
 
 def test_the_demo_says_no_with_the_standard_library_only(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from extension.generation.options import TABLE
 from extension.text.prompt import parse
@@ -69,6 +70,14 @@ def test_tables_have_short_cells(page: Path) -> None:
 def test_the_readme_links_every_page_for_users() -> None:
     linked = set(re.findall(r"\]\((docs/[^)#]+)", README.read_text(encoding="utf-8")))
     assert {f"docs/{page.name}" for page in DOCS} - linked == {"docs/publishing.md"}  # for maintainers
+
+
+def test_the_moving_picture_is_near_the_top_and_small() -> None:
+    file = ROOT / "docs" / "tab.webp"
+    assert "(docs/tab.webp)" in "".join(README.read_text(encoding="utf-8").splitlines(keepends=True)[:10])
+    assert file.stat().st_size < 3 << 20
+    with Image.open(file) as picture:
+        assert picture.n_frames > 15
 
 
 def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:

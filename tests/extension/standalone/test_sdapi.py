@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import re
+import shlex
 import threading
 import time
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ from extension.text.infotext import parse_infotext
 
 SMALL: dict[str, Any] = {"prompt": "a fox", "steps": 2, "width": 64, "height": 64, "seed": 7, "sampler_name": "Euler a"}
 TXT2IMG = "/sdapi/v1/txt2img"
+ROOT = Path(__file__).resolve().parents[3]
 LORAS = ["neon", "night", "outline", "stars", "stripes", "zorp"]
 
 
@@ -310,6 +312,22 @@ def test_a_method_that_a_path_does_not_have_is_refused_before_the_page(runner: R
         wrong = client.get("/sdapi/v1/progress", params={"skip_current_image": "perhaps"})
         assert wrong.status_code == 422
         assert wrong.json()["detail"].startswith("skip_current_image of the query is wrong: ")
+
+
+def test_the_requests_in_the_documents_are_answered(client: TestClient) -> None:
+    """Each `curl` of README.md and docs/, with its own headers and body."""
+    asked = []
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for command in re.findall(r"^curl (?:.*\\\n)*.*", page.read_text(encoding="utf-8"), re.MULTILINE):
+            words = shlex.split(command.replace("\\\n", " "))
+            (address,) = (word for word in words if word.startswith("127.0.0.1:7860/"))
+            name, _, value = words[words.index("-H") + 1].partition(": ")
+            body = words[words.index("-d") + 1]
+            answer = client.post(address.removeprefix("127.0.0.1:7860"), content=body, headers={name: value})
+            assert answer.status_code == 200, (page.name, command, answer.text)
+            asked.append(address.rpartition("/")[2])
+    client.post("/sdapi/v1/options", json={MERGE: NEVER})
+    assert sorted(asked) == ["options", "txt2img"]
 
 
 def test_options_are_read_and_set(client: TestClient, runner: Runner) -> None:
