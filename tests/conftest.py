@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -45,6 +47,9 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+MANY = 50  # modules
+_IMPORTED: list[int] = []
+"""How many modules there were when the garbage collector was told to pass over them."""
 TOO_OLD = {"not implemented for 'Half'": "torch before 2.3 computes little in fp16 on a CPU"}
 
 
@@ -67,6 +72,32 @@ def names_of_every_family(monkeypatch: pytest.MonkeyPatch) -> Generator[None, No
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     skip_what_cannot_run(items)
     select(config, items)
+
+
+def pytest_collection_finish() -> None:
+    pass_over_what_is_there()
+
+
+@pytest.hookimpl(trylast=True)  # what fixtures of the file held has gone
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Pass over what the tests of a file imported, too."""
+    if nextitem is not None and nextitem.path != item.path and len(sys.modules) > _IMPORTED[-1] + MANY:
+        pass_over_what_is_there()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # or libraries report at the end that their objects leak
+
+
+def pass_over_what_is_there() -> None:
+    """Let the garbage collector look at what comes from now on.
+
+    Imported modules and collected tests are over half a million objects. A full collection looks at each of them, and
+    the code under test asks for many.
+    """
+    gc.collect()
+    gc.freeze()
+    _IMPORTED.append(len(sys.modules))
 
 
 def skip_what_cannot_run(items: list[pytest.Item]) -> None:
