@@ -4,8 +4,7 @@ With `--ci` every test runs; of a test with three parameters or more, as many ca
 Without it the quick tests run:
 
 1. A test marked `full` is left out, and one marked `quick` runs.
-2. A case that took over `LONG` seconds is left out. If all cases of a test did, the quickest one runs, unless it took
-   over `MOST` seconds.
+2. A case that took over `LONG` seconds is left out.
 3. Of a test with several parameters some cases are left out. Of three parameters or more, every pair of values still
    occurs; of two, every value.
 4. A test whose cases still take over `BUDGET` seconds together runs with as many of them as take that long.
@@ -34,7 +33,7 @@ from hypothesis import settings
 
 from tests.covering import covering
 
-LONG, MOST, BUDGET = 1.0, 0.8, 0.5  # seconds
+LONG, BUDGET = 0.8, 0.5  # seconds
 RECORD = Path(__file__).with_name("data") / "seconds.json"
 RECORDED = 0.7  # seconds; cases that take less are not written down by themselves
 LEFT_OUT = pytest.StashKey[int]()
@@ -130,7 +129,8 @@ def chosen(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> set[py
     kept: set[pytest.Item] = {item for item in items if item.get_closest_marker("quick")}
     others = [item for item in items if item not in kept and not item.get_closest_marker("full")]
     for cases in _by_test(others).values():
-        kept.update(_within_budget(_covering(_of_little_time(cases, seconds)), seconds))
+        quick = [item for item in cases if seconds.get(item.nodeid, 0.0) <= LONG]
+        kept.update(_within_budget(_covering(quick), seconds))
     for cases in _by_design(others).values():
         kept.update(_covering(cases))
     return kept
@@ -161,14 +161,6 @@ def _within_budget(cases: Sequence[pytest.Item], seconds: Mapping[str, float]) -
     mean = seconds.get(cases[0].nodeid.partition("[")[0], 0.0)
     number = len(cases) if mean * len(cases) <= BUDGET else max(1, int(BUDGET / mean))
     return [cases[place * len(cases) // number] for place in range(number)]
-
-
-def _of_little_time(cases: Sequence[pytest.Item], seconds: Mapping[str, float]) -> list[pytest.Item]:
-    quick = [item for item in cases if seconds.get(item.nodeid, 0) <= LONG]
-    if quick:
-        return quick
-    quickest = min(cases, key=lambda item: seconds[item.nodeid])
-    return [quickest] if seconds[quickest.nodeid] <= MOST else []
 
 
 def _covering(cases: Sequence[pytest.Item]) -> Sequence[pytest.Item]:

@@ -20,7 +20,7 @@ from tests.selection import pytest_addoption, pytest_fixture_setup, pytest_runte
 from tests.selection import pytest_terminal_summary, pytest_testnodedown, select
 
 selection.RECORD = Path(__file__).with_name("seconds.json")
-selection.LONG, selection.MOST, selection.BUDGET = 1.0, 1.5, 1.0
+selection.LONG, selection.BUDGET = 1.0, 1.0
 
 def pytest_configure(config):
     if config.getoption("--record") and not hasattr(config, "workerinput"):
@@ -79,9 +79,6 @@ import pytest
 @pytest.mark.parametrize("seconds", [0, 0.2, 1.1])
 def test_of_one_slow_case(seconds): time.sleep(seconds)
 
-@pytest.mark.parametrize("seconds", [1.2, 1.1])
-def test_of_slow_cases(seconds): time.sleep(seconds)
-
 def test_that_is_too_slow(): time.sleep(1.6)
 
 @pytest.mark.quick
@@ -109,7 +106,7 @@ def test_with_a_way(a, b): pass
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Return a project with the same rules, and more tests than they let through."""
-    for name in ("RECORD", "LONG", "MOST", "BUDGET"):  # which its conftest changes, in this process as in others
+    for name in ("RECORD", "LONG", "BUDGET"):  # which its conftest changes, in this process as in others
         monkeypatch.setattr(selection, name, getattr(selection, name))
     pytester.syspathinsert(Path(__file__).parents[1])
     pytester.makeconftest(CONFTEST)
@@ -193,7 +190,6 @@ def test_what_took_long_when_it_was_recorded_is_left_out(project: pytest.Pyteste
     assert sorted(set(ran) - set(many)) == [
         "test_of_one_slow_case[0.2]",
         "test_of_one_slow_case[0]",
-        "test_of_slow_cases[1.1]",
         "test_that_is_wanted",
         "test_with_what_others_use_too",
     ]
