@@ -67,11 +67,11 @@ def test_the_checks_pass_on_the_embedded_web_ui_and_find_a_fault(
     before = sorted(folder.iterdir())
     app = Baking(make_api(runner), runner.studio.model.pipeline.unet.conv_in.weight)
     with served(app) as url:
-        status = main([url, "--lora-dir", str(folder), "--steps", "2"])
+        status = main([url, "--lora-dir", str(folder), "--steps=1"])
         sound = results(capsys.readouterr().out)
         app.faulty = True
         only = [f"--only={name}" for name in ("changes", "strengths", "returns")]
-        faulty_status = main([url, *(f"--lora={name}" for name in ("zorp", "night", "neon")), "--steps=2", *only])
+        faulty_status = main([url, *(f"--lora={name}" for name in ("zorp", "night", "neon")), "--steps=1", *only])
         faulty = results(capsys.readouterr().out)
     assert status == 0
     assert {name for name, result in sound.items() if result.startswith("not tried: ")} == NOT_THERE
