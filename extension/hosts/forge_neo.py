@@ -3,7 +3,8 @@
 A patcher has no loader of LoRA to refresh. It keeps the original weights in a table that all its clones share, and
 restores them when it is detached.
 
-Source: Haoming02/sd-webui-forge-classic, branch neo, backend/patcher/base.py and extensions-builtin/sd_forge_lora.
+Source: Haoming02/sd-webui-forge-classic, branch neo, backend/patcher/base.py and extensions-builtin/sd_forge_lora;
+tried with 2.26, in exo101/sd-webui-forge-neo-v3 at 5692d2d.
 """
 
 from __future__ import annotations

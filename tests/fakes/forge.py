@@ -8,6 +8,8 @@ batch are encoded once; a model is built anew for another checkpoint, when a gen
 reForge then activate nothing for an object without prompts; layers cast or move their weights in their own forward; the
 built-in merges into new parameters when its patcher goes to the device, in low bits at each call; conditions run in
 reversed chunks of whole batches, as many in a call as memory allows; everything runs in inference mode.
+
+Forge Neo was run with `python -m tests.real`: 2.26, as in exo101/sd-webui-forge-neo-v3 at 5692d2d.
 """
 
 from __future__ import annotations
