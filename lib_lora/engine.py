@@ -244,7 +244,7 @@ class Engine:
         if trace.decisions:
             trace.files(network.report for network in networks)
         self._stack, self._calls.chosen = stack, 0
-        plan.strengths.show(0)
+        plan.strengths.set_rows((0,))
         self._watch.begin(self.components)
         if not kept:
             self._watch.expect(plan.places)
@@ -395,7 +395,7 @@ class Engine:
                 raise RowsError(f"there is no image {index}; the stack has {images}")
             self._calls.chosen = index * (1 + self._stack.halved) if images > 1 else 0
             if self._plan is not None:
-                self._plan.strengths.show(self._calls.chosen)
+                self._plan.strengths.set_rows((self._calls.chosen,))
 
     def reattach(self) -> None:
         """Serve layers again that others have given another class or forward since the activation; else do nothing."""

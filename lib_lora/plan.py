@@ -167,7 +167,7 @@ class Plan:
             StackError: the model takes no list of block weights as long as an entry's.
         """
         former = self.strengths.stack_strengths
-        self.strengths.write(former.for_stack(stack.wishes, stack.variants))
+        self.strengths.write(StackStrengths(stack.wishes, stack.variants, former.groups, former.model, former))
         if not self.key.merging:
             return
         try:

@@ -400,7 +400,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         acting: frozenset[int] | None,
     ) -> _Ready:
         """Put together what a pass needs, and keep that for calls in which nothing differs."""
-        adapters = placed.stored.get().all
+        adapters = placed.get().all
         sums = {
             param: Sum(self._parts(param, adapters, *like, image, acting), in_order=self._in_order)
             for param in self._params
@@ -408,7 +408,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         pairs = self._acting(adapters, acting)
         biased = [(one, own) for one, own in pairs if own.has_bias or own.bias_excess is not None]
         ready = _Ready(placed, like, sums, biased)
-        if image is None and acting is None and not (self._scheduled or placed.stored.packed):
+        if image is None and acting is None and not (self._scheduled or placed.packed):
             self._views = ready
         return ready
 
@@ -473,7 +473,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
     ) -> Placement[Adapters]:
         adapters = Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer)))
-        return Placement(device, _ANY, _ANY, store(adapters, self._storage))
+        return Placement(device, _ANY, _ANY, store(adapters, self._storage), self._storage != "file")
 
 
 _ANY = torch.float32

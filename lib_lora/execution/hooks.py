@@ -175,7 +175,16 @@ class ClassPatch:
         self._owned = {name: cls.__dict__[name] for name in ("forward", "_apply", SLOT) if name in cls.__dict__}
         self.base_forward: BaseForward = cls.forward
         self.forward = patched(self, self.base_forward)
-        self.apply = _patched_apply(cls._apply)
+        base_apply: Callable[..., nn.Module] = cls._apply
+
+        def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+            moved = base_apply(self, *args, **kwargs)
+            slot: Slot | None = getattr(self, "_remora_slot", None)
+            if slot is not None and slot.executor is not None:  # of any patch: the second move does nothing
+                move_to_layer(slot.executor, self)
+            return moved
+
+        self.apply = _apply
         self.put()
 
     def put(self) -> None:
@@ -327,17 +336,6 @@ def _withdraw(layer: nn.Module, slot: Slot) -> None:
     if slot.patch is not None and slot.found is not None:
         _exchange(layer, partial(is_, slot.patch.forward), slot.found)
     slot.patch = slot.found = None
-
-
-def _patched_apply(base_apply: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    def _apply(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        moved = base_apply(self, *args, **kwargs)
-        slot: Slot | None = getattr(self, "_remora_slot", None)
-        if slot is not None and slot.executor is not None:  # of any patch: the second move does nothing
-            move_to_layer(slot.executor, self)
-        return moved
-
-    return _apply
 
 
 def _reaches(patch: ClassPatch) -> bool:

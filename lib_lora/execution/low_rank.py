@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from ..adapters._operation import Operation
-from ..adapters.base import Adapter, Form, InputEffect, OutputEffect
+from ..adapters.base import Form, InputEffect, OutputEffect
 from ..compiler import compiling, tracing
 from ..naming.architectures._arguments import is_of_text
 from ..placement.resident import Binding, PlacementPolicy, Resident
@@ -194,7 +194,7 @@ class LowRankExecutor(Resident[Placed]):
         try:
             if alike and self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
                 placed = self._placed_at(layer, x.device, x.dtype)
-                parts, plain = placed.stored.get(), self._plain(placed)
+                parts, plain = placed.get(), self._plain(placed)
                 assert parts.pair is not None
                 of_pair, of_bias = placed.strengths.alike
                 strength = of_pair if plain is None else plain[1]
@@ -218,7 +218,7 @@ class LowRankExecutor(Resident[Placed]):
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
         own_strengths = placed.strengths
         of_pair, of_bias, *of_outputs = own_strengths.alike if alike else self._live(layer, own_strengths, x, y)
-        parts = placed.stored.get()
+        parts = placed.get()
         deltas = (
             () if not parts.outputs else self._output_deltas(of_outputs, parts, x, y, op, reads=placed.reads_output)
         )
@@ -253,7 +253,7 @@ class LowRankExecutor(Resident[Placed]):
             return None
         plain: PlainPair | None = self._views
         if plain is None or plain.placed is not placed:
-            pair, first = placed.stored.content.pair, self._ranges[0]
+            pair, first = placed.content.pair, self._ranges[0]
             assert pair is not None
             alike = len({(one.group, one.scale) for one in self._ranges}) == 1 and first.schedule is None
             vector = None if alike else placed.strengths.alike[0]
@@ -294,7 +294,7 @@ class LowRankExecutor(Resident[Placed]):
             placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         assert placed.inputs is not None
         changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
-        for effect, strength in zip(placed.stored.get().inputs, strengths, strict=True):
+        for effect, strength in zip(placed.get().inputs, strengths, strict=True):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)
         return changed
 
@@ -314,42 +314,29 @@ class LowRankExecutor(Resident[Placed]):
         return deltas
 
     def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
-        adapters = self._adapters(layer)
-        inputs, outputs = self._inputs, self._outputs
-        parts = Parts(
-            pair=self._pair(adapters, device, dtype) if self._ranges else None,
-            inputs=tuple([adapters[i].input_effect(device, input_dtype) for i in inputs]) if inputs else (),
-            outputs=tuple([adapters[i].output_effect(device, dtype) for i in outputs]) if outputs else (),
-            bias=self._biases(adapters, device, dtype) if any(self._biased) else None,
-        )
-        strengths = self._strengths.for_layer(self._layouts, device, dtype, self._spatial)
-        of_inputs = None
-        if inputs:
-            of_inputs = self._strengths.for_layer(self._input_layouts, device, input_dtype, self._spatial)
-        reads = any(effect.reads_output for effect in parts.outputs)
-        return Placed(device, dtype, input_dtype, store(parts, self._storage), strengths, of_inputs, reads)
-
-    def _pair(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> FusedPair:
-        downs, ups, windows = [], [], []
-        for adapter, binding, form in zip(adapters, self._bindings, self._forms, strict=True):
-            if form.pair is not None:
+        adapters, target, pair, bias = self._adapters(layer), self._bindings[0].target, None, None
+        width = target.outputs or target.shape[0]
+        downs, ups, rows_of_pairs = list[Tensor](), list[Tensor](), list[tuple[int, int] | None]()
+        biases, rows_of_biases = list[Tensor](), list[tuple[int, int] | None]()
+        for i, (adapter, binding) in enumerate(zip(adapters, self._bindings, strict=True)):
+            if self._forms[i].pair is not None:
                 factors = adapter.factors(binding.rank)
                 downs.append(factors.down)
                 ups.append(factors.up)
-                windows.append(binding.target.rows)
-        down = stacked(downs, 0, device, dtype, length=self._rank)
-        up = stacked(ups, 1, device, dtype, windows, self._width, length=self._rank)
-        return FusedPair(down, up)
-
-    def _biases(self, adapters: Sequence[Adapter], device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Stack the changes of the bias, (n, out)."""
-        changing = [i for i, changes in enumerate(self._biased) if changes]
-        columns = [adapters[i].delta_bias().unsqueeze(1) for i in changing]
-        windows = [self._bindings[i].target.rows for i in changing]
-        return stacked(columns, 1, device, dtype, windows, self._width).t()
-
-    @property
-    def _width(self) -> int:
-        """Return the number of outputs of the layer."""
-        target = self._bindings[0].target
-        return target.outputs or target.shape[0]
+                rows_of_pairs.append(binding.target.rows)
+            if self._biased[i]:
+                biases.append(adapter.delta_bias().unsqueeze(1))
+                rows_of_biases.append(binding.target.rows)
+        if downs:
+            down = stacked(downs, 0, device, dtype, length=self._rank)
+            pair = FusedPair(down, stacked(ups, 1, device, dtype, rows_of_pairs, width, length=self._rank))
+        if biases:
+            bias = stacked(biases, 1, device, dtype, rows_of_biases, width).t()
+        inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
+        outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
+        stored = store(Parts(pair, inputs, outputs, bias), self._storage)
+        strengths, of_inputs = self._strengths.for_layer(self._layouts, device, dtype, self._spatial), None
+        if inputs:
+            of_inputs = self._strengths.for_layer(self._input_layouts, device, input_dtype, self._spatial)
+        reads = any(effect.reads_output for effect in outputs)
+        return Placed(device, dtype, input_dtype, stored, self._storage != "file", strengths, of_inputs, reads)

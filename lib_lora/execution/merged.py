@@ -383,22 +383,16 @@ def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozen
             return "its ranks change from step to step"
         bias = binding.adapter.has_bias or _changed_bias(layer, binding) is not None
         for param in (binding.target.param, *((binding.target.bias,) if bias else ())):
-            reason = _unwritable(layer, param, shared)
-            if reason is not None:
-                return reason
-    return None
-
-
-def _unwritable(layer: nn.Module, param: str, shared: frozenset[int]) -> str | None:
-    owner, _, leaf = param.rpartition(".")
-    parameter = layer.get_submodule(owner)._parameters.get(leaf)
-    if parameter is None:
-        return f"there is no {leaf} to merge into"
-    if parameter.device.type == "meta":
-        return "the weight is elsewhere (offloaded) between two calls"
-    dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()  # no two entries in one place
-    if not holds_values(layer, param) or not dense:
-        return f"a {type(layer).__name__} keeps its weight in a form that cannot be put back exactly"
-    if id(parameter) in shared:
-        return "the weight belongs to several layers"
+            owner, _, leaf = param.rpartition(".")
+            parameter = layer.get_submodule(owner)._parameters.get(leaf)
+            if parameter is None:
+                return f"there is no {leaf} to merge into"
+            if parameter.device.type == "meta":
+                return "the weight is elsewhere (offloaded) between two calls"
+            # no two entries in one place
+            is_dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+            if not holds_values(layer, param) or not is_dense:
+                return f"a {type(layer).__name__} keeps its weight in a form that cannot be put back exactly"
+            if id(parameter) in shared:
+                return "the weight belongs to several layers"
     return None

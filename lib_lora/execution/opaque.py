@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,18 +67,15 @@ def _like(x: Tensor, key: Tensor, shape: Sequence[int], stride: Sequence[int], d
     return x.new_empty_strided(shape, stride, dtype=dtype)
 
 
-def _define() -> Callable[..., Tensor]:
-    schema = "(Tensor x, Tensor key, SymInt[] shape, SymInt[] stride, ScalarType dtype) -> Tensor"
-    name = f"{__name__.replace('.', '_')}::served"  # a library may be loaded twice, under two names
+if _CAN:
     # its weights are not among its inputs, so it must not be in a CUDA graph; older inductors leave out every operation
     # with an input on the CPU, as the key is
-    tag: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
-    told = {} if tag is None else {"tags": (tag,)}
-    made = torch.library.custom_op(name, _compute, mutates_args=(), schema=schema, **told)
-    made.register_fake(_like)
-    found: Callable[..., Tensor] = made
-    return found
-
-
-if _CAN:
-    _operation = _define()
+    _tag: Any = getattr(torch.Tag, "cudagraph_unsafe", None)
+    _operation: Any = torch.library.custom_op(
+        f"{__name__.replace('.', '_')}::served",  # a library may be loaded twice, under two names
+        _compute,
+        mutates_args=(),
+        schema="(Tensor x, Tensor key, SymInt[] shape, SymInt[] stride, ScalarType dtype) -> Tensor",
+        **({} if _tag is None else {"tags": (_tag,)}),
+    )
+    _operation.register_fake(_like)

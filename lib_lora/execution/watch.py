@@ -144,24 +144,22 @@ def _of(name: str, component: nn.Module, layers: Layers) -> Iterator[Uncalled]:
     slots = {path: hooks.slot_of(layer) for path, layer in own.items()}
     silent = [path for path, slot in slots.items() if slot is not None and not slot.called]
     reached = [path for path in slots if path not in silent]
-    parents = dict(component.named_modules()) if silent else {}
+    modules = dict(component.named_modules()) if silent else {}
     for path in silent:
-        yield _why(name, path, own[path], parents, reached)
-
-
-def _why(name: str, path: str, layer: nn.Module, modules: Mapping[str, nn.Module], reached: Sequence[str]) -> Uncalled:
-    slot = hooks.slot_of(layer)
-    if (slot is not None and not hooks.is_attached(layer, slot)) or hooks.has_foreign_forward(layer):
-        return Uncalled(name, path, "its forward was replaced by other code")
-    parts = path.split(".")
-    uppers = (".".join(parts[:count]) for count in range(len(parts) - 1, -1, -1))  # the nearest first
-    above = [modules[upper] for upper in uppers if upper in modules]
-    if any(isinstance(one, _FAST_PATH) for one in above):
-        return Uncalled(name, path, "torch's fast path of TransformerEncoderLayer computes it in one kernel")
-    if name.startswith("text_encoder") and _is_behind(path, reached):
-        return Uncalled(name, path, "the text encoder ends before it, as with CLIP skip", expected=True)
-    parent = type(above[0]).__name__ if above else "model"
-    return Uncalled(name, path, f"the {parent} that it is in computes without it, as fused kernels do")
+        slot, parts = slots[path], path.split(".")
+        uppers = (".".join(parts[:count]) for count in range(len(parts) - 1, -1, -1))  # the nearest first
+        above = [modules[upper] for upper in uppers if upper in modules]
+        is_behind = False
+        if (slot is not None and not hooks.is_attached(own[path], slot)) or hooks.has_foreign_forward(own[path]):
+            why = "its forward was replaced by other code"
+        elif any(isinstance(one, _FAST_PATH) for one in above):
+            why = "torch's fast path of TransformerEncoderLayer computes it in one kernel"
+        elif is_behind := name.startswith("text_encoder") and _is_behind(path, reached):
+            why = "the text encoder ends before it, as with CLIP skip"
+        else:
+            parent = type(above[0]).__name__ if above else "model"
+            why = f"the {parent} that it is in computes without it, as fused kernels do"
+        yield Uncalled(name, path, why, expected=is_behind)
 
 
 def _is_behind(path: str, reached: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,14 +33,9 @@ OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cud
 
 UNLIMITED = "cpu"  # the computer's own memory
 _HOST_COPIES = 2 << 30
+Evict = Callable[[str], None]
+"""Drops the placed tensors of an executor; the argument is for the trace."""
 _GIVEN_BACK = 8  # one part of so many, when memory ran out: computing needs room, too
-
-
-class Tenant(Protocol):
-    """An executor that has placed tensors beside its layer."""
-
-    def evict(self, why: str) -> None:
-        """Drop the placed tensors; `why` is for the trace."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +77,7 @@ class Budget:
         """Lower limits, found by running out of memory."""
         self._host_limit = host_copies
         self._lock = threading.RLock()
-        self._accounts: dict[Account, weakref.ref[Tenant]] = {}
+        self._accounts: dict[Account, weakref.WeakMethod[Evict]] = {}
         self._gone: deque[Account] = deque()
         self._placed: Counter[torch.device] = Counter()
         self._host_copy_bytes = 0
@@ -91,12 +86,12 @@ class Budget:
         self._latest: Account | None = None
         self._scan_at: dict[torch.device, float] = {}
 
-    def join(self, tenant: Tenant) -> Account:
-        """Make an account for a new executor, which is held weakly."""
+    def join(self, evict: Evict) -> Account:
+        """Make an account for a new executor, whose method `evict` is held weakly."""
         account, gone = Account(), self._gone
         # only noted: a finalizer may run anywhere, in the middle of a sum of ours too
         with self._lock:
-            self._accounts[account] = weakref.ref(tenant, lambda _: gone.append(account))
+            self._accounts[account] = weakref.WeakMethod(evict, lambda _: gone.append(account))
         return account
 
     def note(self, account: Account) -> None:
@@ -166,9 +161,9 @@ class Budget:
             wanted = self._placed[device] // _GIVEN_BACK
             wanted = max([wanted, *(2 * account.nbytes for account, _ in there)])
             goal = self._placed[device] - wanted
-            for _, tenant in there:
+            for _, evict in there:
                 if self._placed[device] > goal:
-                    tenant.evict("the device is out of memory")
+                    evict("the device is out of memory")
             if device not in self._fitted:
                 text = "%s is out of memory: no more than %d MB of adapters stay there from now on, others are streamed"
                 logger.warning(text, device, self._placed[device] >> 20)
@@ -242,20 +237,16 @@ class Budget:
         """Drop layers that are not called any more, the longest unused first, until no more than `goal` is placed."""
         there = sorted(self._residents(device), key=lambda one: one[0].used)
         turns = self._clock - 2 * len(self._accounts)  # in a pass that calls some layers twice, no layer is stale
-        for other, tenant in there:
+        for other, evict in there:
             if self._placed[device] <= goal or other.used >= min(account.before, turns):
                 break
-            tenant.evict("others need the room")
+            evict("others need the room")
         oldest = min((other.used for other, _ in there if other.device == device), default=0)
         self._scan_at[device] = oldest + 2 * len(self._accounts) + 1  # before that, no layer can be stale
 
-    def _residents(self, device: torch.device) -> list[tuple[Account, Tenant]]:
-        found = (
-            (account, ref())
-            for account, ref in self._accounts.items()
-            if account.device == device and not account.streams
-        )
-        return [(account, tenant) for account, tenant in found if tenant is not None]
+    def _residents(self, device: torch.device) -> list[tuple[Account, Evict]]:
+        there = [(one, ref()) for one, ref in self._accounts.items() if one.device == device and not one.streams]
+        return [(account, evict) for account, evict in there if evict is not None]
 
     def _count_gone(self) -> None:
         """Subtract the accounts of executors that are gone."""

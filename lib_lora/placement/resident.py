@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -81,7 +81,7 @@ class Resident(ABC, Generic[P]):
     def __init__(self, bindings: Sequence[Binding], strengths: StrengthTable, policy: PlacementPolicy) -> None:
         self._storage = policy.storage
         self._budget = policy.budget
-        self._account = policy.budget.join(self)
+        self._account = policy.budget.join(self.evict)
         self._host_copy: HostCopy[P] | None = None
         self._bindings = tuple(bindings)
         self._groups = frozenset(map(attrgetter("group"), self._bindings))
@@ -230,7 +230,7 @@ class Resident(ABC, Generic[P]):
                     raise
             self._budget.shrink(device)  # only here are the failure and all that it held gone
         assert placed is not None
-        nbytes = placed.stored.nbytes + (0 if other is None else other.stored.nbytes)
+        nbytes = placed.content.nbytes + (0 if other is None else other.content.nbytes)
         may_stay = self._budget.charge(self._account, device, nbytes)
         self._other = other if may_stay else None
         if trace.moves:
@@ -241,7 +241,7 @@ class Resident(ABC, Generic[P]):
             self._host_copy = self._budget.host_copy(self._account, placed)
         self._stays = may_stay and stays(layer)
         if self._static is not None and self._stays:
-            placed = replace(placed, stored=self._static.settled(layer, placed.stored))
+            placed = self._static.settled(layer, placed)
         self._placed = placed
         return placed
 
@@ -251,7 +251,7 @@ class Resident(ABC, Generic[P]):
         names = "+".join(dict.fromkeys(one.file.path.name for one in self._bindings))
         source = "file" if self._host_copy is None else "host copy"
         before, after = (placed.device, source) if leaves else (source, placed.device)
-        path, nbytes = self._bindings[0].target.path, placed.stored.nbytes
+        path, nbytes = self._bindings[0].target.path, placed.content.nbytes
         trace.move("%s %s: %s -> %s, %d bytes: %s", names, path, before, after, nbytes, why)
 
     def _drop_host_copy(self) -> None:

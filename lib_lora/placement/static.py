@@ -13,14 +13,13 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import StorageError
-from ..tensors import TensorFields
-from .storage import Stored
+from .storage import Placement
 
 RANK_BUCKETS = (8, 16, 32, 64, 128, 256, 512)
 """Sizes that lose little: files have ranks of powers of two, and a few zeros cost less than half of what they fill."""
@@ -46,7 +45,7 @@ def padded_rank(rank: int, buckets: Sequence[int]) -> int:
     return next((size for size in buckets if size >= rank), -(-rank // largest) * largest)
 
 
-T = TypeVar("T", bound=TensorFields)
+P = TypeVar("P", bound=Placement[Any])
 
 _WITHOUT_GRAPHS = frozenset({"cpu", "meta", "mps"})
 
@@ -59,10 +58,10 @@ class StaticMemory:
         self._vectors: dict[tuple[str, torch.device, torch.dtype], Tensor] = {}
         self._given_up = False
 
-    def settled(self, layer: nn.Module, stored: Stored[T]) -> Stored[T]:
-        """Copy stored tensors into the memory that the layer had before, as far as it fits; else keep its own."""
-        if not self._keeps(next(stored.content.tensors())[1].device):
-            return stored
+    def settled(self, layer: nn.Module, placed: P) -> P:
+        """Copy placed tensors into the memory that the layer had before, as far as it fits; else keep its own."""
+        if not self._keeps(placed.device):
+            return placed
         former, number = self._layers.setdefault(layer, {}), 0
 
         def kept(tensor: Tensor) -> Tensor:
@@ -76,7 +75,7 @@ class StaticMemory:
                 own.copy_(tensor)
             return own
 
-        return stored.mapped(kept)
+        return placed.mapped(kept)
 
     def vector(self, name: str, like: Tensor) -> Tensor:
         """Copy a vector, (n,), into the memory that one of its name had on the device before, with room to grow."""

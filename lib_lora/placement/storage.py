@@ -23,6 +23,7 @@ from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ..errors import StorageError
 from ..tensors import TensorFields
@@ -51,33 +52,11 @@ class Packed(TensorFields):
 T = TypeVar("T", bound=TensorFields)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stored(Generic[T]):
-    """Tensors as they lie on a device."""
-
-    content: T
-    """Where `packed`, some of its tensors are `Packed` ones, so it is of no use but to be stored and moved."""
-    packed: bool
-
-    def get(self) -> T:
-        """Return the content, ready to compute with; it must not be written to."""
-        return cast(T, _unpacked(self.content)) if self.packed else self.content
-
-    @property
-    def nbytes(self) -> int:
-        """Return the bytes on the device."""
-        return self.content.nbytes
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Stored[T]:
-        """Replace every tensor, scales included, by what `change` makes of it."""
-        return Stored(self.content.mapped(change), self.packed)
-
-
-def store(content: T, storage: Storage) -> Stored[T]:
-    """Pack placed tensors."""
+def store(content: T, storage: Storage) -> T:
+    """Pack placed tensors; with any storage but `file`, the result is only to be stored, moved and unpacked."""
     if storage == "file":
-        return Stored(content, packed=False)
-    return Stored(content.mapped(_bfloat16 if storage == "bfloat16" else _float8, exact=False), packed=True)
+        return content
+    return content.mapped(_bfloat16 if storage == "bfloat16" else _float8, exact=False)
 
 
 def check_storage(storage: str) -> None:
@@ -132,7 +111,17 @@ class Placement(Generic[T]):
     dtype: torch.dtype
     """Of the layer's output."""
     input_dtype: torch.dtype
-    stored: Stored[T]
+    content: T
+    """As `store` returned it."""
+    packed: bool
+
+    def get(self) -> T:
+        """Return the content, ready to compute with; it must not be written to."""
+        return cast(T, _unpacked(self.content)) if self.packed else self.content
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Replace every tensor, scales included, by what `change` makes of it."""
+        return replace(self, content=self.content.mapped(change))
 
 
 P = TypeVar("P", bound=Placement[Any])
@@ -153,18 +142,17 @@ class HostCopy(Generic[P]):
             start += _extent(tensor)
             return copy
 
-        self.placed: P = replace(placed, stored=placed.stored.mapped(copied))
+        self.placed: P = placed.mapped(copied)
 
     def to_device(self) -> P:
         """Return the placement on its device again, in memory of its own."""
         buffer = self.flat.to(self.placed.device, copy=True, non_blocking=self._pinned)
-        there = self.placed.stored.mapped(lambda here: _window(buffer, int(here.storage_offset()), here))
-        return replace(self.placed, stored=there)
+        return self.placed.mapped(lambda here: _window(buffer, int(here.storage_offset()), here))
 
 
 def bytes_of_copy(placed: Placement[Any]) -> int:
     """Return how many bytes a host copy takes."""
-    return sum(_extent(tensor) for _, tensor in placed.stored.content.tensors())
+    return sum(_extent(tensor) for _, tensor in placed.content.tensors())
 
 
 def _extent(tensor: Tensor) -> int:

@@ -52,6 +52,7 @@ class Region:
             raise StackError(f"a region of {self.width} x {self.height} cells with {len(self.cells)} weights")
 
     @classmethod
+    @lru_cache(maxsize=256)  # prompts are read again for every picture
     def rectangle(cls, left: float, top: float, right: float, bottom: float) -> Region:
         """Return a rectangle, in shares of the picture; the weight of a cell is the part of it that is covered.
 
@@ -62,22 +63,29 @@ class Region:
         if not all(math.isfinite(edge) and 0 <= edge <= 1 for edge in edges) or left >= right or top >= bottom:
             text = ", ".join(f"{edge:g}" for edge in edges)
             raise StackError(f"a rectangle is left, top, right and bottom, in shares of the picture, not {text}")
-        return _rectangle(*edges)
+        cells, sides = _edges(SIZE), torch.tensor([[left, right], [top, bottom]], dtype=torch.float64, device="cpu")
+        across, down = (_overlaps(cells, side).flatten() * SIZE for side in sides)
+        return Region._from_weights(torch.outer(down, across))
 
     @classmethod
     def _from_weights(cls, weights: Tensor) -> Region:
         cells = (weights * _FULL).round().clamp(0, _FULL).to(torch.uint8)
         return cls(weights.shape[1], weights.shape[0], bytes(cells.flatten().tolist()))
 
+    @lru_cache(maxsize=256)  # noqa: B019  # regions are values, and small
     def weights(self, height: int, width: int) -> Tensor:
         """Return the mean weight of each place of a picture, (height, width), in fp64."""
-        return _resized(self, height, width)
+        own = torch.tensor(list(self.cells), dtype=torch.float64, device="cpu").view(self.height, self.width)
+        down = _overlaps(_edges(height), _edges(self.height)) * height
+        across = _overlaps(_edges(width), _edges(self.width)) * width
+        return down @ (own / _FULL) @ across.t()
 
     @property
     def share(self) -> float:
         """Return the share of the picture that the region covers."""
         return sum(self.cells) / (_FULL * len(self.cells))
 
+    @lru_cache(maxsize=256)  # noqa: B019
     def feathered(self, width: float) -> Region:
         """Return the region with edges that fade over a share of the picture; not at the picture's own edge.
 
@@ -86,7 +94,12 @@ class Region:
         """
         if not 0 <= width <= 1:
             raise StackError(f"a region's edge can fade over 0 to 1 of the picture, not {width:g}")
-        return self if width == 0 else _feathered(self, width)
+        if width == 0:
+            return self
+        weights = self.weights(max(self.height, SIZE), max(self.width, SIZE))
+        for dim in (0, 1):
+            weights = _faded(weights, width * weights.shape[dim], dim)
+        return Region._from_weights(weights)
 
     def __or__(self, other: Region) -> Region:
         """Return the union: the larger one of both weights."""
@@ -96,30 +109,6 @@ class Region:
     def inverted(self) -> Region:
         """Return the rest of the picture."""
         return Region(self.width, self.height, self.cells.translate(_INVERTED))
-
-
-# prompts are read again for every picture
-@lru_cache(maxsize=256)
-def _rectangle(left: float, top: float, right: float, bottom: float) -> Region:
-    cells, sides = _edges(SIZE), torch.tensor([[left, right], [top, bottom]], dtype=torch.float64, device="cpu")
-    across, down = (_overlaps(cells, side).flatten() * SIZE for side in sides)
-    return Region._from_weights(torch.outer(down, across))
-
-
-@lru_cache(maxsize=256)
-def _feathered(region: Region, width: float) -> Region:
-    weights = region.weights(max(region.height, SIZE), max(region.width, SIZE))
-    for dim in (0, 1):
-        weights = _faded(weights, width * weights.shape[dim], dim)
-    return Region._from_weights(weights)
-
-
-@lru_cache(maxsize=256)
-def _resized(region: Region, height: int, width: int) -> Tensor:
-    own = torch.tensor(list(region.cells), dtype=torch.float64, device="cpu").view(region.height, region.width)
-    down = _overlaps(_edges(height), _edges(region.height)) * height
-    across = _overlaps(_edges(width), _edges(region.width)) * width
-    return down @ (own / _FULL) @ across.t()
 
 
 def _edges(count: int) -> Tensor:

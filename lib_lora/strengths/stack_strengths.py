@@ -107,7 +107,7 @@ class StackStrengths:
         model: BlockNames,
         former: StackStrengths | None = None,
     ) -> None:
-        self._wishes, self._model, self.groups = wishes, model, groups
+        self._wishes, self.model, self.groups = wishes, model, groups
         self.images, self.halved = variants[-1][0] + 1, variants[-1][1]
         self._variants = [
             [as_strength(image_multiplier(multiplier, image, negative=negative)) for _, multiplier in wishes]
@@ -132,22 +132,14 @@ class StackStrengths:
         self._block_weights = self._weigh() if [one for _, one in every if one.blocks is not None] else None
         self.regions: dict[Region, int] = {} if former is None else former.regions
         """The regions of all stacks of the plan -> their numbers from 1."""
-        regional = [one for entry, one in every if one.region is not None and entry in denoising]
-        self.group_regions = self._find_regions() if regional else ()
+        self.group_regions: tuple[tuple[RegionPart, ...], ...] = ()
         """For each variant, the region of each group and the part of the prompt that describes it; or nothing."""
+        if any(one.region is not None and entry in denoising for entry, one in every):
+            self.group_regions = tuple(map(self._regions_of, self._variants))
         self.row_regions: dict[tuple[object, ...], RowRegions] = {}
         """The regions of factors, see `StrengthTable.weights`."""
-
-    def for_stack(self, wishes: Wishes, variants: Variants) -> StackStrengths:
-        """Return the strengths of another stack of the plan.
-
-        Raises:
-            StackError: the model takes no list of block weights as long as an entry's.
-        """
-        found = StackStrengths(wishes, variants, self.groups, self._model, self)
-        if found.group_regions == self.group_regions:
-            found.row_regions = self.row_regions
-        return found
+        if former is not None and former.group_regions == self.group_regions:
+            self.row_regions = former.row_regions
 
     def values(self, moment: Moment | None) -> Values:
         """Return the strength of every group for each variant; without a moment, at the beginning.
@@ -227,19 +219,17 @@ class StackStrengths:
                 if blocks is not None:
                     matches = dict(zip(rules[group.entry], group.matches, strict=True))
                     try:
-                        weight = blocks.weight(group.block, matches, self._model)
+                        weight = blocks.weight(group.block, matches, self.model)
                     except StackError as error:
                         raise StackError(f"{self._wishes[group.entry][0]}: {error}", group.entry) from error
                 weights.append(weight)
             found.append(weights)
         return found
 
-    def _find_regions(self) -> tuple[tuple[RegionPart, ...], ...]:
-        found, numbers = [], self.regions
-        for strengths in self._variants:
-            entries = [
-                ALL_PLACES if one.region is None else (numbers.setdefault(one.region, len(numbers) + 1), one.part)
-                for one in strengths
-            ]
-            found.append(tuple([ALL_PLACES if group.side is None else entries[group.entry] for group in self.groups]))
-        return tuple(found)
+    def _regions_of(self, strengths: Sequence[Strength]) -> tuple[RegionPart, ...]:
+        numbers = self.regions
+        entries = [
+            ALL_PLACES if one.region is None else (numbers.setdefault(one.region, len(numbers) + 1), one.part)
+            for one in strengths
+        ]
+        return tuple([ALL_PLACES if group.side is None else entries[group.entry] for group in self.groups])

@@ -138,12 +138,13 @@ class Window:
         Raises:
             MomentError: the moment lacks what the window depends on.
         """
-        if self._reached(self.start, moment) is False or self._reached(self.stop, moment):
+        if self.start is not None and not _reached(self.start, moment):
             return False
-        if self.high is not None or self.low is not None:
-            sigma = _known(moment.sigma, "sigma")
-            return (self.high is None or sigma <= self.high) and (self.low is None or sigma >= self.low)
-        return True
+        if self.stop is not None and _reached(self.stop, moment):
+            return False
+        if self.high is None and self.low is None:
+            return True
+        return (self.low or 0.0) <= _known(moment.sigma, "sigma") <= (math.inf if self.high is None else self.high)
 
     @property
     def why_empty(self) -> str:
@@ -155,18 +156,16 @@ class Window:
             return f"it stops below sigma {low:g} and starts at sigma {high:g} only"
         return ""
 
-    @staticmethod
-    def _reached(place: float | None, moment: Moment) -> bool | None:
-        """Tell whether so many steps are done; None for no place."""
-        if place is None:
-            return None
-        done = _known(moment.step, "step")
-        if 0 < place < 1:
-            return done >= place * _known(moment.steps, "number of steps")
-        return place <= 1 or done >= place  # A1111's counter says 0 twice, so a start of 0 or 1 is the same
-
 
 ALWAYS = Window()
+
+
+def _reached(place: float, moment: Moment) -> bool:
+    """Tell whether so many steps are done, or between 0 and 1 this part of the steps."""
+    done = _known(moment.step, "step")
+    if 0 < place < 1:
+        return done >= place * _known(moment.steps, "number of steps")
+    return place <= 1 or done >= place  # A1111's counter says 0 twice, so a start of 0 or 1 is the same
 
 
 def _counted(moment: Moment) -> int:

@@ -281,27 +281,24 @@ class StrengthTable:
             self.acted, self.moments = set(), 0
             self.refresh()
 
-    def show(self, variant: int) -> None:
-        """Set the variant of all rows of the next calls; shows at once in every view."""
-        with self._lock:
-            former, self.mixed, self.shown = self.shown, False, variant
-            self._set_numbers()
-            if variant != former:
-                self._write_vectors()
-
     def set_rows(self, rows: tuple[int, ...], parts: tuple[int | None, ...] = ()) -> None:
-        """Set the variant and the part of the prompt of each row of the next model call, as `show` does."""
+        """Set the variant and the part of the prompt of each row of the next calls; shows at once in every view.
+
+        A single variant is of all rows, however many a call has.
+        """
         self.parts = parts if self.has_parts and any(part is not None for part in parts) else ()
         with self._lock:
             if max(rows, default=0) >= len(self.values):  # another stack came since the call began
-                self.show(0)
-            elif len(set(rows)) < 2:
-                self.show(rows[0] if rows else self.shown)
-            else:
-                if rows != self.rows:
-                    self.rows = rows
-                    self._write_rows()
-                self.mixed, self.numbers = True, None
+                rows = (0,)
+            former, self.mixed = self.shown, len(set(rows)) > 1
+            if not self.mixed:
+                self.shown = rows[0] if rows else former
+                if self.shown != former:
+                    self._write_vectors()
+            elif rows != self.rows:
+                self.rows = rows
+                self._write_rows()
+            self._set_numbers()
 
     def set_latents(self, latents: LatentGrid) -> None:
         """Set the latents of the next model call."""
@@ -312,8 +309,8 @@ class StrengthTable:
 
     def end_call(self, variant: int) -> None:
         """Forget the latents and the parts of a call; the next calls are of one variant."""
-        self.show(variant)
-        self.latents, self.parts = None, ()
+        self.set_rows((variant,))
+        self.latents = None
 
     def set_moment(self, moment: Moment) -> None:
         """Set the moment of the next model call; shows at once in every view.

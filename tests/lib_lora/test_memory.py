@@ -51,7 +51,7 @@ def files(tmp_path):
 def placed_bytes(model):
     ways = [slot.executor for layer in model if (slot := slot_of(layer)) is not None]
     placements = [way._placed for way in ways if way._placed is not None]
-    return sum(tensor.nbytes for one in placements for _, tensor in one.stored.content.tensors())
+    return sum(tensor.nbytes for one in placements for _, tensor in one.content.tensors())
 
 
 def ours():
@@ -139,7 +139,7 @@ class Tenant:
     """Something that takes room."""
 
     def __init__(self, budget):
-        self.budget, self.share = budget, budget.join(self)
+        self.budget, self.share = budget, budget.join(self.evict)
 
     def place(self, where, nbytes):
         return self.budget.charge(self.share, where, nbytes)

@@ -153,7 +153,7 @@ def _pair(way: object, layer: nn.Module) -> list[Tensor]:
         return [factor for one in parts for factor in (one.adapter.factors().down, one.adapter.factors().up)]
     assert isinstance(way, LowRankExecutor)
     placed = way._make(layer, torch.device("cpu"), torch.float32, torch.float32)
-    pair = placed.stored.get().pair
+    pair = placed.get().pair
     assert pair is not None
     return [pair.down, pair.up, placed.strengths.alike[0].clone()]
 

@@ -82,7 +82,7 @@ _seen: list[Tensor] = []
 def addresses(model: nn.Module, *, rows: bool = False) -> list[int]:
     tensors: list[Tensor] = []
     for one in placed(model):
-        tensors += [tensor for _, tensor in one.stored.content.tensors()]
+        tensors += [tensor for _, tensor in one.content.tensors()]
         tensors += [one.strengths.rows[0] if rows else one.strengths.alike[0]]
     _seen.extend(tensors)
     return [tensor.data_ptr() for tensor in tensors]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lib_lora import Engine, Entry, Stack, StorageError
 from lib_lora.execution.hooks import slot_of
 from lib_lora.placement import storage
-from lib_lora.placement.storage import Packed, store
+from lib_lora.placement.storage import Packed, Placement, Storage, store
 from lib_lora.tensors import TensorFields
 from tests.fakes.files import pair, save
 
@@ -38,6 +38,11 @@ class Sample(TensorFields):
 def sample(dtype: torch.dtype) -> Sample:
     matrix = torch.randn(6, 40, dtype=torch.float64).to(dtype)
     return Sample(matrix, matrix.clone(), matrix[0].clone(), torch.arange(12).view(3, 4))
+
+
+def stored_as(content: Sample, storage: Storage) -> Placement[Sample]:
+    dtype = torch.float32
+    return Placement(torch.device("cpu"), dtype, dtype, store(content, storage), packed=storage != "file")
 
 
 def rms(tensor: Tensor) -> float:
@@ -89,33 +94,33 @@ def test_each_entry_of_a_float8_matrix(dtype, size):
     content = sample(dtype)
     matrix = (content.matrix.double() * size * torch.logspace(0, -4, 6)[:, None]).to(dtype)
     for want in (matrix, matrix.t().contiguous()):
-        stored = store(Sample(want, want, want[0], content.index), "float8")
+        stored = stored_as(Sample(want, want, want[0], content.index), "float8")
         got = stored.get()
         line = want.abs().amax(1 if want is matrix else 0, keepdim=True)
         allowed = (want.abs() / 16).maximum(line * 2.0**-18).maximum(torch.tensor(2.0**-24).to(dtype))
         assert got.matrix.dtype == dtype
         assert bool(((got.matrix.double() - want.double()).abs() <= allowed.double()).all())
-        assert torch.equal(store(got, "float8").get().matrix, got.matrix), "stored twice is stored once"
+        assert torch.equal(stored_as(got, "float8").get().matrix, got.matrix), "stored twice is stored once"
 
 
 @pytest.mark.parametrize("storage", ["bfloat16", "float8"])
 def test_what_is_left_as_it_is(storage):
     content = sample(torch.float32)
-    stored = store(content, storage)
+    stored = stored_as(content, storage)
     assert isinstance(stored.content.matrix, Packed)
     assert all(getattr(stored.content, name) is getattr(content, name) for name in ("value", "vector", "index"))
     bytes_of_matrix = 240 * 2 if storage == "bfloat16" else 240 + 6 * 4
-    assert stored.nbytes == bytes_of_matrix + 240 * 4 + 40 * 4 + 12 * 8
+    assert stored.content.nbytes == bytes_of_matrix + 240 * 4 + 40 * 4 + 12 * 8
 
 
 def test_half_precision_gains_nothing_from_bfloat16():
     content = sample(torch.float16)
-    assert store(content, "bfloat16").get().matrix is content.matrix
+    assert stored_as(content, "bfloat16").get().matrix is content.matrix
 
 
 def test_odd_matrices_survive_float8():
     for matrix in (torch.zeros(3, 4), torch.empty(0, 4), torch.full((2, 2), 1e-30)):
-        got = store(Sample(matrix, matrix, matrix, matrix), "float8").get().matrix
+        got = stored_as(Sample(matrix, matrix, matrix, matrix), "float8").get().matrix
         assert got.shape == matrix.shape
         assert torch.equal(got, matrix) or bool(((got - matrix).abs() <= matrix / 16).all())
 

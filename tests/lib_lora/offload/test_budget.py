@@ -38,7 +38,7 @@ def streaming(module: nn.Module) -> set[str]:
 def placed_bytes(module: nn.Module) -> int:
     """Bytes of what lies on the accelerator, counted tensor by tensor."""
     placements = [way._placed for way in residents(module).values() if way._placed is not None]
-    tensors = [tensor for one in placements for _, tensor in one.stored.content.tensors()]
+    tensors = [tensor for one in placements for _, tensor in one.content.tensors()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.device.type == "lazy")
 
 

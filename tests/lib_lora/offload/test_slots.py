@@ -164,7 +164,7 @@ class TestResidency:
         layer(torch.randn(1, 4, 8, 8, device=accelerator, dtype=torch.bfloat16))
         placed = ways(unet)["conv_in"]._placed
         assert placed is not None
-        pair = placed.stored.get().pair
+        pair = placed.get().pair
         assert pair is not None
         assert pair.down.dtype == pair.up.dtype == placed.strengths.alike[0].dtype == torch.bfloat16
         layer.to(torch.float8_e4m3fn)
