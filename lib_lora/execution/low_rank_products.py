@@ -219,9 +219,7 @@ def stacked(
         outputs: the rows of the result, if one of `rows` is not None.
         length: the least size along `dim`, filled up with zeros.
     """
-    windows, filled = False, 0
-    for window in rows:
-        windows |= window is not None
+    windows, filled = any(rows), 0
     for part in parts:
         filled += part.shape[dim]
     shape = list(parts[0].shape)

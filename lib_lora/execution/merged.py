@@ -176,10 +176,7 @@ class MergedExecutor(DenseExecutor):
                 base = self._original_weight(layer, param, weight)
                 self._write(layer, param, weight, self._sum(param, adapters, base, weight))
 
-        def own_bias(param: str, bias: Tensor) -> Tensor:
-            return self._original_weight(layer, param, bias)
-
-        for param, total in self._bias_sums(layer, adapters, own_bias).items():
+        for param, total in self._bias_sums(layer, adapters, partial(self._original_weight, layer)).items():
             bias = layer.get_parameter(param)
             with _writing(bias):
                 self._write(layer, param, bias, total.to(bias.dtype))

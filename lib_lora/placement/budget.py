@@ -81,7 +81,8 @@ class Budget:
         self._gone: deque[Account] = deque()
         self._placed: Counter[torch.device] = Counter()
         self._host_copy_bytes = 0
-        self._full: set[torch.device] = set()
+        self.full: set[torch.device] = set()
+        """Where nothing can be placed before its layer is called."""
         self._clock = 0
         self._latest: Account | None = None
         self._scan_at: dict[torch.device, float] = {}
@@ -103,10 +104,6 @@ class Budget:
             self._latest = account
             self._clock += 1
             account.before, account.used = account.used, self._clock
-
-    def full(self, device: torch.device) -> bool:
-        """Tell whether nothing can be placed on a device before its layer is called."""
-        return device in self._full
 
     def is_free(self, device: torch.device) -> bool:
         """Tell whether any number of bytes may be placed on a device."""
@@ -137,7 +134,7 @@ class Budget:
             account.used = max(account.used, self._clock)
             self._placed[device] += nbytes
             if not stays:
-                self._full.add(device)
+                self.full.add(device)
                 self.contended = True
             return stays
 
@@ -148,7 +145,7 @@ class Budget:
                 return
             self._placed[account.device] -= account.nbytes
             if not account.streams:
-                self._full.discard(account.device)
+                self.full.discard(account.device)
             account.device, account.nbytes = None, 0
 
     def shrink(self, device: torch.device) -> None:
@@ -168,7 +165,7 @@ class Budget:
                 text = "%s is out of memory: no more than %d MB of adapters stay there from now on, others are streamed"
                 logger.warning(text, device, self._placed[device] >> 20)
             self._fitted[device] = self._placed[device]
-            self._full.add(device)
+            self.full.add(device)
             self.contended = True
         empty_cache = getattr(getattr(torch, device.type, None), "empty_cache", None)
         if empty_cache is not None:
@@ -195,7 +192,7 @@ class Budget:
         """Forget which devices are full, as other adapters come, or none."""
         with self._lock:
             self._count_gone()
-            self._full.clear()
+            self.full.clear()
             self._scan_at.clear()
             self.contended = False
 

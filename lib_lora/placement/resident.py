@@ -138,7 +138,7 @@ class Resident(ABC, Generic[P]):
             weight = getattr(layer, "weight", None)
             if isinstance(weight, Tensor) and weight.device == device and weight.dtype in _COMPUTING:
                 dtype = weight.dtype
-        if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and self._budget.full(device)):
+        if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and device in self._budget.full):
             return
         self._place(layer, device, dtype, why="the layer is there")
         if self._account.streams:
@@ -191,14 +191,6 @@ class Resident(ABC, Generic[P]):
             return other
         return placed
 
-    def _kept_beside(self, device: torch.device, dtype: torch.dtype) -> P | None:
-        """Return the placement for another dtype, if it may stay; else drop it."""
-        placed = self._placed
-        may_stay = self._stays and self._host_copy is None and self._budget.is_free(device)
-        kept = placed if may_stay and placed is not None and placed.device == device and placed.dtype != dtype else None
-        self.evict("another place or dtype is needed")  # never more at once than may stay
-        return kept
-
     def _place(
         self,
         layer: nn.Module,
@@ -213,7 +205,12 @@ class Resident(ABC, Generic[P]):
             FileError: a file changed on disk.
             torch.OutOfMemoryError: there is not even room for this layer alone; nothing is placed.
         """
-        other = None if self._placed is None else self._kept_beside(device, dtype)
+        former, other = self._placed, None
+        if former is not None:
+            may_wait = self._stays and self._host_copy is None and self._budget.is_free(device)
+            if may_wait and former.device == device and former.dtype != dtype:
+                other = former
+            self.evict("another place or dtype is needed")  # never more at once than may stay
         where, copy = (device, dtype, input_dtype or dtype), self._host_copy
         if copy is not None and where != (copy.placed.device, copy.placed.dtype, copy.placed.input_dtype):
             self._drop_host_copy()

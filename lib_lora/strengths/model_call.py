@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import CO_GENERATOR
 from typing import Any, NamedTuple, TypeAlias
@@ -24,10 +24,11 @@ from ..compiler import uncompiled
 from ..errors import RegionError, RowsError
 from ..files.components import is_denoiser
 from ..naming.architectures._arguments import INPUTS, TIMESTEPS, patch_of
+from ..naming.architectures._noise import sigma_of
 from ..naming.architectures.base import is_image_first
 from ..tensors import plain_mode
 from .regions import LatentGrid
-from .strength import Clock, Moment, sigma_of
+from .strength import Clock, Moment
 from .table import StrengthTable
 
 logger = logging.getLogger(__name__)
@@ -158,17 +159,17 @@ Rows: TypeAlias = Callable[[int], "Sequence[int | Row] | None"]
 """From the number of rows of a model call to the `Row` or the image of each; None for whole batches in a row."""
 
 
+@dataclass
 class CallSettings:
     """The host's settings of model calls: their moment, and the images and prompts of their rows."""
 
-    def __init__(self) -> None:
-        self.clock: Clock | None = None
-        self.moment = Moment()
-        """Without a clock."""
-        self.rows: Rows | None = None
-        """None for the layout of all known hosts: whole batches one after the other."""
-        self.chosen = 0
-        """The variant of calls without known rows, such as calls of a text encoder."""
+    clock: Clock | None = None
+    moment: Moment = field(default_factory=Moment)
+    """Without a clock."""
+    rows: Rows | None = None
+    """None for the layout of all known hosts: whole batches one after the other."""
+    chosen: int = 0
+    """The variant of calls without known rows, such as calls of a text encoder."""
 
     def moment_of(self, call: ModelCall, *, noise: bool, flow: bool) -> Moment:
         """Return the moment of a call that begins.
