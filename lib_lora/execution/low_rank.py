@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +32,7 @@ from ..strengths.regions import TokenLayout, token_layout
 from ..strengths.table import FactorRange, FactorRanges, LayerStrengths, StrengthTable, change_of_bias
 from ..tensors import TensorFields
 from . import opaque
-from .arguments import output_in, place_of_input, with_output
+from .arguments import BaseForward, output_in, place_of_input, with_output
 from .dense import DenseExecutor
 from .low_rank_products import (
     EXACT,
@@ -46,9 +46,6 @@ from .low_rank_products import (
     pays,
     stacked,
 )
-
-if TYPE_CHECKING:
-    from .arguments import BaseForward
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -22,10 +22,7 @@ from ..placement import scratch
 from ..placement.storage import Placement
 from ..registry import Tuner
 from ..tensors import TensorFields, autocasts
-
-if TYPE_CHECKING:
-    from .arguments import BaseForward
-
+from .arguments import BaseForward
 
 EXACT = frozenset({torch.float32, torch.float64})
 """Dtypes in which a small change of a weight is not rounded away."""

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +29,9 @@ from ..weights.marks import WeightMark, mark_weight
 from ..weights.originals import Checkpoint, OriginalWeight, copied, kept
 from ..weights.readers.base import holds_values
 from ..weights.rounding import digest, generator_for, round_stochastically
+from .arguments import BaseForward
 from .dense import DenseExecutor, bias_of
 from .dense_products import Sum
-
-if TYPE_CHECKING:
-    from .arguments import BaseForward
 
 logger = logging.getLogger(__name__)
 

@@ -11,16 +11,13 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..compiler import compiling
-
-if TYPE_CHECKING:
-    from .arguments import BaseForward
-
+from .arguments import BaseForward
 
 _numbers = itertools.count()
 _slots: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

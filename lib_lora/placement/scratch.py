@@ -1,31 +1,14 @@
-"""One buffer per use, device and dtype, grown to the largest layer and shared by all of them."""
+"""One buffer per thread, use, device and dtype, grown to the largest layer and shared by all of them."""
 
 from __future__ import annotations
 
 import threading
-import weakref
 
 import torch
 from torch import Tensor
 
-_Key = tuple[str, torch.device, torch.dtype]
-
-
-class _Buffers:
-    """The buffers of one thread, which go when it ends."""
-
-    def __init__(self) -> None:
-        self.by_use: dict[_Key, Tensor] = {}
-
-
-class _Own(threading.local):
-    def __init__(self) -> None:
-        self.buffers = _Buffers()
-        _all.add(self.buffers)
-
-
-_all: weakref.WeakSet[_Buffers] = weakref.WeakSet()
-_own = _Own()
+_buffers: dict[tuple[int, str, torch.device, torch.dtype], Tensor] = {}
+"""By the thread's number, and so on."""
 
 
 def take(use: str, like: Tensor, dtype: torch.dtype) -> Tensor:
@@ -33,21 +16,29 @@ def take(use: str, like: Tensor, dtype: torch.dtype) -> Tensor:
 
     Valid until the same thread takes for the same `use` again.
     """
-    buffers, key = _own.buffers.by_use, (use, like.device, dtype)
-    buffer = buffers.get(key)
+    key = threading.get_ident(), use, like.device, dtype
+    buffer = _buffers.get(key)
     if buffer is None or buffer.numel() < like.numel():
+        _drop_ended()
         with torch.inference_mode(False):  # or calls in other modes could not write to it
-            buffer = buffers[key] = torch.empty(like.numel(), device=like.device, dtype=dtype)
+            buffer = _buffers[key] = torch.empty(like.numel(), device=like.device, dtype=dtype)
     return buffer[: like.numel()].view(like.shape)
 
 
 def nbytes() -> int:
     """Return the bytes of all buffers of the process."""
-    every = [buffer for buffers in list(_all) for buffer in list(buffers.by_use.values())]
-    return sum(buffer.numel() * buffer.element_size() for buffer in every)
+    _drop_ended()
+    return sum(buffer.numel() * buffer.element_size() for buffer in list(_buffers.values()))
 
 
 def free() -> None:
     """Give all buffers back; the next call makes new ones."""
-    for buffers in list(_all):
-        buffers.by_use.clear()
+    _buffers.clear()
+
+
+def _drop_ended() -> None:
+    """Drop the buffers of threads that ended."""
+    running = {thread.ident for thread in threading.enumerate()}
+    for key in list(_buffers):
+        if key[0] not in running:
+            _buffers.pop(key, None)
