@@ -142,8 +142,7 @@ class Plan:
         if left:
             live[_CHEAPER if self.decided else _UNDECIDED] = left
         reports = tuple(network.report for network in self.key.networks)
-        table = self.strengths
-        idle, partly_idle = table.stack_strengths.idle(table.acted, table.moments)
+        idle, partly_idle = self.strengths.stack_strengths.idle()
         return ActivationReport(reports, merged, live, changed=len(self.executors), idle=idle, partly_idle=partly_idle)
 
     def taken_back(self) -> dict[nn.Module, Executor]:

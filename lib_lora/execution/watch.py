@@ -167,10 +167,8 @@ def _is_behind(path: str, reached: Sequence[str]) -> bool:
     own = _BLOCK.match(f"{path}.")
     if own is None:
         return False
-    others = [
-        found for one in reached if (found := _BLOCK.match(f"{one}.")) is not None and found["list"] == own["list"]
-    ]
-    return bool(others) and all(int(other["number"]) < int(own["number"]) for other in others)
+    others = [found for one in reached if (found := _BLOCK.match(f"{one}.")) and found["list"] == own["list"]]
+    return bool(others) and max(int(other["number"]) for other in others) < int(own["number"])
 
 
 def _numbers(output: object) -> Tensor | None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..compiler import uncompiled
 from ..errors import RegionError, RowsError
 from ..files.components import is_denoiser
-from ..naming.architectures._arguments import INPUTS, TIMESTEPS, patch_of
+from ..naming.architectures._arguments import denoised_in, halves_in, patch_of, repeats_rows, timestep_in
 from ..naming.architectures._noise import sigma_of
 from ..naming.architectures.base import is_image_first
 from ..tensors import plain_mode
@@ -47,8 +47,7 @@ class ModelCall:
     @property
     def denoised(self) -> object:
         """Return the first argument, or the one with a known name: a tensor (rows, …), or a list of one per image."""
-        named = next((self.kwargs[name] for name in INPUTS if name in self.kwargs), None)
-        return self.args[0] if self.args else named
+        return denoised_in(self.args, self.kwargs)
 
     @property
     def rows(self) -> int | None:
@@ -58,37 +57,9 @@ class ModelCall:
         return len(found) if is_batch else None  # type: ignore[arg-type]
 
     @property
-    def repeats_rows(self) -> bool:
-        """Return whether an extension's patch of the cross attention may give it other rows than the call has.
-
-        Regions by attention are made so: the rows of some conditions are there once for each region. Source:
-        Haoming02/sd-forge-couple lib_couple/attention_couple.py; ComfyUI comfy/ldm/modules/attention.py, `attn2_patch`.
-        """
-        options = self.kwargs.get("transformer_options")
-        patches = options.get("patches") if isinstance(options, dict) else None
-        return bool(patches.get("attn2_patch")) if isinstance(patches, dict) else False
-
-    @property
-    def halves(self) -> tuple[bool, ...] | None:
-        """Return for each row whether it is of the negative prompt; None where the call does not tell.
-
-        ComfyUI's and Forge's sampling says it of the chunks of a call, which are of equal size. Source: ComfyUI
-        comfy/samplers.py, `_calc_cond_batch`, "cond_or_uncond".
-        """
-        options, rows = self.kwargs.get("transformer_options"), self.rows
-        chunks = options.get("cond_or_uncond") if isinstance(options, dict) else None
-        if not chunks or rows is None or rows % len(chunks):
-            return None
-        return tuple(bool(chunk) for chunk in chunks for _ in range(rows // len(chunks)))
-
-    @property
     def timestep(self) -> float | None:
-        """Return the timestep, between 0 and 1000; None where there is none.
-
-        It is the second argument of every UNet, and has a name everywhere else. Flow models call it with a fraction.
-        """
-        second = self.args[1] if len(self.args) > 1 else None
-        found = next((self.kwargs[name] for name in TIMESTEPS if name in self.kwargs), second)
+        """Return the timestep, between 0 and 1000; None where there is none. Flow models call it with a fraction."""
+        found = timestep_in(self.args, self.kwargs)
         if isinstance(found, Tensor):
             if found.numel() == 0 or found.is_complex():
                 return None
@@ -199,7 +170,7 @@ class CallSettings:
         Raises:
             RowsError: rows and images do not fit, or the halves are not known.
         """
-        count, halves = call.rows, call.halves
+        count, halves = call.rows, halves_in(call.kwargs, call.rows)
         if count is None:
             raise RowsError(f"a model call does not tell its rows, and the stack has {images} images")
         given = None if self.rows is None else self.rows(count)
@@ -342,7 +313,7 @@ def _hook_model(
             if len(table.values) > 1 or table.has_parts:
                 images, halved = table.stack_strengths.images, table.stack_strengths.halved
                 variants, parts = settings.rows_of(call, images, halved=halved)
-                if call.repeats_rows and len(set(variants)) > 1:
+                if repeats_rows(call.kwargs) and len(set(variants)) > 1:
                     text = "regions by attention repeat the rows of a call, and its images have LoRA of their own"
                     raise RowsError(f"{text}; make them in batches of one")
                 table.set_rows(variants, parts)

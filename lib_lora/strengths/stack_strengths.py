@@ -7,7 +7,7 @@ negative prompts have strengths of their own. The table has a number for each va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import mul
 from typing import NamedTuple, TypeAlias
@@ -123,6 +123,7 @@ class StackStrengths:
                 self._shared_of.append(self._shared.setdefault(place, len(self._shared)))
         every = [(entry, one) for variant in self._variants for entry, one in enumerate(variant)]
         denoising = {entry for entry, _, side in self._shared if side is not None}
+        self._acted, self._moments = set[int](), 0  # groups that were other than 0 at one of so many moments
         self.varying = {entry for entry, one in every if one.varies}
         """The entries whose strength differs from moment to moment."""
         self.varies = not self.varying.isdisjoint(denoising)
@@ -147,7 +148,7 @@ class StackStrengths:
         Raises:
             MomentError: the moment lacks what an entry's strength depends on.
         """
-        found = []
+        found = list[tuple[float, ...]]()
         for variant, strengths in enumerate(self._variants):
             shared = []
             for entry, component, side in self._shared:
@@ -160,15 +161,13 @@ class StackStrengths:
             if self._block_weights is not None:
                 own = list(map(mul, own, self._block_weights[variant]))
             found.append(tuple(own))
+        if moment is not None:
+            self._moments += 1
+            self._acted.update(i for own in found for i, value in enumerate(own) if value)
         return tuple(found)
 
-    def idle(self, acted: Set[int], moments: int) -> tuple[dict[int, str], dict[int, str]]:
-        """Return the entries without any effect -> why, and the ones that act on text encoders alone -> where not, why.
-
-        Args:
-            acted: groups whose strength was other than 0 at a moment.
-            moments: how many moments there were.
-        """
+    def idle(self) -> tuple[dict[int, str], dict[int, str]]:
+        """Return the entries without effect so far -> why, and the ones without effect on some parts -> which, why."""
         static, idle, partly = self.values(None), dict[int, str](), dict[int, str]()
         for entry, (_, multiplier) in enumerate(self._wishes):
             own = [strengths[entry] for strengths in self._variants]
@@ -183,8 +182,8 @@ class StackStrengths:
                 reason = _NOWHERE
             elif all(never):
                 reason = never[0]
-            elif moments and acted.isdisjoint(doubtful):
-                reason = f"its strength was 0 at all {moments} calls of the model"
+            elif self._moments and self._acted.isdisjoint(doubtful):
+                reason = f"its strength was 0 at all {self._moments} calls of the model"
             if any(values[i] for values in static for i in groups if i not in doubtful):
                 if wanted and reason:
                     partly[entry] = f"on the {self._components(wanted)}: {reason}"

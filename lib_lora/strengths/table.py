@@ -136,10 +136,6 @@ class StrengthTable:
         """Of the stack that was written last."""
         self._set_regions()
         self._set_values(strengths.values(None))
-        self.acted: set[int] = set()
-        """Groups that were other than 0 at a moment, of the moments since the strengths were written."""
-        self.moments = 0
-        """How many moments there were."""
         self.latents: LatentGrid | None = None
         """Of the present call; None where they are not known."""
         self.was_placed = False
@@ -278,7 +274,6 @@ class StrengthTable:
             if len(values) != len(self.values):
                 self.shown, self.mixed = 0, False
             self._set_values(values)
-            self.acted, self.moments = set(), 0
             self.refresh()
 
     def set_rows(self, rows: tuple[int, ...], parts: tuple[int | None, ...] = ()) -> None:
@@ -322,9 +317,6 @@ class StrengthTable:
             stale = bool(self._scheduled) and moment.timestep != self.timestep
             if self.stack_strengths.varies:
                 values = self.stack_strengths.values(moment)
-                if values != self.values or not self.moments:
-                    self.acted |= {group for own in values for group, value in enumerate(own) if value}
-                self.moments += 1
                 if values != self.values:
                     self._set_values(values)
                     stale = True

@@ -8,10 +8,48 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-INPUTS = ("sample", "hidden_states", "x", "img")
+_INPUTS = ("sample", "hidden_states", "x", "img")
 """What UNets and transformers of diffusers, ldm and Wan, and of Flux' own code, call what they denoise."""
-TIMESTEPS = ("timestep", "timesteps", "t")
+_TIMESTEPS = ("timestep", "timesteps", "t")
 """diffusers', ldm's, and what some wrappers call it."""
+
+
+def denoised_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the first argument of a call of a denoiser, or the one with a known name."""
+    return args[0] if args else next((kwargs[name] for name in _INPUTS if name in kwargs), None)
+
+
+def timestep_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the timestep as it is: it is the second argument of every UNet, and has a name everywhere else."""
+    second = args[1] if len(args) > 1 else None
+    return next((kwargs[name] for name in _TIMESTEPS if name in kwargs), second)
+
+
+def repeats_rows(kwargs: Mapping[str, Any]) -> bool:
+    """Tell whether an extension's patch of the cross attention may give it other rows than the call has.
+
+    Regions by attention are made so: the rows of some conditions are there once for each region. Source:
+    Haoming02/sd-forge-couple lib_couple/attention_couple.py; ComfyUI comfy/ldm/modules/attention.py, `attn2_patch`.
+    """
+    patches = _option(kwargs, "patches")
+    return bool(patches.get("attn2_patch")) if isinstance(patches, dict) else False
+
+
+def halves_in(kwargs: Mapping[str, Any], rows: int | None) -> tuple[bool, ...] | None:
+    """Return for each row whether it is of the negative prompt; None where the call does not tell.
+
+    ComfyUI's and Forge's sampling says it of the chunks of a call, which are of equal size. Source: ComfyUI
+    comfy/samplers.py, `_calc_cond_batch`, "cond_or_uncond".
+    """
+    chunks = _option(kwargs, "cond_or_uncond")
+    if not chunks or rows is None or rows % len(chunks):
+        return None
+    return tuple(bool(chunk) for chunk in chunks for _ in range(rows // len(chunks)))
+
+
+def _option(kwargs: Mapping[str, Any], name: str) -> Any:
+    options = kwargs.get("transformer_options")
+    return options.get(name) if isinstance(options, dict) else None
 
 
 _TEXT = re.compile(
