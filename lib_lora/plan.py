@@ -184,7 +184,8 @@ class Plan:
     def drop_stale(self) -> None:
         """Drop what was computed from base weights that have changed since."""
         for layer, executor in list(self.executors.items()):
-            if executor.reads_base and executor.is_stale(layer):
+            # the weight that others are merged into is looked at where they are merged again
+            if executor.reads_base and not executor.merges and executor.is_stale(layer):
                 executor.release(layer)
 
     def come_back(self, stack: Stack) -> None:
@@ -344,11 +345,10 @@ def live_executor(
     """Choose the executor of a layer whose weight is not written to."""
     reads = prefers_dense = dense_for_many = False
     by_rows = by_columns = True
-    forms, biased = list[Form](), list[bool]()
+    forms = list[Form]()
     for binding in bindings:
         adapter = binding.adapter
         form = adapter.form(binding.rank)
-        biased.append(adapter.has_bias)
         if form is not None and _can_be_beside(layer, binding.target, form):
             forms.append(form)
         reads |= adapter.reads_base
@@ -365,7 +365,7 @@ def live_executor(
     if prefers_dense and dense_is_free and (by_blocks or len(bindings) == 1):
         return DenseExecutor(bindings, strengths, policy)
     many = dense_for_many and dense_is_free and by_blocks and bindings[0].target.kind == "linear"
-    return LowRankExecutor(bindings, forms, biased, strengths, policy, dense_for_many=many)
+    return LowRankExecutor(bindings, forms, strengths, policy, dense_for_many=many)
 
 
 def _can_be_beside(layer: nn.Module, target: Target, form: Form) -> bool:

@@ -211,12 +211,10 @@ class ClassPatch:
     def undo(self) -> None:
         """Restore the class as it was found; patches that others put on top stay."""
         for name, ours in (("forward", self.forward), ("_apply", self.apply), (SLOT, None)):
-            if self.cls.__dict__.get(name, self) is not ours:
-                continue
-            if name in self._owned:
-                setattr(self.cls, name, self._owned[name])
-            else:
+            if self.cls.__dict__.get(name, self) is ours:
                 delattr(self.cls, name)
+                if name in self._owned:
+                    setattr(self.cls, name, self._owned[name])
 
 
 _patches: dict[type[nn.Module], ClassPatch] = {}
@@ -262,13 +260,10 @@ def ensure_in_force() -> bool:
 def _renewed(patch: ClassPatch) -> ClassPatch:
     """Install a patch again, without a chain that grows each time others undo it."""
     present = patch.cls.__dict__.get("forward")
-    earlier = token_of(present)
+    earlier = patch if present is patch.base_forward else token_of(present)
     if isinstance(earlier, ClassPatch) and earlier.cls is patch.cls:
         earlier.put()
         return earlier
-    if present is patch.base_forward:
-        patch.put()
-        return patch
     patch.undo()  # or the next patch would take the slot and `_apply` for the class's own
     return ClassPatch(patch.cls)
 

@@ -78,7 +78,6 @@ class LowRankExecutor(Resident[Placed]):
     Args:
         bindings: the adapters, in the order of the stack.
         forms: the form of each, at its rank.
-        biased: whether each changes the bias.
         strengths: the strength table of the plan.
         policy: how tensors are placed.
         dense_for_many: whether an effective weight is cheaper for more tokens than the linear layer has inputs.
@@ -90,7 +89,6 @@ class LowRankExecutor(Resident[Placed]):
         self,
         bindings: Sequence[Binding],
         forms: Sequence[Form],
-        biased: Sequence[bool],
         strengths: StrengthTable,
         policy: PlacementPolicy,
         *,
@@ -103,7 +101,7 @@ class LowRankExecutor(Resident[Placed]):
         target = bindings[0].target
         self._kind, self._spatial = target.kind, len(target.shape) - 2
         self._of_text = is_of_text(target.path)
-        self._forms, self._biased = forms, biased
+        self._forms, self._biased = forms, list[int]()
         self._inputs, self._outputs, self._rank = list[int](), list[int](), 0
         of_pairs, of_biases = list[FactorRange](), list[FactorRange]()
         of_inputs, of_outputs = list[FactorRanges](), list[FactorRanges]()
@@ -112,7 +110,8 @@ class LowRankExecutor(Resident[Placed]):
             if pair is not None:
                 of_pairs.append(FactorRange(binding.group, pair.rank, pair.scale, pair.schedule, pair.per_rank))
                 self._rank += pair.rank
-            if biased[i]:
+            if binding.adapter.has_bias:
+                self._biased.append(i)
                 of_biases.append(FactorRange(binding.group))
             if form.on_input:
                 self._inputs.append(i)
@@ -321,7 +320,7 @@ class LowRankExecutor(Resident[Placed]):
                 downs.append(factors.down)
                 ups.append(factors.up)
                 rows_of_pairs.append(binding.target.rows)
-            if self._biased[i]:
+            if i in self._biased:
                 biases.append(adapter.delta_bias().unsqueeze(1))
                 rows_of_biases.append(binding.target.rows)
         if downs:

@@ -122,10 +122,6 @@ class MergedExecutor(DenseExecutor):
                 self.release(layer)
                 raise
 
-    def is_stale(self, layer: nn.Module) -> bool:
-        """Return False: `move` checks whether other code wrote to the weight."""
-        return False
-
     def release(self, layer: nn.Module) -> None:
         """Restore every parameter, bit for bit.
 

@@ -155,9 +155,8 @@ class Budget:
         with self._lock:
             self._count_gone()
             there = sorted(self._residents(device), key=lambda one: one[0].used)
-            wanted = self._placed[device] // _GIVEN_BACK
-            wanted = max([wanted, *(2 * account.nbytes for account, _ in there)])
-            goal = self._placed[device] - wanted
+            placed = self._placed[device]
+            goal = placed - max([placed // _GIVEN_BACK, *(2 * account.nbytes for account, _ in there)])
             for _, evict in there:
                 if self._placed[device] > goal:
                     evict("the device is out of memory")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -270,7 +271,7 @@ class Resident(ABC, Generic[P]):
             if one.whole is None:
                 copy = one.file.private(one.adapter)
                 needs = type(copy).on is not Adapter.on
-                adapter = copy.on(_reading(layer, one, weights), one.rank) if needs else copy
+                adapter = copy.on(partial(_read, layer, one.target, weights), one.rank) if needs else copy
                 reads = adapter is not copy
             else:
                 adapter, reads = one.whole.known(one.adapter, one.rank, one.file.private), True
@@ -291,23 +292,18 @@ class Resident(ABC, Generic[P]):
 
 def device_of(layer: nn.Module) -> torch.device | None:
     """Return the device of the layer's own parameters."""
-    for tensor in layer._parameters.values():
+    for tensor in (*layer._parameters.values(), *layer._buffers.values()):
         if tensor is not None:
             return tensor.device
-    return next((tensor.device for tensor in layer._buffers.values() if tensor is not None), None)
+    return None
 
 
-def _reading(layer: nn.Module, binding: Binding, weights: dict[str, Tensor]) -> Callable[[], Tensor]:
-    """Make a function that reads the weight of a binding, and keeps the layer's for the other bindings."""
-    target = binding.target
-
-    def read() -> Tensor:
-        weight = weights.get(target.param)
-        if weight is None:
-            weight = weights[target.param] = read_base_weight(layer, target.param)
-        return (weight if target.rows is None else weight[slice(*target.rows)]).reshape(target.shape)
-
-    return read
+def _read(layer: nn.Module, target: Target, weights: dict[str, Tensor]) -> Tensor:
+    """Read the weight of a target, and keep the layer's in `weights` for its other targets."""
+    weight = weights.get(target.param)
+    if weight is None:
+        weight = weights[target.param] = read_base_weight(layer, target.param)
+    return (weight if target.rows is None else weight[slice(*target.rows)]).reshape(target.shape)
 
 
 _COMPUTING = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})

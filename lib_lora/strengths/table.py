@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
 from typing import TypeAlias
 
 import torch
@@ -56,7 +57,7 @@ class LayerStrengths:
     place: tuple[torch.device, torch.dtype]
     spatial: int
     """Dimensions behind the channels, of convolutions."""
-    starts: tuple[int, ...]
+    layouts: Sequence[Layout]
     """Of the vectors in the table's."""
     factors: tuple[Tensor, ...]
     """Each (n,), of the variant that is shown; later writes show through."""
@@ -67,9 +68,8 @@ class LayerStrengths:
 
     def set_rows(self, rows: Tensor) -> None:
         """Look at this layer's part of the factors of all rows."""
-        lengths = [one.shape[0] for one in self.factors]
         # each an own tensor: graphs know it by its shape, and not by where it begins
-        self.rows = tuple(map(partial(_layer_rows, rows, self.table.length), self.starts, lengths))
+        self.rows = tuple([_layer_rows(rows, self.table.length, *layout) for layout in self.layouts])
 
     def for_rows(self, repeats: int, ndim: int) -> tuple[Tensor, ...]:
         """Return the strengths of each row, (rows, …, n, *ones).
@@ -89,7 +89,7 @@ class LayerStrengths:
             if not vector.shape[0]:
                 found.append(vector)
                 continue
-            weights: Tensor = self.table.weights(self.starts[i], vector, layout.grid, channels_first=first)
+            weights: Tensor = self.table.weights(self.layouts[i][0], vector, layout.grid, channels_first=first)
             factors = self.rows[i] if self.table.mixed else vector.unsqueeze(0)
             shaped = shaped_by_places(weights * factors.unsqueeze(2 if first else 1), layout)
             found.append(_per_channel(shaped, self.spatial) if shaped.ndim == 1 else shaped)
@@ -202,12 +202,9 @@ class StrengthTable:
         every = self._vectors.get(place)
         if every is None:
             every = self._make_vector(place)
-        starts, vectors = list[int](), list[Tensor]()
-        for start, count in layouts:
-            starts.append(start)
-            vectors.append(every.narrow(0, start, count))
-        alike = [_per_channel(one, spatial) for one in vectors] if spatial else vectors
-        found = LayerStrengths(self, place, spatial, tuple(starts), tuple(vectors), tuple(alike))
+        vectors = tuple(starmap(partial(every.narrow, 0), layouts))
+        alike = tuple([_per_channel(one, spatial) for one in vectors]) if spatial else vectors
+        found = LayerStrengths(self, place, spatial, layouts, vectors, alike)
         self._layers.add(found)
         if place in self._matrices:
             found.set_rows(self._matrices[place])
