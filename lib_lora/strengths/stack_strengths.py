@@ -163,7 +163,7 @@ class StackStrengths:
             found.append(tuple(own))
         if moment is not None:
             self._moments += 1
-            self._acted.update(i for own in found for i, value in enumerate(own) if value)
+            self._acted |= {i for own in found for i, value in enumerate(own) if value}
         return tuple(found)
 
     def idle(self) -> tuple[dict[int, str], dict[int, str]]:
