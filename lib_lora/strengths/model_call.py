@@ -260,10 +260,7 @@ class CallLock:
 
 
 def hook_strengths(
-    components: Mapping[str, nn.Module],
-    table: StrengthTable,
-    settings: CallSettings,
-    flow: Callable[[str], bool],
+    components: Mapping[str, nn.Module], table: StrengthTable, settings: CallSettings, flow: Callable[[str], bool]
 ) -> Iterator[Callable[[], None]]:
     """Put hooks on the denoisers if any strength depends on the moment, the rows or the places of a call.
 
@@ -286,13 +283,7 @@ def hook_strengths(
 
 
 def _hook_model(
-    component: nn.Module,
-    table: StrengthTable,
-    settings: CallSettings,
-    lock: CallLock,
-    patch: int,
-    *,
-    flow: bool,
+    component: nn.Module, table: StrengthTable, settings: CallSettings, lock: CallLock, patch: int, *, flow: bool
 ) -> Callable[[], None]:
     """Set the table to each call of a model, and after it to calls outside a denoiser; the hooks hold no model."""
     name, image_first, warned = type(component).__name__, is_image_first(component), False
