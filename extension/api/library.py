@@ -136,6 +136,8 @@ class Library:
         return answer(request, report.to_json())
 
     def _file(self, id: str, name: str) -> CatalogFile:  # noqa: A002
+        if not id and not name:
+            raise HTTPException(UNPROCESSABLE, "the query names no LoRA: give its id or its name")
         try:
             return self._session.catalog.with_id(id) if id else self._session.catalog.find_again(name)
         except CatalogError as error:

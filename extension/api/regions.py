@@ -9,7 +9,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from ..kept.region_files import as_png, from_text
-from ..text.regions import NAMED, RegionTextError
+from ..text.regions import NAMED, RegionTextError, checked_name
 from .answers import BROKEN, UNPROCESSABLE, answer, object_of, refuse_stale
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RegionsApi:
         if not isinstance(name, str) or not isinstance(picture, str):
             raise HTTPException(UNPROCESSABLE, "name and picture of a region must be text")
         return await run_in_threadpool(
-            self._changed, request, lambda: self._session.regions.put(name, from_text(picture))
+            self._changed, request, lambda: self._session.regions.put(checked_name(name), from_text(picture))
         )
 
     def remove(self, request: Request, name: str) -> Response:

@@ -26,6 +26,7 @@ export function Library({tab, state}) {
         () => select(catalog, state.query, state.filters, state.sort),
         [state.version, state.query, state.filters, state.sort],
     );
+    const known = useMemo(() => facets(catalog), [state.version]);
     const used = tab.stack.used();
     const names = /** @type {(keyof Chosen)[]} */ (Object.keys(NO_FILTERS));
     const active = names.filter((name) => state.filters[name] !== NO_FILTERS[name]).length;
@@ -42,8 +43,8 @@ export function Library({tab, state}) {
             <${WordButton} icon="refresh" word="Refresh" label="Refresh: look for LoRA files again"
                 onClick=${() => tab.server.attempt(() => tab.library.refresh("POST"))} />
         </div></div>
-        ${more && html`<${Filters} catalog=${catalog} state=${state} filter=${filter} tab=${tab} />`}
-        <${Folders} catalog=${catalog} state=${state} filter=${filter} />
+        ${more && html`<${Filters} known=${known} state=${state} filter=${filter} tab=${tab} />`}
+        <${Folders} folders=${known.folders} state=${state} filter=${filter} />
         <div class=${found.length ? "rt-hint rt-line" : "rt-empty"} role="status">
             ${!found.length && html`<${Icon} name=${state.loaded ? "grid" : "refresh"} />`}
             <span>${countOf(state, found, catalog)}</span>
@@ -82,10 +83,9 @@ function countOf(state, found, catalog) {
 
 /**
  * Draw where in the folders the user is: the folders around, and those inside.
- * @param {{catalog: Catalog, state: State, filter: (changes: Partial<Chosen>) => void}} props
+ * @param {{folders: Facet, state: State, filter: (changes: Partial<Chosen>) => void}} props
  */
-function Folders({catalog, state, filter}) {
-    const {folders} = useMemo(() => facets(catalog), [state.version]);
+function Folders({folders, state, filter}) {
     if (!folders.length) return null;
     const {folder} = state.filters;
     const {around, inside} = foldersAt(folders, folder);
@@ -113,9 +113,8 @@ function Scan({scan}) {
     </div>`;
 }
 
-/** @param {{catalog: Catalog, state: State, filter: (changes: Partial<Chosen>) => void, tab: Tab}} props */
-function Filters({catalog, state, filter, tab}) {
-    const known = useMemo(() => facets(catalog), [state.version]);
+/** @param {{known: ReturnType<typeof facets>, state: State, filter: (changes: Partial<Chosen>) => void, tab: Tab}} props */
+function Filters({known, state, filter, tab}) {
     const {filters} = state;
     /**
      * @param {"folder" | "family" | "kind" | "tag"} name

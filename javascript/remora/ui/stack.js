@@ -13,6 +13,7 @@
 import {html, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
 import {bodyOf, readBody, setMultipliers, tagOf} from "../prompt.js";
+import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
 import {Button, WordButton} from "./parts.js";
 import {Row} from "./row.js";
@@ -55,8 +56,8 @@ export function Stack({tab, state, outcomes: {of, others}}) {
         ${
             state.target
             && !rows.length
-            && html`<p class="rt-hint">The prompt has no LoRA. Choose one from the library, or write${" "}
-            <code>${"<lora:name:0.8>"}</code> into it.</p>`
+            && html`<p class="rt-empty"><${Icon} name="prompt" /><span>The prompt has no LoRA. Choose one from the library, or
+            write <code>${"<lora:name:0.8>"}</code> into it.</span></p>`
         }
         <p class="rt-hint rt-said" role="status">${state.said}</p>
         ${

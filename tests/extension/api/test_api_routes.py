@@ -173,6 +173,7 @@ def test_a_picture_of_a_preset_that_is_none_is_refused(ask: Checked) -> None:
 
 def test_of_a_damaged_file_no_picture_is_listed(ask: Checked, copy: Path) -> None:
     assert ask("GET", "/lora", params={"name": "copied"})["picture"]
+    assert "give its id or its name" in ask("GET", "/lora", 422)
     copy.write_bytes(copy.read_bytes()[:-1000])
     told = ask("GET", "/lora", params={"name": "copied"})
     assert (told["readable"], told["picture"]) == (False, "")
@@ -282,6 +283,7 @@ def test_regions_of_the_picture(ask: Checked) -> None:
     for name, picture, why in (
         ("left", left["picture"], "built-in region"),
         ("a+b", left["picture"], "a region's name is"),
+        ("../x", "YWJj", "a region's name is"),
         ("Mine", "no base64", "must be base64"),
         ("Mine", "YWJj", "cannot be read"),
         (1, "YWJj", "must be text"),
