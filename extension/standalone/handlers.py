@@ -11,7 +11,7 @@ import gradio as gr
 from lib_lora import LoraError
 
 from ..generation.options import TABLE
-from ..hosts.txt2img import RequestError, Txt2Img
+from ..hosts.txt2img import RequestError, Result, Txt2Img
 from ..text.infotext import parse_infotext
 from . import shown
 
@@ -43,8 +43,8 @@ class Handlers:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._jobs: dict[str, RunningJob] = {}  # by browser tab
-        self._latest = Update()
-        """The latest pictures, for pages that open later."""
+        self._latest: Result | None = None
+        """What has the latest pictures, for pages that open later."""
 
     def generate(self, request: gr.Request, *values: Any) -> Iterator[Update]:
         """Run a job and show its progress; the arguments are the page's inputs."""
@@ -66,7 +66,7 @@ class Handlers:
         if self._backend.first_visit():
             yield from self.generate(request, *values)
         else:
-            yield self._latest
+            yield Update() if self._latest is None else _pictures(self._latest)
 
     def _follow(self, job: RunningJob) -> Iterator[Update]:
         yield Update(
@@ -104,19 +104,10 @@ class Handlers:
         except Exception as error:  # the page's boundary: whatever a model raises is shown, and the page lives on
             logger.exception("the job failed")
             return over._replace(outcome=shown.failure(error))
-        texts = [picture.infotext for picture in result.pictures]
-        if not texts:
+        if not result.pictures:
             return over._replace(outcome=shown.outcome(result))
-        pictures = [picture.image if picture.path is None else str(picture.path) for picture in result.pictures]
-        self._latest = Update(
-            gallery=gr.update(value=pictures, visible=True, selected_index=0 if len(pictures) == 1 else None),
-            older="",
-            infotext=texts[0],
-            infotexts=texts,
-            outcome=shown.outcome(result),
-        )
-        kept = ("gallery", "older", "infotext", "infotexts", "outcome")
-        return over._replace(**{name: getattr(self._latest, name) for name in kept})
+        self._latest = result
+        return _pictures(result, over)
 
     def _why(self, error: RequestError | LoraError) -> str:
         told = isinstance(error, LoraError) and self._backend.is_told(error)
@@ -154,6 +145,20 @@ class Handlers:
         except RequestError as error:
             raise gr.Error(str(error)) from error
         return self._backend.offload_mode
+
+
+def _pictures(result: Result, others: Update | None = None) -> Update:
+    """Return the outputs with the pictures of a result. They are made anew each time: gradio empties an update."""
+    kept = [one.path is not None and one.path.is_file() for one in result.pictures]  # the user may have deleted some
+    pictures = [str(one.path) if there else one.image for one, there in zip(result.pictures, kept, strict=True)]
+    texts = [picture.infotext for picture in result.pictures]
+    return (others or Update())._replace(
+        gallery=gr.update(value=pictures, visible=True, selected_index=0 if len(pictures) == 1 else None),
+        older="",
+        infotext=texts[0],
+        infotexts=texts,
+        outcome=shown.outcome(result),
+    )
 
 
 def _wait(job: RunningJob, seconds: float) -> None:
