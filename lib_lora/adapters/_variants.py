@@ -49,3 +49,17 @@ def as_plain(down: Tensor, site: Site, origin: Origin) -> Tensor:
         if down.shape[1] * size == site.inside:
             return down.repeat_interleave(size, 1) * (down.shape[1] / size)
     return down
+
+
+def check_reshaped(shape: Tensor, site: Site) -> None:
+    """Check that a layer has the shape that its LoRA is for; ComfyUI widens it by zeros to its `reshape_weight` (n,).
+
+    Raises:
+        UnsupportedError: it has another shape.
+    """
+    wanted = tuple(int(size) for size in shape.flatten().tolist())
+    if wanted != site.shape:
+        raise UnsupportedError(
+            f"of a layer that is widened from {site.shape} to {wanted}: load the model whose layer has that shape, "
+            "such as a control model"
+        )

@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from ..tensors import wide
 from ._trainer import lora_scale_and_schedule
-from ._variants import as_plain
+from ._variants import as_plain, check_reshaped
 from .base import (
     Adapter,
     At,
@@ -53,7 +53,7 @@ class LoRA(Adapter):
     name: ClassVar[str] = "lora"
     params: ClassVar[Params] = Params(
         required=frozenset({"lora_up.weight", "lora_down.weight"}),
-        optional=frozenset({"lora_mid.weight", "lora_up.bias", "alpha"}),
+        optional=frozenset({"lora_mid.weight", "lora_up.bias", "alpha", "reshape_weight"}),
     )
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding"})
     by_rows: ClassVar[bool] = True
@@ -68,6 +68,8 @@ class LoRA(Adapter):
         if rank == 0 or up.numel() != out * rank:
             raise ValueError(f"want up ({out}, r), got {shape_text(up)}")
         up = up.reshape(out, rank)
+        if "reshape_weight" in params:
+            check_reshaped(params["reshape_weight"], site)
         if origin.config:
             down = as_plain(down, site, origin)
         if mid is not None or down.shape != (rank, *site.shape[1:]):

@@ -1,7 +1,7 @@
-"""A weight put in the place of the layer's, as ComfyUI's `set_weight` does.
+"""A weight and a bias put in the place of the layer's, as ComfyUI's `set_weight` and `set_bias` do.
 
-W' = W + m (v - W). ComfyUI knows no strength here; between 0 and 1 the line from W to v is what a strength can mean.
-Source: ComfyUI comfy/lora.py, `set`.
+W' = W + m (v - W), b' = b + m (u - b). ComfyUI knows no strength here; between 0 and 1 the line from W to v is what a
+strength can mean. Source: ComfyUI comfy/lora.py, `set`; of banks of heads Comfy-Org/ComfyUI pull request 15908.
 """
 
 from __future__ import annotations
@@ -15,8 +15,23 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from ..errors import UnsupportedError
 from ._operation import Operation
-from .base import Adapter, At, Form, Kind, Origin, OutputEffect, Params, Rows, Site, placed, shape_text, taken
+from .base import (
+    Adapter,
+    At,
+    Form,
+    Kind,
+    Origin,
+    OutputEffect,
+    Params,
+    Rows,
+    Site,
+    bias_for,
+    placed,
+    shape_text,
+    taken,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,39 +46,61 @@ class _Instead(OutputEffect):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SetWeight(Adapter):
-    """Another weight."""
+    """Another weight, another bias, or both."""
 
-    value: Tensor  # (out, in, *kernel)
+    value: Tensor | None  # (out, in, *kernel)
+    bias: Tensor | None  # (out,)
 
     name: ClassVar[str] = "set_weight"
-    params: ClassVar[Params] = Params(frozenset({"set_weight"}))
+    params: ClassVar[Params] = Params(frozenset(), frozenset({"set_weight", "set_bias"}))
     kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "norm"})
     reads_base: ClassVar[bool] = True
     by_rows: ClassVar[bool] = True
     by_columns: ClassVar[bool] = True
     prefers_dense: ClassVar[bool] = True
-    exact: ClassVar[frozenset[str]] = frozenset({"value"})
+    exact: ClassVar[frozenset[str]] = frozenset({"value", "bias"})
+
+    @classmethod
+    def claims(cls, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+        return bool(shapes) and cls.params.claim(shapes)
 
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
-        value = params["set_weight"]
-        if value.numel() != math.prod(site.shape):
+        value, bias, (out, *inside) = params.get("set_weight"), params.get("set_bias"), site.shape
+        if value is not None and value.numel() != math.prod(site.shape):
+            if value.ndim == len(site.shape) and value.shape[1:] == tuple(inside) and value.shape[0] % out == 0:
+                raise UnsupportedError(
+                    f"of a bank of {value.shape[0] // out} output heads, some of which a program of its model mixes in "
+                    "each step; the LoRA in the file acts without it"
+                )
             raise ValueError(f"want set_weight {site.shape}, got {shape_text(value)}")
-        return cls(value.reshape(site.shape))
+        value = None if value is None else value.reshape(site.shape)
+        return cls(value, bias_for(site, "set_bias", bias))
 
     @classmethod
     def own_shape(cls, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-        return shapes["set_weight"]
+        return shapes.get("set_weight")
+
+    @property
+    def has_bias(self) -> bool:
+        return self.bias is not None
+
+    def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
+        return self.bias if self.bias is None or bias is None else self.bias.to(bias) - bias
 
     def take(self, rows: Rows) -> Self:
-        return replace(self, value=taken(self.value, rows))
+        value, bias = (None if one is None else taken(one, rows) for one in (self.value, self.bias))
+        return replace(self, value=value, bias=bias)
 
     def delta_weight(self, at: At) -> Tensor:
+        if self.value is None:
+            return torch.zeros_like(at.base)
         value = at.cut(self.value) if at.columns is None else at.across(self.value)
         return (value - at.base.reshape(value.shape)).mul_(at.multiplier)
 
-    def form(self, rank: int | None = None) -> Form:
-        return Form(on_output=True)
+    def form(self, rank: int | None = None) -> Form | None:
+        return Form(on_output=True) if self.bias is None else None  # beside its layer it would not know the bias
 
     def output_effect(self, device: torch.device, dtype: torch.dtype) -> OutputEffect:
+        assert self.value is not None
         return _Instead(placed(self.value, device, dtype))

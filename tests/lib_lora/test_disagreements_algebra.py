@@ -289,6 +289,29 @@ def test_a_whole_weight_of_another_size_is_refused(name, shape):
         build({name: randn(*shape)}, (6, 8))
 
 
+def test_a_bank_of_output_heads_is_refused_with_the_reason():
+    params = {"set_weight": randn(4 * 6, 8), "set_bias": randn(4 * 6)}
+    with pytest.raises(ValueError, match="a bank of 4 output heads"):
+        build(params, (6, 8))
+
+
+def test_a_bias_is_set_with_its_weight_or_alone():
+    weight, bias, value, other = randn(6, 8), randn(6), randn(6, 8), randn(6)
+    both, alone = build({"set_weight": value, "set_bias": other}, (6, 8)), build({"set_bias": other}, (6, 8))
+    assert close(dense(both, weight), value - weight)
+    assert not dense(alone, weight).any()
+    for one in (both, alone):
+        assert close(one.change_of_bias(bias), other - bias)
+        assert close(one.take(((2, 5),)).change_of_bias(bias[2:5]), (other - bias)[2:5])
+
+
+def test_a_lora_of_a_widened_layer_fits_the_layer_that_has_that_width():
+    params = {**LORA, "reshape_weight": torch.tensor([8, 6])}
+    assert close(dense(build(params, (8, 6))), dense(build(LORA, (8, 6))))
+    with pytest.raises(ValueError, match=re.escape("widened from (8, 3) to (8, 6): load the model")):
+        build(params, (8, 3))
+
+
 def test_pefts_glora_is_not_lycoris_glora():
     assert recipe_of({f"glora_{name}": (4, 4) for name in ("Ad", "Au", "Bd", "Bu", "Cd", "Cu", "D", "E")}) is None
 

@@ -100,11 +100,11 @@ def test_entries_add_up_in_any_order(tmp_path, sample, layer):
 
 
 def test_every_kind_of_the_registry_has_a_sample():
+    from lib_lora.adapters._recipe import known_kinds, known_modifiers
     from lib_lora.adapters._refused import Refused
-    from lib_lora.naming.parsed import _kinds, _modifiers
 
     sampled = {name for sample in SAMPLES for name in sample.recipe.split("+")}
-    missing = {one.name for one in (*_kinds(), *_modifiers()) if not issubclass(one, Refused)} - sampled
+    missing = {one.name for one in (*known_kinds(), *known_modifiers()) if not issubclass(one, Refused)} - sampled
     assert not missing, f"add tests/fakes/kinds/<name>.py with SAMPLES for {', '.join(sorted(missing))}"
 
 

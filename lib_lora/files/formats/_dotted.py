@@ -50,7 +50,7 @@ PARAMS = "|".join(
         r"lora_(?:down|up|mid)(?:\.weight)?|lora_up\.bias",
         r"hada_w[12]_[ab]|hada_t[12]",
         r"lokr_w[12](?:_[ab])?|lokr_t2",
-        r"diff|diff_b|set_weight|w_norm|b_norm",
+        r"diff|diff_b|set_weight|set_bias|reshape_weight|w_norm|b_norm",
         r"oft_blocks(?:\.\d+)?|oft_diag|rescale",
         r"lambda_layer|base_[qp]|base_lambda",
         r"bias_(?:indices|values|size)",

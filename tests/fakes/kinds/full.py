@@ -92,6 +92,16 @@ SAMPLES = (
         additive=False,
     ),
     Sample(
+        "set weight and bias",
+        "set_weight",
+        lambda shape, generator: {"set_weight": randn(generator, *shape), "set_bias": randn(generator, shape[0])},
+        lambda own, weight, m: weight + m * (own["set_weight"] - weight),
+        frozenset({"linear, many tokens", "conv 1x1", "layer norm"}),
+        bias=lambda own, m: m * own["set_bias"],
+        bias_factor=lambda own, m: torch.tensor(1.0 - m, dtype=torch.float64),
+        additive=False,
+    ),
+    Sample(
         "lora beside a change of the bias",
         "lora+bias",
         lambda shape, generator: {**make_lora(shape, generator), "diff_b": randn(generator, shape[0])},
