@@ -173,6 +173,16 @@ def test_a_lora_that_is_missing_is_said_and_the_others_are_there(host: A1111Fake
     assert hashes(found.infotexts[0]) == ["a"]
 
 
+def test_steps_that_a_distilled_lora_was_not_made_for_are_said(host: A1111Fake, loras: Path) -> None:
+    file = loras / "Hyper-SD15-8steps-lora.safetensors"
+    file.write_bytes((loras / "b.safetensors").read_bytes())
+    try:
+        found = host.generate("x<lora:Hyper-SD15-8steps-lora:1>")
+        assert [text for text in found.p.comments if "made for 8 steps, not 2" in text], found.p.comments
+    finally:
+        file.unlink()
+
+
 def test_t17_names_and_tags_as_people_write_them(host: A1111Fake, loras: Path) -> None:
     (loras / "od [XL].safetensors").write_bytes((loras / "b.safetensors").read_bytes())
     try:
