@@ -91,6 +91,9 @@ class WebUI:
 
         Returns:
             the step at which it was interrupted; 0 where it ended before.
+
+        Raises:
+            WebUIError: it failed before its first step.
         """
         errors: list[Exception] = []
 
@@ -109,6 +112,8 @@ class WebUI:
         if step:
             self.ask("/sdapi/v1/interrupt", {})
         painting.join()
+        if errors and not step:
+            raise errors[0]
         return step
 
     def script(self, name: str) -> Sequence[Mapping[str, Any]] | None:
