@@ -155,7 +155,8 @@ class Environment:
             return
         steps = [(group, name) for group in missing for name in GROUPS[group]]
         gigabytes = sum(GIGABYTES[group] for group in missing)
-        say(f"{self.folder.name} grows by about {gigabytes:.1f} GB, by several more where torch brings CUDA")
+        more = ", by several more where torch brings CUDA" if "torch" in (name for _, name in steps) else ""
+        say(f"{self.folder.name} grows by about {gigabytes:.1f} GB{more}")
         for number, (group, name) in enumerate(steps, 1):
             installed = self._installed()
             if installed.pop(group, None) is not None:

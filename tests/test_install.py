@@ -113,6 +113,8 @@ class TestEnsure:
         ]
         environment.ensure("run", "test")
         assert capsys.readouterr().out == ""
+        environment.ensure("bench")
+        assert "Remora: .venv grows by about 0.2 GB\n" in capsys.readouterr().out  # it brings no torch
 
     def test_in_a_terminal_pip_shows_its_own_progress(
         self, environment: Environment, processes: Processes, monkeypatch: pytest.MonkeyPatch

@@ -189,4 +189,6 @@ def _said(error: RequestValidationError) -> str:
     """Return the first error of a query, as a sentence."""
     first = error.errors()[0]
     where = " ".join(str(part) for part in first.get("loc", ())[1:])
+    if "missing" in str(first.get("type")):  # "value_error.missing" of older versions
+        return f"{where:.60} is missing from the query"
     return f"{where:.60} of the query is wrong: {first.get('msg', 'it cannot be read')}"

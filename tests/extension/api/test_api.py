@@ -451,7 +451,7 @@ def test_the_list_tells_from_which_model_a_file_was_made(client: TestClient, fol
     [
         ("../../secret", 404, "would leave the LoRA folders"),
         ("nowhere", 404, "is not in the LoRA folders"),
-        ("", 404, "is not in the LoRA folders"),
+        ("", 422, "the query names no LoRA: give its id or its name"),
         ("broken", 422, "broken.safetensors: "),
     ],
 )
