@@ -190,9 +190,12 @@ def test_a_picture_that_is_damaged_is_nothing_and_no_fault(ask: Checked, copy: P
 
 
 def test_a_distilled_lora_tells_what_it_was_made_for(ask: Checked, copy: Path) -> None:
-    copy.rename(copy.with_name("Qwen-Image-Lightning-8steps-V2.0.safetensors"))
-    ask("POST", "/refresh")
-    told = ask("GET", "/lora", params={"name": "Qwen-Image-Lightning-8steps-V2.0"})["distilled"]
+    named = copy.rename(copy.with_name("Qwen-Image-Lightning-8steps-V2.0.safetensors"))
+    try:
+        ask("POST", "/refresh")
+        told = ask("GET", "/lora", params={"name": named.stem})["distilled"]
+    finally:
+        named.unlink()
     assert (told["method"], told["steps"], told["cfg"], told["shift"]) == ("Lightning", [8, 8], [1, 1], 3)
 
 
