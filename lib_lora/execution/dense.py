@@ -65,12 +65,10 @@ def _in_passes(
         RowsError: the input has no batch, or one that is no multiple of the rows.
     """
     named = named_arguments(args, kwargs)
-    if isinstance(layer, nn.MultiheadAttention):
-        x, dims = _attention(layer, named)
-    else:
-        x, dims = _plain(named, place_of_input(layer, args, kwargs))
-    rows, dim = sum(map(len, passes)), dims[next(iter(dims))]
-    repeats_per_row(layer, x, rows, least, dim)
+    place, rows = place_of_input(layer, args, kwargs), sum(map(len, passes))
+    dims = _dims_of_rows(layer, named, place)
+    x, dim = named[place], dims[place]
+    step = repeats_per_row(layer, x, rows, least, dim)
     results = []
     for number, own in enumerate(passes):
         cut = _cut(named, dims, own, rows)
@@ -81,7 +79,6 @@ def _in_passes(
     outputs, *others = zip(*results, strict=True)
     for one in results:
         output_in(layer, one)
-    step = x.shape[dim] // rows
     return with_output(results[0], _joined(outputs, passes, dim), [_other(one, passes, step) for one in others])
 
 
@@ -92,22 +89,21 @@ def _other(results: Sequence[Any], passes: Sequence[Sequence[int]], step: int) -
     return _joined(results, passes, 0) if has_rows else results[0]
 
 
-def _plain(named: Mapping[int | str, Any], place: int | str) -> tuple[Tensor, dict[int | str, int]]:
-    """Return the input, and the dimension of the rows of each argument that is as long as the input."""
-    x: Tensor = named[place]
-    own = {name for name, value in named.items() if isinstance(value, Tensor) and value.shape[:1] == x.shape[:1]}
-    return x, dict.fromkeys([place, *(name for name in named if name in own)], 0)
+def _dims_of_rows(layer: nn.Module, named: Mapping[int | str, Any], place: int | str) -> dict[int | str, int]:
+    """Return the dimension of the rows of each argument that has them: torch's attention's, or what is as long as `x`.
 
-
-def _attention(layer: nn.MultiheadAttention, named: Mapping[int | str, Any]) -> tuple[Tensor, dict[int | str, int]]:
-    """Do the same for torch's attention; the first dimension of a mask is rows, or rows times heads."""
-    dim = 0 if layer.batch_first else 1
-    dims: dict[int | str, int] = {}
-    for places, ndim, at in _ATTENTION:
-        for place in places:
-            if isinstance(named.get(place), Tensor) and named[place].ndim == ndim:
-                dims[place] = dim if at is None else at
-    return named.get(0, named.get("query")), dims
+    The first dimension of a mask of torch's attention is rows, or rows times heads.
+    """
+    if not isinstance(layer, nn.MultiheadAttention):
+        length = named[place].shape[:1]
+        return {name: 0 for name, one in named.items() if isinstance(one, Tensor) and one.shape[:1] == length}
+    batch = 0 if layer.batch_first else 1
+    dims = {place: batch}
+    for names, ndim, dim in _ATTENTION:
+        for name in names:
+            if isinstance(named.get(name), Tensor) and named[name].ndim == ndim:
+                dims[name] = batch if dim is None else dim
+    return dims
 
 
 _ATTENTION: tuple[tuple[tuple[int | str, ...], int, int | None], ...] = (

@@ -677,6 +677,17 @@ def test_attention_with_masks_is_divided(tmp_path, batch_first, masks):
 
 
 @torch.no_grad()
+def test_attention_without_a_batch_says_so(tmp_path):
+    model, x = Fused(batch_first=True), torch.randn(4, 4, 8, dtype=torch.float64)
+    file = save(tmp_path / "a.safetensors", pair("lora_unet_attention_q_proj", (8, 8), 4))
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(file, PerImage((0.0, 1.0, -1.0, 0.0)))]))
+    model.forward = lambda x: model.attention(x[0], x[0], x[0])  # type: ignore[method-assign]
+    with pytest.raises(RowsError, match=r"\(4, 8\) of a MultiheadAttention cannot be divided"):
+        model(x)
+
+
+@torch.no_grad()
 def test_a_unet_with_three_images_and_their_negatives(tmp_path):
     unet = tiny_unet(0).double()
     files = [
