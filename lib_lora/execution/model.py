@@ -53,7 +53,7 @@ class Model:
         """Raise StackError if a multiplier of a stack names an unknown component."""
         known = {*self._refs, *_KNOWN}
         for i, entry in enumerate(stack.entries):
-            for name in dict.fromkeys(named_components(entry.multiplier)):
+            for name in named_components(entry.multiplier):
                 if name not in known and name.rstrip("0123456789").rstrip("_") not in known:
                     raise StackError(f"{entry.name}: no component {name!r}; there are {', '.join(self._refs)}", i)
 

@@ -267,11 +267,6 @@ class Strength:
         return (self.during.high, self.during.low) != (None, None) or any(curve.unit != "step" for curve in curves)
 
     @property
-    def is_zero(self) -> bool:
-        """Return whether it is 0 for everything at any moment."""
-        return not any(map(largest_of, self.amounts))
-
-    @property
     def largest(self) -> float:
         """Return the largest absolute value that it has anywhere at any moment."""
         return max(map(largest_of, self.amounts), default=0.0) * (1.0 if self.blocks is None else self.blocks.largest)
@@ -340,7 +335,7 @@ def all_multipliers(multiplier: AnyMultiplier) -> tuple[Multiplier, ...]:
 
 def is_off(multiplier: AnyMultiplier) -> bool:
     """Tell whether it is 0 for everything and at any moment, which equals no entry."""
-    return all(as_strength(one).is_zero for one in all_multipliers(multiplier))
+    return not any(map(largest_of, [own for one in all_multipliers(multiplier) for own in as_strength(one).amounts]))
 
 
 def largest(multiplier: AnyMultiplier) -> float:
