@@ -65,8 +65,9 @@ def load_with_renames(file: AdapterFile, components: Mapping[str, nn.Module]) ->
     parsed = ParsedFile(file)
     indexes = [LayerIndex(name, module, alias_table()) for name, module in components.items()]
     report = Network(parsed, indexes).report
-    if report.family is not None and report.model is not None and report.family.differs(report.model):
-        return report, []
+    made_for, model = report.family, report.model
+    if made_for is not None and made_for.sure and model is not None and made_for.differs(model):
+        return report, []  # a mere guess may come from the very names that are wrong
     lost = {one.key for one in report.unused if one.cause in _LOST}
     groups: list[Group] = []
     acting: list[Group] = []

@@ -13,10 +13,15 @@ import torch
 
 from lib_lora import ComponentError
 from lib_lora.__main__ import _run, main
+from lib_lora.files.file import AdapterFile
 from lib_lora.naming.architectures.base import known_architectures
+from lib_lora.tuning.renames import load_with_renames
 from lib_lora.tuning.skeleton import model_skeleton
-from tests.fakes.files import pair, save
+from tests.fakes.files import hollow, pair, save
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet
+from tests.families import families
+
+FAMILIES = families()
 
 PICTURE = "data:image/png;base64,AAAAAAAAAAAA"
 
@@ -285,6 +290,23 @@ def test_names_that_a_model_does_not_have_are_compared_with_those_it_has(spelled
     found = [line.removeprefix("rename").strip() for line in lines if line.startswith("rename")]
     assert len(found) == len(expected)
     assert all(one.startswith(wanted) for one, wanted in zip(sorted(found), sorted(expected), strict=True)), found
+
+
+def test_a_guess_at_another_family_is_no_reason_to_propose_nothing(tmp_path):
+    """Names that are wrong may be another family's."""
+    family = FAMILIES["flux"]
+    model = family.build(False)
+    infos = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear):
+            infos[f"transformer.core.{name}.lora_A.weight"] = (4, layer.in_features), "BF16"
+            infos[f"transformer.core.{name}.lora_B.weight"] = (layer.out_features, 4), "BF16"
+    file = AdapterFile.open(hollow(tmp_path / "a.safetensors", infos))
+    report, renames = load_with_renames(file, {family.component: model})
+    assert report.family is not None
+    assert report.model is not None
+    assert report.family.differs(report.model)
+    assert [(one.old, one.new, one.fit) for one in renames] == [("core", "", report.layers)]
 
 
 def test_a_layer_that_acts_is_proposed_to_no_other(tmp_path, capsys):
