@@ -18,8 +18,9 @@ from tests.fakes.quantized import FORMATS, INSIDE, OUT, contents, made
 
 KINDS = {sample.recipe: sample for sample in reversed(SAMPLES) if "linear" in sample.layers}
 """The first sample of each recipe."""
-ROUGH = {"bitsandbytes int8": 0.99, "nunchaku svdq int4": 0.94}
-"""The product itself rounds its input, to 8 bits or 4, once for each output that is compared."""
+ROUGH = {"bitsandbytes int8": 0.99, "nunchaku svdq int4": 0.85}
+"""The product itself rounds its input, to 8 bits or 4, once for each output that is compared. Of a kind that changes
+little, 4 bits are a large part."""
 
 
 def similarity(one: Tensor, other: Tensor) -> float:
