@@ -14,7 +14,7 @@ QWEN_IMAGE = Architecture(
     title="Qwen-Image",
     before=("flux",),  # a file of nothing but layers that both have leaves out the most of Flux
     signs=(
-        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(img|txt)_(mlp_net_|mod_1)", weight=6),
+        Sign(r"^(denoiser|\?):transformer_blocks_\d+_(img|txt)_(mlp_net_|mod_1:3072$)", weight=6),
         # FLUX.1 and HunyuanVideo call their double blocks so, too, but have 19 or 20 of them
         Sign(r"^(denoiser|\?):transformer_blocks_[2-5]\d_attn_(to_[qkv]|add_[qkv]_proj|to_out_0|to_add_out):3072$"),
         JOINT_ATTENTION_SIGN,
