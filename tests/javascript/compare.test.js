@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import {test} from "node:test";
-import {valuesOf} from "../../javascript/remora/ui/compare.js";
+import {numbersOf, valuesOf} from "../../javascript/remora/ui/compare.js";
 
 test("strengths are numbers, and ranges by a step or a count", () => {
     /** @type {[text: string, wanted: number[]][]} */
@@ -35,4 +35,13 @@ test("other texts are refused in one sentence", () => {
         ["1-0 (0.1)", `“1-0 (0.1)” ${range}`],
     ];
     for (const [text, message] of cases) assert.throws(() => valuesOf(text), {message}, text);
+});
+
+test("a seed may be as large as those that web UIs draw, and no text", () => {
+    const fields = {steps: 20, cfg_scale: "7,5", width: 512, height: 512, sampler: "Euler a"};
+    const made = {...fields, cfg_scale: 7.5};
+    assert.deepEqual(numbersOf({...fields, seed: 4294967295}), {...made, seed: 4294967295});
+    assert.deepEqual(numbersOf({...fields, seed: "2315863932"}), {...made, seed: 2315863932});
+    const message = "Seed (-1 draws one) must be a number, and not “x”.";
+    assert.throws(() => numbersOf({...fields, seed: "x"}), {message});
 });

@@ -141,7 +141,7 @@ function Grid({tab, made}) {
     return html`<div class="rt-result">
         <div class="rt-line"><progress max=${total} value=${done + made.fraction} aria-label="Pictures made"></progress>
             <span class="rt-hint" role="status">${say}, seed ${made.seed}</span>
-            ${ready && html`<a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a>`}</div>
+            ${ready && html`<span class="rt-hint">Click a picture to use its LoRAs.</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a>`}</div>
         ${made.problem && html`<p class="rt-error" role="alert">${made.problem}</p>`}
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label="Comparison"><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
             ${made.columns.map((title) => html`<th scope="col" key=${title}>${title}</th>`)}</tr></thead>
@@ -192,12 +192,16 @@ export function valuesOf(text) {
     return found;
 }
 
-/** @param {{[field: string]: string | number}} wanted */
-function numbersOf(wanted) {
+/**
+ * Return what the fields of numbers hold; seeds may have any number of digits that JavaScript keeps.
+ * @param {{[field: string]: string | number}} wanted
+ */
+export function numbersOf(wanted) {
     /** @type {{[field: string]: string | number}} */
     const made = {};
     for (const [name, title] of NUMBERS) {
-        if (!isNumber(String(wanted[name]))) throw new Error(`${title} must be a number, and not “${wanted[name]}”.`);
+        if (!isNumber(String(wanted[name]), Number.MAX_SAFE_INTEGER))
+            throw new Error(`${title} must be a number, and not “${wanted[name]}”.`);
         made[name] = numberOf(String(wanted[name]));
     }
     if (wanted.sampler) made.sampler = wanted.sampler;

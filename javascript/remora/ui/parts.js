@@ -108,11 +108,13 @@ export function tooStrong(value) {
 }
 
 /**
- * Tell whether a text is a number that a strength may be.
+ * Tell whether a text is a number within a limit, which is that of strengths unless told.
  * @param {string} text
+ * @param {number} [limit]
  */
-export function isNumber(text) {
-    return /^\s*[+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:e[+-]?\d+)?\s*$/i.test(text) && Math.abs(numberOf(text)) <= 1e6;
+export function isNumber(text, limit = 1e6) {
+    const written = /^\s*[+-]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:e[+-]?\d+)?\s*$/i;
+    return written.test(text) && Math.abs(numberOf(text)) <= limit;
 }
 
 /**
