@@ -1,24 +1,24 @@
 """The settings that a distilled LoRA was made for, by its name: such a LoRA replaces most steps of a model.
 
 Files carry no such settings, so that the names under which they are published tell. A LoRA *for* a distilled model, as
-"Z-Image Turbo style", is none.
-
-Sources, the authors' model cards: latent-consistency/lcm-lora-sdxl, ByteDance/SDXL-Lightning, ByteDance/Hyper-SD,
-tianweiy/DMD2, h1t/TCD-SDXL-LoRA, wangfuyun/PCM_Weights, jasperai/flash-sdxl, alimama-creative/FLUX.1-Turbo-Alpha,
-lightx2v/Qwen-Image-Lightning, lightx2v/Wan2.1-I2V-14B-480P-StepDistill-CfgDistill-Lightx2v, tianweiy/CausVid.
+"Z-Image Turbo style", is none. Each entry of `_KNOWN` has its sources; what none of them says is left out. Model cards
+write the guidance scale of diffusers, where 0 is none; `timestep_spacing="trailing"` is the scheduler SGM Uniform, by
+the card of ByteDance/SDXL-Lightning.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 _STEPS = re.compile(r"(?<!\d)(\d{1,2})(?:[ _-]?to[ _-]?\d+)?[ _-]?steps?(?![a-z])")
 _MOST_STEPS = 24
-_WITH_CFG = re.compile(r"(?<!no)(?<!small)[ _-]cfg[ _-]?lora|steps?[ _-]cfg(?!distill)|normal[ _-]?cfg")
 _FAR = 2.0
 """How many times as many steps, or as few, are said to be far off."""
+_OR_MORE = frozenset({"TCD", "Turbo", "Hyper-SD Unified"})
+"""Methods whose sources say that any larger number of steps will do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +44,52 @@ class Distilled:
         low, high = self.steps
         least, most = self.cfg
         found = []
-        if steps is not None and not low / _FAR <= steps <= high * _FAR:
+        most_steps = math.inf if self.method in _OR_MORE else high * _FAR
+        if steps is not None and not low / _FAR <= steps <= most_steps:
             found.append(f"{_span(low, high)} steps, not {steps}")
         if cfg is not None and not (least - 1 <= cfg <= most + 1):
             found.append(f"a CFG scale of {_span(least, most)}, not {cfg:g}")
         return f"was made for {' and for '.join(found)}" if found else ""
 
 
+_HYPER = r"(?:hyper[ _-]?(?:sd|xl)|sd(?:xl|15)[ _-]hyper)"
+_PCM = r"(?<![a-z])pcm(?![a-z])(?![ _-]deterministic)"  # those of Stable Diffusion 3 need a scheduler of their own
+_NO_CFG = (1.0, 1.0)
+
 # the first that the name has; FLUX.1's guidance, 3.5, is the CFG scale of some web UIs
 _KNOWN: Sequence[tuple[str, Distilled]] = (
-    (r"hyper.*flux|flux.*hyper", Distilled("Hyper-SD", (8, 16), (1.0, 3.5), "Euler", "Simple")),
-    (
-        r"hyper[ _-]?(sd|xl)|hypersd|sd(xl|15)[ _-]hyper",
-        Distilled("Hyper-SD", (1, 12), (1.0, 1.0), "DDIM", "SGM Uniform"),
-    ),
-    (r"dmd2", Distilled("DMD2", (4, 8), (1.0, 1.0), "LCM", "Simple")),
-    (r"(?<![a-z])tcd(?![a-z])", Distilled("TCD", (4, 8), (1.0, 1.0), "TCD", "Simple")),
-    (r"(?<![a-z])pcm(?![a-z])", Distilled("PCM", (2, 16), (1.0, 2.0), "DDIM", "SGM Uniform")),
-    (r"causvid", Distilled("CausVid", (4, 9), (1.0, 1.0), "UniPC", "Simple", 8.0)),
-    (r"light[ _-]?x2v|(step|cfg)[ _-]?distill", Distilled("LightX2V", (4, 4), (1.0, 1.0), "LCM", "Simple", 5.0)),
-    (r"qwen.*lightning", Distilled("Lightning", (4, 8), (1.0, 1.0), "Euler", "Simple", 3.0)),
-    (r"wan.*lightning", Distilled("Lightning", (4, 8), (1.0, 1.0), "Euler", "Simple", 5.0)),
-    (
-        r"(sd)?xl[ _-]?lightning|lightning.*(lora|steps?)",
-        Distilled("Lightning", (2, 8), (1.0, 1.0), "Euler", "SGM Uniform"),
-    ),
-    (r"flux(\W?1)?[ _-]?turbo[ _-]?alpha", Distilled("Turbo Alpha", (8, 8), (1.0, 3.5), "Euler", "Simple")),
-    (r"sd[ _-]?(xl|15)[ _-]?turbo[ _-]?lora", Distilled("Turbo", (1, 4), (1.0, 2.5), "LCM", "Simple")),
-    (r"(?<![a-z])flash[ _-]?(sd|pixart)", Distilled("Flash Diffusion", (4, 4), (1.0, 1.0), "LCM", "Simple")),
-    (r"(?<![a-z])lcm[ _-]?lora|lora[ _-]?lcm|^lcm([ _-]|$)", Distilled("LCM", (4, 8), (1.0, 2.0), "LCM", "Simple")),
+    # ByteDance/Hyper-SD, README.md
+    (r"hyper[ _-]?(sd[ _-]?)?flux|flux.*hyper[ _-]?(sd|\d)", Distilled("Hyper-SD", (8, 16), (1.0, 3.5))),
+    (rf"{_HYPER}3", Distilled("Hyper-SD", (4, 16), (3.0, 7.0))),
+    (rf"^(?=.*(?<!no)[ _-]cfg).*{_HYPER}", Distilled("Hyper-SD", (8, 12), (5.0, 8.0))),
+    (rf"^(?=.*(?<!\d)1[ _-]?step).*{_HYPER}", Distilled("Hyper-SD Unified", (1, 1), _NO_CFG, "TCD")),
+    (_HYPER, Distilled("Hyper-SD", (2, 8), _NO_CFG, "DDIM", "SGM Uniform")),
+    # tianweiy/DMD2, README.md
+    (r"dmd2", Distilled("DMD2", (4, 4), _NO_CFG, "LCM")),
+    # jabir-zheng/TCD, README.md: 4 and 8 steps, "NFEs can be varied at will"
+    (r"(?<![a-z])tcd(?![a-z])", Distilled("TCD", (4, 8), _NO_CFG, "TCD")),
+    # wangfuyun/PCM_Weights, README.md
+    (rf"{_PCM}.*lcm[ _-]?like", Distilled("PCM", (2, 8), (1.0, 2.0), "LCM")),
+    (rf"^(?=.*normal[ _-]?cfg).*{_PCM}", Distilled("PCM", (4, 16), (2.0, 9.0), "DDIM", "SGM Uniform")),
+    (_PCM, Distilled("PCM", (2, 16), (1.0, 2.0), "DDIM", "SGM Uniform")),
+    # deepbeepmeep/Wan2GP docs/LORAS.md; Comfy-Org/workflow_templates templates/video_wan_vace_14B_t2v.json
+    (r"causvid", Distilled("CausVid", (4, 12), _NO_CFG, "UniPC", "Simple", 8.0)),
+    # ModelTC/LightX2V configs/distill/wan21/wan_t2v_distill_lora_4step_cfg.json
+    (r"light[ _-]?x2v|(step|cfg)[ _-]?distill", Distilled("LightX2V", (4, 4), _NO_CFG, shift=5.0)),
+    # lightx2v/Qwen-Image-Lightning and ModelTC/Qwen-Image-Lightning, README.md
+    (r"qwen.*lightning", Distilled("Lightning", (4, 8), _NO_CFG, "Euler", shift=3.0)),
+    # ModelTC/Wan2.2-Lightning, README.md
+    (r"wan.*lightning", Distilled("Lightning", (4, 4), _NO_CFG)),
+    # ByteDance/SDXL-Lightning, README.md
+    (r"(sd)?xl[ _-]?lightning", Distilled("Lightning", (2, 8), _NO_CFG, "Euler", "SGM Uniform")),
+    # alimama-creative/FLUX.1-Turbo-Alpha, README.md
+    (r"flux(\W?1)?[ _-]?turbo[ _-]?alpha", Distilled("Turbo Alpha", (8, 8), (1.0, 3.5))),
+    # shiroppo/sd_xl_turbo_lora and its page on Civitai: 4 steps or more
+    (r"sd[ _-]?xl[ _-]?turbo[ _-]?lora", Distilled("Turbo", (4, 4), (1.0, 2.5), "LCM", "SGM Uniform")),
+    # gojasper/flash-diffusion, README.md; that of Stable Diffusion 3 needs a scheduler of its own
+    (r"(?<![a-z])flash[ _-]?(sd(?!3)|pixart)", Distilled("Flash Diffusion", (4, 4), _NO_CFG, "LCM", "SGM Uniform")),
+    # latent-consistency/lcm-lora-sdxl and lcm-lora-sdv1-5, README.md
+    (r"(?<![a-z])lcm[ _-]?lora|lora[ _-]?lcm|^lcm([ _-]|$)", Distilled("LCM", (2, 8), (1.0, 2.0), "LCM")),
 )
 _PATTERNS = tuple((re.compile(pattern), made_for) for pattern, made_for in _KNOWN)
 
@@ -88,8 +105,7 @@ def distilled(*names: str) -> Distilled | None:
             if pattern.search(name):
                 counts = [int(count) for count in _STEPS.findall(name) if 0 < int(count) <= _MOST_STEPS]
                 steps = (counts[0], counts[0]) if len(set(counts)) == 1 else found.steps
-                guided = found.method in ("Hyper-SD", "PCM") and _WITH_CFG.search(name) is not None
-                return replace(found, steps=steps, cfg=(3.0, 8.0) if guided else found.cfg)
+                return replace(found, steps=steps)
     return None
 
 
