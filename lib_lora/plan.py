@@ -142,8 +142,12 @@ class Plan:
         if left:
             live[_CHEAPER if self.decided else _UNDECIDED] = left
         reports = tuple(network.report for network in self.key.networks)
-        idle, partly_idle = self.strengths.stack_strengths.idle()
-        return ActivationReport(reports, merged, live, changed=len(self.executors), idle=idle, partly_idle=partly_idle)
+        strengths = self.strengths.stack_strengths
+        idle, partly_idle = strengths.idle()
+        unlimited = {i: why for i, why in strengths.unlimited().items() if i not in idle}
+        return ActivationReport(
+            reports, merged, live, changed=len(self.executors), idle=idle, partly_idle=partly_idle, unlimited=unlimited
+        )
 
     def taken_back(self) -> dict[nn.Module, Executor]:
         """Return the live executors of the layers that a tuner had merged."""

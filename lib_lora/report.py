@@ -234,6 +234,8 @@ class ActivationReport:
     """Entries that have no effect, by their positions -> why."""
     partly_idle: Mapping[int, str] = field(default_factory=dict)
     """Entries that act on text encoders alone, by their positions -> where not, and why."""
+    unlimited: Mapping[int, str] = field(default_factory=dict)
+    """Entries that act in full though they have a region or a schedule, by their positions -> why."""
     too_strong: Mapping[int, str] = field(default_factory=dict)
     """The strongest entries, by their positions, if a denoiser's output was not finite -> since which call."""
 
@@ -252,7 +254,7 @@ class ActivationReport:
         found = entry.summary()
         if effect := self.without_effect(i):
             found += f"; it has {effect}"
-        return f"{found}; {self.too_strong[i]}" if i in self.too_strong else found
+        return "; ".join([found, *(texts[i] for texts in (self.unlimited, self.too_strong) if i in texts)])
 
     @property
     def silence(self) -> str:

@@ -104,7 +104,8 @@ class Activation:
         found = [f"{one.name}: {one.report.warning}" for one in self.active if one.report.warning]
         effects = [(one.name, self.report.without_effect(i)) for i, one in enumerate(self.active)]
         found += [f"{name} has {effect}" for name, effect in effects if effect]
-        found += [f"{self.active[i].name}: {why}" for i, why in sorted(self.report.too_strong.items())]
+        doubts = [*sorted(self.report.unlimited.items()), *sorted(self.report.too_strong.items())]
+        found += [f"{self.active[i].name}: {why}" for i, why in doubts]
         unexpected = any(not one.expected for one in self.report.uncalled)
         return (*found, *([self.report.silence] if unexpected else []))
 

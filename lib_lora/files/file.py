@@ -315,7 +315,7 @@ def _header_length(path: Path, head: bytes, size: int) -> int:
     if size < 8:
         raise FileError(path, f"is only {size} bytes long, too short for a safetensors file; download it again")
     if length > size - 8:
-        text = f"header claims {length} bytes but the file has only {size}: truncated, or no safetensors file"
+        text = f"is truncated, or no safetensors file (header claims {length} bytes of {size}); download it again"
         raise FileError(path, text)
     if length > MAX_HEADER:
         raise FileError(path, f"header claims {length} bytes, more than the {MAX_HEADER} a safetensors file may have")
@@ -389,7 +389,8 @@ def _check_layout(path: Path, tensors: Mapping[str, TensorInfo], base: int, size
     position, previous = base, "the header"
     for start, end, key in sorted([(info.start, info.end, key) for key, info in tensors.items()]):
         if end > size:
-            raise FileError(path, f"tensor {key!r} ends at byte {end} but the file has {size}: truncated")
+            text = f"is truncated (tensor {key!r} ends at byte {end} but the file has {size}); download it again"
+            raise FileError(path, text)
         if start < position:
             raise FileError(path, f"tensor {key!r} overlaps {previous!r}")
         if start > position:

@@ -195,6 +195,19 @@ class StackStrengths:
                 idle[entry] = f"its strength is 0 for all layers that it changes, which are in {layers}"
         return idle, partly
 
+    def unlimited(self) -> dict[int, str]:
+        """Return the entries whose region or schedule limits nothing, as they change no denoiser -> which, and why."""
+        found = dict[int, str]()
+        for entry in range(len(self._wishes)):
+            groups = [i for i, group in enumerate(self.groups) if group.entry == entry]
+            if not any(self.groups[i].side is not None for i in groups):
+                has_region = any(strengths[entry].region is not None for strengths in self._variants)
+                limits = ["region"] * has_region + ["schedule"] * (entry in self.varying)
+                if limits:
+                    which, layers = " and ".join(limits), self._components(groups)
+                    found[entry] = f"no {which} limits it: all its layers are in {layers}, which runs before the steps"
+        return found
+
     def _components(self, groups: Sequence[int]) -> str:
         return ", ".join(dict.fromkeys([self.groups[i].component for i in groups]))
 

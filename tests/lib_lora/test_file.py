@@ -107,7 +107,7 @@ BAD = {
     "boolean offset": (raw({"a": {"dtype": "U8", "shape": [1], "data_offsets": [False, True]}}, b"1"), "no natural"),
     "size wrong": (raw({"a": entry(shape=(3,))}, bytes(8)), "cannot have 8 bytes"),
     "offsets reversed": (raw({"a": entry(8, 0)}, bytes(8)), "cannot have -8 bytes"),
-    "truncated": (raw({"a": entry()}, bytes(7)), "truncated"),
+    "truncated": (raw({"a": entry()}, bytes(7)), "x.safetensors: is truncated (tensor 'a' ends at byte 77 but"),
     "out of range": (raw({"a": entry(0, 8), "b": entry(8, 16)}, bytes(8)), "truncated"),
     "overlap": (raw({"a": entry(0, 8), "b": entry(4, 12)}, bytes(12)), "overlaps"),
     "gap": (raw({"a": entry(0, 8), "b": entry(12, 20)}, bytes(20)), "belong to no tensor"),

@@ -495,6 +495,30 @@ def test_a_lora_whose_strength_names_another_component_is_said_to_have_no_effect
     assert (told["state"], told["reason"]) == ("none", why)
 
 
+def test_a_lora_whose_region_and_schedule_limit_nothing_is_said_to_act_in_full(setup: Setup) -> None:
+    setup.save("encoder only")
+    cases = {
+        "mask=left": "region",
+        "1@0,0@1": "schedule",
+        "mask=left:stop=1": "region and schedule",
+        "module=unet:mask=left": "",  # has no effect at all, which is said
+    }
+    for fields, limits in cases.items():
+        activation = setup.session.begin(
+            [parse_arguments(f"encoder only:1:{fields}"), parse_arguments("zorp:1:mask=left")]
+        )
+        why = f"no {limits} limits it: all its layers are in text_encoder, which runs before the steps"
+        told, other = state_of_session(setup)["loras"]
+        assert other["warning"] == ""
+        if limits:
+            assert activation.warnings == (f"encoder only: {why}",)
+            assert (told["state"], told["warning"]) == ("applied", why)
+            assert activation.lines()[0].endswith(f"; {why}")
+        else:
+            assert told["state"] == "none"
+            assert told["warning"] == ""
+
+
 def test_a_lora_whose_unet_half_has_no_effect_says_so_though_its_other_half_has(setup: Setup) -> None:
     activation = setup.session.begin([parse_arguments("zorp:1:start=10:stop=5")])
     why = "no effect on the unet: it stops at step 5 and starts at step 10 only"
