@@ -110,7 +110,7 @@ def _scores(file: Path) -> str:
 def _family(family: Family | None) -> str:
     if family is None:
         return "unknown"
-    return f"{family.name} ({'' if family.sure or family.also else 'probably '}{family.titles})"
+    return f"{family.name} ({family.likely})"
 
 
 def _run() -> int:

@@ -54,10 +54,24 @@ class Family:
         *others, last = (self.title, *(one.title for one in self.also))
         return f"{', '.join(others)} or {last}" if others else last
 
-    def differs(self, other: Family) -> bool:
-        """Tell whether both are known and have no family in common."""
+    @property
+    def known(self) -> bool:
+        """Return whether there are more than hints."""
+        return self.sure or bool(self.also)
+
+    @property
+    def likely(self) -> str:
+        """Return `titles`, behind "probably" where there are only hints."""
+        return self.titles if self.known else f"probably {self.titles}"
+
+    def differs(self, other: Family, *, hints: bool = False) -> bool:
+        """Tell whether both are known and have no family in common.
+
+        Args:
+            hints: whether hints are enough to know the other.
+        """
         mine, its = ({one.name, *(also.name for also in one.also)} for one in (self, other))
-        return all(one.sure or one.also for one in (self, other)) and not mine & its
+        return self.known and (hints or other.known) and not mine & its
 
     def to_json(self) -> dict[str, object]:
         """Return plain data for `json.dumps`."""
@@ -135,7 +149,7 @@ class NetworkReport:
         own, model = self.family, self.model
         if self._differs and own is not None and model is not None:
             fit = f"{self.hit} of {self.layers} layers fit"
-            return f"made for {own.titles}, the loaded model is {model.titles}: {fit}"
+            return f"made for {own.titles}, the loaded model is {model.likely}: {fit}"
         if not self.hit or self.hit >= self.layers - self.absent:
             return ""  # if no layer acts, the activation raises an error
         left = [one for one in self.unused if one.cause in _LEFT_OUT]
@@ -145,7 +159,8 @@ class NetworkReport:
     @property
     def _differs(self) -> bool:
         own, model = self.family, self.model
-        if own is None or model is None or not own.differs(model):
+        misfit = 2 * self.hit < max(1, self.layers - self.absent)  # then hints at the model's family are believed
+        if own is None or model is None or not own.differs(model, hints=misfit):
             return False
         return self.hit < self.layers or (own.sure and own.named)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -249,7 +249,7 @@ def _training(file: CatalogFile) -> tuple[Training, list[str]]:
 
 def family_key(family: Family) -> str:
     """Return a text that is equal unless `Family.differs`."""
-    return f"{family.titles}{'' if family.sure or family.also else '?'}"
+    return f"{family.titles}{'' if family.known else '?'}"
 
 
 def listed(row: Row) -> dict[str, Any]:
@@ -313,7 +313,6 @@ def _without_tags(text: str) -> str:
 
 def _family(family: Family, model: Family | None) -> dict[str, Any]:
     # a card is only dimmed by it, so that a probable family of the model is enough
-    fits = model is None or not family.differs(model if model.also else replace(model, sure=True))
-    probably = "" if model is None or model.sure or model.also else "probably "
-    reason = "" if fits or model is None else f"made for {family.titles}; the loaded model is {probably}{model.titles}"
+    fits = model is None or not family.differs(model, hints=True)
+    reason = "" if fits or model is None else f"made for {family.titles}; the loaded model is {model.likely}"
     return {"name": family.name, "title": family.titles, "fits": fits, "reason": reason}

@@ -162,11 +162,22 @@ def test_the_refiner_is_another_family_than_its_base(tmp_path):
     assert report.warning.startswith("made for Stable Diffusion XL, the loaded model is Stable Diffusion XL refiner: ")
 
 
-def test_small_models_are_no_family_for_sure_so_nothing_is_warned_of(tmp_path):
+def test_of_a_small_model_which_is_no_family_for_sure_only_the_probable_one_is_told(tmp_path):
     parts = {"unet": tiny_unet(0), "text_encoder": tiny_text_encoder(0)}
-    own = kohya_lora(tmp_path / "own.safetensors", parts)
-    for path in (own, xl_file(tmp_path, SDXL)):
-        assert load_network(path, parts).report.warning == ""
+    assert load_network(kohya_lora(tmp_path / "own.safetensors", parts), parts).report.warning == ""
+    report = load_network(xl_file(tmp_path, SDXL), parts).report
+    told = "made for Stable Diffusion XL, the loaded model is probably Stable Diffusion 1.x"
+    assert report.warning == f"{told}: 0 of {report.layers} layers fit"
+    assert report.warning in report.summary()
+
+
+@pytest.mark.parametrize(("hit", "absent", "warns"), [(0, 0, True), (1, 0, True), (2, 0, False), (1, 2, False)])
+def test_hints_at_the_models_family_count_where_most_layers_do_not_fit(tmp_path, hit, absent, warns):
+    file = inspect_file(save(tmp_path / "a.safetensors", pair("lora_unet_proj", (12, 8), 2)))
+    family, model = Family("a", "A"), Family("b", "B", sure=False)
+    report = replace(file, family=family, model=model, hit=hit, layers=4, absent=absent)
+    assert report.warning.startswith("made for A, the loaded model is probably B") == warns
+    assert not replace(report, family=replace(family, sure=False)).warning.startswith("made for")
 
 
 def test_a_file_of_which_there_are_only_hints_is_not_held_against_the_model(tmp_path):
@@ -204,6 +215,8 @@ def test_the_families_that_a_file_may_be_for_are_all_named():
     assert Family("d", "D").differs(file)
     assert not file.differs(Family("c", "C"))
     assert not file.differs(Family("d", "D", sure=False))
+    assert file.differs(Family("d", "D", sure=False), hints=True)
+    assert not Family("d", "D", sure=False).differs(file, hints=True)
 
 
 @pytest.mark.parametrize(
