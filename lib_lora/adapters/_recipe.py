@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .. import adapters as folder
 from ..registry import cached, discover_classes
+from ._experts import ExpertsLoRA
 from ._modifier import Modifier
 from .base import Adapter, Kind, Origin, Site, shape_text
 
@@ -54,7 +55,8 @@ class Recipe:
         for name, value in params.items():
             if name in own and not value.numel():  # a rank of 0, by which a scale would be divided
                 raise ValueError(f"want numbers in {name}, got {shape_text(value)}")
-        adapter: Adapter = self.kind.from_params(params, site, origin)
+        kind = ExpertsLoRA if site.kind == "experts" else self.kind
+        adapter: Adapter = kind.from_params(params, site, origin)
         for modifier in self.modifiers:
             adapter = modifier.around(adapter, params, site, origin)
         return adapter

@@ -26,7 +26,7 @@ from ..files.reading import USUAL, Reading
 from ..tensors import TensorFields
 from ._operation import Operation
 
-Kind = Literal["linear", "conv", "embedding", "norm", "attention"]
+Kind = Literal["linear", "conv", "embedding", "norm", "attention", "experts"]
 Rows = tuple[tuple[int, int], ...]
 """Windows of output rows, one after the other."""
 
@@ -51,11 +51,16 @@ class Site:
     """The weight that an adapter changes."""
 
     shape: tuple[int, ...]
-    """Logical: (out, in / groups, *kernel), (entries, width) of an embedding, (channels,) of a norm."""
+    """Logical: (out, in / groups, *kernel), (entries, width) of an embedding, (channels,) of a norm.
+
+    That of experts is the parameter's: (experts, out, in), or (experts, in, out).
+    """
     kind: Kind = "linear"
     groups: int = 1
     takes_bias: bool = True
     """False for layers that never add one, such as RMSNorm."""
+    transposed: bool = False
+    """Whether weights of experts are (experts, in, out), as their module says."""
 
     @property
     def inside(self) -> int:

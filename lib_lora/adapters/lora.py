@@ -55,7 +55,7 @@ class LoRA(Adapter):
         required=frozenset({"lora_up.weight", "lora_down.weight"}),
         optional=frozenset({"lora_mid.weight", "lora_up.bias", "alpha", "reshape_weight"}),
     )
-    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding"})
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"linear", "conv", "attention", "embedding", "experts"})
     by_rows: ClassVar[bool] = True
     by_columns: ClassVar[bool] = True
 

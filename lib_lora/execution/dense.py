@@ -23,7 +23,7 @@ from torch.nn.utils import parametrize
 from ..adapters._operation import Operation
 from ..adapters.base import Adapter
 from ..compiler import compiling, uncompiled
-from ..errors import ComponentError
+from ..errors import ComponentError, RegionError
 from ..naming.architectures._arguments import is_of_text
 from ..naming.places import Target
 from ..placement import scratch
@@ -252,6 +252,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         regions = self._regions(image)
         if all(region == ALL_PLACES for region in regions):
             return self._run(layer, base_forward, args, kwargs, image)
+        if self._bindings[0].target.kind == "experts":
+            text = f"a LoRA for a part of the picture changes the weights of experts in a {type(layer).__name__}"
+            raise RegionError(f"{text}, whose tokens have no order; take its region away")
 
         def run(region: RegionPart) -> Any:
             acting = frozenset(i for i, own in enumerate(regions) if own in (ALL_PLACES, region))

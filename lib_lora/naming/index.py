@@ -23,7 +23,7 @@ from ..files.components import is_denoiser
 from ..registry import cached
 from ..report import Family
 from ..tensors import every
-from ..weights.readers.base import reader_of
+from ..weights.readers.base import has_plain_weight, reader_of
 from .architectures._checkpoint import prefixes_of
 from .architectures._names import PARTS, AliasTable, joint_projections
 from .architectures.base import fact, family_of, known_architectures
@@ -79,7 +79,18 @@ def targets_of(path: str, module: nn.Module) -> tuple[Target, ...]:
         takes_bias = "bias" in module._parameters
         return (Target(path, path, "norm", norm, tuple(module.get_parameter(norm).shape), takes_bias=takes_bias),)
     linear = _linear_shape(module)
-    return () if linear is None else (Target(path, path, "linear", "weight", linear),)
+    return tuple(_experts(path, module)) if linear is None else (Target(path, path, "linear", "weight", linear),)
+
+
+def _experts(path: str, module: nn.Module) -> Iterator[Target]:
+    """Yield the weights of experts of a module, in its order: parameters of three dimensions, of no convolution.
+
+    `is_transposed` is transformers' word, which PEFT reads, too.
+    """
+    transposed = getattr(module, "is_transposed", False) is True
+    for name, weight in module._parameters.items() if path and not hasattr(module, "kernel_size") else ():
+        if weight is not None and weight.ndim == 3 and weight.shape[0] > 1 and has_plain_weight(module, name):
+            yield Target(path, f"{path}.{name}", "experts", name, tuple(weight.shape), transposed=transposed)
 
 
 def _linear_shape(module: nn.Module) -> tuple[int, ...] | None:

@@ -38,6 +38,7 @@ _PLURAL = {
     "embedding": "embeddings",
     "norm": "norms",
     "attention": "fused attention",
+    "experts": "weights of experts in one tensor",
 }
 _GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
 _MODELS = 4
@@ -73,7 +74,7 @@ class Network:
         self._indexes = {index.component: index for index in indexes}
         self._family = family_of_model(indexes)
         self._scopes = {component: self._scope(component) for component in {one.component for one in parsed.groups}}
-        self._numbered: dict[tuple[str, str | None, str], dict[str, Place] | NumberingError] = {}
+        self._numbered: dict[tuple[str, str | None, str], dict[str, Place | NumberingError] | NumberingError] = {}
         fits = sorted([self._fit(group) for group in parsed.groups], key=itemgetter(0))
         bad = parsed.file.not_finite([key for _, group, found, _ in fits if found for key in group.reads])
         unused: list[Unused] = []
@@ -200,9 +201,10 @@ class Network:
         for tier in tiers:
             for component in tier:
                 places = self._places(group, self._indexes[component])
-                if isinstance(places, NumberingError):
-                    miss = "no_module", places.reason, places.detail
-                elif (place := places.get(group.module)) is not None:
+                place = places if isinstance(places, NumberingError) else places.get(group.module)
+                if isinstance(place, NumberingError):
+                    miss = "no_module", place.reason, place.detail
+                elif place is not None:
                     first = first or place
                     bound = self._bound(group, group.recipe, component, place)
                     if isinstance(bound, list):
@@ -216,7 +218,7 @@ class Network:
             turn = 0 if len({one.target.name for one in first.segments}) > 1 else 2
         return turn, group, found, miss
 
-    def _places(self, group: Group, index: LayerIndex) -> Mapping[str, Place] | NumberingError:
+    def _places(self, group: Group, index: LayerIndex) -> Mapping[str, Place | NumberingError] | NumberingError:
         """Return the places in a component by the names that a group's format has for layers."""
         names_of = key_formats()[group.format].names_of
         if names_of is None:
@@ -228,10 +230,12 @@ class Network:
                 for one in self._parsed.groups
                 if (one.format, one.component) == (group.format, group.component)
             }
-            header = self.file.metadata.get(group.component or "")
+            said = self.file.metadata.get(group.component or ""), self._parsed.config.values(group.component)
             try:
-                names = names_of(index.component, shapes, index.dotted, index.dotted.get, header)
-                self._numbered[alike] = {number: index.dotted[name] for number, name in names.items()}
+                names = names_of(index.component, shapes, index.dotted, index.dotted.get, *said)
+                self._numbered[alike] = {
+                    number: index.dotted[name] if isinstance(name, str) else name for number, name in names.items()
+                }
             except NumberingError as error:
                 self._numbered[alike] = error
         return self._numbered[alike]
@@ -240,7 +244,8 @@ class Network:
         """Make a layer's adapters at a place, or tell why they cannot act there."""
         if place.site.kind not in recipe.kinds:
             return "layer_kind", f"not defined for {_PLURAL[place.site.kind]}", f"{component}.{place.name}"
-        adapter = self._parsed.adapter(group, place.site, self._reading)
+        own = place.segments[0].target.param if place.kind == "experts" else ""
+        adapter = self._parsed.adapter(group, place.site, self._reading, own)
         if isinstance(adapter, ValueError):
             widened = self._widened(group, component, place)
             if widened is None:

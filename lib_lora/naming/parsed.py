@@ -126,8 +126,8 @@ class ParsedFile:
         except ValueError as error:
             raise FileError(file.path, f"cannot be used: {error}") from error
 
-    def adapter(self, group: Group, site: Site, reading: Reading = USUAL) -> Adapter | ValueError:
-        """Build the adapter of a group that has a recipe, for one weight.
+    def adapter(self, group: Group, site: Site, reading: Reading = USUAL, own: str = "") -> Adapter | ValueError:
+        """Build the adapter of a group that has a recipe, for one weight, or the parameter `own` of a module.
 
         Returns:
             For tensors that do not fit each other or the weight, an error, whose text says want and got.
@@ -135,8 +135,9 @@ class ParsedFile:
         assert group.recipe is not None
         numbers, (tensors, shared), key = self.file.numbers, self._tensors, group.keys.get("alpha")
         params = {param: tensors[own] for param, own in group.keys.items()}
-        config = {} if self.config.empty else self.config.values(group.component, group.module)
+        module = f"{group.module.replace('.base_layer', '')}.{own}" if own else group.module  # as in PEFT's patterns
         try:
+            config = {} if self.config.empty else self.config.values(group.component, module)
             if key is None:
                 alpha = configured_alpha(config)
             elif key not in numbers:

@@ -7,6 +7,7 @@ join, cut and swap such lists, see `architectures/_names.py`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -27,7 +28,10 @@ class Target:
     param: str
     """Parameter below the module, `weight` or for example `in_proj_weight`."""
     shape: tuple[int, ...]
-    """Logical shape of the window: (out, in), (out, in / groups, *kernel), (entries, width) or (channels,)."""
+    """Logical shape of the window: (out, in), (out, in / groups, *kernel), (entries, width) or (channels,).
+
+    The weights of experts are as the module has them: (experts, out, in), or (experts, in, out) where `transposed`.
+    """
     rows: tuple[int, int] | None = None
     """Window of output rows inside `param`; None for all of it."""
     groups: int = 1
@@ -39,10 +43,13 @@ class Target:
     """False for norms that never add one."""
     outputs: int = 0
     """Rows of the whole of `param`, of which `rows` is a window; 0 where it is no window."""
+    transposed: bool = False
 
     @property
     def batched_ndim(self) -> int:
         """Return the dimensions of the smallest input of the module that still has a batch."""
+        if self.kind == "experts":
+            return sys.maxsize  # tokens come in the order of their experts
         return {"embedding": 1, "attention": 3, "norm": len(self.shape) + 1}.get(self.kind, len(self.shape))
 
     def overlaps(self, other: Target) -> bool:
@@ -104,6 +111,11 @@ class Place:
         return (sum(one.count for one in self.segments), *self.segments[0].target.shape[1:])
 
     @property
+    def kind(self) -> Kind:
+        """Return the kind of its weights."""
+        return self.segments[0].target.kind
+
+    @property
     def name(self) -> str:
         """Return a name for messages."""
         return "+".join(target.name for target, _ in self.pieces)
@@ -112,7 +124,7 @@ class Place:
     def site(self) -> Site:
         """Return what an adapter must fit; all segments are of one kind."""
         first = self.segments[0].target
-        return Site(self.shape, first.kind, first.groups, first.takes_bias)
+        return Site(self.shape, first.kind, first.groups, first.takes_bias, first.transposed)
 
     def window(self, start: int, stop: int) -> Place:
         """Return some of its rows."""

@@ -71,6 +71,9 @@ class Layer(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...
 
+    @property
+    def kind(self) -> str: ...
+
 
 class NumberingError(Exception):
     """The numbers that a file has for layers mean nothing in a model.
@@ -86,7 +89,7 @@ class NumberingError(Exception):
 
 
 class NamesOf(Protocol):
-    """A function that names the numbered layers of a file."""
+    """A function that names the layers of a file that have numbers, or whose keys do not name all of them."""
 
     def __call__(
         self,
@@ -95,8 +98,9 @@ class NamesOf(Protocol):
         names: Iterable[str],
         find: Callable[[str], Layer | None],
         header: str | None,
-    ) -> dict[str, str]:
-        """Return the name of each layer, by number.
+        config: Mapping[str, object],
+    ) -> Mapping[str, str | NumberingError]:
+        """Return the name of each layer, by number, or what is wrong with that number alone.
 
         Args:
             component: the model's.
@@ -104,6 +108,7 @@ class NamesOf(Protocol):
             names: every name of a layer in the model.
             find: gives the layer of a name.
             header: what the file's header says under the name of the component; None where it says nothing.
+            config: the trainer's configuration of the component.
 
         Raises:
             NumberingError: the numbers mean nothing in the model.
@@ -131,7 +136,7 @@ class KeyFormat:
     alone: bool = True
     """Whether a file of nothing else is an adapter; False where a checkpoint has keys like these."""
     names_of: NamesOf | None = None
-    """Gives the layers names, where a file has numbers for them."""
+    """Gives the layers names, where the keys of a file do not."""
     embedding: str | None = None
     """What the header says under the name of a textual inversion embedding, where that name is all of its key."""
     before: tuple[str, ...] = ()

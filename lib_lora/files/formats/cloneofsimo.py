@@ -88,6 +88,7 @@ def _names_of(
     names: Iterable[str],
     find: Callable[[str], Layer | None],
     header: str | None,
+    config: Mapping[str, object],
 ) -> dict[str, str]:
     """Name the layers by the one way of counting that the shapes fit; see `NamesOf`."""
     classes = None if header is None else _classes(header)

@@ -5,6 +5,7 @@
 `unet.down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q.lora_A.weight`        (diffusers)
 `base_model.model.text_model.embeddings.token_embedding.lora_embedding_A`              (no `.weight`)
 `base_model.model.attn.base_layer.out_proj.lora_A.weight`                              (of an nn.MultiheadAttention)
+`base_model.model.mlp.experts.base_layer.lora_A.weight`                                (see `_peft_parameters.py`)
 `base_model.vera_A`                                                                    (shared by all layers)
 
 Sources: huggingface/peft utils/save_and_load.py and tuners/*/layer.py; for `magnitude` ostris/ai-toolkit
@@ -15,6 +16,7 @@ it comes from `adapter_config.json` or from the header's `lora_adapter_metadata`
 from __future__ import annotations
 
 from ._dotted import COMPONENT, COMPONENTS, PARAMS, START, WRAPPER
+from ._peft_parameters import names_of
 from .base import ADAPTER_PARAMS, LAYER_PARAMS, PARTS, SHARED_PARAMS, KeyFormat
 
 _MODULE = START + r"(?P<module>.+)"
@@ -53,4 +55,5 @@ PEFT = KeyFormat(
         "bias": "lora_up.bias",
         "magnitude": "lora_magnitude_vector",
     },
+    names_of=names_of,
 )

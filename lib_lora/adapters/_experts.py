@@ -1,0 +1,74 @@
+"""LoRA on the weights of experts, one parameter (experts, out, in) or (experts, in, out): PEFT's `target_parameters`.
+
+The file has one pair for all experts: lora_A (r * experts, in), expert by expert, and lora_B (out, r * experts), rank
+by rank. dW[e] = alpha / r * B[e] A[e]. Which dimension of the parameter is `in` is not in the file. PEFT takes the last
+one, unless the module says `is_transposed`; its first versions took the other one. Where the sizes fit one way alone,
+that is used; square matrices are read as PEFT reads them now.
+
+Source: huggingface/peft tuners/lora/layer.py, `ParamWrapper`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from ..errors import UnsupportedError
+from ._variants import as_plain
+from .base import Adapter, At, Kind, Origin, Params, Site, shape_text
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertsLoRA(Adapter):
+    """Low-rank adapters of all experts in one parameter."""
+
+    down: Tensor  # (experts, r, in)
+    up: Tensor  # (experts, out, r)
+    scale: float
+    transposed: bool
+    """Whether the parameter is (experts, in, out)."""
+
+    name: ClassVar[str] = "lora"
+    params: ClassVar[Params] = Params(
+        required=frozenset({"lora_up.weight", "lora_down.weight"}), optional=frozenset({"alpha"})
+    )
+    kinds: ClassVar[frozenset[Kind]] = frozenset({"experts"})
+    by_rows: ClassVar[bool] = True  # rows of the parameter are experts
+
+    @classmethod
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+        if not cls.params.claim(params):
+            raise UnsupportedError("of experts, on which a LoRA is lora_A and lora_B alone")
+        experts, first, last = site.shape
+        down, up = as_plain(params["lora_down.weight"], site, origin), params["lora_up.weight"]
+        inner, outer = down.shape[-1], up.shape[0]
+        fitting = [one for one in (site.transposed, not site.transposed) if (outer, inner) == _sizes(first, last, one)]
+        total = down.shape[0]
+        if not fitting or down.ndim != 2 or up.shape[1:] != (total,) or total % experts:
+            pairs = [
+                f"({experts} r, {one}) and ({other}, {experts} r)" for one, other in ((last, first), (first, last))
+            ]
+            raise ValueError(f"want {' or '.join(pairs)}, got {shape_text(down)} and {shape_text(up)}")
+        rank = total // experts
+        down = down.reshape(experts, rank, inner)
+        up = up.reshape(outer, rank, experts).permute(2, 0, 1)
+        return cls(down, up, origin.alpha.scale(rank), fitting[0])
+
+    @property
+    def rank(self) -> int:
+        return self.up.shape[2]
+
+    def delta_weight(self, at: At) -> Tensor:
+        down, up = at.cut(self.down)[:, : at.rank], at.cut(self.up)[:, :, : at.rank]
+        delta = torch.bmm(down.mT, up.mT) if self.transposed else torch.bmm(up, down)
+        return delta.mul_(self.scale * at.multiplier)
+
+
+def _sizes(first: int, last: int, transposed: bool) -> tuple[int, int]:
+    """Return (out, in) of matrices (first, last)."""
+    return (last, first) if transposed else (first, last)

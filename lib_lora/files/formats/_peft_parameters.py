@@ -1,0 +1,88 @@
+"""Which weight of a module of experts a LoRA of PEFT's `target_parameters` is for: its keys name the module alone.
+
+`base_model.model.mlp.experts.base_layer.lora_A.weight`   (gate_up_proj, the first one)
+`base_model.model.mlp.experts.lora_A.weight`              (down_proj, the last one)
+
+PEFT wraps the module once for each parameter, in the order in which the module has them, so the last one is outermost.
+`adapter_config.json` lists the parameters. Without it, a file has all of the module's, or their shapes must tell.
+
+Source: huggingface/peft tuners/tuners_utils.py, `_inject_parameters`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from .base import Layer, NumberingError
+
+INNER = ".base_layer"
+Shape = tuple[int, ...]
+
+
+def names_of(
+    component: str,
+    shapes: Mapping[str, Shape | None],
+    names: Iterable[str],
+    find: Callable[[str], Layer | None],
+    header: str | None,
+    config: Mapping[str, object],
+) -> dict[str, str | NumberingError]:
+    """Name the weights of experts; any other layer of the file has its own name. See `NamesOf`."""
+    found: dict[str, str | NumberingError] = {module: module for module in shapes if find(module) is not None}
+    nested: dict[str, list[str]] = {}
+    for module in sorted(shapes.keys() - found.keys(), key=len, reverse=True):  # the innermost first
+        nested.setdefault(re.sub(r"(\.base_layer)+$", "", module), []).append(module)
+    parameters: dict[str, dict[str, Layer]] = {}
+    for name in names if nested else ():
+        layer = find(name)
+        if layer is not None and layer.kind == "experts":
+            parameters.setdefault(name.rpartition(".")[0], {})[name] = layer
+    for outer in nested.keys() & parameters.keys():
+        wrappers, own = nested[outer], parameters[outer]
+        try:
+            if wrappers != [outer + INNER * i for i in reversed(range(len(wrappers)))]:
+                raise NumberingError("for a module of experts, and others beside it are missing", "")
+            chosen = _chosen([shapes[one] for one in wrappers], own, config.get("target_parameters"))
+            found.update(zip(wrappers, chosen, strict=True))
+        except NumberingError as error:
+            detail = f"{component}.{outer}: {', '.join(name.rpartition('.')[2] for name in own)}"
+            found.update(dict.fromkeys(wrappers, NumberingError(error.reason, detail)))
+    return found
+
+
+def _chosen(shapes: Sequence[Shape | None], own: Mapping[str, Layer], targets: object) -> list[str]:
+    """Return the names of as many weights as there are shapes, in the module's order.
+
+    Args:
+        shapes: (out, in) of each LoRA.
+        own: the module's weights, in its order.
+        targets: PEFT's `target_parameters`.
+
+    Raises:
+        NumberingError: nothing tells which they are.
+    """
+    if isinstance(targets, list) and targets:
+        ends = tuple([f".{one}" for one in targets])
+        listed = [name for name in own if f".{name}".endswith(ends)]
+        if len(listed) != len(shapes):
+            raise NumberingError("for other weights of experts than its target_parameters name in this model", "")
+        return listed
+    if len(own) == len(shapes):
+        return list(own)
+    first = list(_fitting(shapes, own.items()))
+    last = list(_fitting(shapes[::-1], list(own.items())[::-1]))[::-1]
+    if first != last or len(first) != len(shapes):
+        text = "for some weights of a module of experts, and nothing tells which"
+        raise NumberingError(f"{text}; put PEFT's adapter_config.json beside the file", "")
+    return first
+
+
+def _fitting(shapes: Iterable[Shape | None], own: Iterable[tuple[str, Layer]]) -> Iterator[str]:
+    """Yield the first weight for each LoRA, in this order."""
+    rest = iter(own)
+    for shape in shapes:
+        for name, layer in rest:
+            if shape in (layer.shape[1:], layer.shape[:0:-1]):
+                yield name
+                break
