@@ -1,7 +1,7 @@
 """What PEFT's configuration says of a LoRA that its tensors do not show.
 
 Source: huggingface/peft tuners/lora/config.py, variants.py, and peft_model.py,
-`path_initial_model_for_weight_conversion`.
+`path_initial_model_for_weight_conversion`, whose result is a plain LoRA of twice the rank.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from .base import Origin, Site
 
 # setting -> what a LoRA with it is
 _OTHERS = {
-    "alora_invocation_tokens": "of an aLoRA, which acts only on tokens behind those that invoke it",
+    "alora_invocation_tokens": "of an aLoRA, which acts only on tokens behind those that invoke it: "
+    "use it with its language model in PEFT, or train a plain LoRA",
     "arrow_config": "of a LoRA that Arrow chooses for each token",
     "kasa_config": "of KaSA, which was trained on base weights without their least singular values",
     "monteclora_config": "of MonteCLoRA, whose samples are not in the file",
@@ -38,8 +39,8 @@ def as_plain(down: Tensor, site: Site, origin: Origin) -> Tensor:
     for start, name in _CHANGED.items():
         if begin.startswith(start):
             raise UnsupportedError(
-                f"of a LoRA beside base weights that {name} changed: save it again with "
-                "path_initial_model_for_weight_conversion, which makes a plain LoRA of it"
+                f"of a LoRA beside base weights that {name} changed: save it again by PEFT's save_pretrained(folder, "
+                "path_initial_model_for_weight_conversion=...), given the adapter as it was before the training"
             )
     for setting, text in _OTHERS.items():
         if config.get(setting):

@@ -180,11 +180,14 @@ def changed(path: Path, **values: object) -> Path:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({"init_lora_weights": "pissa_niter_4"}, "PiSSA changed: save it again"),
+        (
+            {"init_lora_weights": "pissa_niter_4"},
+            "PiSSA changed: save it again by PEFT's save_pretrained(folder, path_",
+        ),
         ({"init_lora_weights": "olora"}, "OLoRA changed"),
         ({"init_lora_weights": "corda"}, "CorDA changed"),
         ({"init_lora_weights": "lora_ga"}, "LoRA-GA changed"),
-        ({"alora_invocation_tokens": [3, 4]}, "only on tokens behind"),
+        ({"alora_invocation_tokens": [3, 4]}, "only on tokens behind those that invoke it: use it with"),
         ({"kasa_config": {"beta": 1}}, "KaSA"),
         ({"use_bdlora": {"nblocks": 2}}, "BD-LoRA"),
     ],
@@ -196,6 +199,27 @@ def test_lora_that_is_none_beside_the_base_weights_says_so(tmp_path, values, rea
     assert report.hit == 0
     assert {one.cause for one in report.unused} == {"unsupported"}
     assert all(reason in one.reason for one in report.unused), report.unused
+
+
+@pytest.mark.filterwarnings("ignore:.*changes the base weights")  # which the conversion is for
+@pytest.mark.parametrize(("begin", "name"), [("pissa", "PiSSA"), ("olora", "OLoRA")])
+def test_lora_that_peft_converts_as_the_reason_says_acts_on_the_original_weights(tmp_path, begin, name):
+    peft = pytest.importorskip("peft", "0.21")
+    base, x = make("linear")
+    torch.manual_seed(4)
+    config = peft.LoraConfig(target_modules=["layer"], r=4, lora_alpha=6, init_lora_weights=begin)
+    made = peft.get_peft_model(copy.deepcopy(base).float(), config).eval()  # PEFT decomposes the weight in fp32
+    made.save_pretrained(tmp_path / "before")
+    for key, parameter in made.named_parameters():
+        if "lora_" in key:
+            parameter.data += torch.randn_like(parameter) * 0.3
+    want = run(made.double(), x)
+    assert worst(run(base, x), want) > 1e-2, "the adapter must show"
+    (reason,) = load_network(saved(made, tmp_path / "trained"), {"unet": base}).report.reasons()
+    assert f"{name} changed" in reason
+    assert "save_pretrained(folder, path_initial_model_for_weight_conversion=" in reason
+    made.save_pretrained(tmp_path / "plain", path_initial_model_for_weight_conversion=str(tmp_path / "before"))
+    assert worst(served(base, x, Entry(tmp_path / "plain" / "adapter_model.safetensors")), want) < SINGLE
 
 
 def test_qalora(tmp_path):
