@@ -135,16 +135,19 @@ function Facts({lora, tab}) {
 function MadeFor({tab, made, attempt}) {
     const span = (/** @type {[number, number]} */ [low, high]) => (low === high ? `${low}` : `${low} to ${high}`);
     const others = [made.sampler, made.scheduler, made.shift && `shift ${made.shift}`].filter(Boolean).join(", ");
+    const [done, setDone] = useState(false);
     const use = () =>
         attempt(async () => {
             // the most steps are the best picture; the least CFG scale is the one without a second pass
             const missed = writeSettings(tab.state.target, {steps: made.steps[1], cfg_scale: made.cfg[0]});
             if (missed.length) throw new Error(`This page has no control for ${missed.join(" and ")}; set it by hand.`);
+            setDone(true);
         });
     return html`<p class="rt-line"><span>${made.method}: made for ${span(made.steps)} steps, CFG scale ${span(made.cfg)}${
         others && `, ${others}`
     }</span>
-        <${Button} label="Set the steps and the CFG scale of the page" class="rt-small" onClick=${use}>Use these<//></p>`;
+        <button type="button" class="rt-small" onClick=${use}>Set steps and CFG scale</button>
+        <span class="rt-hint" role="status">${done && `The page has ${made.steps[1]} steps and a CFG scale of ${made.cfg[0]} now${others && `; set ${others} by hand`}.`}</span></p>`;
 }
 
 /** @param {{draft: Draft, edit: (changes: Partial<Draft>) => void, lora: LoraDetails}} props */

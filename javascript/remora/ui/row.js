@@ -46,7 +46,7 @@ export function Row({tab, entry, outcome, handle}) {
                     : html`<span class="rt-name">${name || entry.text}</span>`
             }
             <span class="rt-row-tools">
-                <${WordButton} icon="more" word="More" label=${`More: blocks, schedule, passes, region of ${name}`}
+                <${WordButton} icon="more" word="More" label=${`More: schedule, region, passes, blocks of ${name}`}
                     aria-expanded=${String(more)} onClick=${() => setMore(!more)} />
                 <${WordButton} icon="apart" word="Apart" label=${`Strengths of ${name} apart for UNet and text encoder`}
                     disabled=${curved} aria-pressed=${String(split)} onClick=${tie} />
@@ -58,10 +58,10 @@ export function Row({tab, entry, outcome, handle}) {
         ${
             more
             && html`<div class="rt-more">
-            <${Blocks} tab=${tab} entry=${entry} />
             <${Schedule} entry=${entry} />
-            <${Passes} entry=${entry} />
             <${Regions} tab=${tab} entry=${entry} />
+            <${Passes} entry=${entry} />
+            <${Blocks} tab=${tab} entry=${entry} />
         </div>`
         }
         ${chips.length > 0 && html`<div class="rt-chips">${chips.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`}

@@ -23,14 +23,18 @@ export function Schedule({entry}) {
     const tied = teCurve && teText === unetText;
     const write = (/** @type {string} */ text, what = "") =>
         entry.edit((body) => setMultipliers(body, tied ? text : teText, text), what);
-    const begin = () => write(`${written(entry.unet)}@0,${written(entry.unet)}@1`);
+    const full = written(entry.unet);
+    const from = (/** @type {string} */ first, /** @type {string} */ last) => () => write(`${first}@0,${last}@1`);
     const end = () => entry.edit((body) => withoutShape(setMultipliers(body, entry.te, entry.unet)));
     return html`<div class="rt-part" role="group" aria-label=${`Schedule of ${name}`}>
         <strong>Schedule</strong>
         ${
             unetCurve
                 ? html`<${Editor} entry=${entry} points=${unetCurve} text=${unetText} write=${write} end=${end} />`
-                : html`<div class="rt-line"><button type="button" class="rt-small" onClick=${begin}>Add a schedule</button></div>`
+                : html`<div class="rt-line">
+            <button type="button" class="rt-small" onClick=${from("0", full)}>Fade in</button>
+            <button type="button" class="rt-small" onClick=${from(full, "0")}>Fade out</button>
+            <button type="button" class="rt-small" onClick=${from(full, full)}>Add a schedule</button></div>`
         }
         ${
             teCurve
@@ -85,6 +89,7 @@ function Editor({entry, points, text, write, end}) {
     return html`
         <${Drawing} svg=${svg} name=${entry.name} points=${points} axis=${axis} shape=${shape} chosen=${at} choose=${choose}
             put=${put} add=${add} remove=${remove} />
+        <p class="rt-hint">Drag a point to change it, click the line to add one.</p>
         <div class="rt-line">
             <button type="button" class="rt-small" onClick=${() => add(gap(points, axis))}>Add a point</button>
             <button type="button" class="rt-small" disabled=${points.length < 2} onClick=${remove}>Remove point ${at + 1}</button>

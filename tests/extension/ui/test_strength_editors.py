@@ -74,7 +74,7 @@ def tab(served: Served, browser: Any) -> Iterator[Tab]:
 def more(tab: Tab, name: str, within: str = "Stack") -> Any:
     """Open the editors of an entry."""
     row = tab.row(name, within)
-    row.get_by_role("button", name=f"More: blocks, schedule, passes, region of {name}").click()
+    row.get_by_role("button", name=f"More: schedule, region, passes, blocks of {name}").click()
     return row
 
 
@@ -218,8 +218,16 @@ def test_blocks_that_cannot_be_asked_for_are_said(served: Served, browser: Any) 
 def test_a_schedule_is_begun_shaped_and_ended(tab: Tab) -> None:
     tab.write("a <lora:zorp:0.8:high> fox")
     row = more(tab, "zorp")
-    row.get_by_role("button", name="Add a schedule").click()
-    tab.prompt_is("a <lora:zorp:0.8:0.8@0,0.8@1:high> fox")
+    for name, points in (("Fade in", "0@0,0.8@1"), ("Fade out", "0.8@0,0@1"), ("Add a schedule", "0.8@0,0.8@1")):
+        tab.write("a <lora:zorp:0.8:high> fox")
+        row.get_by_role("button", name=name).click()
+        tab.prompt_is(f"a <lora:zorp:0.8:{points}:high> fox")
+    row.get_by_text("Drag a point to change it").wait_for()
+    top = [
+        row.get_by_role("group", name=f"{part} of zorp").bounding_box()["y"]
+        for part in ("Schedule", "Region", "Blocks")
+    ]
+    assert top == sorted(top), "what most users want stands first"
     first = row.get_by_role("slider", name="Point 1 of 2 of zorp")
     first.press("Home")
     row.get_by_role("button", name="Add a point").click()

@@ -171,6 +171,22 @@ def test_a_file_that_is_not_rated_has_no_full_star(tab: Tab, copy: Path) -> None
     stars.wait_for()
 
 
+def test_the_page_takes_the_settings_that_a_distilled_lora_was_made_for(tab: Tab, served: Served, copy: Path) -> None:
+    copy.rename(copy.with_name("copied.lcm_lora_4step.safetensors"))
+    tab.button("Refresh").click()
+    tab.button("About copied.lcm_lora_4step").click(timeout=LONG)
+    dialog = tab.page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Set steps and CFG scale").click(timeout=LONG)
+    dialog.get_by_role("status").get_by_text(
+        "The page has 4 steps and a CFG scale of 1 now; set LCM by hand."
+    ).wait_for()
+    tab.page.keyboard.press("Escape")
+    tab.write("a distilled fox")
+    tab.page.click("#generate")
+    settings = parse_infotext(infotext_with(tab.page, "a distilled fox")).settings
+    assert (settings["Steps"], settings["CFG scale"]) == ("4", "1")
+
+
 def test_a_preferred_strength_of_0_is_the_web_uis_default_and_the_dialog_says_so(tab: Tab, copy: Path) -> None:
     tab.button("About copied").click(timeout=LONG)
     dialog = tab.page.get_by_role("dialog", name="copied")

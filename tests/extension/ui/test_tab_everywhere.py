@@ -108,7 +108,7 @@ def test_search_insert_tune_reorder_undo(place: Place, tab: Tab) -> None:
 def test_blocks_schedule_and_passes(place: Place, tab: Tab) -> None:
     tab.write("a fox <lora:stripes:0.5>")
     row = tab.row("stripes")
-    row.get_by_role("button", name="More: blocks, schedule, passes, region of stripes").click()
+    row.get_by_role("button", name="More: schedule, region, passes, blocks of stripes").click()
     row.get_by_role("combobox", name="Block preset of stripes").select_option("OUTALL")
     row.get_by_role("button", name="Add a schedule").click()
     row.get_by_role("textbox", name="Until step of stripes").fill("10")
