@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from ._webui_modules import module
 
@@ -23,6 +25,49 @@ _KEPT = (  # the copies of original weights that the built-in stores on layers
     "sdnq_svd_up_backup",
     "sdnq_svd_down_backup",
 )
+
+
+class Merged:
+    """The parts of models into whose weights the built-in merged LoRA without a copy of them.
+
+    The built-in undoes that by subtracting, which rounds, and by what `lora_fuse_diffusers` merged not at all. Only the
+    checkpoint has the weights as they were.
+    """
+
+    def __init__(self) -> None:
+        self._parts: WeakSet[nn.Module] = WeakSet()
+        self._told: WeakSet[nn.Module] = WeakSet()  # the ones that cannot be loaded again
+
+    def note(self, components: Mapping[str, nn.Module]) -> None:
+        """Remember what the built-in's marks say now; it removes them, and so does `take_off`."""
+        if module("modules.lora.lora_common") is None:
+            return
+        fused = importlib.import_module("modules.shared").opts.data.get("lora_fuse_diffusers", False)
+        by_diffusers = fused and importlib.import_module("modules.lora.lora_diffusers").diffuser_loaded
+        for part in components.values():
+            if by_diffusers or any(vars(layer).get("network_weights_backup") is True for layer in part.modules()):
+                self._parts.add(part)
+
+    def load_again(self, pipe: Any, components: Mapping[str, nn.Module]) -> None:
+        """Load the checkpoint of a model that has merged weights; call it before a picture begins."""
+        self.note(components)
+        merged = [part for part in components.values() if part in self._parts and part not in self._told]
+        if not merged:
+            return
+        info = getattr(pipe, "sd_checkpoint_info", None)
+        if info is None or not Path(info.filename).exists():
+            self._told.update(merged)
+            logger.warning(
+                "remora: the web UI had merged LoRA into the weights without a copy of them, and the checkpoint is not "
+                "there to load it again; pictures differ from before until a checkpoint is loaded"
+            )
+            return
+        logger.info(
+            "remora: the web UI had merged LoRA into the weights without a copy of them, so %s is loaded again",
+            info.filename,
+        )
+        _forget_peft()  # the host would keep these names for the new model
+        importlib.import_module("modules.sd_models").reload_model_weights(info=info, force=True)
 
 
 def take_off(pipe: Any, components: Mapping[str, nn.Module]) -> None:
@@ -44,15 +89,19 @@ def _applied() -> list[str]:
 
 
 def _take_off_peft(pipe: Any) -> None:
-    diffusers = importlib.import_module("modules.lora.lora_diffusers")
-    names = list(diffusers.diffuser_loaded)
+    names = list(importlib.import_module("modules.lora.lora_diffusers").diffuser_loaded)
     importlib.import_module("modules.lora.extra_networks_lora").unload_diffusers()
-    diffusers.diffuser_loaded.clear()
-    diffusers.diffuser_scales.clear()
+    _forget_peft()
     importlib.import_module("modules.lora.lora_common").loaded_networks.clear()
     importlib.import_module("modules.sd_models").set_diffuser_offload(pipe, op="model")  # unwrapping removed the hooks
     pipe.loaded_loras = {}
     logger.info("remora: the built-in's %s taken off the model", ", ".join(names) or "LoRA")
+
+
+def _forget_peft() -> None:
+    diffusers = importlib.import_module("modules.lora.lora_diffusers")
+    diffusers.diffuser_loaded.clear()
+    diffusers.diffuser_scales.clear()
 
 
 def _take_off_baked(pipe: Any, components: Mapping[str, nn.Module], names: list[str]) -> None:
@@ -71,7 +120,7 @@ def _take_off_baked(pipe: Any, components: Mapping[str, nn.Module], names: list[
     if without_copy:
         logger.warning(
             "remora: the web UI had merged %s into the weights without a copy of them; it was subtracted again, which "
-            "leaves rounding errors at least, so reload the checkpoint to have the model as it was",
+            "leaves rounding errors at least, until the checkpoint is loaded again",
             ", ".join(names),
         )
     else:

@@ -16,7 +16,7 @@ from ._diffusers_rows import DiffusersRows
 from ._extra_networks import Images
 from ._log_levels import LOGGERS, LogLevels
 from ._nunchaku import is_of_nunchaku, why_not
-from ._sdnext_builtin import take_off
+from ._sdnext_builtin import Merged, take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
 from ._webui import WebUIHost, attempt
@@ -60,6 +60,7 @@ class SDNextHost(WebUIHost):
         self._prompts = Prompts(self._serves)
         self._infotexts = Infotexts()
         self._log: _HostLog | None = None
+        self._merged = Merged()
         self._serving = False  # whether Remora activated the present LoRA
         self._at: Pass = "base"  # the present pass
         self._count = 1  # batch size
@@ -88,6 +89,7 @@ class SDNextHost(WebUIHost):
     def add_callbacks(self, callbacks: ModuleType) -> None:
         super().add_callbacks(callbacks)
         callbacks.on_infotext_pasted(self._pasted)
+        callbacks.on_before_process(self._before_process)
 
     def connect(self, remora: Remora) -> None:
         super().connect(remora)
@@ -136,10 +138,12 @@ class SDNextHost(WebUIHost):
     def quiet_builtin(self) -> None:
         pipe = self._pipe()
         if pipe is not None:
+            self._merged.note(self.components())
             take_off(pipe, self.components())
 
     def wake_builtin(self) -> None:
         self._serving = False
+        self._merged.note(self.components())
         self._prompts.in_force()
 
     def batch_of(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Batch:
@@ -174,6 +178,11 @@ class SDNextHost(WebUIHost):
         if own:
             alone = tuple(outcome.images[0] if i == image else () for i in range(len(images)))
             self._infotexts.note(p, replace(outcome, images=alone), batch, further_pass=True)
+
+    def _before_process(self, p: Any) -> None:
+        """Handle a new picture, before its first use of the model; the host loads its checkpoint just before this."""
+        if self._remora is not None and self.remora.enabled:
+            self._merged.load_again(self._pipe(), self.components())
 
     def _next_pass(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Handle the encoding of a pass's prompts; a second pass with the prompts of the first has no callback."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..generation.options import Overridden, hashes_wanted, settings, to_parameters
+from ..generation.options import Overridden, enabled, hashes_wanted, settings, to_parameters
 from ..generation.state import state_at
 from ..hosts import Outcome
 from ..hosts.txt2img import Picture, Progress, Result, Txt2Img
@@ -95,16 +95,18 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     pipeline = studio.model.pipeline
     values = Overridden(studio.host, request.settings)
     wanted = settings(values)
-    always, unread = studio.session.always_tags(wanted.skip_bad)
+    on = enabled(values)
+    always, unread = studio.session.always_tags(wanted.skip_bad) if on else ((), ())
+    tags = plan.prompt.tags if on else ()
     studio.batch_size = request.batch_size
     seeds = [plan.seed + image for image in range(request.batch_size)]
     try:
-        activation = studio.session.begin(plan.prompt.tags, wanted, request.calls, always, seeds)
+        activation = studio.session.begin(tags, wanted, request.calls, always, seeds)
         far_off = activation.far_off(request.steps, request.cfg_scale)
         found = (*activation.skipped, *activation.notes, *far_off)
         notes = (*(one.reason for one in unread), *found, *_notes(studio, plan))
         parameters = _parameters(studio, plan, activation, values) | always_on.parameters(always, activation.always)
-        parameters |= regions.parameters(tag.mask for tag in (*always, *plan.prompt.tags))
+        parameters |= regions.parameters(tag.mask for tag in (*always, *tags))
         for batch in range(request.n_iter):
             watch.batch_begins()
             if pictures and watch.interrupted():  # who interrupts gets a picture
@@ -233,6 +235,8 @@ def _hashes(studio: Studio, active: Sequence[Active]) -> dict[str, str]:
 
 def _notes(studio: Studio, plan: _Rendering) -> list[str]:
     notes = []
+    if plan.prompt.tags and not enabled(Overridden(studio.host, plan.request.settings)):
+        notes.append("Remora is turned off in the settings (remora_enabled), so no LoRA of the prompt is applied")
     pipeline = studio.model.pipeline
     tokenizer = getattr(pipeline, "tokenizer", None) or pipeline.tokenizer_2
     for what, text in (("prompt", plan.prompt.text), ("negative prompt", plan.request.negative_prompt)):

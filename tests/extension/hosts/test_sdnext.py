@@ -537,10 +537,67 @@ def test_weights_that_were_baked_without_a_copy_are_said_to_be_inexact(
         after = setup.picture("x")
     assert near(after, plain)
     assert "zorp" in caplog.text
-    assert "reload the checkpoint" in caplog.text
+    assert "until a checkpoint is loaded" in caplog.text
     caplog.clear()
     setup.picture("x")
     assert not caplog.records  # once
+
+
+def test_weights_that_were_merged_without_a_copy_are_exact_again(
+    setup: Setup, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    setup.web.save_checkpoint(file)
+    plain, with_lora = setup.picture("x"), setup.picture(f"x{A}")
+    opts, common = setup.web.opts, setup.web.modules["modules.lora.lora_common"]
+    peft = setup.web.modules["modules.lora.lora_diffusers"]
+
+    def served_until_now() -> None:
+        fake.bake(setup.web, "zorp", 0.25)
+
+    def served_before_the_last() -> None:  # the built-in subtracted by itself, and records nothing any more
+        fake.bake(setup.web, "zorp", 0.25)
+        common.loaded_networks = []
+        setup.web.modules["modules.lora.networks"].network_deactivate()
+        common.previously_loaded_networks = []
+
+    def served_before_it_kept_copies() -> None:
+        fake.bake(setup.web, "zorp", 0.25)
+        opts.lora_fuse_native = False
+        setup.picture("x")
+        for layer in setup.web.data.sd_model.unet.modules():
+            vars(layer).pop("network_weights_backup", None)
+        fake.bake(setup.web, "zorp", 0.5)
+
+    def served_by_diffusers() -> None:  # whose merge leaves no marks
+        opts.lora_fuse_diffusers = True
+        peft.diffuser_loaded.append("zorp")
+        with torch.no_grad():
+            setup.web.data.sd_model.unet.conv_in.weight += 0.25
+
+    cases = (served_until_now, served_before_the_last, served_before_it_kept_copies, served_by_diffusers)
+    for loads, serve in enumerate(cases):
+        opts.remora_enabled = False
+        serve()
+        opts.remora_enabled = True
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            assert torch.equal(setup.picture(f"x{A}"), with_lora), serve.__name__
+        assert f"{file} is loaded again" in caplog.text
+        assert setup.web.loads == loads + 1, serve.__name__
+    assert torch.equal(setup.picture("x"), plain)
+    assert setup.web.loads == len(cases)  # once each
+    opts.remora_enabled = opts.lora_fuse_diffusers = False
+    opts.lora_fuse_native = True
+    fake.bake(setup.web, "zorp", 0.25)
+    file.unlink()
+    opts.remora_enabled = True
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert near(setup.picture("x"), plain)
+    assert "the checkpoint is not there" in caplog.text
+    assert setup.web.loads == len(cases)
 
 
 def test_an_override_of_one_request_does_not_last(setup: Setup) -> None:

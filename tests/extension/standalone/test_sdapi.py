@@ -24,6 +24,7 @@ from extension.generation.options import (
     ALWAYS,
     CACHE,
     DEFAULT_MULTIPLIER,
+    ENABLED,
     HASHES,
     IN_ORDER,
     MERGE,
@@ -32,6 +33,7 @@ from extension.generation.options import (
     STORAGE,
     from_parameters,
 )
+from extension.kept.always_on import AlwaysOn, AlwaysOnEntry
 from extension.standalone.jobs import Runner
 from extension.standalone.pnginfo import read_infotext
 from extension.standalone.server import make_api
@@ -188,6 +190,22 @@ def test_override_settings_of_ours_hold_for_one_job(client: TestClient, runner: 
     assert state["loras"][0]["kinds"] == {"loha": 264}
     assert plain["images"] == again["images"]
     assert runner.studio.host.option(MERGE) == NEVER
+
+
+def test_turned_off_for_one_job_no_lora_is_applied_and_the_answer_says_so(client: TestClient, runner: Runner) -> None:
+    request = {**SMALL, "prompt": "a fox <lora:zorp:0.8>", "override_settings": {ENABLED: False}}
+    plain = client.post(TXT2IMG, json=SMALL).json()
+    runner.studio.session.always_on.put(AlwaysOn(True, (AlwaysOnEntry("neon"),)))
+    try:
+        off = client.post(TXT2IMG, json=request).json()
+        state = client.get("/remora/v1/state").json()
+    finally:
+        runner.studio.session.always_on.put(AlwaysOn())
+    assert decoded(off["images"][0]).tobytes() == decoded(plain["images"][0]).tobytes()
+    assert "turned off in the settings" in " ".join(json.loads(off["info"])["remora"]["notes"])
+    assert state["loras"] == []
+    parameters = parse_infotext(json.loads(off["info"])["infotexts"][0]).settings
+    assert not {"Lora hashes", "Remora always on"} & parameters.keys()
 
 
 def test_why_layers_are_not_merged_is_in_the_state(client: TestClient, runner: Runner) -> None:

@@ -15,7 +15,7 @@ import inspect
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from copy import copy
+from copy import copy, deepcopy
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -35,6 +35,7 @@ _CALLBACKS = (
     "model_loaded",
     "script_unloaded",
     "infotext_pasted",
+    "before_process",
 )
 
 
@@ -143,7 +144,7 @@ class SDNext:
         self.state = State()
         self.data = SimpleNamespace(sd_model=None)
         self.pipe = pipe
-        self.asked_for_model = 0
+        self.asked_for_model = self.loads = 0
         self.encoded: list[str] = []
         self.interrupt_at_step = False
         self.steps = 1
@@ -172,6 +173,23 @@ class SDNext:
         self.modules["modules.prompt_parser_diffusers"].cache.clear()
         self._call("model_loaded", pipe)
 
+    def save_checkpoint(self, file: Path) -> None:
+        """Let the loaded model come from this file, which need not exist."""
+        self._saved = deepcopy(self.data.sd_model)
+        self.data.sd_model.sd_checkpoint_info = SimpleNamespace(filename=str(file))
+
+    def _reload_model_weights(self, info: Any = None, force: bool = False) -> None:
+        if not force:
+            return  # it is loaded
+        common = self.modules["modules.lora.lora_common"]
+        common.loaded_networks.clear()
+        common.previously_loaded_networks.clear()
+        self.modules["modules.lora.lora_load"].lora_cache.clear()
+        self.loads += 1
+        pipe = deepcopy(self._saved)
+        pipe.sd_checkpoint_info = info
+        self.load(pipe)
+
     def paste(self, text: str, parameters: dict[str, Any]) -> dict[str, Any]:
         """Return the values for the page, with the settings that it would override under `overrides`."""
         self._call("infotext_pasted", text, parameters)
@@ -182,6 +200,7 @@ class SDNext:
         """Make a picture, or several; what comes back has images, infotexts and comments."""
         p = Processing(list(prompts), **{"batch_size": len(prompts), **values})
         self.state.begin("txt2img")
+        self._call("before_process", p)
         result = self.process_images_inner(p)
         self.state.end()
         return result
@@ -268,7 +287,12 @@ class SDNext:
         self._add(made, "script_callbacks", **{f"on_{name}": found.append for name, found in self.callbacks.items()})
         self._add(made, "infotext", mapping=[("Model", "sd_model_checkpoint")])
         self._add(made, "logger", log=_logger())
-        self._add(made, "sd_models", set_diffuser_offload=lambda pipe, op: None)
+        self._add(
+            made,
+            "sd_models",
+            set_diffuser_offload=lambda pipe, op: None,
+            reload_model_weights=self._reload_model_weights,
+        )
         self._add(
             made, "sd_hijack_te", prompt_cache=SimpleNamespace(cache={}), hijack_encode_prompt=lambda prompt: prompt
         )
