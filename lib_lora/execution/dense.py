@@ -11,9 +11,9 @@ places inside the region are used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -35,28 +35,27 @@ from ..strengths.table import StrengthTable, shaped_by_places
 from ..tensors import TensorFields, plain_mode, wide
 from ..weights.readers.base import WeightReader, weight_reader
 from . import opaque
-from .arguments import named_arguments, output_in, place_of_input, with_output
+from .arguments import BaseForward, named_arguments, output_in, place_of_input, with_output
 from .dense_products import Part, Sum
 from .low_rank_products import TORCHS
 
-if TYPE_CHECKING:
-    from .arguments import BaseForward
+
+class _Call(NamedTuple):
+    """One call of a layer, or one of the passes in which it is computed."""
+
+    layer: nn.Module
+    base_forward: BaseForward
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    image: int | None = None
+    """The variant of its rows; None is the one that is shown."""
+    rows: Sequence[int] = ()
+    """The rows of the model call that its arguments hold; none is all."""
+    acting: frozenset[int] | None = None
+    """The indexes of the bindings that act; None is all."""
 
 
-T = TypeVar("T")
-
-Run = Callable[[int, tuple[Any, ...], dict[str, Any]], Any]
-"""Runs the pass of a number with arguments that hold only its rows."""
-
-
-def _in_passes(
-    layer: nn.Module,
-    passes: Sequence[Sequence[int]],
-    least: int,
-    run: Run,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+def _in_passes(call: _Call, passes: Sequence[Sequence[int]], least: int, run: Callable[[_Call], Any]) -> Any:
     """Run a layer once for each group of rows of the model call, and join the results in the order of the rows.
 
     `least` is the smallest number of dimensions of a batched input.
@@ -64,15 +63,16 @@ def _in_passes(
     Raises:
         RowsError: the input has no batch, or one that is no multiple of the rows.
     """
-    named = named_arguments(args, kwargs)
-    place, rows = place_of_input(layer, args, kwargs), sum(map(len, passes))
+    layer, named = call.layer, named_arguments(call.args, call.kwargs)
+    place, rows = place_of_input(layer, call.args, call.kwargs), sum(map(len, passes))
     dims = _dims_of_rows(layer, named, place)
     x, dim = named[place], dims[place]
     step = repeats_per_row(layer, x, rows, least, dim)
     results = []
-    for number, own in enumerate(passes):
+    for own in passes:
         cut = _cut(named, dims, own, rows)
-        results.append(run(number, tuple(cut[i] for i in range(len(args))), {name: cut[name] for name in kwargs}))
+        args, kwargs = tuple(cut[i] for i in range(len(call.args))), {name: cut[name] for name in call.kwargs}
+        results.append(run(call._replace(args=args, kwargs=kwargs, rows=own)))
     if isinstance(results[0], Tensor):
         return _joined(results, passes, dim)
     # attention returns its output, and its weights (rows, …) or None; other layers may return more than an output, too
@@ -99,19 +99,14 @@ def _dims_of_rows(layer: nn.Module, named: Mapping[int | str, Any], place: int |
         return {name: 0 for name, one in named.items() if isinstance(one, Tensor) and one.shape[:1] == length}
     batch = 0 if layer.batch_first else 1
     dims = {place: batch}
-    for names, ndim, dim in _ATTENTION:
-        for name in names:
-            if isinstance(named.get(name), Tensor) and named[name].ndim == ndim:
-                dims[name] = batch if dim is None else dim
+    for name, one in named.items():
+        if isinstance(one, Tensor) and one.ndim == _MASKS.get(name, 3):
+            dims[name] = 0 if name in _MASKS else batch
     return dims
 
 
-_ATTENTION: tuple[tuple[tuple[int | str, ...], int, int | None], ...] = (
-    ((0, "query", 1, "key", 2, "value"), 3, None),
-    ((3, "key_padding_mask"), 2, 0),
-    ((5, "attn_mask"), 3, 0),
-)
-"""Arguments of torch's attention by place or name; their dimensions with rows; the rows' own, if not the layer's."""
+_MASKS: Mapping[int | str, int] = {3: 2, "key_padding_mask": 2, 5: 3, "attn_mask": 3}
+"""The masks of torch's attention, by place or name; their dimensions where they have rows."""
 
 
 def _cut(
@@ -188,32 +183,24 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward with effective weights in place of its own."""
-        if compiling() and opaque.is_for(layer, args, kwargs):
-            y = opaque.call(layer, base_forward, args)
-            if y is not None:
-                return y
-        return self._run_now(layer, base_forward, args, kwargs)
+        if compiling() and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
+            return y
+        return self._run_now(_Call(layer, base_forward, args, kwargs))
 
     # a graph must not hold scratch memory, which other layers and other graphs use, too
     @uncompiled
-    def _run_now(
-        self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_now(self, call: _Call) -> Any:
         if self._budget.contended:
             self._budget.note(self._account)
         try:
             if self._strengths.numbers is not None:  # all rows and places have the same strengths
-                return self._run(layer, base_forward, args, kwargs)
-            if self._strengths.mixed:
-                return self._run_apart(layer, base_forward, args, kwargs)
-            return self._run_regions(layer, base_forward, args, kwargs)
+                return self._run(call)
+            return self._run_apart(call) if self._strengths.mixed else self._run_regions(call)
         finally:
             if not self._stays:
                 self.evict()
 
-    def _run_apart(
-        self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_apart(self, call: _Call) -> Any:
         """Make one pass for each group of rows with equal strengths; rows at strength 0 get the base forward."""
         groups: dict[tuple[object, ...], list[int]] = {}
         values = [tuple(own[binding.group] for binding in self._bindings) for own in self._strengths.values]
@@ -221,15 +208,15 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             groups.setdefault((values[image], self._regions(image)), []).append(row)
         passes = list(groups.values())
 
-        def run(number: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            image = self._strengths.rows[passes[number][0]]
+        def run(own: _Call) -> Any:
+            image = self._strengths.rows[own.rows[0]]
             if not any(values[image]):
-                return base_forward(layer, *args, **kwargs)
-            return self._run_regions(layer, base_forward, args, kwargs, image, passes[number])
+                return own.base_forward(own.layer, *own.args, **own.kwargs)
+            return self._run_regions(own._replace(image=image))
 
         if len(passes) == 1:
-            return run(0, args, kwargs)
-        return _in_passes(layer, passes, self._bindings[0].target.batched_ndim, run, args, kwargs)
+            return run(call._replace(rows=passes[0]))
+        return _in_passes(call, passes, self._bindings[0].target.batched_ndim, run)
 
     def _regions(self, image: int | None) -> tuple[RegionPart, ...]:
         """Return the region of each binding, with its part of the prompt."""
@@ -239,76 +226,50 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         regions = strengths.stack_strengths.group_regions[strengths.shown if image is None else image]
         return tuple(regions[binding.group] for binding in self._bindings)
 
-    def _run_regions(
-        self,
-        layer: nn.Module,
-        base_forward: BaseForward,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        image: int | None = None,
-        rows: Sequence[int] | None = None,
-    ) -> Any:
+    def _run_regions(self, call: _Call) -> Any:
         """Make one pass with the bindings that act everywhere, and one for each region that adds its bindings."""
-        regions = self._regions(image)
+        regions = self._regions(call.image)
         if all(region == ALL_PLACES for region in regions):
-            return self._run(layer, base_forward, args, kwargs, image)
+            return self._run(call)
         if self._bindings[0].target.kind == "experts":
-            text = f"a LoRA for a part of the picture changes the weights of experts in a {type(layer).__name__}"
+            text = f"a LoRA for a part of the picture changes the weights of experts in a {type(call.layer).__name__}"
             raise RegionError(f"{text}, whose tokens have no order; take its region away")
 
         def run(region: RegionPart) -> Any:
             acting = frozenset(i for i, own in enumerate(regions) if own in (ALL_PLACES, region))
             if not acting:
-                return base_forward(layer, *args, **kwargs)
-            return self._run(layer, base_forward, args, kwargs, image, acting)
+                return call.base_forward(call.layer, *call.args, **call.kwargs)
+            return self._run(call._replace(acting=acting))
 
         total = y = run(ALL_PLACES)
         for region in dict.fromkeys(one for one in regions if one != ALL_PLACES):
-            total = self._blended(layer, total, y, run(region), region, rows)
+            total = self._blended(call, total, y, run(region), region)
         return total
 
-    def _blended(
-        self, layer: nn.Module, total: Any, y: Any, other: Any, region: RegionPart, rows: Sequence[int] | None
-    ) -> Any:
+    def _blended(self, call: _Call, total: Any, y: Any, other: Any, region: RegionPart) -> Any:
         """Add the change by a region's pass, at the places of the region."""
         if not isinstance(y, Tensor):  # attention's output and weights; the weights stay the ones without the region
-            whole, own, others = (output_in(layer, one) for one in (total, y, other))
-            return with_output(total, self._blended(layer, whole, own, others, region, rows))
+            whole, own, others = (output_in(call.layer, one) for one in (total, y, other))
+            return with_output(total, self._blended(call, whole, own, others, region))
         strengths = self._strengths
-        layout = self._token_layout(y, rows)
-        parts = strengths.parts if rows is None or not strengths.parts else [strengths.parts[row] for row in rows]
+        layout = self._token_layout(y, call.rows)
+        parts = [strengths.parts[row] for row in call.rows] if strengths.parts and call.rows else strengths.parts
         which = tuple((region_on_row(region, layout.grid, part),) for part in parts or (None,))
         first = layout.channels_first
         weights = strengths.region_weights(layout.grid, which, y.device, y.dtype, channels_first=first)
         return total + (other - y) * shaped_by_places(weights, layout)
 
-    def _token_layout(self, y: Tensor, rows: Sequence[int] | None) -> TokenLayout:
+    def _token_layout(self, y: Tensor, rows: Sequence[int]) -> TokenLayout:
         target, latents = self._bindings[0].target, self._strengths.latents
-        if latents is not None and rows is not None:
+        if latents is not None and rows:
             latents = replace(latents, rows=len(rows))
         nowhere = self._of_text or target.kind in ("embedding", "attention")
         maps = target.kind == "conv" or (target.kind == "norm" and y.ndim > 3 and y.shape[1] == target.shape[0])
         return token_layout(y.shape, latents, spatial=y.ndim - 2 if maps else 0, of_text=nowhere)
 
-    def _run(
-        self,
-        layer: nn.Module,
-        base_forward: BaseForward,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        image: int | None = None,
-        acting: frozenset[int] | None = None,
-    ) -> Any:
-        """Make one pass.
-
-        Args:
-            layer: the layer.
-            base_forward: its forward.
-            args: of its call.
-            kwargs: likewise.
-            image: the image of the batch, where its images differ.
-            acting: the indexes of the bindings that act; None is all.
-        """
+    def _run(self, call: _Call) -> Any:
+        """Make one pass."""
+        layer, base_forward, args, kwargs, *_ = call
         place = place_of_input(layer, args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
         readers, packed = [], False
@@ -316,13 +277,13 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             reader = self._reader(layer, param)
             readers.append(reader)
             packed |= not reader.holds_values
-        if packed and not self._acts(image, acting):
+        if packed and not self._acts(call):
             # a product with the decoded weight has other bits than the layer's own product
             return base_forward(layer, *args, **kwargs)
         kept = _is_kept(layer, args, kwargs)
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
-            effective = self._effective(layer, readers, placed, x, image, acting, kept=kept)
+            effective = self._effective(call, readers, placed, x, kept=kept)
         if not packed and type(layer) is nn.Linear and base_forward in TORCHS:  # as its forward has it
             return F.linear(x, effective["weight"], effective.get("bias", layer.bias))
         stand_in = None if packed else _stand_in(layer, effective)
@@ -345,10 +306,11 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             self._readers[param] = signs, reader
         return reader
 
-    def _acts(self, image: int | None, acting: frozenset[int] | None) -> bool:
+    def _acts(self, call: _Call) -> bool:
         """Tell whether any adapter of a pass has a strength other than 0."""
-        values = self._strengths.values[self._strengths.shown if image is None else image]
-        return any(values[one.group] for one, _ in self._acting(self._bindings, acting))
+        values = self._strengths.values[self._strengths.shown if call.image is None else call.image]
+        acting = range(len(self._bindings)) if call.acting is None else call.acting
+        return any(values[self._bindings[i].group] for i in acting)
 
     def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
         """Compute the product of a linear layer or a convolution with an effective weight.
@@ -365,70 +327,50 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         return y if bias is None else y + op.per_channel(bias.to(y))
 
     def _effective(
-        self,
-        layer: nn.Module,
-        readers: Sequence[type[WeightReader]],
-        placed: Placement[Adapters],
-        x: Tensor,
-        image: int | None,
-        acting: frozenset[int] | None,
-        *,
-        kept: bool,
+        self, call: _Call, readers: Sequence[type[WeightReader]], placed: Placement[Adapters], x: Tensor, *, kept: bool
     ) -> dict[str, Tensor]:
         """Build the effective parameters, in scratch memory unless they are kept after the call."""
         found: dict[str, Tensor] = {}
-        bases = [reader.read(layer, param) for reader, param in zip(readers, self._params, strict=True)]
-        ready: _Ready | None = self._views
+        bases = [reader.read(call.layer, param) for reader, param in zip(readers, self._params, strict=True)]
+        ready: _Ready | None = self._views if call.image is None and call.acting is None else None
         like = bases[0].device, wide(bases[0].dtype)
-        if ready is None or ready.placed is not placed or ready.like != like or image is not None or acting is not None:
-            ready = self._make_ready(placed, like, image, acting)
+        if ready is None or ready.placed is not placed or ready.like != like:
+            ready = self._make_ready(call, placed, like)
         for param, reader, base in zip(self._params, readers, bases, strict=True):
             dtype = x.dtype if not reader.plain and x.is_floating_point() else base.dtype
             total = torch.empty_like(base, dtype=dtype) if kept else scratch.take(param, base, dtype)
             ready.sums[param].build(total, base)
             found[param] = total
         for binding, adapter in ready.biased:
-            self._change_bias(layer, binding, adapter, found, image)
+            self._change_bias(call, binding, adapter, found)
         return found
 
-    def _make_ready(
-        self,
-        placed: Placement[Adapters],
-        like: tuple[torch.device, torch.dtype],
-        image: int | None,
-        acting: frozenset[int] | None,
-    ) -> _Ready:
+    def _make_ready(self, call: _Call, placed: Placement[Adapters], like: tuple[torch.device, torch.dtype]) -> _Ready:
         """Put together what a pass needs, and keep that for calls in which nothing differs."""
-        adapters = placed.get().all
-        sums = {
-            param: Sum(self._parts(param, adapters, *like, image, acting), in_order=self._in_order)
-            for param in self._params
-        }
-        pairs = self._acting(adapters, acting)
+        bound = list(zip(self._bindings, placed.get().all, strict=True))
+        pairs = bound if call.acting is None else [bound[i] for i in sorted(call.acting)]
+        sums = {param: self._sum_of(param, pairs, *like, call.image) for param in self._params}
         biased = [(one, own) for one, own in pairs if own.has_bias or own.bias_excess is not None]
         ready = _Ready(placed, like, sums, biased)
-        if image is None and acting is None and not (self._scheduled or placed.packed):
+        if call.image is None and call.acting is None and not (self._scheduled or placed.packed):
             self._views = ready
         return ready
 
-    def _parts(
+    def _sum_of(
         self,
         param: str,
-        adapters: Sequence[Adapter],
+        pairs: Iterable[tuple[Binding, Adapter]],
         device: torch.device,
         dtype: torch.dtype,
         image: int | None = None,
-        acting: frozenset[int] | None = None,
-    ) -> list[Part]:
-        return [
+    ) -> Sum:
+        """Return the deltas of one parameter by these bindings with their adapters, at the present strengths."""
+        parts = [
             Part(adapter, self._strength(binding, device, dtype, image), self._rank(binding), binding.target.rows)
-            for binding, adapter in self._acting(adapters, acting)
+            for binding, adapter in pairs
             if binding.target.param == param
         ]
-
-    def _acting(self, adapters: Sequence[T], acting: frozenset[int] | None) -> list[tuple[Binding, T]]:
-        pairs = zip(self._bindings, adapters, strict=True)
-        return [pair for i, pair in enumerate(pairs) if acting is None or i in acting]
+        return Sum(parts, in_order=self._in_order)
 
     def _rank(self, binding: Binding) -> int | None:
         """Return how many rank components act at the present timestep; None is all."""
@@ -441,14 +383,12 @@ class DenseExecutor(Resident[Placement[Adapters]]):
     def _strength(self, binding: Binding, device: torch.device, dtype: torch.dtype, image: int | None = None) -> Tensor:
         return self._strengths.for_variant(binding.ranges, device, wide(dtype), image)
 
-    def _change_bias(
-        self, layer: nn.Module, binding: Binding, adapter: Adapter, found: dict[str, Tensor], image: int | None
-    ) -> None:
+    def _change_bias(self, call: _Call, binding: Binding, adapter: Adapter, found: dict[str, Tensor]) -> None:
         target, weight = binding.target, found[binding.target.param]
-        bias, total = bias_of(layer, target), found.get(target.bias)
+        bias, total = bias_of(call.layer, target), found.get(target.bias)
         rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
         own = total if self._in_order and total is not None else bias
-        strength = self._strength(binding, weight.device, weight.dtype, image)
+        strength = self._strength(binding, weight.device, weight.dtype, call.image)
         delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(strength))
         if delta is None:
             return
@@ -457,16 +397,6 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             total = weight.new_zeros(width) if bias is None else bias.detach().to(weight, copy=True)
             found[target.bias] = total
         total[rows].add_(delta.to(strength) * strength)
-
-    def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
-        if self._in_order:  # norms are then norms of the weight that the adapters before leave, not of the base weight
-            return tuple(
-                one.file.private(one.adapter)
-                if one.whole is None
-                else one.whole.known(one.adapter, one.rank, one.file.private)
-                for one in self._bindings
-            )
-        return super()._adapters(layer)
 
     def _make(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype

@@ -161,10 +161,8 @@ class LowRankExecutor(Resident[Placed]):
         returned: Any = None,
     ) -> Any:
         """Compute any call; `returned` is the result of the base forward, if it was called already."""
-        if self._strengths.has_regions and opaque.is_for(layer, args, kwargs):
-            y = opaque.call(layer, base_forward, args)
-            if y is not None:
-                return y
+        if self._strengths.has_regions and (y := opaque.call(layer, base_forward, args, kwargs)) is not None:
+            return y
         place = place_of_input(layer, args, kwargs)
         x: Tensor = args[place] if isinstance(place, int) else kwargs[place]
         alike = not self._strengths.mixed and not self.is_regional  # or an effective weight takes a pass for each

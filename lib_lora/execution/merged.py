@@ -31,7 +31,6 @@ from ..weights.readers.base import holds_values
 from ..weights.rounding import digest, generator_for, round_stochastically
 from .arguments import BaseForward
 from .dense import DenseExecutor, bias_of
-from .dense_products import Sum
 
 logger = logging.getLogger(__name__)
 
@@ -181,8 +180,8 @@ class MergedExecutor(DenseExecutor):
         if like.element_size() < 4:
             seed = zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
             write = partial(round_stochastically, generator=generator_for(like.device, seed))
-        parts = self._parts(param, [adapter.placed(base.device) for adapter in adapters], base.device, base.dtype)
-        Sum(parts, in_order=self._in_order).build(total, base, write)
+        pairs = zip(self._bindings, [adapter.placed(base.device) for adapter in adapters], strict=True)
+        self._sum_of(param, pairs, base.device, base.dtype).build(total, base, write)
         return total
 
     def _bias_sums(

@@ -31,15 +31,15 @@ def key_for(slot: object) -> Tensor:
     return torch.tensor(number, device="cpu")
 
 
-def is_for(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Tell whether a call is being compiled that can be such an operation: of one tensor, without gradients."""
+def call(layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Return the operation's output, of a call that is being compiled.
+
+    None where it cannot be such an operation: it takes or returns more than a tensor, or autograd records it.
+    """
     if not (_CAN and compiling()) or torch.is_grad_enabled() or isinstance(layer, nn.MultiheadAttention):
-        return False
-    return len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
-
-
-def call(layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...]) -> Tensor | None:
-    """Return the operation's output; None where the layer returns more than a tensor. Only where `is_for` is true."""
+        return None
+    if len(args) != 1 or kwargs or not isinstance(args[0], Tensor):
+        return None
     y = base_forward(layer, *args)  # tells the graph shape, layout and dtype, and is not computed
     if not isinstance(y, Tensor):
         return None

@@ -78,6 +78,8 @@ class Resident(ABC, Generic[P]):
     """As the log has it."""
     merges = False
     """Whether it writes into the base weight."""
+    _in_order = False
+    """Whether each adapter acts on what the ones before it left; none then depends on the base weight alone."""
 
     def __init__(self, bindings: Sequence[Binding], strengths: StrengthTable, policy: PlacementPolicy) -> None:
         self._storage = policy.storage
@@ -270,7 +272,7 @@ class Resident(ABC, Generic[P]):
         for one in self._bindings:
             if one.whole is None:
                 copy = one.file.private(one.adapter)
-                needs = type(copy).on is not Adapter.on
+                needs = type(copy).on is not Adapter.on and not self._in_order
                 adapter = copy.on(partial(_read, layer, one.target, weights), one.rank) if needs else copy
                 reads = adapter is not copy
             else:
