@@ -6,8 +6,8 @@ import logging
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,7 +118,7 @@ class Engine:
         self._lock = threading.RLock()
         self._cache = NetworkCache(cache_size, cache_bytes)
         self._plans = PlanCache(parked_bytes)
-        self._hook_removers: list[Callable[[], None]] = []  # of the hooks on model calls
+        self._call_hooks = ExitStack()  # takes the hooks on model calls off
         self._calls = CallSettings()
         self._hooked = HookedLayers()
         self._tuner = tuner
@@ -126,9 +126,8 @@ class Engine:
         self._model = Model({}, self._sources)
         self._stack = Stack()
         self._plan: Plan | None = None
-        self._finalizer = weakref.finalize(
-            self, _clear, self._hooked, self._hook_removers, [] if tuner is None else tuner.stops, self._watch.stops
-        )
+        ends = [self._call_hooks, self._watch.stops, *([] if tuner is None else [tuner.stops])]
+        self._finalizer = weakref.finalize(self, _clear, self._hooked, ends)
         self.components = dict(components)
 
     @classmethod
@@ -245,9 +244,7 @@ class Engine:
             trace.files(network.report for network in networks)
         self._stack, self._calls.chosen = stack, 0
         plan.strengths.set_rows((0,))
-        self._watch.begin(self.components)
-        if not kept:
-            self._watch.expect(plan.places)
+        self._watch.begin(self.components, None if kept else plan.places)
         if plan.choices and self._tuner is not None:
             self._tuner.begin(plan.choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
         return plan.report
@@ -331,7 +328,7 @@ class Engine:
                 raise StackError(f"no entry {index}; the active stack has {len(self._stack)}", index)
             entries = list(self._stack)
             entries[index] = replace(entries[index], multiplier=multiplier)
-            stack = replace(self._stack, entries=tuple(entries))
+            stack = replace(self._stack, entries=entries)
             self._model.check_names(stack)
             key = self._plan.key
             other_rules = key.patterns[index] != block_rules(multiplier)
@@ -441,11 +438,12 @@ class Engine:
         """Count what adapters take now, and where."""
         with self._lock:
             parked = self._plans.nbytes
-            placed = Counter(self._budget.placed) - Counter({_CPU: parked})  # the plan cache's share stays placed
+            placed, streaming, host_copies = self._budget.usage()
+            in_force = Counter(placed) - Counter({_CPU: parked})  # the plan cache's share stays placed
             return MemoryReport(
-                placed={str(device): nbytes for device, nbytes in placed.items()},
-                streaming=self._budget.streaming,
-                host_copies=self._budget.host_copy_bytes,
+                placed={str(device): nbytes for device, nbytes in in_force.items()},
+                streaming=streaming,
+                host_copies=host_copies,
                 files=self._cache.nbytes,
                 backups=0 if self._plan is None else self._plan.backup_bytes,
                 scratch=scratch.nbytes(),
@@ -515,38 +513,30 @@ class Engine:
         if not broken or self._plan is None:
             return {}
         strengths = [largest(entry.multiplier) for entry in self._stack]
-        sizes = [
-            strength * network.largest_change if strength else 0.0
-            for strength, network in zip(strengths, self._plan.key.networks, strict=True)
-        ]
-        most = max(sizes)
+        pairs = zip(strengths, self._plan.key.networks, strict=True)
+        sizes = [strength * network.largest_change if strength else 0.0 for strength, network in pairs]
         return {
             i: f"the output of {name} is not finite from call {first} on, and this LoRA changes it most, at a strength"
             f" of {strengths[i]:g}"
             for name, first in broken.items()
             for i, size in enumerate(sizes)
-            if size == most
+            if size == max(sizes)
         }
 
     def _hook_calls(self) -> None:
         """Put hooks on model calls as long as a strength depends on their moment, their rows or their places."""
-        _remove(self._hook_removers)
+        self._call_hooks.close()
         if self._plan is not None:
             strengths, components = self._plan.strengths, self.components
 
             def flow(name: str) -> bool:
                 return is_flow(family_of_model(self._model.indexes()), name)
 
-            self._hook_removers.extend(hook_strengths(components, strengths, self._calls, flow))
+            hook_strengths(components, strengths, self._calls, flow, self._call_hooks)
 
 
-def _clear(hooked: HookedLayers, *removers: list[Callable[[], None]]) -> None:
+def _clear(hooked: HookedLayers, hooks: Iterable[ExitStack]) -> None:
     """Leave nothing on a model whose engine is gone."""
-    for own in removers:
-        _remove(own)
+    for one in hooks:
+        one.close()
     hooked.detach()
-
-
-def _remove(removers: list[Callable[[], None]]) -> None:
-    while removers:
-        removers.pop()()

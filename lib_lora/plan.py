@@ -170,7 +170,7 @@ class Plan:
             StackError: the model takes no list of block weights as long as an entry's.
         """
         former = self.strengths.stack_strengths
-        self.strengths.write(StackStrengths(stack.wishes, stack.variants, former.groups, former.model, former))
+        self.strengths.write(_strengths_of(stack, former.groups, former.model, former))
         if not self.key.merging:
             return
         try:
@@ -243,15 +243,21 @@ def make_plan(
     groups: dict[StrengthGroup, int] = {}
     bindings = _bindings(stack, key, model, groups)
     refuse_spoiled([layer for _, layer, _ in bindings])
-    stack_strengths = StackStrengths(stack.wishes, stack.variants, tuple(groups), model)
     policies = _policies(policy, components)
     static = next((one.static for one in policies.values() if one.static is not None), None)
-    strengths = StrengthTable(stack_strengths, None if static is None else static.vector)
+    strengths = StrengthTable(_strengths_of(stack, tuple(groups), model), None if static is None else static.vector)
     why_live = _why_layers_live(key, components, bindings, groups) if key.merging else {}
     wholes = [one.whole for _, _, own in bindings for one in own if one.whole is not None]
     plan = Plan(key, strengths, Counter(filter(None, why_live.values())), not wholes and not key.merging)
     _choose(plan, bindings, why_live, checkpoints, policies)
     return plan
+
+
+def _strengths_of(
+    stack: Stack, groups: Sequence[StrengthGroup], model: BlockNames, former: StackStrengths | None = None
+) -> StackStrengths:
+    wishes = [(entry.name, entry.multiplier) for entry in stack.entries]
+    return StackStrengths(wishes, stack.images, stack.halved, groups, model, former)
 
 
 def _choose(

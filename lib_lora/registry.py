@@ -11,6 +11,7 @@ import inspect
 import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from functools import lru_cache
 from types import MappingProxyType, ModuleType
 from typing import Any, Protocol, TypeVar
@@ -36,8 +37,8 @@ class Named(Protocol):
 class Tuner(Protocol):
     """The measurements that choose how an engine computes. `lib_lora.tuning` has one; it is optional."""
 
-    stops: list[Callable[[], None]]
-    """End what `begin` began."""
+    stops: ExitStack
+    """Ends what `begin` began."""
     adds_pairs: bool
     """Whether `add_pair_` may ever add one."""
 

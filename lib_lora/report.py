@@ -313,12 +313,3 @@ class MemoryReport:
     """Adapters of earlier stacks, in the computer's memory."""
     static: int = 0
     """Memory of compiled models for adapters, active or not; active ones count as placed, too."""
-
-    def summary(self) -> str:
-        """Return one line for a log."""
-        placed = ", ".join(f"{nbytes >> 20} MB on {device}" for device, nbytes in self.placed.items())
-        streams = f", {self.streaming} layers streamed" if self.streaming else ""
-        names = ("host_copies", "files", "backups", "scratch", "parked")
-        others = ", ".join(f"{name.replace('_', ' ')} {getattr(self, name) >> 20} MB" for name in names)
-        static = f", static {self.static >> 20} MB" if self.static else ""
-        return f"adapters: {placed or 'nothing placed'}{streams}; {others}{static}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -72,63 +72,40 @@ _MODES: tuple[str, ...] = get_args(Mode)
 class Stack:
     """Entries in order. Two entries of one file both act.
 
-    Args:
-        entries: to apply.
-        mode: `live` never writes a base weight. `merged` writes the deltas into the weights that can be put back bit
-            for bit, which costs nothing per step, and computes the others live. `auto` merges where that is faster.
-        in_order: let each entry act on what the ones before it left, as AUTOMATIC1111 bakes, instead of adding up all
-            changes of the base. They differ for kinds whose change depends on the weight: DoRA, OFT, GLoRA, IA3.
-        calls: how many times the model will be called, for `auto`; None where it is not known.
-        reading: how to read files that other programs read otherwise than they were trained.
-
     Raises:
         StackError: something else than entries, no such mode, a number of calls below 0, or entries with multipliers
             for different numbers of images.
     """
 
-    entries: tuple[Entry, ...] = ()
+    entries: Sequence[Entry] = ()
+    """A tuple, whatever it was made from."""
+    _: KW_ONLY
     mode: Mode = "live"
+    """`live` never writes a base weight. `merged` writes the deltas into the weights that can be put back bit for bit,
+    which costs nothing per step, and computes the others live. `auto` merges where that is faster.
+    """
     in_order: bool = False
+    """Let each entry act on what the ones before it left, as AUTOMATIC1111 bakes, instead of adding up all changes of
+    the base. They differ for kinds whose change depends on the weight: DoRA, OFT, GLoRA, IA3.
+    """
     calls: int | None = None
+    """How many times the model will be called, for `auto`; None where it is not known."""
     reading: Reading = USUAL
+    """How to read files that other programs read otherwise than they were trained."""
     images: int = field(init=False, compare=False, repr=False)
     """How many images of a batch have strengths of their own; 1 where all have the same."""
     halved: bool = field(init=False, compare=False, repr=False)
     """Whether rows of the positive and of the negative prompt have strengths of their own."""
 
-    def __init__(
-        self,
-        entries: Iterable[Entry] = (),
-        *,
-        mode: Mode = "live",
-        in_order: bool = False,
-        calls: int | None = None,
-        reading: Reading = USUAL,
-    ) -> None:
-        if mode not in _MODES:
-            raise StackError(f"mode {mode!r} must be one of {', '.join(_MODES)}")
-        if calls is not None and (type(calls) is not int or calls < 0):
-            raise StackError(f"the number of calls must be a whole number from 0 up, not {calls!r}")
-        object.__setattr__(self, "entries", _checked(entries))
+    def __post_init__(self) -> None:
+        if self.mode not in _MODES:
+            raise StackError(f"mode {self.mode!r} must be one of {', '.join(_MODES)}")
+        if self.calls is not None and (type(self.calls) is not int or self.calls < 0):
+            raise StackError(f"the number of calls must be a whole number from 0 up, not {self.calls!r}")
+        object.__setattr__(self, "entries", _checked(self.entries))
         images, halved = _images(self.entries)
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "halved", halved)
-        object.__setattr__(self, "mode", mode)
-        object.__setattr__(self, "in_order", in_order)
-        object.__setattr__(self, "calls", calls)
-        object.__setattr__(self, "reading", reading)
-
-    @property
-    def variants(self) -> tuple[tuple[int, bool], ...]:
-        """Return the (image, negative) that may have strengths of their own, in the order of the strength table."""
-        return tuple(
-            (image, negative) for image in range(self.images) for negative in ((False, True)[: 1 + self.halved])
-        )
-
-    @property
-    def wishes(self) -> tuple[tuple[str, AnyMultiplier], ...]:
-        """Return the name and the multiplier of each entry."""
-        return tuple((entry.name, entry.multiplier) for entry in self.entries)
 
     def __len__(self) -> int:
         return len(self.entries)

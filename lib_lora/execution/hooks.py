@@ -138,7 +138,7 @@ class Slot:
         self.found: BaseForward | None = None
         """The function that the layer, or a hook of it, had in place of the patch's; a method would keep the layer."""
         self.called = False
-        """Whether the layer was called since `Watch.expect`, calls of compiled code aside."""
+        """Whether the layer was called since `Watch.begin`, calls of compiled code aside."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> None:
         return None

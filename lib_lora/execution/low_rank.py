@@ -101,8 +101,8 @@ class LowRankExecutor(Resident[Placed]):
         target = bindings[0].target
         self._kind, self._spatial = target.kind, len(target.shape) - 2
         self._of_text = is_of_text(target.path)
-        self._forms, self._biased = forms, list[int]()
-        self._inputs, self._outputs, self._rank = list[int](), list[int](), 0
+        self._forms, self._biased, self._rank = forms, list[int](), 0
+        self._inputs, self._outputs = list[int](), list[int]()
         of_pairs, of_biases = list[FactorRange](), list[FactorRange]()
         of_inputs, of_outputs = list[FactorRanges](), list[FactorRanges]()
         for i, (binding, form) in enumerate(zip(self._bindings, forms, strict=True)):

@@ -14,7 +14,8 @@ import logging
 import re
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,29 +46,31 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.stops: list[Callable[[], None]] = []
-        """Each takes a hook off."""
+        self.stops = ExitStack()
+        """Takes the hooks off."""
         self._of: dict[str, _Calls] = {}
 
-    def begin(self, components: Mapping[str, nn.Module]) -> None:
-        """Watch the calls from now on, and forget the calls before."""
-        if not self.stops and not has_compiled():
+    def begin(self, components: Mapping[str, nn.Module], layers: Layers | None) -> None:
+        """Watch the calls from now on, and forget the calls before.
+
+        Args:
+            components: of the model, by name.
+            layers: report after the first call which of these were not called; None leaves it at those of before.
+        """
+        if not self._of and not has_compiled():
             self._of = {name: _Calls(name) for name in components}
             for name, calls in self._of.items():
-                hook = components[name].register_forward_hook(hook_of(components[name], calls.watch, compiled=True))
-                self.stops.append(hook.remove)
+                hook = hook_of(components[name], calls.watch, compiled=True)
+                self.stops.callback(components[name].register_forward_hook(hook).remove)
         for calls in self._of.values():
             calls.wanted, calls.number, calls.first_not_finite = True, 0, None
-
-    def expect(self, layers: Layers) -> None:
-        """Watch which of these layers are called from now on, and report after the first call which were not."""
-        for layer in layers.values():
+            if layers is not None:
+                own = {place: layer for place, layer in layers.items() if place[0] == calls.name}
+                calls.layers = weakref.WeakValueDictionary(own)
+        for layer in () if layers is None else layers.values():
             slot = hooks.slot_of(layer)
             if slot is not None:  # perhaps of a plan before
                 slot.called = False
-        for name, calls in self._of.items():
-            own = {place: layer for place, layer in layers.items() if place[0] == name}
-            calls.layers = weakref.WeakValueDictionary(own)
 
     def end(self) -> None:
         """Stop watching."""
@@ -79,8 +82,7 @@ class Watch:
     def stop(self) -> None:
         """Take the hooks off, and forget all calls."""
         self._of = {}
-        while self.stops:
-            self.stops.pop()()
+        self.stops.close()
 
     def not_finite(self) -> dict[str, int]:
         """Return component -> number of the first call with an output that is not finite; waits for the device."""

@@ -7,7 +7,7 @@ architectures, and the names of blocks are in `architectures/_block.py`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -111,15 +111,15 @@ class BlockWeights:
         """Return the largest factor, without its sign; 1 where a block may have none."""
         return max(abs(one) for one in (*(self.values or (1.0,)), *(one.weight for one in self.elements)))
 
-    def weight(self, block: str, suits: Mapping[Element, bool], model: BlockNames) -> float:
+    def weight(self, block: str, rules: Collection[Element], model: BlockNames) -> float:
         """Return the factor of one layer; raise StackError where the model takes no list of this length.
 
         Args:
             block: as `block_of` names it.
-            suits: whether each of the elements, `unweighted`, applies to the layer.
+            rules: those of the elements, `unweighted`, that apply to the layer.
             model: its blocks.
         """
-        own = [element.weight for element in self.elements if suits[element.unweighted]]
+        own = [element.weight for element in self.elements if element.unweighted in rules]
         if own:
             return own[-1]
         return 1.0 if self.values is None else read_list(self.values, model).get(block, 1.0)

@@ -17,7 +17,7 @@ import math
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -200,26 +200,12 @@ class Budget:
         self.reset()
         self._fitted.clear()
 
-    @property
-    def placed(self) -> Mapping[torch.device, int]:
-        """Return device -> bytes placed there."""
+    def usage(self) -> tuple[dict[torch.device, int], int, int]:
+        """Return the bytes placed on each device, how many layers stream, and the bytes of all host copies."""
         with self._lock:
             self._count_gone()
-            return {device: nbytes for device, nbytes in self._placed.items() if nbytes}
-
-    @property
-    def host_copy_bytes(self) -> int:
-        """Return the bytes of all host copies."""
-        with self._lock:
-            self._count_gone()
-            return self._host_copy_bytes
-
-    @property
-    def streaming(self) -> int:
-        """Return how many layers stream."""
-        with self._lock:
-            self._count_gone()
-            return sum(account.streams for account in self._accounts)
+            placed = {device: nbytes for device, nbytes in self._placed.items() if nbytes}
+            return placed, sum(account.streams for account in self._accounts), self._host_copy_bytes
 
     def _fits(self, account: Account, device: torch.device, nbytes: int) -> bool:
         limit = None if device.type == UNLIMITED else self._fitted.get(device, self._limit)

@@ -10,8 +10,8 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import CO_GENERATOR
@@ -103,16 +103,10 @@ def hook_calls(component: nn.Module, begin: Callable[[ModelCall], None], end: Ca
     """
     before = hook_of(component, lambda _, args, kwargs: begin(ModelCall(args, kwargs)))
     after = hook_of(component, lambda *_: end())
-    hooks = (
-        component.register_forward_pre_hook(before, with_kwargs=True),
-        component.register_forward_hook(after, always_call=True),
-    )
-
-    def remove() -> None:
-        for hook in hooks:
-            hook.remove()
-
-    return remove
+    hooks = ExitStack()
+    hooks.callback(component.register_forward_pre_hook(before, with_kwargs=True).remove)
+    hooks.callback(component.register_forward_hook(after, always_call=True).remove)
+    return hooks.close
 
 
 class Row(NamedTuple):
@@ -260,8 +254,12 @@ class CallLock:
 
 
 def hook_strengths(
-    components: Mapping[str, nn.Module], table: StrengthTable, settings: CallSettings, flow: Callable[[str], bool]
-) -> Iterator[Callable[[], None]]:
+    components: Mapping[str, nn.Module],
+    table: StrengthTable,
+    settings: CallSettings,
+    flow: Callable[[str], bool],
+    hooks: ExitStack,
+) -> None:
     """Put hooks on the denoisers if any strength depends on the moment, the rows or the places of a call.
 
     Args:
@@ -269,9 +267,7 @@ def hook_strengths(
         table: of the plan in force.
         settings: of the host.
         flow: whether the timesteps of a component are fractions of noise.
-
-    Yields:
-        A function that removes the hooks, for each component that has some.
+        hooks: takes the hooks off.
     """
     if not (table.varying or table.has_regions or len(table.values) > 1):
         return
@@ -279,7 +275,7 @@ def hook_strengths(
     for name, component in components.items():
         if is_denoiser(name):
             patch = patch_of(component) if name.startswith("transformer") else 0
-            yield _hook_model(component, table, settings, lock, patch, flow=table.by_noise and flow(name))
+            hooks.callback(_hook_model(component, table, settings, lock, patch, flow=table.by_noise and flow(name)))
 
 
 def _hook_model(

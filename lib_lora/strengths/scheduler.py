@@ -29,19 +29,14 @@ class SchedulerClock:
         index = getattr(scheduler, "step_index", None)
         if timesteps is not self._timesteps:
             self._timesteps, self._values = timesteps, [float(one) for one in timesteps.tolist()]
-            self._first = self._beginning(scheduler, index, timestep)
+            begin = getattr(scheduler, "begin_index", None)  # img2img leaves out the first timesteps
+            known = begin if isinstance(begin, int) else index
+            self._first = self._place(timestep) if known is None else known
         if index is None:
             index = self._first if hasattr(scheduler, "step_index") else self._place(timestep)
         order = max(int(getattr(scheduler, "order", 1)), 1)
         steps = -(-(len(self._values) - self._first) // order)
         return Moment((index - self._first) // order, steps, _sigma(scheduler, index))
-
-    def _beginning(self, scheduler: Any, index: int | None, timestep: Callable[[], float | None]) -> int:
-        """Return the first index of the pass: img2img leaves out the first timesteps."""
-        begin = getattr(scheduler, "begin_index", None)
-        if isinstance(begin, int):
-            return begin
-        return self._place(timestep) if index is None else index
 
     def _place(self, timestep: Callable[[], float | None]) -> int:
         """Return the index of the call's timestep; of the first one if the call tells none."""

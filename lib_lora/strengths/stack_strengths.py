@@ -30,10 +30,6 @@ from .strength import (
     largest_of,
 )
 
-Wishes: TypeAlias = Sequence[tuple[str, AnyMultiplier]]
-"""The name and the multiplier of each entry of a stack."""
-Variants: TypeAlias = Sequence[tuple[int, bool]]
-"""The (image, negative) that may have strengths of their own."""
 Values: TypeAlias = tuple[tuple[float, ...], ...]
 """For each variant, the strength of every group."""
 _NOWHERE = "its region has no place in the picture"
@@ -55,8 +51,8 @@ class StrengthGroup(NamedTuple):
     block: str
     side: Side | None
     """Of the denoiser; None for layers that are not called at each step."""
-    matches: tuple[bool, ...]
-    """Which of the entry's `block_rules` match them."""
+    rules: tuple[Element, ...]
+    """Those of the entry's `block_rules` that match them."""
 
 
 @lru_cache(maxsize=16384)
@@ -74,13 +70,13 @@ def group_numbers(
     numbers: dict[StrengthGroup, int],
 ) -> list[int]:
     """Return the number of the strength group of each layer of an entry; groups that are new are added to `numbers`."""
-    found, matches = list[int](), tuple[bool, ...]()
+    found, own = list[int](), tuple[Element, ...]()
     for component, target in layers:
         block, side = _block_and_side(component, target.path)
         if rules:
             names = indexes[component].names_of(target)
-            matches = tuple([rule.suits(block, names, model) for rule in rules])
-        group = StrengthGroup(entry, component, block, side, matches)
+            own = tuple([rule for rule in rules if rule.suits(block, names, model)])
+        group = StrengthGroup(entry, component, block, side, own)
         found.append(numbers.setdefault(group, len(numbers)))
     return found
 
@@ -89,8 +85,9 @@ class StackStrengths:
     """The numbers that a stack means for the strength groups of a plan, at any moment.
 
     Args:
-        wishes: of the stack.
-        variants: of the stack.
+        wishes: the name and the multiplier of each entry.
+        images: how many images of a batch have strengths of their own.
+        halved: whether positive and negative prompts have.
         groups: of the plan, in the order of their numbers.
         model: its blocks.
         former: of another stack of the plan, of which all that the two have in common is taken over.
@@ -101,17 +98,19 @@ class StackStrengths:
 
     def __init__(
         self,
-        wishes: Wishes,
-        variants: Variants,
+        wishes: Sequence[tuple[str, AnyMultiplier]],
+        images: int,
+        halved: bool,
         groups: Sequence[StrengthGroup],
         model: BlockNames,
         former: StackStrengths | None = None,
     ) -> None:
         self._wishes, self.model, self.groups = wishes, model, groups
-        self.images, self.halved = variants[-1][0] + 1, variants[-1][1]
+        self.images, self.halved = images, halved
         self._variants = [
             [as_strength(image_multiplier(multiplier, image, negative=negative)) for _, multiplier in wishes]
-            for image, negative in variants
+            for image in range(images)
+            for negative in ((False, True) if halved else (False,))
         ]
         self._shared: dict[tuple[int, str, Side | None], int] = {} if former is None else former._shared
         """(entry, component, side) of each number before blocks are weighed."""
@@ -222,19 +221,15 @@ class StackStrengths:
 
     def _weigh(self) -> list[list[float]]:
         """Return the block weight of each group, for each variant."""
-        rules = [block_rules(multiplier) for _, multiplier in self._wishes]  # all stacks of a plan have the same
         found = []
         for strengths in self._variants:
             weights = []
             for group in self.groups:
-                blocks, weight = strengths[group.entry].blocks, 1.0
-                if blocks is not None:
-                    matches = dict(zip(rules[group.entry], group.matches, strict=True))
-                    try:
-                        weight = blocks.weight(group.block, matches, self.model)
-                    except StackError as error:
-                        raise StackError(f"{self._wishes[group.entry][0]}: {error}", group.entry) from error
-                weights.append(weight)
+                blocks = strengths[group.entry].blocks
+                try:
+                    weights.append(1.0 if blocks is None else blocks.weight(group.block, group.rules, self.model))
+                except StackError as error:
+                    raise StackError(f"{self._wishes[group.entry][0]}: {error}", group.entry) from error
             found.append(weights)
         return found
 

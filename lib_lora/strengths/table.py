@@ -199,9 +199,7 @@ class StrengthTable:
     ) -> LayerStrengths:
         """Return the strengths of a layer, a vector for each of the layouts; see `LayerStrengths`."""
         place = device, dtype
-        every = self._vectors.get(place)
-        if every is None:
-            every = self._make_vector(place)
+        every = self._vectors[place] if place in self._vectors else self._make_vector(place)
         vectors = tuple(starmap(partial(every.narrow, 0), layouts))
         alike = tuple([_per_channel(one, spatial) for one in vectors]) if spatial else vectors
         found = LayerStrengths(self, place, spatial, layouts, vectors, alike)
@@ -216,9 +214,7 @@ class StrengthTable:
         """Return the factors of a layer for one variant of the present call, (sum of ranks,); None is the one shown."""
         place = device, dtype
         start, count = self._layouts[ranges]
-        every = self._vectors.get(place)
-        if every is None:
-            every = self._make_vector(place)
+        every = self._vectors[place] if place in self._vectors else self._make_vector(place)
         if variant is None:
             return every.narrow(0, start, count)
         return _layer_rows(self._matrices[place], self.length, start, count)[self.rows.index(variant)]

@@ -10,6 +10,7 @@ import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ class Auto:
     def __init__(self, book: RateBook) -> None:
         self._book = book
         self._left = 0  # calls that are still to come
-        self.stops: list[Callable[[], None]] = []
+        self.stops = ExitStack()
         """Removers of the hooks."""
 
     def begin(
@@ -61,12 +62,11 @@ class Auto:
         self._left = calls
         for name in {choice.component for choice in choices.values()}:
             own = {layer: choice for layer, choice in choices.items() if choice.component == name}
-            self.stops.append(_Watch(self, components[name], own, exchange).stop)
+            self.stops.callback(_Watch(self, components[name], own, exchange).stop)
 
     def end(self) -> None:
         """Stop watching; decisions stay."""
-        while self.stops:
-            self.stops.pop()()
+        self.stops.close()
 
     def count(self) -> int:
         """Count a call that begins, and return how many calls are left."""

@@ -51,7 +51,7 @@ def peaks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     def noting(self: Budget, share: Account, where: torch.device, nbytes: int) -> bool:
         fits = charge(self, share, where, nbytes)
         if where.type != "cpu":
-            noted.append((self.placed[where], nbytes))
+            noted.append((self.usage()[0][where], nbytes))
         return fits
 
     monkeypatch.setattr(Budget, "charge", noting)
