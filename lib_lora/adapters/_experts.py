@@ -2,14 +2,15 @@
 
 The file has one pair for all experts: lora_A (r * experts, in), expert by expert, and lora_B (out, r * experts), rank
 by rank. dW[e] = alpha / r * B[e] A[e]. Which dimension of the parameter is `in` is not in the file. PEFT takes the last
-one, unless the module says `is_transposed`; its first versions took the other one. Where the sizes fit one way alone,
-that is used; square matrices are read as PEFT reads them now.
+one, unless the module says `is_transposed`; PEFT 0.17 and 0.18 always took the other one. Where the sizes fit one way
+alone, that is used; square matrices are read as the PEFT that saved the file reads them.
 
 Source: huggingface/peft tuners/lora/layer.py, `ParamWrapper`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -47,7 +48,8 @@ class ExpertsLoRA(Adapter):
         experts, first, last = site.shape
         down, up = as_plain(params["lora_down.weight"], site, origin), params["lora_up.weight"]
         inner, outer = down.shape[-1], up.shape[0]
-        fitting = [one for one in (site.transposed, not site.transposed) if (outer, inner) == _sizes(first, last, one)]
+        likely = site.transposed or _is_early(origin.config)
+        fitting = [one for one in (likely, not likely) if (outer, inner) == _sizes(first, last, one)]
         total = down.shape[0]
         if not fitting or down.ndim != 2 or up.shape[1:] != (total,) or total % experts:
             pairs = [
@@ -67,6 +69,13 @@ class ExpertsLoRA(Adapter):
         down, up = at.cut(self.down)[:, : at.rank], at.cut(self.up)[:, :, : at.rank]
         delta = torch.bmm(down.mT, up.mT) if self.transposed else torch.bmm(up, down)
         return delta.mul_(self.scale * at.multiplier)
+
+
+def _is_early(config: Mapping[str, object]) -> bool:
+    """Tell whether PEFT 0.17 or 0.18 wrote a configuration; the first of them wrote no version."""
+    version = re.match(r"(\d+)\.(\d+)", str(config.get("peft_version") or "0.17"))
+    early = version is not None and (int(version[1]), int(version[2])) < (0, 19)
+    return early and bool(config.get("target_parameters"))
 
 
 def _sizes(first: int, last: int, transposed: bool) -> tuple[int, int]:

@@ -223,6 +223,27 @@ def test_the_configuration_or_the_shapes_tell_which_weight_is_meant(tmp_path):
         assert hit(reset(path), base) == ({name}, []), "gate_up_proj is (20, 12), down_proj (12, 10)"
 
 
+def test_square_matrices_are_read_as_the_version_that_saved_the_file_reads_them(tmp_path):
+    """PEFT 0.17, which wrote no version, and 0.18 took each parameter for (experts, in, out)."""
+    marked, _ = model("square, in, out")
+    path = saved(trained(marked, 1), tmp_path)
+    plain, _ = model("square, in, out")
+    del plain.mlp["experts"].is_transposed
+
+    def delta(base: nn.Module) -> Tensor:
+        network = load_network(path, {"transformer": base})
+        return network.delta_weight("transformer", "mlp.experts.down_proj", torch.float64)
+
+    want = delta(marked)
+    for version, early in {None: 1, "0.18.1": 1, "0.19.0": 0, "0.21.2.dev0@1a": 0, "1.0.0": 0, "?": 0}.items():
+        reset(path, peft_version=version)
+        assert torch.equal(delta(plain), want if early else want.mT), version
+        assert torch.equal(delta(marked), want)
+    assert not torch.equal(want, want.mT)
+    reset(path)
+    assert worst(delta(plain), want.mT * (4 / 3)) < BOUND, "alpha 3 and rank 4 are not known either"
+
+
 def test_what_cannot_be_told_apart_is_left_out_with_the_reason(tmp_path):
     base, _ = model("out, in")
     base.mlp["experts"].out_proj = nn.Parameter(torch.randn(3, 12, 10).double())
