@@ -21,9 +21,8 @@ from .execution.hooks import Executor, HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
 from .execution.watch import Watch
-from .files.reading import Reading
 from .naming.architectures.base import is_flow
-from .naming.index import LayerIndex, check_named, family_of_model, modules_of
+from .naming.index import check_named, family_of_model, modules_of
 from .naming.network import Network, NetworkCache
 from .placement import scratch, trace
 from .placement.budget import Budget
@@ -33,7 +32,7 @@ from .placement.storage import Storage, check_storage
 from .plan import Plan, PlanCache, PlanKey, make_plan
 from .registry import Tuner
 from .report import ActivationReport, MemoryReport
-from .stack import Entry, Stack
+from .stack import Stack
 from .strengths.model_call import CallSettings, Rows, hook_strengths
 from .strengths.scheduler import SchedulerClock
 from .strengths.stack_strengths import block_rules
@@ -234,7 +233,13 @@ class Engine:
         self._model.check_names(stack)
         patched_again = hooks.ensure_in_force()
         indexes = self._model.indexes()
-        networks = tuple([self._network(i, entry, indexes, stack.reading) for i, entry in enumerate(stack.entries)])
+        networks = list[Network]()
+        for i, entry in enumerate(stack.entries):
+            try:
+                networks.append(self._cache.resolved(Path(entry.path), indexes, stack.reading))
+                networks[-1].check_fit()
+            except LoraError as error:
+                raise ActivationError(i, entry.name, error) from error
         key, plan = PlanKey.of(stack, networks, indexes), self._plan
         kept = not patched_again and plan is not None and plan.key == key and self._hooked.hold(plan.executors)
         if self._tuner is not None:
@@ -468,14 +473,6 @@ class Engine:
         self._cache.trim(() if self._plan is None else self._plan.key.networks)
         self._plans.keep_only(self._cache.holds)
 
-    def _network(self, i: int, entry: Entry, indexes: Sequence[LayerIndex], reading: Reading) -> Network:
-        try:
-            network = self._cache.resolved(Path(entry.path), indexes, reading)
-            network.check_fit()
-        except LoraError as error:
-            raise ActivationError(i, entry.name, error) from error
-        return network
-
     def _exchange(self, executors: Mapping[nn.Module, Executor]) -> None:
         """Have layers of the plan in force merged, as it was decided; where that fails, they stay live."""
         with self._lock, plain_mode(_CPU):
@@ -532,7 +529,8 @@ class Engine:
             def flow(name: str) -> bool:
                 return is_flow(family_of_model(self._model.indexes()), name)
 
-            hook_strengths(components, strengths, self._calls, flow, self._call_hooks)
+            for remove in hook_strengths(components, strengths, self._calls, flow):
+                self._call_hooks.callback(remove)
 
 
 def _clear(hooked: HookedLayers, hooks: Iterable[ExitStack]) -> None:

@@ -10,6 +10,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 
 from torch import nn
 
@@ -28,7 +29,7 @@ from .placement import schemes, trace
 from .placement.resident import Binding, PlacementPolicy
 from .report import ActivationReport
 from .stack import Entry, Stack
-from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_rules, group_numbers
+from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_and_side, block_rules
 from .strengths.strength import all_multipliers, as_strength
 from .strengths.table import StrengthTable
 from .tensors import every
@@ -243,9 +244,11 @@ def make_plan(
     groups: dict[StrengthGroup, int] = {}
     bindings = _bindings(stack, key, model, groups)
     refuse_spoiled([layer for _, layer, _ in bindings])
-    policies = _policies(policy, components)
-    static = next((one.static for one in policies.values() if one.static is not None), None)
-    strengths = StrengthTable(_strengths_of(stack, tuple(groups), model), None if static is None else static.vector)
+    static = policy.static  # only compiled components need memory that stays in place
+    compiled = {name for name, one in components.items() if static is not None and is_compiled(one)}
+    policies = {name: policy if name in compiled else replace(policy, static=None) for name in components}
+    vector = static.vector if compiled and static is not None else None
+    strengths = StrengthTable(_strengths_of(stack, tuple(groups), model), vector)
     why_live = _why_layers_live(key, components, bindings, groups) if key.merging else {}
     wholes = [one.whole for _, _, own in bindings for one in own if one.whole is not None]
     plan = Plan(key, strengths, Counter(filter(None, why_live.values())), not wholes and not key.merging)
@@ -313,40 +316,33 @@ def _why_layers_live(
     return found
 
 
-def _policies(policy: PlacementPolicy, components: Mapping[str, nn.Module]) -> dict[str, PlacementPolicy]:
-    """Return the policy of each component: only a compiled one needs memory that stays in place."""
-    if policy.static is None:
-        return dict.fromkeys(components, policy)
-    other = replace(policy, static=None)
-    return {name: policy if is_compiled(module) else other for name, module in components.items()}
-
-
 def _bindings(
     stack: Stack, key: PlanKey, model: BlockNames, groups: dict[StrengthGroup, int]
 ) -> list[tuple[str, nn.Module, list[Binding]]]:
     """List the adapters of each layer, with its component, in the order of the model: compiled models go by that."""
     by_component = {index.component: index for index in key.indexes}
-    found: dict[nn.Module, tuple[str, list[Binding]]] = {}  # by module: one that has two names still is one layer
+    # by module: one that has two names still is one layer
+    found: dict[nn.Module, tuple[tuple[bool, str, str], nn.Module, list[Binding]]] = {}
     wholes: dict[tuple[str, Place], Whole] = {}
     numbered = list(zip(range(len(stack.entries)), stack.entries, key.networks, strict=True))
     if not stack.in_order:  # sums have the same bits only if they are made in the same order
         numbered.sort(key=lambda one: (str(one[1].path), one[1].rank or 0))
     for i, entry, network in numbered:
-        layers = [(one.component, one.target) for one in network.bound]
-        numbers = group_numbers(i, key.patterns[i], layers, by_component, model, groups)
-        for one, group in zip(network.bound, numbers, strict=True):
-            layer = by_component[one.component].module(one.target.path)
-            whole = None
+        rules = key.patterns[i]
+        for one in network.bound:
+            index, own, whole = by_component[one.component], tuple[Element, ...](), None
+            block, side = block_and_side(one.component, one.target.path)
+            if rules:
+                names = index.names_of(one.target)
+                own = tuple([rule for rule in rules if rule.suits(block, names, model)])
+            group = groups.setdefault(StrengthGroup(i, one.component, block, side, own), len(groups))
             if one.adapter.reads_whole:
                 place = one.component, one.place
-                whole = wholes[place] = wholes.get(place) or Whole(one.place, by_component[one.component])
+                whole = wholes[place] = wholes.get(place) or Whole(one.place, index)
             binding = Binding(one.adapter, one.target, network.file, group, entry.rank, whole)
-            found.setdefault(layer, (one.component, []))[1].append(binding)
-    every = [  # with its number, so that no two layers are compared
-        (component.startswith("text_encoder"), component, bound[0].target.path, i, layer, bound)
-        for i, (layer, (component, bound)) in enumerate(found.items())
-    ]
-    return [(component, layer, bound) for _, component, _, _, layer, bound in sorted(every)]
+            layer, order = index.module(one.target.path), (one.component.startswith("text_encoder"), one.component)
+            found.setdefault(layer, ((*order, one.target.path), layer, []))[2].append(binding)
+    return [(component, layer, bound) for (_, component, _), layer, bound in sorted(found.values(), key=itemgetter(0))]
 
 
 def live_executor(

@@ -67,6 +67,4 @@ def with_output(returned: Any, y: Tensor, others: Sequence[Any] | None = None) -
 
 def named_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int | str, Any]:
     """Return all arguments of a call by position or name."""
-    found: dict[int | str, Any] = dict(enumerate(args))
-    found.update(kwargs)
-    return found
+    return dict[int | str, Any](enumerate(args)) | kwargs

@@ -255,8 +255,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         layout = self._token_layout(y, call.rows)
         parts = [strengths.parts[row] for row in call.rows] if strengths.parts and call.rows else strengths.parts
         which = tuple((region_on_row(region, layout.grid, part),) for part in parts or (None,))
-        first = layout.channels_first
-        weights = strengths.region_weights(layout.grid, which, y.device, y.dtype, channels_first=first)
+        weights = strengths.region_weights(layout.grid, which, y, channels_first=layout.channels_first)
         return total + (other - y) * shaped_by_places(weights, layout)
 
     def _token_layout(self, y: Tensor, rows: Sequence[int]) -> TokenLayout:
@@ -349,7 +348,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         """Put together what a pass needs, and keep that for calls in which nothing differs."""
         bound = list(zip(self._bindings, placed.get().all, strict=True))
         pairs = bound if call.acting is None else [bound[i] for i in sorted(call.acting)]
-        sums = {param: self._sum_of(param, pairs, *like, call.image) for param in self._params}
+        sums = {param: self._sum_of(param, pairs, like, call.image) for param in self._params}
         biased = [(one, own) for one, own in pairs if own.has_bias or own.bias_excess is not None]
         ready = _Ready(placed, like, sums, biased)
         if call.image is None and call.acting is None and not (self._scheduled or placed.packed):
@@ -360,13 +359,12 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self,
         param: str,
         pairs: Iterable[tuple[Binding, Adapter]],
-        device: torch.device,
-        dtype: torch.dtype,
+        like: tuple[torch.device, torch.dtype],
         image: int | None = None,
     ) -> Sum:
         """Return the deltas of one parameter by these bindings with their adapters, at the present strengths."""
         parts = [
-            Part(adapter, self._strength(binding, device, dtype, image), self._rank(binding), binding.target.rows)
+            Part(adapter, self._strength(binding, *like, image), self._rank(binding), binding.target.rows)
             for binding, adapter in pairs
             if binding.target.param == param
         ]

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # torch's own name for it
 from torch import Tensor, nn
 
 from ..adapters._operation import Operation
@@ -220,10 +221,13 @@ class LowRankExecutor(Resident[Placed]):
             # the dtypes of x and y differ under autocast, or with a host that casts inside its forward
             own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
             plain = self._plain(placed) if self._is_plain else None
+            fresh = is_fresh(layer, y, base_forward)
             if plain is not None:
-                y = add_plain(*plain, layer, own, y, fresh=is_fresh(layer, y, base_forward))
+                y = add_plain(*plain, layer, own, y, fresh=fresh)
+            elif self._kind == "embedding":
+                y = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down
             else:
-                y = add_pair(self._kind, layer, own, y, parts.pair, of_pair, base_forward, self._tuner)
+                y = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh, tuner=self._tuner)
         # nothing else holds an output that torch's own forward has just made, or a sum
         fresh = base_forward in TORCHS or parts.pair is not None
         for delta, own_op in deltas:

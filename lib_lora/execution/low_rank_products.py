@@ -133,24 +133,14 @@ def add_plain(
 
 
 def add_pair(
-    kind: str,
-    layer: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    pair: FusedPair,
-    strength: Tensor,
-    base_forward: BaseForward,
-    tuner: Tuner | None = None,
+    layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor, *, fresh: bool, tuner: Tuner | None
 ) -> Tensor:
-    """Compute y + up (strength * (down x)), in place where nothing else holds `y`.
+    """Compute y + up (strength * (down x)) of a linear layer or a convolution, in place if `y` is `fresh`.
 
-    `x` is in the dtype of `y`, or indices of an embedding. `strength` is (R, *ones), or has the rows and places of `y`
-    in front; see `LayerStrengths`. The tuner adds the pair of a linear layer where it is faster than torch's products.
+    `x` is in the dtype of `y`. `strength` is (R, *ones), or has the rows and places of `y` in front; see
+    `LayerStrengths`. The tuner adds the pair of a linear layer where it is faster than torch's products.
     """
-    if kind == "embedding":
-        return y + (F.embedding(x, pair.up) * strength) @ pair.down
-    fresh = is_fresh(layer, y, base_forward)
-    if kind == "conv":
+    if pair.down.ndim > 2:
         # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
         h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]
         return _add_conv(h * strength, y, pair.up, 1.0, pair.down.ndim - 2, fresh=fresh)

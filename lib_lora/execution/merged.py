@@ -181,7 +181,7 @@ class MergedExecutor(DenseExecutor):
             seed = zlib.crc32(f"{self._bindings[0].target.path}.{param}".encode())
             write = partial(round_stochastically, generator=generator_for(like.device, seed))
         pairs = zip(self._bindings, [adapter.placed(base.device) for adapter in adapters], strict=True)
-        self._sum_of(param, pairs, base.device, base.dtype).build(total, base, write)
+        self._sum_of(param, pairs, (base.device, base.dtype)).build(total, base, write)
         return total
 
     def _bias_sums(

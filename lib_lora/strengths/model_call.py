@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -254,12 +254,8 @@ class CallLock:
 
 
 def hook_strengths(
-    components: Mapping[str, nn.Module],
-    table: StrengthTable,
-    settings: CallSettings,
-    flow: Callable[[str], bool],
-    hooks: ExitStack,
-) -> None:
+    components: Mapping[str, nn.Module], table: StrengthTable, settings: CallSettings, flow: Callable[[str], bool]
+) -> Iterator[Callable[[], None]]:
     """Put hooks on the denoisers if any strength depends on the moment, the rows or the places of a call.
 
     Args:
@@ -267,7 +263,9 @@ def hook_strengths(
         table: of the plan in force.
         settings: of the host.
         flow: whether the timesteps of a component are fractions of noise.
-        hooks: takes the hooks off.
+
+    Yields:
+        A function that removes the hooks, for each component that has some.
     """
     if not (table.varying or table.has_regions or len(table.values) > 1):
         return
@@ -275,7 +273,7 @@ def hook_strengths(
     for name, component in components.items():
         if is_denoiser(name):
             patch = patch_of(component) if name.startswith("transformer") else 0
-            hooks.callback(_hook_model(component, table, settings, lock, patch, flow=table.by_noise and flow(name)))
+            yield _hook_model(component, table, settings, lock, patch, flow=table.by_noise and flow(name))
 
 
 def _hook_model(

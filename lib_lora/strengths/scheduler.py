@@ -36,7 +36,10 @@ class SchedulerClock:
             index = self._first if hasattr(scheduler, "step_index") else self._place(timestep)
         order = max(int(getattr(scheduler, "order", 1)), 1)
         steps = -(-(len(self._values) - self._first) // order)
-        return Moment((index - self._first) // order, steps, _sigma(scheduler, index))
+        sigmas: Any = getattr(scheduler, "sigmas", None)
+        known = sigmas is not None and 0 <= index < len(sigmas)
+        readable = known and not getattr(sigmas, "is_cuda", False)  # reading waits for the device
+        return Moment((index - self._first) // order, steps, float(sigmas[index]) if readable else None)
 
     def _place(self, timestep: Callable[[], float | None]) -> int:
         """Return the index of the call's timestep; of the first one if the call tells none."""
@@ -44,11 +47,3 @@ class SchedulerClock:
         if now is None:
             return self._first
         return min(range(len(self._values)), key=lambda i: abs(self._values[i] - now))
-
-
-def _sigma(scheduler: Any, index: int) -> float | None:
-    """Return the noise level, if the scheduler has one and reading it does not synchronise a device."""
-    sigmas = getattr(scheduler, "sigmas", None)
-    if sigmas is None or not 0 <= index < len(sigmas) or getattr(sigmas, "is_cuda", False):
-        return None
-    return float(sigmas[index])

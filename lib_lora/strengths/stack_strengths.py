@@ -7,7 +7,7 @@ negative prompts have strengths of their own. The table has a number for each va
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from operator import mul
 from typing import NamedTuple, TypeAlias
@@ -16,8 +16,6 @@ from ..errors import MomentError, StackError
 from ..files.components import DENOISER, role
 from ..naming.architectures._block import Side, block_of, side_of
 from ..naming.blocks import BlockNames, Element
-from ..naming.index import LayerIndex
-from ..naming.places import Target
 from .regions import ALL_PLACES, Region, RegionPart, RowRegions
 from .strength import (
     AnyMultiplier,
@@ -56,29 +54,10 @@ class StrengthGroup(NamedTuple):
 
 
 @lru_cache(maxsize=16384)
-def _block_and_side(component: str, path: str) -> tuple[str, Side | None]:
+def block_and_side(component: str, path: str) -> tuple[str, Side | None]:
+    """Return the block of a layer, and its side of the denoiser; None where it is not called at each step."""
     block = block_of(component, path)
     return block, side_of(block) if role(component) == DENOISER else None
-
-
-def group_numbers(
-    entry: int,
-    rules: Sequence[Element],
-    layers: Iterable[tuple[str, Target]],
-    indexes: Mapping[str, LayerIndex],
-    model: BlockNames,
-    numbers: dict[StrengthGroup, int],
-) -> list[int]:
-    """Return the number of the strength group of each layer of an entry; groups that are new are added to `numbers`."""
-    found, own = list[int](), tuple[Element, ...]()
-    for component, target in layers:
-        block, side = _block_and_side(component, target.path)
-        if rules:
-            names = indexes[component].names_of(target)
-            own = tuple([rule for rule in rules if rule.suits(block, names, model)])
-        group = StrengthGroup(entry, component, block, side, own)
-        found.append(numbers.setdefault(group, len(numbers)))
-    return found
 
 
 class StackStrengths:

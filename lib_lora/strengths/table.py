@@ -235,25 +235,19 @@ class StrengthTable:
                 groups = self._groups[start : start + factors.shape[0]]
                 rows.append(tuple([region_on_row(own[group], grid, part) for group in groups]))
             found = stack.row_regions[key] = tuple(rows[:1] if len(set(rows)) == 1 else rows)
-        return self.region_weights(grid, found, factors.device, factors.dtype, channels_first=channels_first)
+        return self.region_weights(grid, found, factors, channels_first=channels_first)
 
     def region_weights(
-        self,
-        grid: TokenGrid | None,
-        regions: RowRegions,
-        device: torch.device,
-        dtype: torch.dtype,
-        *,
-        channels_first: bool,
+        self, grid: TokenGrid | None, regions: RowRegions, like: Tensor, *, channels_first: bool
     ) -> Tensor:
-        """Return the weights of regions, see `weights_at`: (rows, n, places), or (rows, places, n)."""
+        """Return the weights of regions, see `weights_at`: (rows, n, places), or (rows, places, n), as `like` is."""
         self.was_placed |= grid is not None
-        key = grid, regions, device, dtype, channels_first
+        key = grid, regions, like.device, like.dtype, channels_first
         found = self._weights.get(key)
         if found is None:
             weights = weights_at(grid, regions, list(self.stack_strengths.regions))  # (rows, n, places)
             shaped = weights if channels_first else weights.transpose(1, 2)
-            found = self._weights[key] = shaped.to(device=device, dtype=dtype, copy=True).contiguous()
+            found = self._weights[key] = shaped.to(like, copy=True).contiguous()
         return found
 
     def write(self, strengths: StackStrengths) -> None:
