@@ -1,4 +1,4 @@
-"""Files as users of other programs described them in 2026, and as other projects have them in their tests.
+"""Files as users of other programs described them in 2026, and as other projects write them or have them in tests.
 
 Each is spelled here from what is written there, for the layers of the family's model with few blocks. The files
 themselves are not at hand, so that only names, shapes and kinds are tried.
@@ -30,6 +30,7 @@ LOKR = {"lokr_w1": "w1", "lokr_w2": "w2", "alpha": "alpha"}
 DOKR = {**LOKR, "dora_scale": "norms"}
 DIFFERENCES = {"diff": "weight", "diff_b": "bias"}
 LIGHTX2V = {**BARE, "diff_b": "bias"}
+LOHA = {"hada_w1_a": "up", "hada_w1_b": "down", "hada_w2_a": "up", "hada_w2_b": "down", "alpha": "alpha"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Told:
     """A file that somebody told of.
 
     Args:
-        source: the thread, or the project whose tests or documentation have such keys.
+        source: the thread, or repository and path of the file that has such keys.
         family: of `tests/families`.
         key: how a layer is spelled; `{}` is its dotted name, `{_}` the same with underscores.
         params: parameter -> what it is.
@@ -58,7 +59,8 @@ class Told:
 
 
 LOKR_KIND, DOKR_KIND = frozenset({"lokr"}), frozenset({"lokr+dora"})
-WITH_BIAS = frozenset({"lora+bias"})
+WITH_BIAS, FULL = frozenset({"lora+bias"}), frozenset({"full"})
+LOHA_KIND, DORA_KIND = frozenset({"loha"}), frozenset({"lora+dora"})
 BLOCK = ("blocks.0.", "layers.0.")
 THREADS = (
     Told("Comfy-Org/ComfyUI 16234: LoKr with DoRA", "krea2", "diffusion_model.{}", DOKR, BLOCK, True, kinds=DOKR_KIND),
@@ -84,47 +86,95 @@ THREADS = (
     Told("komikndr/raylight 110: Turbo", "minimax_h3", "{}", PEFT, ("blocks.", "adaln_proj"), True),
 )
 """Issues and pull requests by number."""
+MFLUX = "filipstrand/mflux tests/test_{}_lora_mapping.py"
+SDNEXT = "vladmandic/sdnext test/test-{}-native-adapters.py"
+INVOKE = "invoke-ai/InvokeAI tests/backend/patches/lora_conversions/{}"
+INVOKE_WAN = "invoke-ai/InvokeAI tests/backend/model_manager/configs/test_wan_lora_config.py"
+H3 = INVOKE.format("test_minimax_h3_lora_conversion_utils.py")
+QWEN = INVOKE.format("lora_state_dicts/qwen_image_lora_kohya_format.py")
+LTX = INVOKE.format("test_ltx2_lora_conversion.py")
+EXTRACTOR = "ModelTC/LightX2V tools/extract/lora_extractor.py"
+ACE = "ace-step/ACE-Step-1.5 acestep/training/lora_utils.py"
+ACE_LOKR = "sdbds/ACE-Step-1.5-for-windows acestep/training/lokr_utils.py"
+ANIMA = "huggingface/diffusers tests/modular_pipelines/anima/test_modular_pipeline_anima.py"
 LISTS = (
-    Told("documentation of a reader of H3's LoRA", "minimax_h3", "lora_unet_{_}", KOHYA, ("blocks.",), True),
+    Told(MFLUX.format("ernie"), "ernie_image", "lora_unet_{_}", BARE, ("self_attention.",)),
+    Told(MFLUX.format("ernie"), "ernie_image", "transformer.{}", PEFT, ("mlp.",)),
+    Told(MFLUX.format("flux2"), "flux2_klein", "diffusion_model.{}", PEFT, ("img_mlp", "txt_mlp"), True),
+    Told(MFLUX.format("flux2"), "flux2_klein", "{}", NAMED, ("transformer_blocks.",)),
+    Told(MFLUX.format("ideogram4"), "ideogram4", "transformer.{}", PEFT, ("attention.qkv", "attention.o"), True),
+    Told(MFLUX.format("ideogram4"), "ideogram4", "diffusion_model.{}", PEFT, ("feed_forward.w1", "adaln_modulation")),
+    Told(MFLUX.format("krea2"), "krea2", "transformer.{}", NAMED, ("transformer_blocks.",)),
+    Told(MFLUX.format("krea2"), "krea2", "transformer.{}", PEFT, ("text_fusion.",)),
+    Told(MFLUX.format("krea2"), "krea2", "{}", PEFT, ("blocks.",), True),
+    Told(SDNEXT.format("anima"), "anima", "lora_unet_{_}", LOHA, ("self_attn.", "cross_attn."), True, kinds=LOHA_KIND),
+    Told(SDNEXT.format("anima"), "anima", "lora_unet_{_}", BARE, ("mlp.layer",), True),
+    Told(SDNEXT.format("chroma"), "chroma", "lora_transformer_{_}", BARE, ("transformer_blocks.",)),
+    Told(SDNEXT.format("chroma"), "chroma", "diffusion_model.{}", LOKR, ("_blocks.",), True, kinds=LOKR_KIND),
+    Told(SDNEXT.format("chroma"), "chroma", "diffusion_model.{}", PEFT, ("distilled_guidance_layer.",), True),
+    Told(SDNEXT.format("ernie"), "ernie_image", "diffusion_model.{}", LOKR, ("layers.",), kinds=LOKR_KIND),
+    Told(SDNEXT.format("flux2"), "flux2_klein", "base_model.model.transformer.{}", NAMED, ("transformer_blocks.",)),
+    Told(SDNEXT.format("flux2"), "flux2_klein", "lycoris_{_}", LOKR, ("transformer_blocks.",), kinds=LOKR_KIND),
+    Told(SDNEXT.format("krea2"), "krea2", "lora_transformer_{_}", BARE, ("blocks.",), True),
+    Told(SDNEXT.format("zimage"), "z_image", "transformer.{}", BARE, ("attention.",)),
+    Told(SDNEXT.format("zimage"), "z_image", "lycoris_{_}", LOKR, ("attention.",), kinds=LOKR_KIND),
+    Told(SDNEXT.format("zimage"), "z_image", "diffusion_model.{}", LOHA, ("attention.qkv",), True, kinds=LOHA_KIND),
+    Told(H3, "minimax_h3", "base_model.model.transformer.{}", PEFT, ("blocks.", "adaln_proj"), True),
+    Told(INVOKE_WAN, "wan", "base_model.model.transformer.{}", PEFT, ("attn1.", "attn2.")),
+    Told(INVOKE_WAN, "wan", "lora_unet_{_}", BARE, ("attn1.", "attn2.")),
+    Told(INVOKE_WAN, "wan", "diffusion_model.{}", PEFT, ("attn.", "ffn."), True),
+    Told(QWEN, "qwen_image", "lora_unet_{_}", LOKR, ("attn.", "img_mlp."), kinds=LOKR_KIND),
     Told(
-        "the same, of differences",
-        "minimax_h3",
-        "{}",
-        DIFFERENCES,
-        ("norm_out.linear", "audio_proj_in"),
-        kinds=frozenset({"full"}),
+        INVOKE.format("test_qwen_image_lora_conversion_utils.py"), "qwen_image", "transformer.{}", BARE, ("attn.to_k",)
     ),
-    Told("invoke-ai/InvokeAI, tests of Krea 2", "krea2", "transformer.{}", PEFT, ("transformer_blocks.",)),
-    Told("the same", "krea2", "base_model.model.{}", BARE, ("transformer_blocks.",)),
-    Told("the same", "krea2", "{}", PEFT, ("text_fusion.",)),
-    Told("notes on Krea 2 in a node pack: SimpleTuner", "krea2", "lycoris_{_}", BARE, ("blocks.",), True),
-    Told("the same: OneTrainer", "krea2", "lora_transformer_{_}", BARE, ("blocks.",), True),
-    Told("the same: LoKr of musubi", "krea2", "lora_unet_{_}", LOKR, ("blocks.",), True, kinds=LOKR_KIND),
-    Told("documentation of an Ideogram 4 trainer", "ideogram4", "lora_unet_{_}", KOHYA, ("attention.to_",)),
-    Told("vladmandic/sdnext pipelines/z_image", "z_image", "transformer.{}", BARE, ("attention.", "feed_forward.")),
-    Told("tests of a LoRA manager: Klein 9B", "flux2", "transformer.{}", PEFT, ("double_", "single_"), True),
-    Told("tests of mflux", "flux2_klein", "diffusion_model.{}", PEFT, ("img_attn", "txt_mlp"), True),
-    Told("ByteDance-Seed scripts for Wan", "wan", "model.diffusion_model.{}", BARE, ("attn.",), True),
     Told(
-        "LightX2V's distilled LoRA of Wan",
-        "wan",
+        INVOKE.format("test_z_image_lora_conversion_utils.py"),
+        "z_image",
         "diffusion_model.{}",
-        LIGHTX2V,
-        ("attn.", "ffn."),
-        True,
-        kinds=WITH_BIAS,
+        {**PEFT, "lora_magnitude_vector.weight": "bias"},
+        ("attention.to_q",),
+        kinds=DORA_KIND,
     ),
-    Told("tests of a Wan server", "wan", "base_model.model.{}", NAMED, ("attn1.", "attn2.")),
-    Told("modelscope/DiffSynth-Studio", "wan", "{}", NAMED, ("self_attn.", "cross_attn.", "ffn."), True),
-    Told("an Anima checkpoint tool", "anima", "model.diffusion_model.{}", NAMED, ("blocks.",), True),
-    Told("tests of LTX-2 nodes", "ltx2", "diffusion_model.{}", PEFT, ("audio_to_video_attn", "video_to_audio_attn")),
-    Told("ACE-Step's LyCORIS trainer", "ace_step", "lycoris_{_}", LOKR, ("_attn.", "mlp."), True, kinds=LOKR_KIND),
-    Told("ACE-Step for ComfyUI", "ace_step", "diffusion_model.decoder.{}", PEFT, ("layers.",), True),
-    Told("tests of a Qwen-Image LoKr", "qwen_image", "transformer.{}", LOKR, ("attn.",), kinds=LOKR_KIND),
-    Told("tests of Qwen-Image in Rust", "qwen_image", "{}", LOKR, ("attn.",), kinds=LOKR_KIND),
-    Told("an assistant adapter of ai-toolkit", "flux", "transformer.{}", PEFT, ("single_transformer_blocks.",)),
+    Told(
+        INVOKE.format("test_z_image_lora_conversion_utils.py"),
+        "z_image",
+        "diffusion_model.{}",
+        {**PEFT, "magnitude": "bias"},
+        ("attention.to_q",),
+        kinds=DORA_KIND,
+    ),
+    Told(
+        INVOKE.format("lora_state_dicts/anima_lora_lokr_format.py"),
+        "anima",
+        "diffusion_model.{}",
+        DOKR,
+        ("cross_attn.",),
+        True,
+        kinds=DOKR_KIND,
+    ),
+    Told(
+        INVOKE.format("lora_state_dicts/flux_dora_onetrainer_format.py"),
+        "flux",
+        "lora_transformer_{_}",
+        {**KOHYA, "dora_scale": "norms of columns"},
+        ("attn.", "ff."),
+        kinds=DORA_KIND,
+    ),
+    Told(
+        INVOKE.format("lora_state_dicts/flux_lora_diffusers_base_model_format.py"),
+        "flux",
+        "base_model.model.{}",
+        PEFT,
+        ("transformer_blocks.",),
+    ),
+    Told(LTX, "ltx2", "base_model.model.transformer.{}", PEFT, native=True),
+    Told(EXTRACTOR, "wan", "diffusion_model.{}", LIGHTX2V, ("attn.", "ffn."), True, kinds=WITH_BIAS),
+    Told(EXTRACTOR, "wan", "diffusion_model.{}", DIFFERENCES, ("time_embedding.", "head.head"), True, kinds=FULL),
+    Told(ACE, "ace_step", "base_model.model.{}", PEFT, ("_attn.",), True),
+    Told(ACE_LOKR, "ace_step", "lycoris_{_}", LOKR, ("_attn.", "mlp."), True, kinds=LOKR_KIND),
+    Told(ANIMA, "anima", "diffusion_model.{}", PEFT, ("self_attn.", "adaln_modulation_cross_attn."), True),
 )
-"""Key lists and patterns in public files of 2026."""
+"""Tests of other programs, and trainers, by repository and path."""
 
 
 @lru_cache
@@ -152,6 +202,7 @@ def sizes(shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         "w1": (4, 4),
         "w2": (outputs // 4, inputs // 4),
         "norms": (outputs, 1),
+        "norms of columns": (1, inputs),
         "weight": shape,
         "bias": (outputs,),
     }

@@ -104,6 +104,7 @@ KEYS = {
     f"{UNET}.lokr_w2_a.default": ("peft", None, UNET, "lokr_w2_a"),
     f"diffusion_model.{UNET}.lora_A.weight": ("peft", "diffusion_model", UNET, DOWN),
     f"diffusion_model.{UNET}.alpha": ("diffusers", "diffusion_model", UNET, "alpha"),
+    f"model.diffusion_model.{UNET}.lora_A.weight": ("peft", "diffusion_model", UNET, DOWN),
     f"base_model.model.diffusion_model.{UNET}.dora_scale": ("diffusers", "diffusion_model", UNET, "dora_scale"),
     f"transformer_2.{UNET}.lora_A.weight": ("peft", "transformer_2", UNET, DOWN),
     f"diffusion_model.transformer_1.{UNET}.lora_A.weight": ("peft", "transformer", UNET, DOWN),
