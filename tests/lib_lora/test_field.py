@@ -23,6 +23,7 @@ from tests.families.base import Shapes, linear_layers
 FAMILIES = families()
 RANK = 8
 PEFT = {"lora_A.weight": "down", "lora_B.weight": "up"}
+PEFT_ALPHA = {**PEFT, "alpha": "alpha"}
 NAMED = {"lora_A.default.weight": "down", "lora_B.default.weight": "up"}
 KOHYA = {"lora_down.weight": "down", "lora_up.weight": "up", "alpha": "alpha"}
 BARE = {"lora_down.weight": "down", "lora_up.weight": "up"}
@@ -68,20 +69,16 @@ THREADS = (
         "bghira/SimpleTuner 3222: the same", "krea2", "lycoris_{_}", DOKR, ("transformer_blocks.0.",), kinds=DOKR_KIND
     ),
     Told("kohya-ss/musubi-tuner 807", "z_image", "lora_unet_{_}", KOHYA, ("layers.", ".attention.")),
-    Told("Comfy-Org/ComfyUI 11158: q, k and v apart", "z_image", "diffusion_model.{}", PEFT, ("attention.to_",)),
-    Told(
-        "huggingface/diffusers 13221", "z_image", "diffusion_model.{}", LOKR, ("attention.", "feed_"), kinds=LOKR_KIND
-    ),
     Told("Comfy-Org/ComfyUI 11926: names of diffusers", "flux2", "transformer.{}", PEFT, ("transformer_blocks.",)),
-    Told("huggingface/diffusers 13107: no single blocks", "flux2_klein", "lora_unet_{_}", KOHYA, ("double_",), True),
     Told("huggingface/diffusers 13162", "flux2_klein", "base_model.model.{}", PEFT, ("double_", "single_"), True),
     Told(
         "huggingface/diffusers 13261", "flux2_klein", "diffusion_model.{}", LOKR, ("_blocks.",), True, kinds=LOKR_KIND
     ),
-    Told("Comfy-Org/ComfyUI 14477: OneTrainer", "ideogram4", "lora_transformer_{_}", KOHYA, ("layers.",)),
+    Told("Comfy-Org/ComfyUI 14477: OneTrainer", "ideogram4", "diffusion_model.{}", PEFT_ALPHA, ("attention.",)),
+    Told("Nerogar/OneTrainer 1522", "ideogram4", "transformer.{}", KOHYA),
     Told("Comfy-Org/ComfyUI 15662", "minimax_h3", "diffusion_model.{}", PEFT, ("blocks.",), True),
     Told("Comfy-Org/ComfyUI 15662", "hidream_o1", "diffusion_model.{}", PEFT, ("language_model.",)),
-    Told("huggingface/diffusers 14484: DiffSynth", "minimax_h3", "{}", NAMED, ("blocks.",), True),
+    Told("modelscope/DiffSynth-Studio 1587", "minimax_h3", "{}", NAMED, ("attn.",), True),
     Told("huggingface/diffusers 14408", "minimax_h3", "transformer.{}", PEFT, ("blocks.",)),
     Told("komikndr/raylight 110: Turbo", "minimax_h3", "{}", PEFT, ("blocks.", "adaln_proj"), True),
 )
@@ -115,7 +112,10 @@ LISTS = (
     Told(SDNEXT.format("ernie"), "ernie_image", "diffusion_model.{}", LOKR, ("layers.",), kinds=LOKR_KIND),
     Told(SDNEXT.format("flux2"), "flux2_klein", "base_model.model.transformer.{}", NAMED, ("transformer_blocks.",)),
     Told(SDNEXT.format("flux2"), "flux2_klein", "lycoris_{_}", LOKR, ("transformer_blocks.",), kinds=LOKR_KIND),
+    Told(SDNEXT.format("flux2"), "flux2_klein", "lora_unet_{_}", KOHYA, ("double_",), True),
     Told(SDNEXT.format("krea2"), "krea2", "lora_transformer_{_}", BARE, ("blocks.",), True),
+    Told(SDNEXT.format("zimage"), "z_image", "diffusion_model.{}", PEFT, ("attention.to_",)),
+    Told(SDNEXT.format("zimage"), "z_image", "diffusion_model.{}", LOKR, ("attention.to_",), kinds=LOKR_KIND),
     Told(SDNEXT.format("zimage"), "z_image", "transformer.{}", BARE, ("attention.",)),
     Told(SDNEXT.format("zimage"), "z_image", "lycoris_{_}", LOKR, ("attention.",), kinds=LOKR_KIND),
     Told(SDNEXT.format("zimage"), "z_image", "diffusion_model.{}", LOHA, ("attention.qkv",), True, kinds=LOHA_KIND),
