@@ -9,6 +9,9 @@ const LORA = /** @type {any} */ ({
     ...{kind: "lora", rank: [4, 8], size: 2 ** 20, words: "soft fur", family: "sd15", picture: "", rating: 0},
 });
 
+/** @type {string[]} What clicks did. */
+const done = [];
+
 /**
  * Return all elements of a card.
  * @param {object} [props]
@@ -16,7 +19,8 @@ const LORA = /** @type {any} */ ({
  * @returns {any[]}
  */
 function elements(props = {}, target = "txt2img") {
-    const tab = /** @type {any} */ ({state: {target}, api: {}});
+    const does = {edits: {toggle: () => done.push("toggle")}, set: () => done.push("details")};
+    const tab = /** @type {any} */ ({state: {target}, api: {}, ...does});
     const made = [/** @type {any} */ (Card({lora: LORA, tab, view: "grid", used: false, against: "", ...props}))];
     for (const one of made) made.push(...[one?.props?.children].flat(9).filter((child) => child?.props));
     return made;
@@ -51,9 +55,21 @@ test("a card shows the trigger words and whether the file fits, or what speaks a
     assert.deepEqual(hints({against: "fur.safetensors: is cut", fits: false}), ["is cut"]);
 });
 
-test("a file that cannot be read cannot be inserted", () => {
-    assert.equal(button(elements()).disabled, false);
-    assert.equal(button(elements({lora: {...LORA, readable: false}})).disabled, true);
+test("a click on a file that cannot be inserted tells why, and one in the prompt can be removed", () => {
+    const label = (/** @type {any} */ found) => found["aria-label"];
+    for (const lora of [
+        {...LORA, readable: false},
+        {...LORA, name: "f:r"},
+    ]) {
+        const pick = button(elements({lora}));
+        assert.equal(label(pick), `Why ${lora.name} cannot be inserted`);
+        pick.onClick();
+        const used = button(elements({lora, used: true}));
+        assert.equal(label(used), `Remove ${lora.name} from the prompt`);
+        used.onClick();
+    }
+    button(elements()).onClick();
+    assert.deepEqual(done, ["details", "toggle", "details", "toggle", "toggle"]);
 });
 
 test("ranks are one number or a range", () => {

@@ -14,11 +14,15 @@ import {Button, Picture} from "./parts.js";
 /** @param {{lora: Lora, tab: Tab, view: string, used: boolean, against: string, fits?: boolean}} props */
 export function Card({lora, tab, view, used, against, fits}) {
     const {state} = tab;
+    const usable = lora.readable && canBeNamed(lora.name);
+    const insert = state.target
+        ? `Insert ${lora.name} into the prompt`
+        : `Add ${lora.name} to those that are always on`;
     const label = used
         ? `Remove ${lora.name} from the prompt`
-        : state.target
-          ? `Insert ${lora.name} into the prompt`
-          : `Add ${lora.name} to those that are always on`;
+        : usable
+          ? insert
+          : `Why ${lora.name} cannot be inserted`;
     const dim = against ? " rt-against" : "";
     const open = () => tab.set({details: lora.id});
     const about = [rank(lora), size(lora.size)].filter(Boolean).join(" · ");
@@ -31,9 +35,9 @@ export function Card({lora, tab, view, used, against, fits}) {
     // of a file whose family is unknown, or without a model, nothing is said
     const fit = !listed && fits ? "✓ fits" : "";
     return html`<div class=${`rt-card rt-card-${view}${used ? " rt-used" : ""}${dim}`}>
-        <button type="button" class="rt-pick" aria-pressed=${String(used)} aria-label=${label} disabled=${!lora.readable || !canBeNamed(lora.name)}
+        <button type="button" class="rt-pick" aria-pressed=${String(used)} aria-label=${label}
             title=${[lora.file, alias, about, lora.words && `words: ${lora.words}`, against].filter(Boolean).join("\n")}
-            onClick=${() => tab.edits.toggle(lora)}>
+            onClick=${() => (used || usable ? tab.edits.toggle(lora) : open())}>
             <span class="rt-thumb"><${Picture} api=${tab.api} path=${path} name=${lora.name} /></span>
             <span class="rt-card-text">
                 <span class="rt-card-name">${lora.name}</span>

@@ -4,10 +4,11 @@
  * @import {LoraOutcome} from "../api.js"
  * @import {Tab} from "../main.js"
  * @import {Curve} from "../curve.js"
+ * @import {Filled} from "../vendor/preact.js"
  * @import {Entry, Handle} from "./stack.js"
  */
 
-import {html, useState} from "../vendor/preact.js";
+import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {Blocks} from "./blocks.js";
 import {Sketch} from "./curve.js";
 import {Icon} from "./icons.js";
@@ -24,6 +25,10 @@ export function Row({tab, entry, outcome, handle}) {
     const {lora, problem} = tab.library.meaning(name);
     const [apart, setApart] = useState(entry.teText !== entry.unetText);
     const [more, setMore] = useState(false);
+    const head = /** @type {Filled<HTMLElement>} */ (useRef());
+    useEffect(() => {
+        if (more) head.current.parentElement?.scrollIntoView({block: "nearest"}); // the editors open below it
+    }, [more]);
     const split = apart || entry.teText !== entry.unetText;
     const curved = Boolean(entry.teCurve || entry.unetCurve);
     const chips = summary(entry);
@@ -33,10 +38,10 @@ export function Row({tab, entry, outcome, handle}) {
     };
     const said = entry.problem || problem;
     const told = said || !entry.on ? undefined : outcome;
-    const doubt = !said && lora && !told?.warning ? tab.library.catalog.against(lora) : "";
+    const doubt = !said && lora && !told?.warning && told?.state !== "failed" ? tab.library.catalog.against(lora) : "";
     // chips stand last: where they came above the editors, those would move away under the pointer that draws in them
     return html`
-        <div class="rt-row-head">
+        <div class="rt-row-head" ref=${head}>
             <button type="button" class="rt-handle" title="Drag to another place" ...${handle}><${Icon} name="grip" /></button>
             <input type="checkbox" checked=${entry.on} aria-label=${`${name} on`} onChange=${(event) => entry.setOn(event.target.checked)} />
             ${

@@ -218,6 +218,8 @@ def test_blocks_that_cannot_be_asked_for_are_said(served: Served, browser: Any) 
 def test_a_schedule_is_begun_shaped_and_ended(tab: Tab) -> None:
     tab.write("a <lora:zorp:0.8:high> fox")
     row = more(tab, "zorp")
+    schedule = row.get_by_role("group", name="Schedule of zorp").bounding_box()
+    assert schedule["y"] + schedule["height"] <= tab.page.viewport_size["height"], "it is scrolled to"
     for name, points in (("Fade in", "0@0,0.8@1"), ("Fade out", "0.8@0,0@1"), ("Add a schedule", "0.8@0,0.8@1")):
         tab.write("a <lora:zorp:0.8:high> fox")
         row.get_by_role("button", name=name).click()

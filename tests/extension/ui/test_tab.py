@@ -106,7 +106,10 @@ def test_files_that_come_are_shown_without_being_asked_for_and_bad_ones_with_the
     tab.button("Insert copied into the prompt").wait_for(timeout=LONG)
     card = tab.root.locator(".rt-against").filter(has_text="<img src=x onerror=alert(1)>")
     card.get_by_text("header claims").wait_for(timeout=LONG)
-    assert card.get_by_role("button", name="Insert").is_disabled()
+    card.get_by_role("button", name="cannot be inserted").click()
+    dialog = tab.page.get_by_role("dialog")
+    dialog.get_by_text("download it again").wait_for(timeout=LONG)
+    assert dialog.get_by_role("button", name="Insert into the prompt").is_disabled()
 
 
 def test_it_is_filtered_and_sorted(tab: Tab) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from tests.extension.ui.serving import LONG, Served
 from tests.extension.ui.tab import SHADOW, Tab
+from tests.fakes.files import pair, save
 
 pytestmark = pytest.mark.browser
 ALWAYS = {"always_on": True, "entries": [{"name": "zorp", "more": "lbw=GONE"}]}
@@ -23,6 +24,7 @@ ERRORS = {
     "<lora:zorpp:1>": "did you mean zorp|zorpp.*is not in",
     "<lora:cut:1>": "cut.safetensors",
     "<lora::1>": "the name is missing",
+    "<lora:foreign:1>": "made for Stable Diffusion XL",
 }
 
 
@@ -33,15 +35,17 @@ def tab(page: Any) -> Tab:
 
 @pytest.fixture
 def damaged(served: Served) -> Iterator[Path]:
-    """Return a file with a picture in its header that is cut off, and another one whose picture is."""
+    """Return a file with a picture in its header that is cut off, beside one whose picture is and one for SDXL."""
     cut, beside = served.loras / "cut.safetensors", served.loras / "beside.safetensors"
     whole = (served.loras / "zorp.safetensors").read_bytes()
     cut.write_bytes(whole[:-1000])
     beside.write_bytes(whole)
     beside.with_suffix(".png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    foreign = served.loras / "foreign.safetensors"
+    save(foreign, pair("lora_unet_down_blocks_2_attentions_0_transformer_blocks_9_attn2_to_k", (4, 2048), 2))
     httpx.post(f"{served.url}/remora/v1/refresh").raise_for_status()
     yield cut
-    for path in (cut, beside, beside.with_suffix(".png")):
+    for path in (cut, foreign, beside, beside.with_suffix(".png")):
         path.unlink()
     httpx.post(f"{served.url}/remora/v1/refresh").raise_for_status()
 
