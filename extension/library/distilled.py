@@ -74,7 +74,7 @@ _KNOWN: Sequence[tuple[str, Distilled]] = (
     (_PCM, Distilled("PCM", (2, 16), (1.0, 2.0), "DDIM", "SGM Uniform")),
     # deepbeepmeep/Wan2GP docs/LORAS.md; Comfy-Org/workflow_templates templates/video_wan_vace_14B_t2v.json
     (r"causvid", Distilled("CausVid", (4, 12), _NO_CFG, "UniPC", "Simple", 8.0)),
-    # ModelTC/LightX2V configs/distill/wan21/wan_t2v_distill_lora_4step_cfg.json
+    # ModelTC/LightX2V configs/distill: wan21/wan_t2v_distill_lora_4step_cfg.json, wan22/wan_moe_t2v_distill_lora.json
     (r"light[ _-]?x2v|(step|cfg)[ _-]?distill", Distilled("LightX2V", (4, 4), _NO_CFG, shift=5.0)),
     # lightx2v/Qwen-Image-Lightning and ModelTC/Qwen-Image-Lightning, README.md
     (r"qwen.*lightning", Distilled("Lightning", (4, 8), _NO_CFG, "Euler", shift=3.0)),
