@@ -33,6 +33,8 @@ def names_of(
     nested: dict[str, list[str]] = {}
     for module in sorted(shapes.keys() - found.keys(), key=len, reverse=True):  # the innermost first
         nested.setdefault(re.sub(r"(\.base_layer)+$", "", module), []).append(module)
+    said = config.get("target_parameters") if nested else None
+    targets = frozenset(map(str, said)) if isinstance(said, list) else frozenset[str]()  # once, as a file may list many
     parameters: dict[str, dict[str, Layer]] = {}
     for name in names if nested else ():
         layer = find(name)
@@ -43,7 +45,7 @@ def names_of(
         try:
             if wrappers != [outer + INNER * i for i in reversed(range(len(wrappers)))]:
                 raise NumberingError("for a module of experts, and others beside it are missing", "")
-            chosen = _chosen([shapes[one] for one in wrappers], own, config.get("target_parameters"))
+            chosen = _chosen([shapes[one] for one in wrappers], own, targets)
             found.update(zip(wrappers, chosen, strict=True))
         except NumberingError as error:
             detail = f"{component}.{outer}: {', '.join(name.rpartition('.')[2] for name in own)}"
@@ -51,20 +53,19 @@ def names_of(
     return found
 
 
-def _chosen(shapes: Sequence[Shape | None], own: Mapping[str, Layer], targets: object) -> list[str]:
+def _chosen(shapes: Sequence[Shape | None], own: Mapping[str, Layer], targets: frozenset[str]) -> list[str]:
     """Return the names of as many weights as there are shapes, in the module's order.
 
     Args:
         shapes: (out, in) of each LoRA.
         own: the module's weights, in its order.
-        targets: PEFT's `target_parameters`.
+        targets: PEFT's `target_parameters`, each the end of a name; none where no configuration tells.
 
     Raises:
         NumberingError: nothing tells which they are.
     """
-    if isinstance(targets, list) and targets:
-        ends = tuple([f".{one}" for one in targets])
-        listed = [name for name in own if f".{name}".endswith(ends)]
+    if targets:
+        listed = [name for name in own if not targets.isdisjoint(_ends(name))]
         if len(listed) != len(shapes):
             raise NumberingError("for other weights of experts than its target_parameters name in this model", "")
         return listed
@@ -76,6 +77,13 @@ def _chosen(shapes: Sequence[Shape | None], own: Mapping[str, Layer], targets: o
         text = "for some weights of a module of experts, and nothing tells which"
         raise NumberingError(f"{text}; put PEFT's adapter_config.json beside the file", "")
     return first
+
+
+def _ends(name: str) -> Iterator[str]:
+    """Yield a dotted name, and each end of it."""
+    while name:
+        yield name
+        name = name.partition(".")[2]
 
 
 def _fitting(shapes: Iterable[Shape | None], own: Iterable[tuple[str, Layer]]) -> Iterator[str]:
