@@ -46,7 +46,7 @@ class WebUIHost(Host):
     """Names of the options with the LoRA folders, in the command line or in the settings."""
 
     shows_info_of_options: ClassVar[bool] = False
-    """Whether `OptionInfo.info` is used. SD.Next does not show it; gradio 4 shows a component's above a checkbox."""
+    """Whether `OptionInfo.info` is used; SD.Next does not show it."""
 
     def __init__(self) -> None:
         self._options: dict[str, Option] = {}
@@ -301,9 +301,14 @@ class WebUIHost(Host):
     def _info(self, option: Option) -> Any:
         """Return the host's description of a setting."""
         component, arguments = _component(option)
+        label = option.label
         if option.info and not self.shows_info_of_options:
-            arguments = {**arguments, "info": option.info}
-        info = self._shared().OptionInfo(option.default, option.label, component, arguments, section=_SECTION)
+            # of a checkbox gradio shows it above the box, as if it were the former one's
+            if isinstance(option.default, bool):
+                label = f"{label} ({option.info})"
+            else:
+                arguments = {**arguments, "info": option.info}
+        info = self._shared().OptionInfo(option.default, label, component, arguments, section=_SECTION)
         if option.info and self.shows_info_of_options:
             info.info(option.info)
         if hasattr(info, "category_id"):
