@@ -366,8 +366,7 @@ class Engine:
 
         A call that does not tell what a strength depends on raises MomentError before the model computes anything.
         """
-        with self._lock:
-            self._calls.clock = clock
+        self._calls.clock = clock
 
     def set_rows(self, rows: Rows | None) -> None:
         """Say how the rows of a model call belong to the images of the batch, and to their prompts.
@@ -380,8 +379,7 @@ class Engine:
 
         A call that does not fit the stack raises RowsError before the model computes anything.
         """
-        with self._lock:
-            self._calls.rows = rows
+        self._calls.rows = rows
 
     def use_image(self, index: int) -> None:
         """Say which image the next calls of text encoders are for; 0 after each activation.

@@ -146,10 +146,8 @@ class NetworkReport:
 
         If every layer fits, warn only when the file's own metadata names another family.
         """
-        own, model = self.family, self.model
-        if self._differs and own is not None and model is not None:
-            fit = f"{self.hit} of {self.layers} layers fit"
-            return f"made for {own.titles}, the loaded model is {model.likely}: {fit}"
+        if self._differs:
+            return f"{self._differs}: {self.hit} of {self.layers} layers fit"
         if not self.hit or self.hit >= self.layers - self.absent:
             return ""  # if no layer acts, the activation raises an error
         left = [one for one in self.unused if one.cause in _LEFT_OUT]
@@ -157,12 +155,14 @@ class NetworkReport:
         return f"{self.layers - self.absent - self.hit} of {self.layers} layers are left out{names}"
 
     @property
-    def _differs(self) -> bool:
+    def _differs(self) -> str:
+        """Return for which family the file was made, and which one the model is of; empty where it may fit."""
         own, model = self.family, self.model
         misfit = 2 * self.hit < max(1, self.layers - self.absent)  # then hints at the model's family are believed
         if own is None or model is None or not own.differs(model, hints=misfit):
-            return False
-        return self.hit < self.layers or (own.sure and own.named)
+            return ""
+        counts = self.hit < self.layers or (own.sure and own.named)
+        return f"made for {own.titles}, the loaded model is {model.likely}" if counts else ""
 
     def reasons(self) -> dict[str, list[str]]:
         """Return reason -> the keys that are unused for it."""

@@ -103,7 +103,13 @@ class Stack:
         if self.calls is not None and (type(self.calls) is not int or self.calls < 0):
             raise StackError(f"the number of calls must be a whole number from 0 up, not {self.calls!r}")
         object.__setattr__(self, "entries", _checked(self.entries))
-        images, halved = _images(self.entries)
+        images, halved = 1, False
+        for i, entry in enumerate(self.entries):
+            by_image = multipliers_by_image(entry.multiplier)
+            if images > 1 and len(by_image) not in (1, images):
+                text = f"multipliers for {len(by_image)} images, and an entry before has {images}"
+                raise StackError(f"{entry.name}: {text}", i)
+            images, halved = max(images, len(by_image)), halved or max(map(len, by_image)) > 1
         object.__setattr__(self, "images", images)
         object.__setattr__(self, "halved", halved)
 
@@ -129,18 +135,6 @@ def _checked(entries: object) -> tuple[Entry, ...]:
             what = "None" if entry is None else f"a {type(entry).__name__}"
             raise StackError(f"Stack holds entries, not {what}; write Stack([Entry(path, 0.8)])", i)
     return found
-
-
-def _images(entries: Iterable[Entry]) -> tuple[int, bool]:
-    """Return how many images have multipliers of their own, and whether the halves of any have."""
-    images, halved = 1, False
-    for i, entry in enumerate(entries):
-        by_image = multipliers_by_image(entry.multiplier)
-        if images > 1 and len(by_image) not in (1, images):
-            text = f"multipliers for {len(by_image)} images, and an entry before has {images}"
-            raise StackError(f"{entry.name}: {text}", i)
-        images, halved = max(images, len(by_image)), halved or max(map(len, by_image)) > 1
-    return images, halved
 
 
 @lru_cache(maxsize=1024)

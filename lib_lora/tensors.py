@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -26,7 +27,7 @@ class TensorFields:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Return (field name, tensor) of every tensor; one in the field `inner` has a name such as `inner.down`."""
         found: list[tuple[str, Tensor]] = []
-        for name in _NAMES.get(type(self)) or _field_names(type(self)):
+        for name in _field_names(type(self)):
             value = getattr(self, name)
             many = isinstance(value, tuple)
             for i, one in enumerate(value if many else (value,)):  # a generator would take a call for each
@@ -63,7 +64,7 @@ class TensorFields:
         self, change: Callable[[Tensor], object], change_below: Callable[[TensorFields], object], exact: bool = True
     ) -> Self:
         new: dict[str, object] = {}
-        for name in _NAMES.get(type(self)) or _field_names(type(self)):
+        for name in _field_names(type(self)):
             value = getattr(self, name)
             if not exact and name in self.exact:
                 continue
@@ -79,12 +80,7 @@ class TensorFields:
         return replace(self, **new)
 
 
-_NAMES: dict[type[object], tuple[str, ...]] = {}
-
-
-def _field_names(cls: type[Any]) -> tuple[str, ...]:
-    names = _NAMES[cls] = tuple(field.name for field in fields(cls))
-    return names
+_field_names: Any = cache(lambda cls: tuple(field.name for field in fields(cls)))
 
 
 def wide(*dtypes: torch.dtype) -> torch.dtype:

@@ -25,8 +25,7 @@ from ..errors import ComponentError, FileError
 from ..placement.resident import Binding
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode, wide
-from ..weights.marks import WeightMark, mark_weight
-from ..weights.originals import Checkpoint, OriginalWeight, copied, kept
+from ..weights.originals import Checkpoint, OriginalWeight, WeightMark, copied, kept, mark_weight
 from ..weights.readers.base import holds_values
 from ..weights.rounding import digest, generator_for, round_stochastically
 from .arguments import BaseForward
@@ -163,16 +162,11 @@ class MergedExecutor(DenseExecutor):
                 self._written[param] = _Written(copied(original), digest(original), now)
         self._values = values
         adapters = self._adapters(layer)  # norms of the base weight among them: read before anything is written
-        for param in self._params:
-            weight = layer.get_parameter(param)
-            with _writing(weight):
-                base = self._original_weight(layer, param, weight)
-                self._write(layer, param, weight, self._sum(param, adapters, base, weight))
-
-        for param, total in self._bias_sums(layer, adapters, partial(self._original_weight, layer)).items():
-            bias = layer.get_parameter(param)
-            with _writing(bias):
-                self._write(layer, param, bias, total.to(bias.dtype))
+        read = partial(self._original_weight, layer)
+        weights = [(param, layer.get_parameter(param)) for param in self._params]
+        totals = {param: self._sum(param, adapters, read(param, weight), weight) for param, weight in weights}
+        for param, total in (totals | self._bias_sums(layer, adapters, read)).items():
+            self._write(layer, param, total)
 
     def _sum(self, param: str, adapters: Sequence[Adapter], base: Tensor, like: Tensor) -> Tensor:
         """Return a weight with its deltas, on the device of `base` and as `like`; the same bits each time."""
@@ -214,14 +208,16 @@ class MergedExecutor(DenseExecutor):
             written = self._written[param] = _Written(original, before)
         return written.original.read().to(parameter.device)
 
-    def _write(self, layer: nn.Module, param: str, parameter: Tensor, total: Tensor) -> None:
+    def _write(self, layer: nn.Module, param: str, total: Tensor) -> None:
         """Set a parameter to `total`, in other memory where its own memory holds the original."""
-        written, held = self._written[param], None
-        if written.original.source == "memory" and parameter.device == total.device:
-            parameter.data = held = total
-        else:
-            parameter.detach().copy_(total)
-        self._written[param] = replace(written, after=digest(total), held=held, mark=mark_weight(layer, param))
+        parameter, written, held = layer.get_parameter(param), self._written[param], None
+        total = total.to(parameter.dtype)
+        with _writing(parameter):
+            if written.original.source == "memory" and parameter.device == total.device:
+                parameter.data = held = total
+            else:
+                parameter.detach().copy_(total)
+            self._written[param] = replace(written, after=digest(total), held=held, mark=mark_weight(layer, param))
 
     def _restore(self, layer: nn.Module, param: str, written: _Written) -> None:
         parameter = layer.get_parameter(param)

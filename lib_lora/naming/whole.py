@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..adapters._part import PartOf
 from ..adapters.base import Adapter
-from ..weights.marks import WeightMark, mark_weight
+from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight
 from .index import LayerIndex
 from .places import Place

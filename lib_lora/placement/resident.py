@@ -24,7 +24,7 @@ from ..naming.whole import Whole
 from ..registry import Tuner
 from ..strengths.table import FactorRange, FactorRanges, StrengthTable
 from ..tensors import plain_mode
-from ..weights.marks import WeightMark, mark_weight
+from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight
 from . import budget, trace
 from .budget import OUT_OF_MEMORY, Budget

@@ -313,7 +313,8 @@ def _hook_model(
                     "LoRA for a part of it act everywhere, by its share",
                     name,
                 )
-            table.end_call(settings.chosen)
+            table.set_rows((settings.chosen,))
+            table.latents = None
         lock.end(name)
 
     return hook_calls(component, begin, end)

@@ -289,11 +289,6 @@ class StrengthTable:
             self._weights.clear()
         self.latents = latents
 
-    def end_call(self, variant: int) -> None:
-        """Forget the latents and the parts of a call; the next calls are of one variant."""
-        self.set_rows((variant,))
-        self.latents = None
-
     def set_moment(self, moment: Moment) -> None:
         """Set the moment of the next model call; shows at once in every view.
 

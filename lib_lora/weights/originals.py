@@ -1,4 +1,4 @@
-"""The originals of merged weights: their own memory, a copy, or the checkpoint."""
+"""The originals of merged weights: their own memory, a copy, or the checkpoint; and marks, which tell of a change."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import FileError
 from ..files.file import AdapterFile, stamp_of
+from .readers.base import is_wrapper, stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +84,28 @@ class Checkpoint:
         if stamp_of(os.fstat(stream.fileno())) != file.stamp:
             raise FileError(file.path, f"was overwritten while {key} of it was merged; load the model again")
         return file.tensor(key)
+
+
+_SAMPLES = 64
+
+
+WeightMark = tuple[int | None, bytes]
+"""A base weight at the time it was read: its version counter and some of its numbers."""
+
+
+def mark_weight(layer: nn.Module, param: str) -> WeightMark | None:
+    """Return the mark of a weight as it is stored now; None if its numbers are elsewhere."""
+    weight = stored(layer, param)
+    if weight is None:
+        return None
+    version = None if weight.is_inference() else weight._version
+    while is_wrapper(weight):
+        inner: Any = weight
+        weight = getattr(inner, inner.__tensor_flatten__()[0][0])
+        assert isinstance(weight, Tensor)
+    if weight.device.type == "meta" or weight.layout != torch.strided or not weight.numel():
+        return None
+    span = 1 + sum((size - 1) * stride for size, stride in zip(weight.shape, weight.stride(), strict=True))
+    count = min(span, _SAMPLES)
+    samples = weight.detach().as_strided((count,), (span // count,), weight.storage_offset())
+    return version, bytes(samples.to("cpu", copy=True).view(torch.uint8).tolist())
