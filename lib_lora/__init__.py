@@ -28,9 +28,8 @@ from .placement.static import RANK_BUCKETS
 from .plugins import register, unregister
 from .report import ActivationReport, Cause, Family, MemoryReport, NetworkReport, Uncalled, Unused
 from .stack import Entry, Stack
-from .strengths.model_call import Row, Rows
+from .strengths.model_call import Row, Rows, SchedulerClock
 from .strengths.regions import Region
-from .strengths.scheduler import SchedulerClock
 from .strengths.strength import (
     Amount,
     Clock,

@@ -29,7 +29,7 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         nonlocal disabled
-        if disabled is None and "torch._dynamo" in sys.modules:  # as `is_imported`, without a call for each call
+        if disabled is None and "torch._dynamo" in sys.modules:  # else nothing is compiled
             disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return (disabled or function)(*args, **kwargs)
 
@@ -43,7 +43,7 @@ def forget_compiled() -> None:
     Code has the forwards of classes that it found, which the compiler does not guard: where one is patched afterwards,
     compiled models would ignore their adapters.
     """
-    if is_imported():  # else nothing was compiled yet
+    if "torch._dynamo" in sys.modules:  # else nothing was compiled yet
         torch.compiler.reset()
 
 
@@ -51,11 +51,6 @@ def has_compiled() -> bool:
     """Tell whether anything was compiled since the process began, or since `torch.compiler.reset`."""
     frames = sys.modules.get("torch._dynamo.convert_frame")
     return frames is not None and bool(getattr(frames, "FRAME_COUNTER", 1))
-
-
-def is_imported() -> bool:
-    """Tell whether the compiler is there, so that something may be compiled."""
-    return "torch._dynamo" in sys.modules
 
 
 def is_compiled(component: nn.Module) -> bool:

@@ -33,8 +33,7 @@ from .plan import Plan, PlanCache, PlanKey, make_plan
 from .registry import Tuner
 from .report import ActivationReport, MemoryReport
 from .stack import Stack
-from .strengths.model_call import CallSettings, Rows, hook_strengths
-from .strengths.scheduler import SchedulerClock
+from .strengths.model_call import CallSettings, Rows, SchedulerClock, hook_strengths
 from .strengths.stack_strengths import block_rules
 from .strengths.strength import Clock, Halves, Moment, Multiplier, PerImage, largest
 from .tensors import plain_mode

@@ -22,18 +22,6 @@ from typing_extensions import ParamSpec
 from .errors import RegistryError
 
 
-class Named(Protocol):
-    """A plug-in that is an object."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def before(self) -> tuple[str, ...]:
-        """Return the names of plug-ins that are asked after this one."""
-        ...
-
-
 class Tuner(Protocol):
     """The measurements that choose how an engine computes. `lib_lora.tuning` has one; it is optional."""
 
@@ -55,8 +43,7 @@ class Tuner(Protocol):
         ...
 
 
-T = TypeVar("T", bound=Named)
-C = TypeVar("C")
+T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -124,7 +111,7 @@ def discover(package: ModuleType, kind: type[T]) -> Mapping[str, T]:
 
 
 @cached
-def discover_classes(package: ModuleType, base: type[C]) -> tuple[type[C], ...]:
+def discover_classes(package: ModuleType, base: type[T]) -> tuple[type[T], ...]:
     """Collect the concrete subclasses of `base` in `package`, and those added to it, by `before` order of their `name`.
 
     Raises:

@@ -99,9 +99,8 @@ class Watch:
 
     def silent(self, components: Mapping[str, nn.Module], layers: Layers) -> frozenset[str]:
         """Return the denoisers that were called while no layer of theirs with adapters was."""
-        called = {name for name, calls in self._of.items() if calls.number and is_denoiser(name)}
-        named = {name for name, _ in layers} & called - self._reached(layers)
-        return frozenset(name for name in named if name in components and not is_compiled(components[name]))
+        uncalled = {one.component for one in self.uncalled(components, layers) if is_denoiser(one.component)}
+        return frozenset(uncalled - self._reached(layers))
 
     @staticmethod
     def _reached(layers: Layers) -> set[str]:

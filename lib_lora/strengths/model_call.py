@@ -1,7 +1,7 @@
 """One call of a denoiser: its timestep, rows and latents, and the hooks that set the strength table to them.
 
 The call's own arguments have the timestep and the number of rows. The host's clock, or `Engine.set_moment`, adds the
-step and the noise. Rows of a layer inside the call follow the rows of the call.
+step and the noise; `SchedulerClock` is one. Rows of a layer inside the call follow the rows of the call.
 """
 
 from __future__ import annotations
@@ -189,6 +189,47 @@ class CallSettings:
             raise RowsError(f"a row is said to be of image {strange}; the stack has {images}")
         variants = tuple([row.image * (1 + halved) + (halved and row.negative) for row in rows])
         return variants, tuple([row.part for row in rows])
+
+
+class SchedulerClock:
+    """The clock from the scheduler of a diffusers pipeline.
+
+    Args:
+        scheduler: returns the present one, or None.
+    """
+
+    def __init__(self, scheduler: Callable[[], Any]) -> None:
+        self._scheduler = scheduler
+        self._timesteps: Any = None  # the latest one; each pass has its own object
+        self._values: Sequence[float] = ()
+        self._first = 0
+
+    def __call__(self, timestep: Callable[[], float | None]) -> Moment:
+        scheduler = self._scheduler()
+        timesteps = getattr(scheduler, "timesteps", None)
+        if timesteps is None or len(timesteps) == 0:
+            return Moment()
+        index = getattr(scheduler, "step_index", None)
+        if timesteps is not self._timesteps:
+            self._timesteps, self._values = timesteps, [float(one) for one in timesteps.tolist()]
+            begin = getattr(scheduler, "begin_index", None)  # img2img leaves out the first timesteps
+            known = begin if isinstance(begin, int) else index
+            self._first = self._place(timestep) if known is None else known
+        if index is None:
+            index = self._first if hasattr(scheduler, "step_index") else self._place(timestep)
+        order = max(int(getattr(scheduler, "order", 1)), 1)
+        steps = -(-(len(self._values) - self._first) // order)
+        sigmas: Any = getattr(scheduler, "sigmas", None)
+        known = sigmas is not None and 0 <= index < len(sigmas)
+        readable = known and not getattr(sigmas, "is_cuda", False)  # reading waits for the device
+        return Moment((index - self._first) // order, steps, float(sigmas[index]) if readable else None)
+
+    def _place(self, timestep: Callable[[], float | None]) -> int:
+        """Return the index of the call's timestep; of the first one if the call tells none."""
+        now = timestep()
+        if now is None:
+            return self._first
+        return min(range(len(self._values)), key=lambda i: abs(self._values[i] - now))
 
 
 def repeats_per_row(layer: nn.Module, x: Tensor, rows: int, least: int, dim: int = 0) -> int:
