@@ -73,13 +73,10 @@ def _in_passes(call: _Call, passes: Sequence[Sequence[int]], least: int, run: Ca
         cut = _cut(named, dims, own, rows)
         args, kwargs = tuple(cut[i] for i in range(len(call.args))), {name: cut[name] for name in call.kwargs}
         results.append(run(call._replace(args=args, kwargs=kwargs, rows=own)))
-    if isinstance(results[0], Tensor):
-        return _joined(results, passes, dim)
-    # attention returns its output, and its weights (rows, …) or None; other layers may return more than an output, too
-    outputs, *others = zip(*results, strict=True)
-    for one in results:
-        output_in(layer, one)
-    return with_output(results[0], _joined(outputs, passes, dim), [_other(one, passes, step) for one in others])
+    y = _joined([output_in(layer, one) for one in results], passes, dim)
+    # attention returns its weights (rows, …) or None, too; other layers may return more than an output as well
+    others = [] if isinstance(results[0], Tensor) else list(zip(*results, strict=True))[1:]
+    return with_output(results[0], y, [_other(one, passes, step) for one in others])
 
 
 def _other(results: Sequence[Any], passes: Sequence[Sequence[int]], step: int) -> Any:

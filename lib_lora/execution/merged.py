@@ -109,8 +109,7 @@ class MergedExecutor(DenseExecutor):
         (values,) = self._strengths.values  # images that differ are not merged
         wanted = {group: values[group] for group in self._groups}
         with plain_mode(next(layer.parameters()).device):
-            marked = [(written.mark, param) for param, written in self._written.items()]
-            if not all(mark is not None and mark == mark_weight(layer, param) for mark, param in marked):
+            if any(one.mark is None or one.mark != mark_weight(layer, param) for param, one in self._written.items()):
                 self._forget_replaced(layer)
             if self._written and wanted == self._values:
                 return
