@@ -273,9 +273,12 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             reader = self._reader(layer, param)
             readers.append(reader)
             packed |= not reader.holds_values
-        if packed and not self._acts(call):
-            # a product with the decoded weight has other bits than the layer's own product
-            return base_forward(layer, *args, **kwargs)
+        if packed:
+            values = self._strengths.values[self._strengths.shown if call.image is None else call.image]
+            acting = range(len(self._bindings)) if call.acting is None else call.acting
+            if not any(values[self._bindings[i].group] for i in acting):
+                # a product with the decoded weight has other bits than the layer's own product
+                return base_forward(layer, *args, **kwargs)
         kept = _is_kept(layer, args, kwargs)
         with plain_mode(x.device):
             placed = self._placed_at(layer, x.device, _ANY)
@@ -301,12 +304,6 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         if reader.plain:
             self._readers[param] = signs, reader
         return reader
-
-    def _acts(self, call: _Call) -> bool:
-        """Tell whether any adapter of a pass has a strength other than 0."""
-        values = self._strengths.values[self._strengths.shown if call.image is None else call.image]
-        acting = range(len(self._bindings)) if call.acting is None else call.acting
-        return any(values[self._bindings[i].group] for i in acting)
 
     def _product(self, layer: nn.Module, x: Tensor, effective: dict[str, Tensor]) -> Tensor:
         """Compute the product of a linear layer or a convolution with an effective weight.
