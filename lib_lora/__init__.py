@@ -1,6 +1,6 @@
 """LoRA adapters applied live in the forward of any torch model; base weights are never written."""
 
-from .engine import Engine, EngineOptions
+from .engine import Engine
 from .errors import (
     ActivationError,
     ComponentError,
@@ -59,7 +59,6 @@ __all__ = [
     "Curve",
     "Element",
     "Engine",
-    "EngineOptions",
     "Entry",
     "Family",
     "FileError",

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self, TypedDict, Unpack
+from typing_extensions import Self
 
 from .errors import ActivationError, LoraError, RowsError, StackError
 from .execution import hooks
@@ -42,19 +43,6 @@ logger = logging.getLogger(__name__)
 
 PARKED_BYTES = 1 << 30
 _CPU = torch.device("cpu")
-
-
-class EngineOptions(TypedDict, total=False):
-    """The arguments of `Engine` that are named."""
-
-    cache_size: int
-    cache_bytes: int | None
-    checkpoints: Mapping[str, Sequence[Path]] | None
-    storage: Storage
-    device_budget: int | None
-    rank_buckets: Sequence[int]
-    parked_bytes: int
-    tuner: Tuner | None
 
 
 class Engine:
@@ -129,7 +117,7 @@ class Engine:
         self.components = dict(components)
 
     @classmethod
-    def for_pipeline(cls, pipeline: object, **options: Unpack[EngineOptions]) -> Self:
+    def for_pipeline(cls, pipeline: object, **options: Any) -> Self:
         """Return an engine of all modules of a diffusers pipeline, which asks its scheduler for the step of a call.
 
         The pipeline is held weakly. Where another module is put into it later, set `components`.

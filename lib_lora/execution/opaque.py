@@ -60,10 +60,6 @@ def _compute(x: Tensor, key: Tensor, shape: Sequence[int], stride: Sequence[int]
     return torch.empty_strided(shape, stride, dtype=dtype, device=y.device).copy_(y)
 
 
-def _like(x: Tensor, key: Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> Tensor:
-    return x.new_empty_strided(shape, stride, dtype=dtype)
-
-
 if _CAN:
     # its weights are not among its inputs, so it must not be in a CUDA graph; older inductors leave out every operation
     # with an input on the CPU, as the key is
@@ -75,4 +71,4 @@ if _CAN:
         schema="(Tensor x, Tensor key, SymInt[] shape, SymInt[] stride, ScalarType dtype) -> Tensor",
         **({} if _tag is None else {"tags": (_tag,)}),
     )
-    _operation.register_fake(_like)
+    _operation.register_fake(lambda x, key, shape, stride, dtype: x.new_empty_strided(shape, stride, dtype=dtype))

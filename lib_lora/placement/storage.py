@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 import torch
@@ -56,7 +57,7 @@ def store(content: T, storage: Storage) -> T:
     """Pack placed tensors; with any storage but `file`, the result is only to be stored, moved and unpacked."""
     if storage == "file":
         return content
-    return content.mapped(_bfloat16 if storage == "bfloat16" else _float8, exact=False)
+    return content.mapped(partial(_packed, storage=storage), exact=False)
 
 
 def check_storage(storage: str) -> None:
@@ -71,15 +72,12 @@ def check_storage(storage: str) -> None:
         raise StorageError(f"torch {torch.__version__} has no float8; use storage 'bfloat16', or a newer torch")
 
 
-def _bfloat16(tensor: Tensor) -> Tensor | Packed:
-    if tensor.ndim < 2 or not tensor.is_floating_point() or tensor.element_size() <= 2:
+def _packed(tensor: Tensor, storage: Storage) -> Tensor | Packed:
+    size = 2 if storage == "bfloat16" else 1
+    if tensor.ndim < 2 or not tensor.is_floating_point() or tensor.element_size() <= size or not tensor.numel():
         return tensor
-    return Packed(tensor.to(torch.bfloat16), None, tensor.dtype)
-
-
-def _float8(tensor: Tensor) -> Tensor | Packed:
-    if tensor.ndim < 2 or not tensor.is_floating_point() or tensor.element_size() == 1 or not tensor.numel():
-        return tensor
+    if storage == "bfloat16":
+        return Packed(tensor.to(torch.bfloat16), None, tensor.dtype)
     assert _FLOAT8 is not None
     line = 0 if tensor.shape[0] <= tensor.shape[1] else 1
     largest = tensor.abs().amax([dim for dim in range(tensor.ndim) if dim != line], keepdim=True)

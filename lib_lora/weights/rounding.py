@@ -40,15 +40,11 @@ def round_stochastically(out: Tensor, value: Tensor, generator: torch.Generator)
 
 def _cut(value: Tensor, dropped: int, generator: torch.Generator) -> Tensor:
     """Clear the last bits of fp32 after adding a random number of as many bits, so that they carry or not."""
-    bits = value.view(torch.int32) + _random_bits(value, dropped, generator)
-    return (bits & -(1 << dropped)).view(torch.float32)
-
-
-def _random_bits(like: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return random integers of up to 16 bits, four from each 64-bit draw, as drawing takes the time."""
-    drawn = torch.empty(-(-like.numel() // 4), dtype=torch.int64, device=generator.device)
-    short = drawn.random_(-(1 << 63), None, generator=generator).view(torch.int16)[: like.numel()]
-    return short.to(like.device, torch.int32).bitwise_and_((1 << count) - 1).view(like.shape)
+    # four numbers of 16 bits from each draw of 64, as drawing takes the time
+    drawn = torch.empty(-(-value.numel() // 4), dtype=torch.int64, device=generator.device)
+    short = drawn.random_(-(1 << 63), None, generator=generator).view(torch.int16)[: value.numel()]
+    random = short.to(value.device, torch.int32).bitwise_and_((1 << dropped) - 1).view(value.shape)
+    return ((value.view(torch.int32) + random) & -(1 << dropped)).view(torch.float32)
 
 
 def _round_to_neighbour(out: Tensor, value: Tensor, generator: torch.Generator) -> None:
