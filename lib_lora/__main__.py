@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (LoraError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    found = report.to_json() | {"renames": [asdict(one) for one in renames]}
+    found = report.to_json() | ({} if model is None else {"renames": [asdict(one) for one in renames]})
     print(json.dumps(found, indent=2, ensure_ascii=False) if options.json else _text(report, renames))
     return 0
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import nn
-from typing_extensions import ParamSpec
 
 from .tensors import every
 
@@ -24,6 +23,8 @@ tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     """Keep a function out of graphs, as `torch.compiler.disable` does, which imports the compiler."""
+    if "torch._dynamo" in sys.modules:
+        return torch.compiler.disable(function)  # type: ignore[no-any-return, no-untyped-call]
     disabled: Callable[P, R] | None = None
 
     @wraps(function)

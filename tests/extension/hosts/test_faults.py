@@ -182,7 +182,7 @@ def test_where_the_parameters_text_fails_the_picture_has_its_lora(
                 web.generate(PROMPT)
         else:
             assert torch.equal(picture(web.generate(PROMPT)), ours)
-    assert any("the parameters text does not have the LoRA" in sentence for sentence in told())
+    assert any("the parameters text does not have the LoRA" in sentence for sentence in told()), told()
     assert torch.equal(picture(web.generate(PROMPT)), ours)
     assert told() == []
 
