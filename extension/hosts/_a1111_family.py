@@ -29,6 +29,7 @@ class A1111FamilyHost(WebUIHost):
         self.wraps = Wraps()
         """Applied while the host is connected."""
         self.batch: Batch | None = None
+        self.generating = False
         """The active batch of the generation that runs now."""
         self._conditionings = Conditionings(self._serving, self.prompts_depend, self.pass_of, self.check_served)
         self._clock = DenoiserClock()
@@ -109,11 +110,12 @@ class A1111FamilyHost(WebUIHost):
 
     def _generation(self, original: Callable[..., Any], p: Any, *args: Any, **kwargs: Any) -> Any:
         """Deactivate all LoRA after a generation, however it ends; after a nested one, restore the outer one's."""
-        outer, self.batch = self.batch, None
+        outer, self.batch = self.batch if self.generating else None, None  # others may activate LoRA before it
+        nested, self.generating = self.generating, True
         try:
             return original(p, *args, **kwargs)
         finally:
-            self.batch = outer
+            self.batch, self.generating = outer, nested
             if outer is None or not self.remora.enabled:
                 self.nothing_in_force()
             else:

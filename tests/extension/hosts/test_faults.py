@@ -210,3 +210,13 @@ def test_an_error_of_the_built_in_is_the_hosts_own(web: FakeForge, ours: Tensor)
     web.builtin.activate = raising()
     web.generate(PROMPT)
     assert [type(error) for error in web.printed] == [InjectedError]
+
+
+@ALL
+def test_lora_that_other_code_activates_before_a_generation_are_off_after_it(web: FakeForge) -> None:
+    web.modules["modules.extra_networks"].activate(web.generate("dog<lora:b>"), {})
+    web.generate(PROMPT)
+    assert extension._session is not None
+    assert extension._session._engine is not None
+    assert not extension._session._engine.stack.entries
+    assert [one.name for one in extension._session.last.active] == ["a"], "what the tab tells is of the picture"
