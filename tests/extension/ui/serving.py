@@ -129,6 +129,6 @@ def fill(page: Any, selector: str, value: str) -> None:
 
 
 def infotext_with(page: Any, text: str) -> str:
-    script = "text => document.querySelector('#infotext textarea').value.includes(text)"
+    script = "text => document.querySelector('#infotext textarea')?.value.includes(text)"
     page.wait_for_function(script, arg=text, timeout=LONG)
     return str(page.input_value("#infotext textarea"))
