@@ -160,7 +160,10 @@ class Library:
     def _told(self, file: CatalogFile) -> dict[str, Any]:
         catalog = self._session.catalog
         found = beside(file)
-        row = catalog.reread(found)
+        try:
+            row = catalog.reread(found)
+        except CatalogError as error:  # removed since it was found
+            raise HTTPException(NOT_FOUND, str(error)) from error
         notes = notes_of(found)
         training, problems = _training(file)
         digest = row.shorthash or (row.facts.stored_hash if row.facts is not None else "")

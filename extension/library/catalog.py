@@ -139,12 +139,13 @@ class Catalog:
         return found if found is not None and found.file == file else Found(file)
 
     def row(self, file: CatalogFile) -> Row:
-        """Return the row of one of the files; unread data are read."""
+        """Return the row of one of the files; unread data are read. A file that is gone raises CatalogError."""
         row = self.index.get(file)
         if row is None or not row.complete:
             self._scanner.read(self.found(file))
             row = self.index.get(file)
-            assert row is not None, "a file that was read has a row"
+            if row is None:
+                raise CatalogError(file.path.stem, "is gone: its file was removed")
         return row
 
     def reread(self, found: Found) -> Row:

@@ -338,3 +338,16 @@ def test_an_unknown_name_is_compared_with_few_others_alone(folder: Path, monkeyp
     with pytest.raises(CatalogError, match="2 LoRA files are known") as caught:
         catalog(folder).find("watercolor")
     assert caught.value.candidates == ()
+
+
+def test_a_file_that_is_removed_while_it_is_asked_for_is_said_to_be_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(folder / "goes.safetensors")
+    known = catalog(folder)
+    file = known.find("goes")
+    found = known.found(file)
+    file.path.unlink()
+    monkeypatch.setattr(known.index, "get", lambda _: None)  # a scan has just found that
+    with pytest.raises(CatalogError, match="'goes' is gone: its file was removed"):
+        known.reread(found)
