@@ -53,7 +53,7 @@ class Distilled:
 
 
 _HYPER = r"(?:hyper[ _-]?(?:sd|xl)|sd(?:xl|15)[ _-]hyper)"
-_PCM = r"(?<![a-z])pcm(?![a-z])(?![ _-]deterministic)"  # those of Stable Diffusion 3 need a scheduler of their own
+_PCM = r"(?<![a-z])pcm(?![a-z])(?![ _-]deterministic)"  # PCM for Stable Diffusion 3 needs its own scheduler
 _NO_CFG = (1.0, 1.0)
 
 # the first that the name has; FLUX.1's guidance, 3.5, is the CFG scale of some web UIs

@@ -28,7 +28,7 @@ export const LIBRARY = {
     filters: NO_FILTERS,
     sort: "name",
     view: /** @type {"grid" | "list"} */ ("grid"),
-    cards: /** @type {keyof typeof CARDS} */ ("medium"), // how large those of the grid are
+    cards: /** @type {keyof typeof CARDS} */ ("medium"), // their size in the grid
 };
 
 export class Library {

@@ -55,7 +55,7 @@ class Watch:
 
         Args:
             components: of the model, by name.
-            layers: report after the first call which of these were not called; None leaves it at those of before.
+            layers: report after the first call which of these were not called; None keeps the layers as they were.
         """
         if not self._of and not has_compiled():
             self._of = {name: _Calls(name) for name in components}

@@ -116,7 +116,7 @@ class BlockWeights:
 
         Args:
             block: as `block_of` names it.
-            rules: those of the elements, `unweighted`, that apply to the layer.
+            rules: the elements of `unweighted` that apply to the layer.
             model: its blocks.
         """
         own = [element.weight for element in self.elements if element.unweighted in rules]

@@ -50,7 +50,7 @@ class StrengthGroup(NamedTuple):
     side: Side | None
     """Of the denoiser; None for layers that are not called at each step."""
     rules: tuple[Element, ...]
-    """Those of the entry's `block_rules` that match them."""
+    """The entry's `block_rules` that match these layers."""
 
 
 @lru_cache(maxsize=16384)

@@ -55,8 +55,8 @@ def load_with_renames(file: AdapterFile, components: Mapping[str, nn.Module]) ->
         components: diffusers' component name -> module, which may be on meta.
 
     Returns:
-        The report, and the proposals, those of most layers first. None is made for a file of another model family, nor
-        for names that fit fewer than half of their layers.
+        The report, and the proposals, of most layers first. None is made for a file of another model family, nor for
+        names that fit fewer than half of their layers.
 
     Raises:
         FileError: the file is no adapter that Remora knows.
