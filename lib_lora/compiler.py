@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import nn
@@ -23,8 +23,6 @@ tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
     """Keep a function out of graphs, as `torch.compiler.disable` does, which imports the compiler."""
-    if "torch._dynamo" in sys.modules:
-        return torch.compiler.disable(function)  # type: ignore[no-any-return, no-untyped-call]
     disabled: Callable[P, R] | None = None
 
     @wraps(function)
@@ -34,7 +32,13 @@ def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
             disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
         return (disabled or function)(*args, **kwargs)
 
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]  # what the compiler looks for
+    made, frames = cast("Any", call), cast("Any", torch._C._dynamo.eval_frame)
+    made._torchdynamo_disable = True  # what the compiler looks for in a graph; outside of graphs, it compiles frames
+    if hasattr(frames, "skip_code"):  # to torch 2.6
+        frames.skip_code(made.__code__)
+    else:
+        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+        frames.set_code_exec_strategy(made.__code__, skip)
     return call
 
 
@@ -56,6 +60,5 @@ def has_compiled() -> bool:
 
 def is_compiled(component: nn.Module) -> bool:
     """Tell whether torch compiles the component, or a block of it."""
-    return any(
-        hasattr(one, "_orig_mod") or getattr(one, "_compiled_call_impl", None) is not None for one in every(component)
-    )
+    marks = "_orig_mod", "_compiled_call_impl"
+    return any(getattr(one, mark, None) is not None for one in every(component) for mark in marks)

@@ -171,11 +171,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self._in_order = in_order
         self._of_text = is_of_text(bindings[0].target.path)
         self._params = tuple(dict.fromkeys(binding.target.param for binding in self._bindings))
-        self._scheduled = False
-        for binding in self._bindings:
-            ranges = binding.ranges
-            strengths.register(ranges)
-            self._scheduled |= ranges[0].schedule is not None
+        ranges = [binding.ranges for binding in self._bindings]
+        strengths.register(*ranges)
+        self._scheduled = any(own[0].schedule is not None for own in ranges)
         self._readers: dict[str, tuple[tuple[object, ...], type[WeightReader]]] = {}
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -279,8 +279,7 @@ class LowRankExecutor(Resident[Placed]):
 
     def _token_layout(self, tensor: Tensor) -> TokenLayout:
         nowhere = self._of_text or self._kind == "embedding"
-        latents = self._strengths.latents
-        return token_layout(tensor.shape, latents, spatial=self._spatial, of_text=nowhere)
+        return token_layout(tensor.shape, self._strengths.latents, spatial=self._spatial, of_text=nowhere)
 
     def _changed_input(self, layer: nn.Module, x: Tensor, op: Operation, *, alike: bool) -> Tensor:
         placed = self._placed

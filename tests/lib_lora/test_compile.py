@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -291,3 +294,36 @@ def test_what_is_uncompiled_is_called_as_it_is_by_compiled_code() -> None:
     found = torch.compile(lambda x: called(x) * 2, backend="eager")(torch.ones(2))
     assert torch.equal(found, torch.full((2,), 4.0))
     assert seen == [False]
+
+
+_LATE = """
+import sys, torch
+from pathlib import Path
+from safetensors.torch import save_file
+from torch import nn
+from lib_lora import Curve, Engine, Entry, Moment, Stack, Strength
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(16, 16)
+    def forward(self, sample, timestep):
+        return self.lin(sample)
+
+factors = {"lora_down": torch.randn(4, 16), "lora_up": torch.randn(16, 4)}
+save_file({f"lora_unet_lin.{name}.weight": value for name, value in factors.items()}, sys.argv[1])
+net, x = Net(), torch.ones(1, 16)
+engine = Engine({"unet": net})
+engine.activate(Stack([Entry(Path(sys.argv[1]), Strength(Curve(((0.0, 0.0), (1.0, 1.0)))))]))
+engine.set_moment(Moment(1, 4))
+assert "torch._dynamo" not in sys.modules, "the compiler is imported by nothing before"
+with torch.no_grad():
+    eager, compiled = net(x, 5), torch.compile(net, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, 5), eager)
+"""
+
+
+def test_hooks_from_before_the_compiler_was_imported_stay_out_of_graphs(tmp_path):
+    command = [sys.executable, "-c", _LATE, str(tmp_path / "a.safetensors")]
+    done = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
