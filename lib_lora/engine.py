@@ -485,9 +485,9 @@ class Engine:
         self._plan.write(stack)
         if rows != (stack.images, stack.halved):
             self._calls.chosen = 0
-            self._hook_calls()
-        elif before != (strengths.varying, strengths.by_noise, strengths.has_regions):
-            self._hook_calls()
+        elif before == (strengths.varying, strengths.by_noise, strengths.has_regions):
+            return
+        self._hook_calls()
 
     def _too_strong(self) -> dict[int, str]:
         """Name the entries in force that change most, where the output of a denoiser is not finite, and since when."""

@@ -63,9 +63,8 @@ class ForgeNeoHost(ForgeHost):
     def cannot_serve(self) -> str:
         if getattr(getattr(module("backend.args"), "dynamic_args", None), "nunchaku", False):
             parts = self.components()
-            reasons = [why_not(parts[name]) for name in parts if is_denoiser(name)]
-            if any(reasons):
-                return f"this model is {reasons[0]}, which Remora cannot change: the web UI's own LoRA gets the tags"
+            for reason in filter(None, [why_not(parts[name]) for name in parts if is_denoiser(name)]):
+                return f"this model is {reason}, which Remora cannot change: the web UI's own LoRA gets the tags"
         return super().cannot_serve()
 
     def unmerge(self, model: Any) -> None:
