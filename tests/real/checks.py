@@ -147,37 +147,48 @@ def batch(trial: Trial) -> str:
     described = trial.ui.script("prompt matrix")
     if described is None:
         raise AbsentError("no prompt matrix, which makes a batch of unlike prompts")
-    parts = [trial.words, *(f"<lora:{name}:1>" for name in (trial.a, trial.b))]
     script = {"script_name": "prompt matrix", "script_args": [one.get("value") for one in described]}
     fields = trial.fields | script | {"batch_size": 4}
     try:
-        made, info = trial.ui.pictures("|".join(parts), fields)
+        measured, wrong = compared(trial, "|".join([trial.words, f"<lora:{trial.a}:1>", f"<lora:{trial.b}:1>"]), fields)
     except WebUIError as error:
-        if fails(trial, f"{trial.words}|large|old", fields):
+        if by_itself(trial, fields):
             raise AbsentError(f"the prompt matrix fails without LoRA, too: {error.detail:.80}") from None
         raise
-    prompts = info["all_prompts"][-4:]
-    made = made[-4:]
-    alone = [trial.ui.picture(prompt, trial.fields) for prompt in prompts]
+    if wrong:
+        if by_itself(trial, fields):
+            raise AbsentError("a batch of unlike prompts is unlike single pictures without LoRA, too")
+        raise FailedError(f"{wrong!r} in a batch is {measured}/255 from the one made alone")
+    trial.none_again("after a batch")
+    return f"within {measured}/255"
+
+
+def compared(trial: Trial, prompt: str, fields: Mapping[str, object]) -> tuple[int, str]:
+    """Compare the four pictures of a prompt matrix with those made alone.
+
+    Returns:
+        the largest difference, in 1/255, and the first prompt whose picture is another one, or nothing.
+    """
+    made, info = trial.ui.pictures(prompt, fields)
+    prompts, made = info["all_prompts"][-4:], made[-4:]
+    alone = [trial.ui.picture(one, trial.fields) for one in prompts]
     for i, picture in enumerate(made):
         own = apart(picture, alone[i])
         others = [float(np.abs(picture - other).mean()) for j, other in enumerate(alone) if j != i]
         if own > _ROUNDING or min(others) < _CLOSER * float(np.abs(picture - alone[i]).mean()):
-            raise FailedError(f"{prompts[i]!r} in a batch is {own}/255 from the one made alone")
-    trial.none_again("after a batch")
-    return f"within {max(apart(*pair) for pair in zip(made, alone, strict=True))}/255"
+            return own, prompts[i]
+    return max(apart(*pair) for pair in zip(made, alone, strict=True)), ""
 
 
-def fails(trial: Trial, prompt: str, fields: Mapping[str, object]) -> bool:
-    """Tell whether a web UI fails by itself: with Remora off, and a prompt without LoRA."""
+def by_itself(trial: Trial, fields: Mapping[str, object]) -> bool:
+    """Tell whether the prompt matrix goes wrong with Remora off, and words in place of LoRA."""
     try:
         trial.ui.set(remora_enabled=False)
-        trial.ui.pictures(prompt, fields)
+        return bool(compared(trial, f"{trial.words}|large|very old", fields)[1])
     except WebUIError:
         return True
     finally:
         trial.ui.set(remora_enabled=True)
-    return False
 
 
 def hires(trial: Trial) -> str:
