@@ -15,8 +15,8 @@ from .tensors import every
 P = ParamSpec("P")
 R = TypeVar("R")
 
-compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", lambda: False)
-"""Whether the code is being compiled; not in every 2.1."""
+compiling: Callable[[], bool] = getattr(torch.compiler, "is_compiling", bool)
+"""Whether the code is being compiled; torch 2.1 does not tell, and `bool()` is false."""
 tracing: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]
 """Whether `torch.jit.trace` records what is called, of which it knows torch's own operations alone."""
 

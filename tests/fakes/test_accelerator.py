@@ -127,7 +127,7 @@ def test_whole_models_give_the_bits_of_the_cpu() -> None:
 
 
 def globals_of_torch() -> tuple[object, ...]:
-    swapping = torch.__future__.get_swap_module_params_on_conversion()
+    swapping = getattr(torch.__future__, "get_swap_module_params_on_conversion", bool)()  # since torch 2.3
     return swapping, set(vars(torch.Tensor)), set(sys.modules), hasattr(torch, "lazy")
 
 

@@ -222,7 +222,7 @@ def test_a_merge_that_fails_leaves_the_stack_live(model, file, measured, monkeyp
 
     def fail(way: MergedExecutor, layer: nn.Module, values: dict[int, float]) -> None:
         if done:
-            raise torch.OutOfMemoryError("nothing left")
+            raise torch.cuda.OutOfMemoryError("nothing left")
         done.append(merge(way, layer, values))
 
     monkeypatch.setattr(MergedExecutor, "_merge", fail)
@@ -235,7 +235,7 @@ def test_a_merge_that_fails_leaves_the_stack_live(model, file, measured, monkeyp
 @torch.no_grad()
 def test_a_device_that_cannot_be_measured_leaves_the_stack_live(model, file, monkeypatch, caplog):
     def fail(*_: object) -> Rates:
-        raise torch.OutOfMemoryError("not even a layer")
+        raise torch.cuda.OutOfMemoryError("not even a layer")
 
     monkeypatch.setattr(tuning, "measure", fail)
     own, x = Engine({"unet": model}, tuner=Tuner()), torch.randn(5, 8)

@@ -19,6 +19,8 @@ from tests.fakes.files import save
 
 ATTENTION = ("CrossAttention", "Attention", "GEGLU")
 EXTENDED = (*ATTENTION, "ResnetBlock2D")
+OF_TEXT = ("CLIPAttention", "CLIPSdpaAttention")
+"""What releases of transformers call it."""
 TREES = [("sd1", "diffusers"), ("sd1", "ldm"), ("sd2", "diffusers"), ("sd2", "ldm")]
 
 
@@ -91,7 +93,7 @@ def test_unet_layers_are_those_that_were_counted(tmp_path, family, tree, classes
 @pytest.mark.parametrize(("family", "tree"), TREES)
 def test_text_encoder_layers_are_those_that_were_counted(tmp_path, family, tree, said):
     trained = models()[family, "diffusers"]["text_encoder"]
-    names = counted(trained, ["CLIPAttention"], (nn.Linear,))
+    names = counted(trained, OF_TEXT, (nn.Linear,))
     metadata = header("text_encoder", ["CLIPAttention"]) if said else {}
     path = save(tmp_path / "a.safetensors", tensors_of(trained, names, "text_encoder"), metadata)
     network = load_network(path, models()[family, tree])
@@ -105,7 +107,7 @@ def test_a_text_encoder_under_the_names_its_classes_had(tmp_path, said, mlp):
     """As transformers called them when the file was trained, with the MLP beside them or without."""
     trained = models()["sd1", "diffusers"]["text_encoder"]
     more = ["CLIPMLP"] if mlp else []
-    names = counted(trained, ["CLIPAttention", *more], (nn.Linear,))
+    names = counted(trained, [*OF_TEXT, *more], (nn.Linear,))
     metadata = header("text_encoder", [said, *more])
     network = load_network(
         save(tmp_path / "a.safetensors", tensors_of(trained, names, "text_encoder"), metadata), models()["sd1", "ldm"]
@@ -183,7 +185,7 @@ def test_a_number_that_may_be_either_of_two_layers_is_not_used(tmp_path):
 
 def test_one_component_does_not_speak_for_the_other(tmp_path):
     trained = models()["sd1", "diffusers"]["text_encoder"]
-    made = tensors_of(trained, counted(trained, ["CLIPAttention"], (nn.Linear,)), "text_encoder")
+    made = tensors_of(trained, counted(trained, OF_TEXT, (nn.Linear,)), "text_encoder")
     made |= {"unet:0:up": torch.ones(5, 1), "unet:0:down": torch.ones(1, 5)}
     network = load_network(save(tmp_path / "a.safetensors", made), models()["sd1", "diffusers"])
     assert {component: len(own) for component, own in network.adapters.items()} == {"text_encoder": 48}

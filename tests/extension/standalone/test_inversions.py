@@ -246,10 +246,10 @@ def test_a_job_that_fails_takes_them_off(studio: Studio, monkeypatch: pytest.Mon
     before = trace(studio.model.pipeline)
 
     def fails(*arguments, **named):
-        raise torch.OutOfMemoryError("no memory left")
+        raise torch.cuda.OutOfMemoryError("no memory left")
 
     monkeypatch.setattr(studio.model.pipeline.vae, "decode", fails)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises(torch.cuda.OutOfMemoryError):
         made(studio, prompt="mychar <lora:char:1>")
     assert trace(studio.model.pipeline) == before
 
