@@ -64,14 +64,17 @@ class Guest:
         wanted = settings(values)
         try:
             always, unread = self._session.always_tags(wanted.skip_bad)
-            images = [self._read(arguments, batch, unread, skip_bad=wanted.skip_bad) for arguments in batch.images]
+            bad: dict[Skipped, LoraError] = {}
+            images = [self._read(arguments, batch, bad) for arguments in batch.images]
+            unread += self._session.skip_or_raise(bad, wanted.skip_bad)
             besides = [tag.without(batch.without) for tag in always]
             activation = self._session.begin_batch(images, wanted, batch.calls, besides, batch.seeds, batch.at)
             notes = (*activation.notes, *activation.far_off(batch.steps, batch.cfg))
             activation = replace(activation, left_out=(*unread, *activation.left_out), notes=notes)
             self._session.last = activation
         except BaseException as error:
-            self._session.failed = self._session.failed or Skipped("", f"{type(error).__name__}: {error}")
+            if not self._session.failed:
+                self._session.failed = (Skipped("", f"{type(error).__name__}: {error}"),)
             self._session.end()
             raise
         return Outcome(
@@ -149,7 +152,7 @@ class Guest:
         logger.error("remora: %s", sentence, exc_info=error)
         self._session.fault = sentence
         if in_picture and not settings(self._host).skip_bad:
-            self._session.failed = Skipped("", sentence)
+            self._session.failed = (Skipped("", sentence),)
             raise LoraError(sentence) from error
 
     def failed(self, sentence: str) -> None:
@@ -159,7 +162,7 @@ class Guest:
             LoraError: the settings stop the generation.
         """
         logger.error("remora: %s", sentence)
-        self._session.failed = Skipped("", sentence)
+        self._session.failed = (Skipped("", sentence),)
         if not settings(self._host).skip_bad:
             raise LoraError(sentence)
 
@@ -191,18 +194,13 @@ class Guest:
             if activation.images == 1 or image in one.images
         )
 
-    def _read(self, arguments: Sequence[str], batch: Batch, unread: list[Skipped], *, skip_bad: bool) -> list[Tag]:
-        """Parse one image's tags; each tag that cannot be parsed is left out."""
+    def _read(self, arguments: Sequence[str], batch: Batch, bad: dict[Skipped, LoraError]) -> list[Tag]:
+        """Parse one image's tags; those that cannot be parsed go to `bad`."""
         tags, names = [], self._session.names
         for written in arguments:
             try:
                 tag = parse_arguments(written, batch.default, names)
                 tags.append(tag.without(batch.without))
             except LoraError as error:
-                skipped = Skipped.unread(written, error)
-                if not skip_bad:
-                    self._session.failed = skipped
-                    raise
-                logger.warning("remora: skipped: %s", error)
-                unread.append(skipped)
+                bad[Skipped.unread(written, error)] = error
         return tags

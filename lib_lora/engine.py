@@ -197,7 +197,7 @@ class Engine:
         """Make `stack` be in force, and only it. An empty one takes everything off.
 
         Raises:
-            ActivationError: an entry's file cannot be used; its cause says why. What was in force stays so.
+            ActivationError: files of entries cannot be used; it has all the causes. What was in force stays so.
             StackError: a multiplier names no component, or the mode is `auto` and there is no tuner.
             ComponentError: a component was unloaded, or another engine serves one of its layers.
         """
@@ -220,13 +220,15 @@ class Engine:
         self._model.check_names(stack)
         patched_again = hooks.ensure_in_force()
         indexes = self._model.indexes()
-        networks = list[Network]()
+        networks, failed = list[Network](), dict[int, LoraError]()
         for i, entry in enumerate(stack.entries):
             try:
                 networks.append(self._cache.resolved(Path(entry.path), indexes, stack.reading))
                 networks[-1].check_fit()
             except LoraError as error:
-                raise ActivationError(i, entry.name, error) from error
+                failed[i] = error
+        if failed:
+            raise ActivationError([entry.name for entry in stack.entries], failed) from next(iter(failed.values()))
         key, plan = PlanKey.of(stack, networks, indexes), self._plan
         kept = not patched_again and plan is not None and plan.key == key and self._hooked.hold(plan.executors)
         if self._tuner is not None:

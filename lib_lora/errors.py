@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
@@ -65,17 +65,15 @@ class StackError(LoraError, ValueError):
 
 
 class ActivationError(LoraError):
-    """One entry of a stack failed, so the whole activation did; the previous plan stays in force.
+    """Entries of a stack failed, so the whole activation did; the previous plan stays in force.
 
     Attributes:
-        index: position of the entry in the stack, from 0.
-        name: the entry's name.
+        causes: position of each of these entries in the stack, from 0 -> its error.
     """
 
-    def __init__(self, index: int, name: str, cause: BaseException) -> None:
-        super().__init__(f"entry {index + 1} ({name}) was not applied: {cause}")
-        self.index = index
-        self.name = name
+    def __init__(self, names: Sequence[str], causes: Mapping[int, LoraError]) -> None:
+        super().__init__("; ".join(f"entry {i + 1} ({names[i]}) was not applied: {causes[i]}" for i in causes))
+        self.causes = causes
 
 
 class RowsError(LoraError, ValueError):

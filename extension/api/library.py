@@ -153,7 +153,7 @@ class Library:
                 own = catalog.name_of(file)
                 meant[name] = {"id": file.id, "name": own, "problem": catalog.problem(file), "candidates": []}
             except CatalogError as error:
-                meant[name] = {"id": None, "problem": str(error), "candidates": list(error.candidates)}
+                meant[name] = {"id": None, "problem": error.reason, "candidates": list(error.candidates)}
                 compare = compare and error.fits_several
         return meant
 

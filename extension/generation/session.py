@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from lib_lora import (
     RANK_BUCKETS,
+    ActivationError,
     ActivationReport,
     Engine,
+    FileError,
     LoraError,
     Stack,
+    StackError,
     is_denoiser,
     is_off,
     model_blocks,
@@ -69,6 +72,16 @@ class Skipped:
     """It belongs to the always-on stack, not to a prompt."""
     written: str = ""
     """The text between `<lora:` and `>`, if the tag cannot be parsed."""
+    cause: str = ""
+    """The reason without the name, for readers who see it beside; empty if the reason has none."""
+
+    @classmethod
+    def of(cls, name: str, error: LoraError, *, always_on: bool = False) -> Skipped:
+        """Make one for a LoRA that failed."""
+        reason = f"of the always-on stack: {error}" if always_on else str(error)
+        missing = isinstance(error, CatalogError) and not error.fits_several
+        cause = error.reason if isinstance(error, (CatalogError, FileError)) else str(error)
+        return cls(name, reason, missing, always_on, cause=cause)
 
     @classmethod
     def unread(cls, written: str, error: LoraError) -> Skipped:
@@ -146,8 +159,8 @@ class Session:
         self.regions = RegionFiles(host.data_dir)
         self.last = Activation()
         """The LoRA of the latest generation."""
-        self.failed: Skipped | None = None
-        """Why the generation after that failed."""
+        self.failed: tuple[Skipped, ...] = ()
+        """Why the generation after that failed, one for each LoRA; empty if it did not."""
         self.fault = ""
         """Why the host could not be taken over for the present model; empty if it was."""
         self._passes: set[str] = set()  # made so far for the present picture
@@ -223,11 +236,11 @@ class Session:
         """
         batch = Request(tuple(map(tuple, images)), settings, calls, tuple(always), tuple(seeds), at)
         self._passes = {at} if at == "base" else {*self._passes, at}  # a base pass starts another picture
-        self.failed = None
+        self.failed = ()
         try:
             self.last = self._put_in_force(batch)
         except LoraError as error:
-            self.failed = self.failed or Skipped("", str(error))
+            self.failed = self.failed or (Skipped("", str(error)),)
             raise
         self._batch = batch
         self.catalog.used({one.file for one in self.last.active})
@@ -240,14 +253,14 @@ class Session:
             LoraError: an entry cannot be parsed, and `skip_bad` is off.
         """
         tags: list[Tag] = []
-        left_out: list[Skipped] = []
+        bad: dict[Skipped, LoraError] = {}
         names = self.names
         for entry in self.always_on.stack.wanted():
             try:
                 tags.append(parse_arguments(entry.written, names=names))
             except LoraError as error:
-                self._skip_or_raise(entry.name, error, skip_bad, left_out, always_on=True)
-        return [tag for tag in tags if not tag.is_off], left_out
+                bad[Skipped.of(entry.name, error, always_on=True)] = error
+        return [tag for tag in tags if not tag.is_off], self.skip_or_raise(bad, skip_bad)
 
     def model_family(self) -> Family | None:
         """Return the family of the host's present model, or None if it is unknown."""
@@ -372,9 +385,11 @@ class Session:
         for one in left_out:
             self._say(one.reason, logging.WARNING)
         lookup = Lookup(self.catalog)
-        always = self._always(lookup, batch, left_out)
+        bad: dict[Skipped, LoraError] = {}
+        always = self._always(lookup, batch, bad)
         count = max(1, batch.count)
-        own = [self._found(lookup, batch, image, left_out, off_too=bool(always)) for image in range(count)]
+        own = [self._found(lookup, batch, image, bad, off_too=bool(always)) for image in range(count)]
+        left_out += self.skip_or_raise(bad, batch.settings.skip_bad)
         besides = [_besides(always, image) for image in own]
         images = [
             [*(always[position] for position in sorted(front)), *(one for one in image if not one.is_off)]
@@ -413,16 +428,20 @@ class Session:
             try:
                 return self._activate(entries, images, batch)
             except LoraError as error:
-                culprit = getattr(error, "index", None)  # ActivationError and StackError name the entry
-                if culprit is None:
+                causes = error.causes if isinstance(error, ActivationError) else {}
+                if isinstance(error, StackError) and error.index is not None:
+                    causes = {error.index: error}
+                if not causes:
                     raise
-                bad = first(entries[culprit])
-                always_on = bad.file in of_stack
-                self._skip_or_raise(bad.name, error, batch.settings.skip_bad, left_out, always_on=always_on)
-                del entries[culprit]
+                bad = {
+                    Skipped.of(one.name, cause, always_on=one.file in of_stack): cause
+                    for one, cause in ((first(entries[culprit]), cause) for culprit, cause in causes.items())
+                }
+                left_out += self.skip_or_raise(bad, batch.settings.skip_bad)
+                entries[:] = [one for i, one in enumerate(entries) if i not in causes]
 
     def _found(
-        self, lookup: Lookup, batch: Request, image: int, left_out: list[Skipped], *, off_too: bool
+        self, lookup: Lookup, batch: Request, image: int, bad: dict[Skipped, LoraError], *, off_too: bool
     ) -> list[Wish]:
         """Find the files of one image's LoRA; a LoRA at 0 is looked up only with `off_too`, and never fails."""
         found = []
@@ -434,34 +453,33 @@ class Session:
                 found.append(Wish(tag.name, lookup.find(tag.name), tag.rank, multiplier))
             except LoraError as error:
                 if not is_off(multiplier):
-                    self._skip_or_raise(tag.name, error, batch.settings.skip_bad, left_out)
+                    bad[Skipped.of(tag.name, error)] = error
         return found
 
-    def _always(self, lookup: Lookup, batch: Request, left_out: list[Skipped]) -> dict[int, Wish]:
+    def _always(self, lookup: Lookup, batch: Request, bad: dict[Skipped, LoraError]) -> dict[int, Wish]:
         """Find the files of the always-on LoRA, by position."""
         found = {}
         for position, tag in enumerate(batch.always):
             try:
                 found[position] = Wish(tag.name, lookup.find(tag.name), tag.rank, batch.multiplier(tag))
             except LoraError as error:
-                self._skip_or_raise(tag.name, error, batch.settings.skip_bad, left_out, always_on=True)
+                bad[Skipped.of(tag.name, error, always_on=True)] = error
         return {position: wish for position, wish in found.items() if not wish.is_off}
 
-    def _skip_or_raise(
-        self, name: str, error: LoraError, skip_bad: bool, left_out: list[Skipped], *, always_on: bool = False
-    ) -> None:
-        # say so: the user looks for the name in the prompt first
-        reason = f"of the always-on stack: {error}" if always_on else str(error)
-        missing = isinstance(error, CatalogError) and not error.fits_several
-        skipped = Skipped(name, reason, missing, always_on)
-        if not skip_bad:
-            self.failed = skipped
-            if always_on:
-                raise LoraError(reason) from error
-            raise error
-        if skipped not in left_out:  # several images may ask for the same
-            logger.warning("remora: skipped: %s", reason)
-            left_out.append(skipped)
+    def skip_or_raise(self, bad: Mapping[Skipped, LoraError], skip_bad: bool) -> list[Skipped]:
+        """Log and return the LoRA that failed, or raise one error that names all.
+
+        Raises:
+            LoraError: there are some, and `skip_bad` is off.
+        """
+        for skipped, error in {} if skip_bad else bad.items():
+            self.failed = tuple(bad)
+            if len(bad) == 1 and not skipped.always_on:
+                raise error
+            raise LoraError("; ".join(one.reason for one in bad)) from error
+        for skipped in bad:
+            logger.warning("remora: skipped: %s", skipped.reason)
+        return list(bad)
 
     def _activate(self, entries: Sequence[Shared], images: int, batch: Request) -> tuple[ActivationReport, Stack]:
         settings = batch.settings

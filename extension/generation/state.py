@@ -35,16 +35,16 @@ _OF_FILE: Mapping[str, object] = {
 
 
 def state_of(session: Session) -> dict[str, Any]:
-    """Return the LoRA of the latest batch; after a failure, only the one that failed."""
+    """Return the LoRA of the latest batch; after a failure, only those that failed."""
     last, failed = session.last, session.failed
     names = names_of(session)
     always = set(last.always.values())
-    if failed is None:
+    if not failed:
         loras = [_active(one, names, one.file in always, last.report, i) for i, one in enumerate(last.active)]
         loras += [_left_out(one) for one in last.left_out]
     else:
-        loras = [_left_out(failed)] if _is_of_a_lora(failed) else []
-    ran = failed is None
+        loras = [_left_out(one) for one in failed if _is_of_a_lora(one)]
+    ran = not failed
     model = session.model_family()
     progress = session.catalog.progress
     return {
@@ -59,7 +59,7 @@ def state_of(session: Session) -> dict[str, Any]:
         "live": dict(last.report.live) if ran else {},
         "notes": [
             *([session.useless] if session.useless else []),
-            *(_notes(last) if failed is None else [] if loras else [failed.reason]),
+            *(_notes(last) if ran else [one.reason for one in failed if not _is_of_a_lora(one)]),
         ],
         "conflicts": list(session.host.conflicts()),
         "catalog": {
@@ -120,7 +120,7 @@ def _left_out(skipped: Skipped) -> dict[str, Any]:
         "name": skipped.name,
         "asked": skipped.written or skipped.name,
         "state": state,
-        "reason": skipped.reason,
+        "reason": skipped.cause or skipped.reason,
         "hit": 0,
         "layers": None,
         **_OF_FILE,

@@ -39,13 +39,14 @@ class CatalogError(LoraError, LookupError):
 
     Attributes:
         name: as in the tag.
+        reason: what is wrong, without the name.
         candidates: names that match; similar names if none does.
         fits_several: more than one file matches.
     """
 
     def __init__(self, name: str, reason: str, candidates: Sequence[str] = (), *, fits_several: bool = False) -> None:
         super().__init__(f"LoRA {name!r:.120} {reason}")
-        self.name = name
+        self.name, self.reason = name, reason
         self.candidates = tuple(candidates)
         self.fits_several = fits_several
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from lib_lora import AdapterFile, Family, Glance, LoraError, base_model, glance, inspect_file
+from lib_lora import AdapterFile, Family, FileError, Glance, LoraError, base_model, glance, inspect_file
 
 from .plain import are_texts, demand, is_count, read_json
 
@@ -146,7 +146,8 @@ class FactsReader:
             said = glanced.metadata if glanced is not None else AdapterFile.open(path).metadata
             structure = self._structure(path, glanced)
         except LoraError as error:
-            problem, passing = str(error), isinstance(error.__cause__, OSError)
+            problem = error.reason if isinstance(error, FileError) else str(error)
+            passing = isinstance(error.__cause__, OSError)
         tags = _frequencies(said.get("ss_tag_frequency", "")).most_common()
         alias = said.get("ss_output_name", "")
         return Facts(

@@ -125,7 +125,7 @@ class Runner:
         try:
             check(self.studio, request)
         except PromptError as error:
-            self.studio.session.failed = Skipped.unread(error.arguments, error)  # the tab says it at the tag
+            self.studio.session.failed = (Skipped.unread(error.arguments, error),)  # the tab says it at the tag
             raise
         self._forget_those_done()
         job = Job(request, self._worker.submit, partial(_work, self.studio, save))

@@ -58,7 +58,7 @@ class PageBackend:
 
     def is_told(self, error: LoraError) -> bool:
         failed = self._runner.studio.session.failed
-        return failed is not None and failed.reason == str(error)
+        return "; ".join(one.reason for one in failed) == str(error)
 
     def option(self, key: str) -> object:
         return self._runner.studio.host.option(key)

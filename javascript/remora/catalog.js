@@ -230,20 +230,6 @@ export function foldersAt(folders, current) {
 }
 
 /**
- * Return the reason against a file without the file's own name in front, which stands above it on a card.
- * @param {string} reason
- * @param {string} file
- */
-export function withoutName(reason, file) {
-    const name = file.split("/").pop() ?? file;
-    for (const start of [file, name, `${name}.safetensors`]) {
-        const found = reason.startsWith(start) ? reason.slice(start.length).match(/^(?:\.\w+)?:?\s+(.+)$/s) : null;
-        if (found) return found[1];
-    }
-    return reason;
-}
-
-/**
  * Write a number of bytes for people.
  * @param {number} bytes
  */

@@ -105,8 +105,8 @@ def test_a_tag_that_cannot_be_read_is_what_a_batch_failed_for(pipeline: object) 
     STANDALONE.set_option(ON_BAD_LORA, FAIL)
     with pytest.raises(PromptError):
         STANDALONE._remora.batch(batch("zorp:x", "stripes"))
-    assert session.failed is not None
-    assert (session.failed.name, session.failed.written) == ("zorp", "zorp:x")
+    (failed,) = session.failed
+    assert (failed.name, failed.written) == ("zorp", "zorp:x")
 
 
 def test_a_reload_keeps_the_session_and_the_users_settings(pipeline: object) -> None:

@@ -5,16 +5,7 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
 import {Api} from "../../javascript/remora/api.js";
-import {
-    Catalog,
-    facets,
-    foldersAt,
-    NO_FILTERS,
-    SORTS,
-    select,
-    size,
-    withoutName,
-} from "../../javascript/remora/catalog.js";
+import {Catalog, facets, foldersAt, NO_FILTERS, SORTS, select, size} from "../../javascript/remora/catalog.js";
 
 /**
  * Make a file, readable and of no family unless something else is said.
@@ -344,16 +335,4 @@ test("folders are walked one level at a time", () => {
     });
     assert.deepEqual(foldersAt(folders, "art"), {around: ["art"], inside: [["art/ink", 2]]});
     assert.deepEqual(foldersAt(folders, "art/ink/old"), {around: ["art", "art/ink", "art/ink/old"], inside: []});
-});
-
-test("the reason on a card does not begin with the name that stands above it", () => {
-    const cases = [
-        ["empty.safetensors: has no tensors", "has no tensors"],
-        ["empty.safetensors has no tensors", "has no tensors"],
-        ["sub/empty.safetensors: is cut", "is cut"],
-        ["emptying is no name of it", "emptying is no name of it"],
-        ["it is for Stable Diffusion XL", "it is for Stable Diffusion XL"],
-        ["empty", "empty"],
-    ];
-    for (const [reason, shown] of cases) assert.equal(withoutName(reason, "sub/empty"), shown);
 });

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
 import {isOf, Others} from "../../javascript/remora/outcomes.js";
-import {Outcome, reasonOf} from "../../javascript/remora/ui/outcome.js";
+import {Outcome} from "../../javascript/remora/ui/outcome.js";
 
 /**
  * @param {object} values
@@ -73,11 +73,4 @@ test("a LoRA without any effect is told as such, with the reason", () => {
     const shown = textOf(Outcome({lora: idle}));
     assert.match(shown, /^○ no effect: its strength is 0/);
     assert.doesNotMatch(shown, /partly/);
-});
-
-test("a reason names neither the entry nor its file, which its row does; other reasons stay", () => {
-    const told = (/** @type {string} */ reason) => reasonOf({name: "a/fox (v2)", reason});
-    assert.equal(told("entry 4 (fox (v2)) was not applied: fox (v2).safetensors: fits no layer"), "fits no layer");
-    assert.equal(told("entry 1 (fox) was not applied: no device"), "no device");
-    assert.equal(told("fox (v2).safetensors: is truncated"), "fox (v2).safetensors: is truncated");
 });

@@ -207,10 +207,14 @@ def test_a_failed_activation_leaves_what_was_and_names_the_entry(net, x, both, o
     for name, cause in {"broken": FileError, "missing": FileError, "other": NoMatchError}.items():
         with pytest.raises(ActivationError, match=rf"entry 2 \({name}\) was not applied") as caught:
             engine.activate(Stack([Entry(only_a), Entry(tmp_path / f"{name}.safetensors")]))
-        assert (caught.value.index, caught.value.name) == (1, name)
-        assert isinstance(caught.value.__cause__, cause)
+        assert {i: type(error) for i, error in caught.value.causes.items()} == {1: cause}
+        assert caught.value.__cause__ is caught.value.causes[1]
         assert torch.equal(net(x), before)
         assert engine.stack == Stack([Entry(both, 0.7)])
+    bad = [tmp_path / "missing.safetensors", tmp_path / "other.safetensors"]
+    with pytest.raises(ActivationError, match=r"entry 1 \(missing\) was .+; entry 3 \(other\) was") as caught:
+        engine.activate(Stack([Entry(bad[0]), Entry(only_a), Entry(bad[1])]))
+    assert list(caught.value.causes) == [0, 2]
 
 
 @pytest.mark.parametrize("error", [torch.cuda.OutOfMemoryError, KeyboardInterrupt, RuntimeError])

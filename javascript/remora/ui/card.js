@@ -7,7 +7,7 @@
 
 import {html} from "../vendor/preact.js";
 import {query} from "../api.js";
-import {canBeNamed, size, withoutName} from "../catalog.js";
+import {canBeNamed, size} from "../catalog.js";
 import {Icon} from "./icons.js";
 import {Button, Picture} from "./parts.js";
 
@@ -43,7 +43,7 @@ export function Card({lora, tab, view, used, against, fits}) {
                 <span class="rt-card-name">${lora.name}</span>
                 ${
                     against
-                        ? html`<span class="rt-hint rt-reason">${withoutName(against, lora.file)}</span>`
+                        ? html`<span class="rt-hint rt-reason">${against}</span>`
                         : html`<span class="rt-hint">${facts || (lora.read ? "no trigger words" : "not read yet")}</span>
                         ${fit && html`<span class="rt-hint">${fit}</span>`}`
                 }

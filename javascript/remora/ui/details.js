@@ -74,6 +74,7 @@ export function Details({tab, id}) {
     const picture = (/** @type {Blob | undefined} */ blob) =>
         blob && attempt(async () => renew(await tab.library.setPicture(lora, blob)));
     const used = tab.stack.used().has(lora.id);
+    const against = tab.library.catalog.against(lora);
     return html`<${Dialog} title=${lora.name} close=${close} class="rt-wide-dialog">
         <div class="rt-details">
             <div class="rt-details-side">
@@ -89,7 +90,7 @@ export function Details({tab, id}) {
                     ${used ? "Remove from the prompt" : "Insert into the prompt"}</button>
             </div>
             <div class="rt-details-main">
-                ${!lora.readable && html`<p class="rt-error">${lora.reason}</p>`}
+                ${against && html`<p class=${lora.readable ? "rt-notice" : "rt-error"}>${against}</p>`}
                 ${lora.problems.map((text) => html`<p class="rt-notice" key=${text}>${text}</p>`)}
                 <${Facts} lora=${lora} tab=${tab} />
                 ${lora.distilled && html`<${MadeFor} tab=${tab} made=${lora.distilled} attempt=${attempt} />`}
@@ -115,13 +116,18 @@ function Facts({lora, tab}) {
     const family = tab.library.catalog.familyOf(lora);
     const facts = [
         ["File", lora.path],
-        ["Made for", family && (family.reason || family.title)],
+        ["Made for", family?.title],
         ["Made from", lora.base_model],
         ["Kind", [rank(lora), lora.layers && `${lora.layers} layers`, lora.format].filter(Boolean).join(", ")],
         ["Size", size(lora.size)],
         ["Name in training", lora.alias === lora.name ? "" : lora.alias],
         ["Hash", lora.hash],
-        ["Used", lora.uses ? `${lora.uses} times, last ${new Date(lora.used * 1000).toLocaleString()}` : "never"],
+        [
+            "Used",
+            lora.uses
+                ? `${lora.uses === 1 ? "once" : `${lora.uses} times`}, last ${new Date(lora.used * 1000).toLocaleString()}`
+                : "never",
+        ],
     ];
     return html`<dl class="rt-facts">${facts
         .filter(([, value]) => value)

@@ -3,7 +3,7 @@
 /** @import {LoraOutcome} from "../api.js" */
 
 import {html} from "../vendor/preact.js";
-import {size, withoutName} from "../catalog.js";
+import {size} from "../catalog.js";
 
 const STATES = {
     applied: "✓ applied",
@@ -17,7 +17,7 @@ const KEYS_SHOWN = 20; // of each reason
 /** @param {{lora: LoraOutcome | undefined}} props */
 export function Outcome({lora}) {
     if (!lora) return null;
-    const layers = lora.state === "applied" ? `${lora.hit} of ${lora.layers} layers` : reasonOf(lora);
+    const layers = lora.state === "applied" ? `${lora.hit} of ${lora.layers} layers` : lora.reason;
     const used = ["applied", "partly", "none"].includes(lora.state);
     const cost = used
         ? [lora.bytes ? size(lora.bytes) : "", lora.seconds ? `read in ${duration(lora.seconds)}` : ""]
@@ -34,15 +34,6 @@ export function Outcome({lora}) {
         </ul></details>`
         }
     </div>`;
-}
-
-/**
- * Return the reason without the entry and the file, whose row has their name.
- * @param {{name: string, reason: string}} lora
- */
-export function reasonOf({name, reason}) {
-    const found = reason.match(/^entry \d+ \(.*?\) was not applied: (.+)$/s);
-    return found ? withoutName(found[1], name) : reason;
 }
 
 /**

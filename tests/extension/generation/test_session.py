@@ -22,7 +22,7 @@ from extension.library.catalog import CatalogError
 from extension.standalone.demo import Demo
 from extension.text.prompt import parse_arguments
 from extension.text.tag import Tag
-from lib_lora import ActivationError, Engine, LoraError, PickleError, Reading
+from lib_lora import Engine, FileError, LoraError, PickleError, Reading
 from lib_lora.tuning.rates import RateBook, Rates
 from lib_lora.tuning.skeleton import skeleton
 from tests.fakes import accelerator
@@ -106,7 +106,7 @@ def test_a_failure_leaves_in_force_what_was(setup: Setup) -> None:
     (setup.folder / "old.pt").write_bytes(b"PK\x03\x04")
     (setup.folder / "bad.safetensors").write_bytes(b"\xff" * 32)
     setup.session.catalog.refresh()
-    for name, kind in (("nope", CatalogError), ("old", ActivationError), ("bad", ActivationError)):
+    for name, kind in (("nope", CatalogError), ("old", FileError), ("bad", FileError)):
         with pytest.raises(kind, match=name):
             setup.session.begin([Tag("stripes"), Tag(name)])
         assert torch.equal(setup.output(), before)
@@ -129,9 +129,8 @@ def test_what_fails_is_skipped_with_its_reason(setup: Setup) -> None:
 
 def test_a_pickle_is_refused_with_the_way_to_convert_it(setup: Setup) -> None:
     (setup.folder / "old.ckpt").write_bytes(b"PK\x03\x04")
-    with pytest.raises(ActivationError, match="convert it") as caught:
+    with pytest.raises(PickleError, match="convert it"):
         setup.session.begin([Tag("old")])
-    assert isinstance(caught.value.__cause__, PickleError)
 
 
 def test_a_new_model_is_followed_and_the_old_one_is_clean(setup: Setup) -> None:
@@ -473,11 +472,28 @@ def test_a_bad_always_on_lora_is_named_as_such(setup: Setup) -> None:
 def test_what_a_generation_failed_for_is_known_until_the_next(setup: Setup) -> None:
     with pytest.raises(CatalogError):
         setup.session.begin([Tag("zorp"), Tag("nowhere")])
-    failed = setup.session.failed
-    assert failed is not None
+    (failed,) = setup.session.failed
     assert (failed.name, failed.missing, failed.always_on) == ("nowhere", True, False)
     setup.session.begin([])
-    assert setup.session.failed is None
+    assert setup.session.failed == ()
+
+
+def test_a_failed_generation_tells_every_lora_that_is_bad_without_its_name_in_the_reason(setup: Setup) -> None:
+    save(setup.folder / "misfit.safetensors", pair("lora_unet_zzz", (12, 8), 4))
+    (setup.folder / "empty.safetensors").write_bytes(b"")
+    with pytest.raises(LoraError, match=r"LoRA 'nowhere' is not .+; LoRA 'gone' is not") as caught:
+        setup.session.begin([Tag("nowhere"), Tag("zorp"), Tag("gone")])
+    assert "; ".join(one.reason for one in setup.session.failed) == str(caught.value)
+    always = [Tag("misfit")]
+    with pytest.raises(LoraError, match=r"misfit\.safetensors: .+; empty\.safetensors: is empty"):
+        setup.session.begin([Tag("zorp"), Tag("empty")], always=always)
+    told = state_of_session(setup)["loras"]
+    assert [(one["name"], one["always_on"]) for one in told] == [("misfit", True), ("empty", False)]
+    assert told[1]["reason"] == "is empty (0 bytes); download it again"
+    assert not told[0]["reason"].startswith(("misfit", "of the always-on"))
+    activation = setup.session.begin([Tag("zorp"), Tag("empty")], Settings(skip_bad=True), always=always)
+    assert [one.name for one in activation.left_out] == ["misfit", "empty"]
+    assert [one.name for one in activation.active] == ["zorp"]
 
 
 def state_of_session(setup: Setup) -> dict[str, Any]:
