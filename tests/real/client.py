@@ -67,8 +67,14 @@ class WebUI:
         return True
 
     def pictures(self, prompt: str, fields: Mapping[str, object]) -> tuple[list[np.ndarray], Mapping[str, Any]]:
-        """Make pictures: int16 arrays (height, width, 3), without those that show several, and their info."""
+        """Make pictures: int16 arrays (height, width, 3), without those that show several, and their info.
+
+        Raises:
+            WebUIError: the answer is an error, or has no picture.
+        """
         answer = self.ask("/sdapi/v1/txt2img", {**fields, "prompt": prompt})
+        if not answer["images"]:  # SD.Next's answer to a picture that failed
+            raise WebUIError(200, f"no picture: {answer['info']}")
         info = json.loads(answer["info"]) if isinstance(answer["info"], str) else answer["info"]
         first = info.get("index_of_first_image", 0)
         return [decoded(image) for image in answer["images"][first:]], info
