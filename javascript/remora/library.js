@@ -2,7 +2,6 @@
 
 /**
  * @import {Lora, Meaning} from "./api.js"
- * @import {Listed} from "./catalog.js"
  * @import {Tab} from "./main.js"
  */
 
@@ -45,6 +44,8 @@ export class Library {
     /** @param {"GET" | "POST"} [method] */
     async refresh(method = "GET") {
         await this.catalog.update(method);
+        // thousands of files are drawn in a task of its own: together with taking them the page would stand still
+        await new Promise((done) => setTimeout(() => done(undefined)));
         this.meanings.clear();
         this.requested.clear();
         this.changed();
@@ -75,7 +76,7 @@ export class Library {
     /**
      * Return the file that a name in a tag means, or a problem; neither while the server resolves the name.
      * @param {string} name
-     * @returns {{lora: Listed | undefined, problem: string, candidates: string[]}}
+     * @returns {{lora: Lora | undefined, problem: string, candidates: string[]}}
      */
     meaning(name) {
         const lora = this.catalog.named(name);

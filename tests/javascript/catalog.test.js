@@ -5,7 +5,16 @@
 import assert from "node:assert/strict";
 import {test} from "node:test";
 import {Api} from "../../javascript/remora/api.js";
-import {Catalog, facets, foldersAt, NO_FILTERS, SORTS, select, size} from "../../javascript/remora/catalog.js";
+import {
+    Catalog,
+    facets,
+    foldersAt,
+    foldersOf,
+    NO_FILTERS,
+    SORTS,
+    select,
+    size,
+} from "../../javascript/remora/catalog.js";
 
 /**
  * Make a file, readable and of no family unless something else is said.
@@ -273,11 +282,11 @@ test("values to filter by are counted, folders with everything below them", () =
         lora("b", {folder: "x", family: "sd1", kind: "dora", tags: ["u"]}),
         lora("c", {kind: ""}),
     );
+    assert.deepEqual(foldersOf(catalog), [
+        ["x", 2],
+        ["x/y", 1],
+    ]);
     assert.deepEqual(facets(catalog), {
-        folders: [
-            ["x", 2],
-            ["x/y", 1],
-        ],
         families: [["sd1", 2]],
         kinds: [
             ["dora", 1],
@@ -335,4 +344,23 @@ test("folders are walked one level at a time", () => {
     });
     assert.deepEqual(foldersAt(folders, "art"), {around: ["art"], inside: [["art/ink", 2]]});
     assert.deepEqual(foldersAt(folders, "art/ink/old"), {around: ["art", "art/ink", "art/ink/old"], inside: []});
+});
+
+test("the text of a file that searches look through is made once, by the first search", () => {
+    const catalog = new Catalog(new Api(""));
+    let read = 0;
+    const captions = () => {
+        read += 1;
+        return "Red Fur";
+    };
+    const counted = Object.defineProperty(lora("fox"), "captions", {get: captions});
+    catalog.take(answer([counted]));
+    assert.equal(read, 0, "ten thousand texts take a third of the time in which the page opens");
+    for (const [words, found] of /** @type {const} */ ([
+        ["red fur", 1],
+        ["fox", 1],
+        ["blue", 0],
+    ]))
+        assert.equal(select(catalog, words, NO_FILTERS, "name").length, found);
+    assert.equal(read, 1);
 });

@@ -1,13 +1,13 @@
 // The left pane: all files, found and shown.
 
 /**
- * @import {Scan as ScanState} from "../api.js"
- * @import {Catalog, Facet, Filters as Chosen, Listed} from "../catalog.js"
+ * @import {Lora, Scan as ScanState} from "../api.js"
+ * @import {Catalog, Facet, Filters as Chosen} from "../catalog.js"
  * @import {State, Tab} from "../main.js"
  */
 
 import {html, useMemo, useState} from "../vendor/preact.js";
-import {facets, foldersAt, NO_FILTERS, select, SORTS} from "../catalog.js";
+import {facets, foldersAt, foldersOf, NO_FILTERS, select, SORTS} from "../catalog.js";
 import {CARDS} from "../library.js";
 import {Icon} from "./icons.js";
 import {Button, WordButton} from "./parts.js";
@@ -26,7 +26,7 @@ export function Library({tab, state}) {
         () => select(catalog, state.query, state.filters, state.sort),
         [state.version, state.query, state.filters, state.sort],
     );
-    const known = useMemo(() => facets(catalog), [state.version]);
+    const folders = useMemo(() => foldersOf(catalog), [state.version]);
     const used = tab.stack.used();
     const names = /** @type {(keyof Chosen)[]} */ (Object.keys(NO_FILTERS));
     const active = names.filter((name) => state.filters[name] !== NO_FILTERS[name]).length;
@@ -43,8 +43,8 @@ export function Library({tab, state}) {
             <${WordButton} icon="refresh" word="Refresh" label="Refresh: look for LoRA files again"
                 onClick=${() => tab.server.attempt(() => tab.library.refresh("POST"))} />
         </div></div>
-        ${more && html`<${Filters} known=${known} state=${state} filter=${filter} tab=${tab} />`}
-        <${Folders} folders=${known.folders} state=${state} filter=${filter} />
+        ${more && html`<${Filters} folders=${folders} state=${state} filter=${filter} tab=${tab} />`}
+        <${Folders} folders=${folders} state=${state} filter=${filter} />
         <div class=${found.length ? "rt-hint rt-line" : "rt-empty"} role="status">
             ${!found.length && html`<${Icon} name=${state.loaded ? "grid" : "refresh"} />`}
             <span>${countOf(state, found, catalog)}</span>
@@ -54,7 +54,7 @@ export function Library({tab, state}) {
         ${
             found.length > 0
             && html`<${Virtual} items=${found} size=${state.view === "grid" ? CARDS[state.cards] : LINE} label="LoRA found" draw=${(
-                /** @type {Listed} */ lora,
+                /** @type {Lora} */ lora,
             ) => html`
             <${Card} key=${lora.id} lora=${lora} tab=${tab} view=${state.view} used=${used.has(lora.id)}
                 against=${catalog.against(lora)} fits=${catalog.familyOf(lora)?.fits} />`} />`
@@ -64,7 +64,7 @@ export function Library({tab, state}) {
 
 /**
  * @param {State} state
- * @param {Listed[]} found
+ * @param {Lora[]} found
  * @param {Catalog} catalog
  */
 function countOf(state, found, catalog) {
@@ -113,9 +113,10 @@ function Scan({scan}) {
     </div>`;
 }
 
-/** @param {{known: ReturnType<typeof facets>, state: State, filter: (changes: Partial<Chosen>) => void, tab: Tab}} props */
-function Filters({known, state, filter, tab}) {
+/** @param {{folders: Facet, state: State, filter: (changes: Partial<Chosen>) => void, tab: Tab}} props */
+function Filters({folders, state, filter, tab}) {
     const {filters} = state;
+    const known = useMemo(() => facets(tab.library.catalog), [state.version]);
     /**
      * @param {"folder" | "family" | "kind" | "tag"} name
      * @param {string} title
@@ -131,7 +132,7 @@ function Filters({known, state, filter, tab}) {
     const indented = (/** @type {string} */ folder) =>
         `${"\u00a0\u00a0".repeat(folder.split("/").length - 1)}${folder.split("/").pop()}`;
     return html`<div class="rt-filters">
-        ${chooser("folder", "Folder", known.folders, indented)}
+        ${chooser("folder", "Folder", folders, indented)}
         ${chooser("family", "Made for", known.families)}
         ${chooser("kind", "Kind", known.kinds)}
         ${chooser("tag", "Tag", known.tags)}
