@@ -18,6 +18,7 @@ from PIL import Image
 
 PATIENCE = 900.0  # seconds for an answer: a large model on a CPU takes minutes for a picture
 _ASK_AGAIN = 0.02  # seconds
+_TOO_MANY = 429  # SD.Next takes so many requests of a kind in a minute
 _AXIS = "{} type"
 _VALUES = "{} values"
 _REPLACE = ("Prompt S/R", "[Prompt] Search & replace")
@@ -52,11 +53,15 @@ class WebUI:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{path}", data, {"Content-Type": "application/json"})
         request.method = method or ("GET" if body is None else "POST")
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                return json.loads(answer.read() or b"null")
-        except urllib.error.HTTPError as error:
-            raise WebUIError(error.code, error.read().decode(errors="replace")) from None
+        until = time.monotonic() + PATIENCE
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                    return json.loads(answer.read() or b"null")
+            except urllib.error.HTTPError as error:
+                if error.code != _TOO_MANY or time.monotonic() > until:
+                    raise WebUIError(error.code, error.read().decode(errors="replace")) from None
+            time.sleep(1)
 
     def has(self, path: str) -> bool:
         """Tell whether there is a route that answers a GET."""

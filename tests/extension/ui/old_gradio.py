@@ -15,7 +15,7 @@ from tests.extension.ui.serving import ROOT, Served, free_port, wait_until_up
 VERSIONS = ("3.41.2", "3.43.2", "4.40.0")
 """Of A1111, of SD.Next, of Forge. The embedded web UI has today's."""
 WANTED = "REMORA_ALL_GRADIO"
-"""The variable that says that they are wanted: making the environments takes minutes."""
+"""The variable that says whether they are tried: 1 or 0. Making the environments takes minutes and a network."""
 _FOLDER = ROOT / ".venv-gradio"
 _PAGE = Path(__file__).with_name("gradio_page.py")
 
