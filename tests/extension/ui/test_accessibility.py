@@ -20,11 +20,11 @@ def faults(page: Any, context: str = "#remora-tab") -> list[str]:
     return [f"{one['id']}: {node['html'][:150]}: {node['failureSummary']}" for one in found for node in one["nodes"]]
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_axe_finds_no_fault(served: Served, browser: Any, theme: str) -> None:
+@pytest.mark.parametrize(("theme", "width"), [("light", 1400), ("dark", 390)])
+def test_axe_finds_no_fault(served: Served, browser: Any, theme: str, width: int) -> None:
     httpx.put(f"{served.url}/remora/v1/stack", json={"always_on": True, "entries": [{"name": "night"}]})
     try:
-        with opened(served, browser, color_scheme=theme) as page:
+        with opened(served, browser, color_scheme=theme, viewport={"width": width, "height": 900}) as page:
             tab = Tab(page).ready()
             tab.write("<lora:stripes:0.5> <lora:nowhere:1> <lora:neon:x>")
             tab.button("Filters").click()
@@ -44,11 +44,29 @@ def test_axe_finds_no_fault(served: Served, browser: Any, theme: str) -> None:
             tab.button("More: schedule, region, passes, blocks of stripes").click()
             tab.root.get_by_role("group", name="Block weights of stripes").wait_for(timeout=LONG)
             tab.row("nowhere").get_by_text("is not in the LoRA folders").wait_for(timeout=LONG)
-            assert faults(page) == [], "stack"
-            for name in ("Presets", "Compare"):
-                tab.button(name).click()
-                page.get_by_role("dialog", name=name).wait_for()
-                assert faults(page) == [], name
-                page.keyboard.press("Escape")
+            tab.strength("nowhere").fill("much")
+            tab.page.evaluate(
+                "window.remoraTab.set({error: 'The server does not answer.', stackProblem: 'A disk is full.'})"
+            )
+            assert faults(page) == [], "stack, an error and a notice"
+            tab.button("Paint a region").click()
+            page.get_by_role("dialog", name="A new region").wait_for()
+            dialog = page.get_by_role("dialog", name="A new region")
+            dialog.get_by_role("button", name="Save").click()
+            assert faults(page) == [], "painter, and a name that is missing"
+            page.keyboard.press("Escape")
+            tab.button("Compare").click()
+            page.get_by_role("dialog", name="Compare").wait_for()
+            assert faults(page) == [], "compare"
+            page.keyboard.press("Escape")
+            tab.button("Presets").click()
+            presets = page.get_by_role("dialog", name="Presets")
+            presets.get_by_role("textbox", name="Name of the new preset").fill("kept")
+            presets.get_by_role("button", name="Save").click()
+            presets.get_by_role("button", name="Delete kept").wait_for(timeout=LONG)
+            assert faults(page) == [], "presets"
+            presets.get_by_role("button", name="Delete kept").click()
+            presets.get_by_role("button", name="Undo: keep The preset kept").wait_for(timeout=9000)
+            assert faults(page) == [], "a preset that was deleted"
     finally:
         httpx.put(f"{served.url}/remora/v1/stack", json={})
