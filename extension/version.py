@@ -1,3 +1,3 @@
 """Remora's version, equal to the one in `pyproject.toml`."""
 
-VERSION = "0.1.0"
+VERSION = "1.0.0"

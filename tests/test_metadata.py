@@ -7,6 +7,8 @@ import json
 import re
 from pathlib import Path
 
+from extension.version import VERSION
+
 ROOT = Path(__file__).resolve().parents[1]
 TAGS = {
     *("script", "localization", "tab", "dropdown", "ads", "training", "models", "UI related", "prompting", "editing"),
@@ -31,3 +33,7 @@ def test_the_entries_for_the_lists_are_valid() -> None:
     assert "online" not in a1111["tags"]
     assert a1111["url"].startswith("https://")
     assert sdnext.keys() == {"name", "url", "description", "branch", "note", "status"}
+
+
+def test_the_extension_and_the_library_have_one_version() -> None:
+    assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text("utf-8")
