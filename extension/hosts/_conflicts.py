@@ -38,6 +38,12 @@ SCRIPTS = (
         "Regional Prompter's latent mode gives regions their LoRA through the web UI's own: while Remora applies LoRA,"
         " each acts on the whole picture",
     ),
+    # Source: opparco/stable-diffusion-webui-composable-lora; it adds the built-in's loaded networks in its own forwards
+    Conflict(
+        ("composable_lora", "ComposableLoraScript"),
+        "Composable LoRA divides the web UI's own LoRA among the parts of a prompt: while Remora applies LoRA, each"
+        " acts on all parts",
+    ),
     # Source: Haoming02/sd-forge-couple lib_couple/attention_couple.py; lib_lora refuses such a call
     Conflict(
         ("AttentionCouple",),

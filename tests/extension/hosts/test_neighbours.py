@@ -63,6 +63,7 @@ def test_nobody_is_named_who_is_not_there(web: FakeForge) -> None:
     [
         ({"loradealer": 1, "load_loras_blocks": 1}, "Block Weight"),
         ({"lora_namer": 1, "setuploras": 1}, "Regional Prompter"),
+        ({"composable_lora": 1, "ComposableLoraScript": 1}, "Composable LoRA"),
         ({"AttentionCouple": 1}, "Forge Couple"),
     ],
 )
