@@ -23,7 +23,7 @@ QWEN_IMAGE = Architecture(
             r"^text_encoder[^:]*:(model_)?(language_model_)?layers_\d+_(self_attn_[qkv]_proj|mlp_(gate|up)_proj):3584$",
             weight=1,
         ),
-        named("qwen[_-]image"),
+        named(r"qwen[_-]image(?![_-]?2[._]1)"),
     ),
     never=Sign(r"^(denoiser|\?):transformer_blocks_\d+_(encoder_proj|img_mlp_(shared_)?expert)"),  # Nucleus-Image's
     aliases=LLM_ALIASES,
