@@ -246,3 +246,17 @@ def test_a_lora_of_chromas_blocks_is_not_warned_of(tmp_path):
     path = save(tmp_path / "b.safetensors", tensors, {"modelspec.architecture": "Flux.1-dev/lora"})
     report = load_network(path, {family.component: family.build(True)}).report
     assert report.warning == "made for FLUX.1, the loaded model is Chroma: 11 of 11 layers fit"
+
+
+def test_a_text_encoder_says_nothing_of_a_denoiser_that_no_family_has():
+    """Many families have CLIP: a small or new transformer beside it was said to be Stable Diffusion 1.x."""
+    clip = {f"text_model.encoder.layers.{i}.self_attn.q_proj": 768 for i in range(12)}
+    alone = family_of(facts("text_encoder", clip))
+    assert alone is not None
+    assert (alone.name, alone.sure) == ("sd1", False)
+    unknown = facts("transformer", {"layers.0.mixer": 128})
+    assert family_of([*unknown, *facts("text_encoder", clip)]) is None
+    unet = facts("unet", {"down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q": 320})
+    mine = family_of([*unet, *facts("text_encoder", clip)])
+    assert mine is not None
+    assert mine.name == "sd1"

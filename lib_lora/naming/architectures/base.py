@@ -194,6 +194,9 @@ def family_of(facts: Iterable[str]) -> Family | None:
     if not scores:
         return None
     found, most = scores[0]
+    painting = [line for line in lines if not line.startswith("text_encoder")]
+    if most < CLEAR and painting and not found.score(painting):
+        return None  # many families have CLIP, which says nothing of a denoiser that is none of this family's
     also = tuple([Family(one.name, one.title, sure=False) for one in clear(scores)[1:]])
     return Family(found.name, found.title, most >= CLEAR and not also, also, found.is_named(lines))
 
