@@ -454,7 +454,7 @@ def test_a_file_that_goes_while_the_page_is_open_is_said_where_it_is_used(tab: T
     tab.button("Insert copied into the prompt").wait_for(timeout=LONG)
     tab.insert("copied")
     copy.unlink()
-    said = tab.row("copied").get_by_role("alert").get_by_text("LoRA 'copied' is not in the LoRA folders")
+    said = tab.row("copied").get_by_role("alert").get_by_text("is not in the LoRA folders")
     said.wait_for(timeout=LONG)
     tab.row("copied").get_by_role("button", name="Remove copied").click()
     assert "copied" not in tab.prompt
