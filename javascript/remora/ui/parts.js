@@ -219,7 +219,7 @@ export function Deleted({name, undo}) {
     const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
     useEffect(() => button.current.focus(), [name]);
     return html`<div class="rt-notice rt-line" role="status"><span>${name} is deleted.</span>
-        <button type="button" class="rt-small" ref=${button} aria-label=${`Undo: keep ${name}`} onClick=${undo}>Undo</button></div>`;
+        <button type="button" class="rt-small" ref=${button} aria-label=${`Undo: ${name} is deleted`} onClick=${undo}>Undo</button></div>`;
 }
 
 /**

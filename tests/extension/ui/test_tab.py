@@ -658,7 +658,8 @@ def test_a_stack_is_kept_as_a_preset_used_renamed_given_away_and_deleted(tab: Ta
     dialog.get_by_text("Ours 2").wait_for()
     dialog.get_by_role("button", name="Delete Ours 2").click()
     dialog.get_by_role("button", name="Use Ours 2").wait_for(state="hidden")
-    tab.page.keyboard.press("Enter")  # the focus is on Undo
+    tab.page.wait_for_function(f"{SHADOW}.activeElement?.innerText === 'Undo'")
+    tab.page.keyboard.press("Enter")
     dialog.get_by_role("button", name="Use Ours 2").wait_for()
     dialog.get_by_text("<lora:night:0.5>").wait_for()
     dialog.get_by_role("button", name="Delete Ours 2").click()
