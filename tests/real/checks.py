@@ -147,7 +147,9 @@ def batch(trial: Trial) -> str:
     described = trial.ui.script("prompt matrix")
     if described is None:
         raise AbsentError("no prompt matrix, which makes a batch of unlike prompts")
-    script = {"script_name": "prompt matrix", "script_args": [one.get("value") for one in described]}
+    values = [one.get("value") for one in described]
+    joined = ["space" if value == "comma" else value for value in values]  # commas would make prompts of unlike length
+    script = {"script_name": "prompt matrix", "script_args": joined}
     fields = trial.fields | script | {"batch_size": 4}
     try:
         measured, wrong = compared(trial, "|".join([trial.words, f"<lora:{trial.a}:1>", f"<lora:{trial.b}:1>"]), fields)
