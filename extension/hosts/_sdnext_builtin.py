@@ -1,4 +1,9 @@
-"""SD.Next's own LoRA, which write into the weights: removed, so that Remora starts from the base model."""
+"""SD.Next's own LoRA, which write into the weights: removed, so that Remora starts from the base model.
+
+Source: vladmandic/sdnext, modules/lora at 058a7f0 of July 2026. Later versions also put things beside the weights; of
+these, single files are known: `networks`, `lora_sdnq` and `lora_mask` at c5f2dc2, `lora_stack` at 0b64697, and
+`network_pdd` at 059ccba. What is there is asked to take itself off.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +30,7 @@ _KEPT = (  # the copies of original weights that the built-in stores on layers
     "sdnq_svd_up_backup",
     "sdnq_svd_down_backup",
 )
+_WEIGHT_COPIES = ("network_weights_backup", "network_bias_backup")
 
 
 class Merged:
@@ -70,6 +76,11 @@ class Merged:
         importlib.import_module("modules.sd_models").reload_model_weights(info=info, force=True)
 
 
+def changed_parts() -> tuple[str, ...]:
+    """Return the names of the pipeline's parts that the built-in changes."""
+    return tuple(getattr(module("modules.lora.networks"), "default_components", ()))
+
+
 def take_off(pipe: Any, components: Mapping[str, nn.Module]) -> None:
     """Remove the built-in's LoRA from the model in its own way, and free the memory it keeps."""
     if module("modules.lora.lora_common") is None or importlib.import_module("modules.shared").state.interrupted:
@@ -79,6 +90,7 @@ def take_off(pipe: Any, components: Mapping[str, nn.Module]) -> None:
     names = _applied()
     if names:
         _take_off_baked(pipe, components, names)
+    _take_off_beside_weights(pipe)
 
 
 def _applied() -> list[str]:
@@ -110,7 +122,8 @@ def _take_off_baked(pipe: Any, components: Mapping[str, nn.Module], names: list[
     without_copy = any(getattr(layer, "network_weights_backup", None) is True for layer in _layers(components))
     common.loaded_networks.clear()
     networks.network_deactivate(include=list(components))  # subtracts; without `include` it omits a second transformer
-    networks.network_activate()  # restores copies
+    networks.network_activate()  # restores copies, and removes the factors beside quantized weights
+    _restore_copies(components)
     common.previously_loaded_networks = []
     pipe.loaded_loras = {}
     importlib.import_module("modules.lora.lora_load").lora_cache.clear()
@@ -125,6 +138,29 @@ def _take_off_baked(pipe: Any, components: Mapping[str, nn.Module], names: list[
         )
     else:
         logger.info("remora: the built-in's %s taken off the model", ", ".join(names))
+
+
+def _restore_copies(components: Mapping[str, nn.Module]) -> None:
+    """Use every copy: the built-in ignores them once it is set to merge without copies."""
+    from torch import Tensor
+
+    for part in components.values():
+        for layer in part.modules():
+            if any(isinstance(vars(layer).get(name), Tensor) for name in _WEIGHT_COPIES):
+                apply = importlib.import_module("modules.lora.lora_apply")
+                apply.network_apply_weights(layer, None, None, device=part.device)
+
+
+def _take_off_beside_weights(pipe: Any) -> None:
+    """Remove hooks of masks, the schedule that exchanges layers at a step, and modules in place of the model's own."""
+    mask, stack, heads = (module(f"modules.lora.{name}") for name in ("lora_mask", "lora_stack", "network_pdd"))
+    if mask is not None:
+        mask.remove()
+    if stack is not None:
+        stack.clear()
+    if heads is not None and heads.restore(pipe):
+        importlib.import_module("modules.sd_models").set_diffuser_offload(pipe, op="model")  # it lacks the hooks
+        logger.info("remora: the model's own output layers are back in place of the built-in's heads of each step")
 
 
 def _layers(components: Mapping[str, nn.Module]) -> Iterator[nn.Module]:

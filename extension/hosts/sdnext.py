@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,7 @@ from ._diffusers_rows import DiffusersRows
 from ._extra_networks import Images
 from ._log_levels import LOGGERS, LogLevels
 from ._nunchaku import is_of_nunchaku, why_not
-from ._sdnext_builtin import Merged, take_off
+from ._sdnext_builtin import Merged, changed_parts, take_off
 from ._sdnext_infotext import HASHES, Infotexts
 from ._sdnext_prompts import Prompts
 from ._webui import WebUIHost, attempt
@@ -70,8 +70,7 @@ class SDNextHost(WebUIHost):
         return data is not None and hasattr(data, "model_data") and module("modules.sd_offload") is not None
 
     def components(self) -> Mapping[str, nn.Module]:
-        pipe = self._pipe()
-        return {name: part for name in _ADAPTABLE if (part := _module(getattr(pipe, name, None))) is not None}
+        return self._parts(_ADAPTABLE)
 
     def checkpoints(self) -> Mapping[str, Sequence[Path]]:
         written = getattr(getattr(self._pipe(), "sd_checkpoint_info", None), "filename", None)
@@ -138,12 +137,12 @@ class SDNextHost(WebUIHost):
     def quiet_builtin(self) -> None:
         pipe = self._pipe()
         if pipe is not None:
-            self._merged.note(self.components())
-            take_off(pipe, self.components())
+            self._merged.note(self._of_builtin())
+            take_off(pipe, self._of_builtin())
 
     def wake_builtin(self) -> None:
         self._serving = False
-        self._merged.note(self.components())
+        self._merged.note(self._of_builtin())
         self._prompts.in_force()
 
     def batch_of(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Batch:
@@ -182,7 +181,7 @@ class SDNextHost(WebUIHost):
     def _before_process(self, p: Any) -> None:
         """Handle a new picture, before its first use of the model; the host loads its checkpoint just before this."""
         if self._remora is not None and self.remora.enabled:
-            self._merged.load_again(self._pipe(), self.components())
+            self._merged.load_again(self._pipe(), self._of_builtin())
 
     def _next_pass(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Handle the encoding of a pass's prompts; a second pass with the prompts of the first has no callback."""
@@ -222,6 +221,14 @@ class SDNextHost(WebUIHost):
         """Handle the end of a generation; its detailer, which comes later, gets the same LoRA."""
         if force:
             super().ended(p)
+
+    def _parts(self, names: Iterable[str]) -> dict[str, nn.Module]:
+        pipe = self._pipe()
+        return {name: part for name in names if (part := _module(getattr(pipe, name, None))) is not None}
+
+    def _of_builtin(self) -> Mapping[str, nn.Module]:
+        """Return the parts that the built-in may have changed, more than Remora's in later versions."""
+        return self._parts(dict.fromkeys((*_ADAPTABLE, *changed_parts())))
 
     def _pipe(self) -> Any:
         """Return the pipeline with the model's parts, or None; the host's own accessor would load one."""

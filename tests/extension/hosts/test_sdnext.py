@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from lib_lora import LoraError
 from tests.fakes.demo import demo_pipeline
 from tests.fakes.quantized.nunchaku import SVDQW4A4Linear
 from tests.fakes.webui import sdnext as fake
+from tests.fakes.webui.sdnext_lora import BASE_OF_SVD, LaterLora, OwnLora, ParallelHead, SDNQLinear, network
 
 A, B = "<lora:zorp:0.8>", "<lora:stripes:0.5>"
 TEXT = {"lora_apply_te": True}
@@ -48,14 +50,27 @@ class Setup:
 
 @pytest.fixture
 def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
+    with _started(demo, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def later(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
+    """Start the program with what single files of later versions add to its own LoRA."""
+    with _started(demo, tmp_path, LaterLora) as made:
+        yield made
+
+
+@contextmanager
+def _started(demo: Demo, folder: Path, lora: type[OwnLora] = OwnLora) -> Iterator[Setup]:
     for path in demo.loras.iterdir():
-        shutil.copy(path, tmp_path)
+        shutil.copy(path, folder)
     torch.manual_seed(3)
-    web = fake.SDNext(_model(), tmp_path, lora_fuse_native=True)
+    web = fake.SDNext(_model(), folder, lora, lora_fuse_native=True)
     host = SDNextHost()
     with web.running():
         session = Session(host)
-        made = Setup(web, host, session, tmp_path)
+        made = Setup(web, host, session, folder)
 
         def load_scripts() -> None:
             assert host.is_current()
@@ -517,7 +532,7 @@ def test_the_setting_hands_back_and_takes_again_from_copies(setup: Setup) -> Non
     assert torch.equal(setup.picture(f"x{A}"), plain)  # the stand-in notes it only
     assert setup.web.builtin.calls == [["zorp:0.8"]]
     assert setup.web.builtin.excluded == [["text_encoder", "text_encoder_2", "text_encoder_3"]]
-    fake.bake(setup.web, "zorp", 0.25)
+    setup.web.lora.serve(network("zorp", 0.25))
     setup.web.opts.remora_enabled = True
     assert torch.equal(setup.picture(f"x{A}"), with_lora)
     assert torch.equal(setup.picture("x"), plain)
@@ -531,7 +546,7 @@ def test_weights_that_were_baked_without_a_copy_are_said_to_be_inexact(
     plain = setup.picture("x")
     setup.web.opts.remora_enabled = False
     setup.picture("x")
-    fake.bake(setup.web, "zorp", 0.25)
+    setup.web.lora.serve(network("zorp", 0.25))
     setup.web.opts.remora_enabled = True
     with caplog.at_level(logging.WARNING):
         after = setup.picture("x")
@@ -554,21 +569,21 @@ def test_weights_that_were_merged_without_a_copy_are_exact_again(
     peft = setup.web.modules["modules.lora.lora_diffusers"]
 
     def served_until_now() -> None:
-        fake.bake(setup.web, "zorp", 0.25)
+        setup.web.lora.serve(network("zorp", 0.25))
 
     def served_before_the_last() -> None:  # the built-in subtracted by itself, and records nothing any more
-        fake.bake(setup.web, "zorp", 0.25)
+        setup.web.lora.serve(network("zorp", 0.25))
         common.loaded_networks = []
         setup.web.modules["modules.lora.networks"].network_deactivate()
         common.previously_loaded_networks = []
 
     def served_before_it_kept_copies() -> None:
-        fake.bake(setup.web, "zorp", 0.25)
+        setup.web.lora.serve(network("zorp", 0.25))
         opts.lora_fuse_native = False
         setup.picture("x")
         for layer in setup.web.data.sd_model.unet.modules():
             vars(layer).pop("network_weights_backup", None)
-        fake.bake(setup.web, "zorp", 0.5)
+        setup.web.lora.serve(network("zorp", 0.5))
 
     def served_by_diffusers() -> None:  # whose merge leaves no marks
         opts.lora_fuse_diffusers = True
@@ -590,7 +605,7 @@ def test_weights_that_were_merged_without_a_copy_are_exact_again(
     assert setup.web.loads == len(cases)  # once each
     opts.remora_enabled = opts.lora_fuse_diffusers = False
     opts.lora_fuse_native = True
-    fake.bake(setup.web, "zorp", 0.25)
+    setup.web.lora.serve(network("zorp", 0.25))
     file.unlink()
     opts.remora_enabled = True
     caplog.clear()
@@ -598,6 +613,66 @@ def test_weights_that_were_merged_without_a_copy_are_exact_again(
         assert near(setup.picture("x"), plain)
     assert "the checkpoint is not there" in caplog.text
     assert setup.web.loads == len(cases)
+
+
+def test_copies_from_before_the_builtin_was_set_to_merge_without_them_are_used(setup: Setup) -> None:
+    plain = setup.picture("x")
+    setup.web.opts.lora_fuse_native = setup.web.opts.remora_enabled = False
+    setup.picture("x")
+    setup.web.lora.serve(network("zorp", 3.3))
+    setup.web.opts.lora_fuse_native = setup.web.opts.remora_enabled = True
+    assert torch.equal(setup.picture("x"), plain)
+
+
+def test_what_later_versions_leave_beside_the_weights_is_taken_off_and_given_back(later: Setup) -> None:
+    web, pipe = later.web, later.web.pipe
+    pipe.scheduler = DPMSolverMultistepScheduler()
+    web.steps = 2
+    attention = pipe.unet.down_blocks[0].attentions[0].transformer_blocks[0].attn1
+    attention.to_q = quantized = SDNQLinear(attention.to_q)
+    plain, with_lora = later.picture("x"), later.picture(f"x{A}")
+    head, values = pipe.unet.conv_out, pipe.unet.conv_norm_out.weight.clone()
+    offloaded: list[str] = []
+    web.modules["modules.sd_models"].set_diffuser_offload = lambda pipe, op: offloaded.append(op)
+    cases = {
+        "hooks of a mask, and heads": (network("zorp", 0.25, masked=True, heads=(torch.sin, torch.cos)),),
+        "one of two networks in each layer": (network("zorp", 0.25), network("stripes", 0.5)),
+    }
+    web.opts.lora_fuse_native = False  # with copies, so that what is merged is exact
+    for title, networks in cases.items():
+        web.opts.lora_stack_mode = "klora" if len(networks) == 2 else "sum"
+        web.opts.remora_enabled = False
+        web.lora.serve(*networks)
+        builtins = later.picture("x")
+        assert not torch.equal(builtins, plain), title
+        web.opts.remora_enabled = True
+        assert torch.equal(later.picture(f"x{A}"), with_lora), title
+        assert torch.equal(later.picture("x"), plain), title
+        assert pipe.unet.conv_out is head, title
+        assert torch.equal(pipe.unet.conv_norm_out.weight, values), title
+        assert not any(layer._forward_hooks or isinstance(layer, ParallelHead) for layer in pipe.unet.modules()), title
+        assert (web.lora.scheduled, quantized.svd_up, hasattr(quantized, BASE_OF_SVD)) == ({}, None, False), title
+        web.opts.remora_enabled = False
+        web.lora.serve(*networks)
+        assert torch.equal(later.picture("x"), builtins), title
+        web.lora.serve()
+    assert offloaded == ["model"]  # a module that comes back has no hook of the offloader
+
+
+def test_parts_of_the_pipeline_that_the_builtin_alone_changes_are_clean_again(
+    later: Setup, caplog: pytest.LogCaptureFixture
+) -> None:
+    part = later.web.pipe.transformer_ref = _model().text_encoder
+    layer = next(one for one in part.modules() if isinstance(one, torch.nn.Linear))
+    weight = layer.weight.detach().clone()
+    later.web.opts.remora_enabled = False
+    later.picture("x")
+    later.web.lora.serve(network("zorp", 0.25))
+    later.web.opts.remora_enabled = True
+    with caplog.at_level(logging.WARNING):
+        later.picture("x")
+    assert near(layer.weight, weight)
+    assert "until a checkpoint is loaded" in caplog.text
 
 
 def test_an_override_of_one_request_does_not_last(setup: Setup) -> None:

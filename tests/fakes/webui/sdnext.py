@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 from fastapi import FastAPI
-from torch import Tensor, nn
+from torch import Tensor
 
 from . import extra_networks
+from .sdnext_lora import OwnLora
 
 _TEXT_ENCODERS = ["text_encoder", "text_encoder_2", "text_encoder_3"]
 _CALLBACKS = (
@@ -134,9 +135,10 @@ class SDNext:
     Args:
         pipe: what it loads when it starts.
         loras: its folder.
+        lora: its own LoRA.
     """
 
-    def __init__(self, pipe: Any, loras: Path, **options: Any) -> None:
+    def __init__(self, pipe: Any, loras: Path, lora: type[OwnLora] = OwnLora, **options: Any) -> None:
         self.extra_networks = extra_networks.sdnext()
         self.callbacks: dict[str, list[Callable[..., Any]]] = {name: [] for name in _CALLBACKS}
         self.opts = Options(lora_dir=str(loras), lora_apply_te=False, lora_force_reload=False, **options)
@@ -150,6 +152,7 @@ class SDNext:
         self.steps = 1
         self.each_step: list[Tensor] = []
         self.builtin = extra_networks.BuiltinOfSdNext()
+        self.lora = lora(self)
         self.modules = self._modules()
 
     def start(self, load_scripts: Callable[[], None]) -> None:
@@ -259,6 +262,7 @@ class SDNext:
             ) in pipe.scheduler.timesteps:  # always of one timestep: only what is in force makes a difference
                 found = pipe.unet(noise, timestep, encoder_hidden_states=texts).sample
                 self.each_step.append(found[len(prompts) :])
+                self.lora.after_step(len(self.each_step) - 1)
                 pipe.scheduler.step(found, timestep, noise)
         if self.interrupt_at_step:
             self.state.interrupted, self.interrupt_at_step = True, False
@@ -300,7 +304,7 @@ class SDNext:
         self._add(made, "processing", create_infotext=create_infotext, get_processed=get_processed)
         self._add(made, "prompt_parser_diffusers", cache=OrderedDict(), PromptEmbedder=None)
         made["modules.prompt_parser_diffusers"].PromptEmbedder = _embedder_class(self, made)
-        for name, values in _builtin_modules(self).items():
+        for name, values in self.lora.modules().items():
             self._add(made, name, **values)
         gradio = made["gradio"] = ModuleType("gradio")  # which takes seconds to import, for a name of each component
         vars(gradio).update({name: name for name in ("Checkbox", "Number", "Radio")})
@@ -407,48 +411,6 @@ def _embedder_class(web: SDNext, modules: dict[str, ModuleType]) -> type:
             self.positives[i], self.negatives[i] = self.positives[like], self.negatives[like]
 
     return PromptEmbedder
-
-
-def _builtin_modules(web: SDNext) -> dict[str, dict[str, Any]]:
-    """Return the built-in's parts, which bake `Baked` networks by adding, without a copy or from a copy."""
-    common = SimpleNamespace(loaded_networks=[], previously_loaded_networks=[])
-
-    def layers() -> Iterator[nn.Module]:
-        for part in (web.data.sd_model.unet, web.data.sd_model.text_encoder):
-            yield from (layer for layer in part.modules() if isinstance(layer, nn.Linear))
-
-    def deactivate(include: Any = None, exclude: Any = None) -> None:
-        for network in web.modules["modules.lora.lora_common"].previously_loaded_networks:
-            for layer in layers():
-                if getattr(layer, "network_weights_backup", None) is True:
-                    layer.weight.data -= network.amount
-
-    def activate(include: Any = None, exclude: Any = None) -> None:
-        loaded = web.modules["modules.lora.lora_common"].loaded_networks
-        for layer in layers():
-            backup = getattr(layer, "network_weights_backup", None)
-            if isinstance(backup, Tensor):
-                layer.weight = nn.Parameter(backup.clone(), requires_grad=False)
-            elif backup is None and loaded:
-                layer.network_weights_backup = True if web.opts.lora_fuse_native else layer.weight.detach().clone()
-            for network in loaded:
-                layer.weight.data += network.amount
-
-    return {
-        "lora.lora_common": vars(common),
-        "lora.networks": {"network_deactivate": deactivate, "network_activate": activate},
-        "lora.lora_load": {"lora_cache": {}},
-        "lora.lora_diffusers": {"diffuser_loaded": [], "diffuser_scales": []},
-        "lora.extra_networks_lora": {"unload_diffusers": lambda: None},
-    }
-
-
-def bake(web: SDNext, name: str, amount: float) -> None:
-    """Let the built-in serve a LoRA, as after a picture with it."""
-    common = web.modules["modules.lora.lora_common"]
-    common.loaded_networks = [SimpleNamespace(name=name, amount=amount)]
-    web.modules["modules.lora.networks"].network_activate()
-    common.previously_loaded_networks = common.loaded_networks.copy()
 
 
 def _logger() -> Any:
