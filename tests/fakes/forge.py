@@ -473,24 +473,34 @@ class FakeForge:
             parsed = [module.parse_prompt(prompt) for prompt in prompts]
             return [text for text, _ in parsed], parsed[0][1] if parsed else None
 
-        def activate(p: Any, data: Any) -> None:
-            asked = {kind: data[kind] for kind in list(data)}
-            named = {}
-            for kind, params in asked.items():
+        def lookup(data: Any) -> dict[Any, list[Params]]:
+            named: dict[Any, list[Params]] = {}
+            for kind, params in list(data.items()):
                 network = module.extra_network_registry.get(kind) or module.extra_network_aliases.get(kind)
                 if network is not None:
                     named.setdefault(network, []).extend(params)
-            for network in (*named, *(n for n in module.extra_network_registry.values() if n not in named)):
-                try:
-                    network.activate(p, list(named.get(network, ())))
-                except Exception as error:  # noqa: BLE001  # as the host does
-                    self.printed.append(error)
+            return named
+
+        def attempt(function: Callable[..., None], *args: Any) -> bool:
+            try:
+                function(*args)
+            except Exception as error:  # noqa: BLE001  # as the host does
+                self.printed.append(error)
+                return False
+            return True
+
+        def activate(p: Any, data: Any) -> None:
+            done = [network for network, params in lookup(data).items() if attempt(network.activate, p, params)]
+            for network in module.extra_network_registry.values():
+                if network not in done:  # one that failed, too
+                    attempt(network.activate, p, [])
             for script in p.scripts or ():
                 script.after_extra_networks_activate(p, extra_network_data=data)
 
         def deactivate(p: Any, data: Any) -> None:
-            for network in module.extra_network_registry.values():
-                network.deactivate(p)
+            named = lookup(data)
+            for network in (*named, *(one for one in module.extra_network_registry.values() if one not in named)):
+                attempt(network.deactivate, p)
 
         for function in (register, parse_prompt, parse_prompts, activate, deactivate):
             setattr(module, {"register": "register_extra_network"}.get(function.__name__, function.__name__), function)

@@ -53,7 +53,7 @@ class Taken:
 
 MAKERS: dict[str, Callable[[], Taken]] = {
     "a1111": lambda: Taken(fakes.a1111(), fakes.Builtin()),
-    "sdnext": lambda: Taken(fakes.sdnext(), fakes.BuiltinOfSdNext()),
+    "sdnext": lambda: Taken(fakes.sdnext({}), fakes.BuiltinOfSdNext()),
 }
 
 

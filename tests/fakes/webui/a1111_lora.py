@@ -1,4 +1,7 @@
-"""A1111's built-in Lora extension: module `networks`, its patches of torch's classes, and what its script registers."""
+"""A1111's built-in Lora extension: module `networks`, its patches of torch's classes, and what its script registers.
+
+Source: AUTOMATIC1111/stable-diffusion-webui at 82a973c, `extensions-builtin/Lora` and `modules/patches.py`.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +54,18 @@ def make_networks(host: Any, loras: Path) -> ModuleType:
     LoraPatches.__module__ = "tests.lora_patches"
 
     def apply_weights(layer: Any) -> None:
-        wanted = tuple((net.name, net.multiplier) for net in module.loaded_networks)
-        if getattr(layer, "network_layer_name", None) is None or getattr(layer, "network_current_names", ()) == wanted:
+        if getattr(layer, "network_layer_name", None) is None:
             return
-        if getattr(layer, "network_weights_backup", None) is None:
+        wanted = tuple((net.name, net.multiplier) for net in module.loaded_networks)
+        current = getattr(layer, "network_current_names", ())
+        if wanted and getattr(layer, "network_weights_backup", None) is None:
+            if current:
+                raise RuntimeError("no backup weights found and current weights are not unchanged")
             module.backups += 1
             layer.network_weights_backup = layer.weight.detach().clone()
+            layer.network_bias_backup = None if layer.bias is None else layer.bias.detach().clone()
+        if current == wanted:
+            return
         restore(layer)
         with torch.no_grad():
             for net in module.loaded_networks:
@@ -66,9 +75,15 @@ def make_networks(host: Any, loras: Path) -> ModuleType:
         layer.network_current_names = wanted
 
     def restore(layer: Any) -> None:
-        if getattr(layer, "network_weights_backup", None) is not None:
-            with torch.no_grad():
-                layer.weight.copy_(layer.network_weights_backup)
+        weight, bias = (getattr(layer, f"network_{name}_backup", None) for name in ("weights", "bias"))
+        if weight is None and bias is None:
+            return
+        with torch.no_grad():
+            layer.weight.copy_(weight)
+            if bias is None:
+                layer.bias = None  # as if the layer had none
+            else:
+                layer.bias.copy_(bias)
 
     def forward(self: Any, x: Tensor) -> Tensor:
         apply_weights(self)

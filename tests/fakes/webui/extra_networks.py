@@ -1,7 +1,11 @@
 """`modules.extra_networks` as A1111's descendants have it, and as SD.Next has it.
 
 What matters of them here: tags of one prompt of the batch count only; a registered object is asked once per batch,
-also without tags; what it raises is shown and forgotten; SD.Next looks at the names in its signature.
+also without tags, and again without tags if it raises; what it raises is shown and forgotten; SD.Next looks at the
+names in its signature.
+
+Source: `modules/extra_networks.py` of AUTOMATIC1111/stable-diffusion-webui at 82a973c, which Forge Neo 2.26 has too
+(exo101/sd-webui-forge-neo-v3 at 5692d2d), and of vladmandic/sdnext at 058a7f0.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -87,23 +92,33 @@ def a1111() -> ModuleType:
 
     def lookup(data: dict[str, list[Any]]) -> dict[Any, list[Any]]:
         found: dict[Any, list[Any]] = {}
-        for name, params in data.items():
+        for name, params in list(data.items()):
             network = registry.get(name) or aliases.get(name)
             if network is not None:
                 found.setdefault(network, []).extend(params)
         return found
 
+    def attempt(function: Callable[..., None], *args: Any) -> bool:
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001  # as the web UIs do
+            shown.append(error)
+            return False
+        return True
+
     def activate(p: Any, extra_network_data: dict[str, list[Any]]) -> None:
         wanted = lookup(extra_network_data)
-        for network in [*wanted, *(one for one in registry.values() if one not in wanted)]:
-            try:
-                network.activate(p, wanted.get(network, []))
-            except Exception as error:  # noqa: BLE001  # as the web UIs do
-                shown.append(error)
+        done = [network for network, params in wanted.items() if attempt(network.activate, p, params)]
+        for network in registry.values():
+            if network not in done:  # one that failed, too
+                attempt(network.activate, p, [])
+        if getattr(p, "scripts", None) is not None:
+            p.scripts.after_extra_networks_activate(p, extra_network_data=extra_network_data)
 
     def deactivate(p: Any, extra_network_data: dict[str, list[Any]]) -> None:
-        for network in registry.values():
-            network.deactivate(p)
+        wanted = lookup(extra_network_data)
+        for network in (*wanted, *(one for one in registry.values() if one not in wanted)):
+            attempt(network.deactivate, p)
 
     def initialize() -> None:
         registry.clear()
@@ -126,8 +141,12 @@ def a1111() -> ModuleType:
     return module
 
 
-def sdnext() -> ModuleType:
-    """Return the module of SD.Next: the last prompt's tags count, and there are no aliases."""
+def sdnext(opts: Mapping[str, Any]) -> ModuleType:
+    """Return the module of SD.Next: there are no aliases.
+
+    Args:
+        opts: the values of the settings.
+    """
     module = ModuleType("modules.extra_networks")
     registry: dict[str, Any] = {}
     shown: list[BaseException] = []
@@ -164,13 +183,20 @@ def sdnext() -> ModuleType:
         p.network_data = data
 
     def activate_filtered(p: Any, extra_network_data: Any = None, step: int = 0) -> None:
-        exclude = [] if p.lora_apply_te else ["text_encoder", "text_encoder_2", "text_encoder_3"]
+        apply_te = opts.get("lora_apply_te") if p.lora_apply_te is None else p.lora_apply_te
+        exclude = [] if apply_te else ["text_encoder", "text_encoder_2", "text_encoder_3"]
         module.activate(p, extra_network_data, step=step, exclude=exclude)
 
-    def deactivate(p: Any, extra_network_data: Any = None, force: bool = False) -> None:
-        if not p.disable_extra_networks:
-            for network in registry.values():
-                network.deactivate(p, force=force)
+    def deactivate(p: Any, extra_network_data: Any = None, force: bool | None = None) -> None:
+        if p.disable_extra_networks:
+            return
+        force = bool(opts.get("lora_force_reload")) if force is None else force
+        data = extra_network_data or p.network_data
+        for name in (*(one for one in data if one in registry), *(one for one in registry if data.get(one) is None)):
+            try:
+                registry[name].deactivate(p, force=force)
+            except Exception as error:  # noqa: BLE001  # as the web UIs do
+                shown.append(error)
 
     vars(module).update(
         extra_network_registry=registry,

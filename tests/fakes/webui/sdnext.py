@@ -139,10 +139,10 @@ class SDNext:
     """
 
     def __init__(self, pipe: Any, loras: Path, lora: type[OwnLora] = OwnLora, **options: Any) -> None:
-        self.extra_networks = extra_networks.sdnext()
         self.callbacks: dict[str, list[Callable[..., Any]]] = {name: [] for name in _CALLBACKS}
         self.opts = Options(lora_dir=str(loras), lora_apply_te=False, lora_force_reload=False, **options)
         self.opts.extra_networks_default_multiplier = 1.0
+        self.extra_networks = extra_networks.sdnext(self.opts.data)
         self.state = State()
         self.data = SimpleNamespace(sd_model=None)
         self.pipe = pipe
