@@ -301,13 +301,9 @@ class WebUIHost(Host):
     def _info(self, option: Option) -> Any:
         """Return the host's description of a setting."""
         component, arguments = _component(option)
-        label = option.label
-        if option.info and not self.shows_info_of_options:
-            # of a checkbox gradio shows it above the box, as if it were the former one's
-            if isinstance(option.default, bool):
-                label = f"{label} ({option.info})"
-            else:
-                arguments = {**arguments, "info": option.info}
+        # gradio's own `info` is above a checkbox, as if it were the former one's, and pale in themes of SD.Next
+        in_label = option.info and not self.shows_info_of_options
+        label = f"{option.label} ({option.info})" if in_label else option.label
         info = self._shared().OptionInfo(option.default, label, component, arguments, section=_SECTION)
         if option.info and self.shows_info_of_options:
             info.info(option.info)

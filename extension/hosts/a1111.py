@@ -23,6 +23,7 @@ class A1111Host(A1111FamilyHost):
     """The web UI with ldm's models and a built-in Lora extension that merges."""
 
     name: ClassVar[str] = "a1111"
+    shows_info_of_options = True
 
     def __init__(self) -> None:
         super().__init__()
