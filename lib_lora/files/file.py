@@ -162,8 +162,8 @@ class AdapterFile:
                 least = most = numbers.get(key, 0.0)
                 if key not in numbers and dtype.is_floating_point and start < end:
                     tensor = torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype)
-                    tensor = tensor.float() if dtype.itemsize == 1 else tensor  # there is no arithmetic in 8 bits
-                    least, most = torch.stack(torch.aminmax(tensor)).tolist()
+                    wide = dtype.itemsize > 1 and (dtype is not torch.half or torch.__version__ >= "2.2")
+                    least, most = torch.stack(torch.aminmax(tensor if wide else tensor.float())).tolist()
                 self._finite[key] = least >= -LARGEST and most <= LARGEST  # NaN goes through both, and is neither
 
         if new:

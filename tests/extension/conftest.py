@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import pytest
 import torch
 
 from extension.hosts.standalone import STANDALONE
-from extension.standalone.demo import Demo, find_demo
+from extension.standalone.demo import Demo
 from extension.standalone.jobs import Runner
 from extension.standalone.model import load_model
 from extension.standalone.studio import Studio, open_studio
+from tests.fakes.demo import copied_demo
 
 # diffusers' schedulers make arrays of tensors in a way that torch and NumPy 2 do not agree on yet
 _SCHEDULERS = (
@@ -33,11 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Demo:
     """Return the demo's model and LoRAs, in a copy that tests may write to."""
-    found, folder = find_demo(), tmp_path_factory.mktemp("demo")
-    copied = Demo(folder / found.model.name, folder / found.loras.name)
-    shutil.copytree(found.model, copied.model)
-    shutil.copytree(found.loras, copied.loras)
-    return copied
+    return copied_demo(tmp_path_factory.mktemp("demo"))
 
 
 @pytest.fixture(scope="module")

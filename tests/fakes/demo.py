@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
+import shutil
+import tempfile
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from safetensors.torch import load_file, save_file
 
-from extension.standalone.demo import find_demo
+from extension.standalone.demo import Demo, find_demo
 from extension.standalone.model import load_model
+
+TRANSFORMERS = int(transformers.__version__.partition(".")[0])
 
 
 def demo_pipeline() -> Any:
@@ -17,9 +25,35 @@ def demo_pipeline() -> Any:
     return copy.deepcopy(_loaded())
 
 
+def copied_demo(folder: Path) -> Demo:
+    """Copy the demo's model and LoRA into a folder; tests may write there."""
+    found = find_demo()
+    copied = Demo(folder / found.model.name, folder / found.loras.name)
+    shutil.copytree(found.model, copied.model)
+    shutil.copytree(found.loras, copied.loras)
+    if TRANSFORMERS < 5:
+        _write_as_before(copied.model)
+    return copied
+
+
 @lru_cache(maxsize=1)
 def _loaded() -> Any:
-    pipeline = load_model(find_demo().model, torch.float32).pipeline
+    with tempfile.TemporaryDirectory() as folder:
+        model = find_demo().model if TRANSFORMERS >= 5 else copied_demo(Path(folder)).model
+        pipeline = load_model(model, torch.float32).pipeline
     for part in (pipeline.unet, pipeline.vae, pipeline.text_encoder):
         part.eval().requires_grad_(False)
     return pipeline
+
+
+def _write_as_before(model: Path) -> None:
+    """Write the text encoder and the tokenizer as transformers before 5 reads them.
+
+    The embedded web UI needs transformers 5, which needs a newer torch than 2.1. The extension's tests use its demo.
+    """
+    weights = model / "text_encoder" / "model.safetensors"
+    save_file({f"text_model.{key}": value for key, value in load_file(weights).items()}, weights, {"format": "pt"})
+    read = json.loads((model / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    (model / "tokenizer" / "vocab.json").write_text(json.dumps(read["vocab"]), encoding="utf-8")
+    merges = ["#version: 0.2", *(" ".join(pair) for pair in read["merges"])]
+    (model / "tokenizer" / "merges.txt").write_text("\n".join(merges), encoding="utf-8")
