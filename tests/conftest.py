@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import traceback
 from collections.abc import Generator
 from pathlib import Path
 
@@ -51,10 +52,22 @@ TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 MANY = 50  # modules
 _IMPORTED: list[int] = []
 """How many modules there were when the garbage collector was told to pass over them."""
-TOO_OLD = re.compile(
-    r"(addmm_impl_cpu_|slow_conv\w+|compute_columns3d|LayerNormKernelImpl|GroupNormKernelImpl)\W+ not implemented for 'Half'"
-)
-"""What torch before 2.3 says of a layer in fp16 on a CPU. Of all else, Remora must take care."""
+OF_LAYERS = ("addmm_impl_cpu_", r"slow_conv\w+", "compute_columns3d", "LayerNormKernelImpl", "GroupNormKernelImpl")
+TOO_OLD = {
+    rf"({'|'.join(OF_LAYERS)})\W+ not implemented for 'Half'": "torch before 2.3 computes no layers in fp16 on a CPU",
+    r"`fused=True` requires all the params to be floating point": "training on a CPU needs torch 2.4",
+}
+"""What torch before 2.3 says -> why a test is skipped. Of what else it lacks, Remora takes care."""
+TOO_OLD_BESIDE = {
+    r"'torch.nn' has no attribute 'RMSNorm'": "torch before 2.4 has no norm that most transformers of diffusers have",
+    r"kaiming_uniform_\(\) got an unexpected keyword argument 'generator'": "PEFT's kind needs a newer torch",
+    r"cannot import name '\w+' from '(diffusers|transformers)'": "diffusers or transformers has no such model yet",
+    r"module (diffusers|transformers) has no attribute": "diffusers or transformers has no such model yet",
+    r"'dict' object has no attribute 'to_dict'": "transformers makes no such configuration yet",
+    r"recompile_limit does|no attribute '(set_stance|start_ns|is_compiling)'": "another package needs a newer torch",
+}
+"""The same of a package beside Remora, which says it outside of Remora's code."""
+OURS = tuple(str(ROOT / name) for name in ("lib_lora", "extension"))
 
 
 def find_chromium() -> str | None:
@@ -116,15 +129,30 @@ def skip_what_cannot_run(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
+def why_too_old(error: BaseException) -> str | None:
+    """Return what an error says that the oldest torch, or a package for it, cannot do; None where it is a fault."""
+    if TORCH >= (2, 3):
+        return None
+    if several := getattr(error, "exceptions", ()):  # a group
+        found = [why_too_old(one) for one in several]
+        return found[0] if all(found) else None
+    frames = traceback.extract_tb(error.__traceback__)
+    beside = {} if frames and frames[-1].filename.startswith(OURS) else TOO_OLD_BESIDE
+    return next((why for text, why in (TOO_OLD | beside).items() if re.search(text, str(error))), None)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Skip what the oldest torch that is supported cannot compute at all, with the layer alone."""
-    try:
-        return (yield)
-    except RuntimeError as error:
-        if TORCH < (2, 3) and TOO_OLD.search(str(error)):
-            pytest.skip("torch before 2.3 computes no layers in fp16 on a CPU")
-        raise
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip what the oldest torch that is supported, or a package for it, cannot do."""
+    why = None if call.excinfo is None else why_too_old(call.excinfo.value)
+    if why is not None:
+        try:
+            pytest.skip(why)
+        except pytest.skip.Exception:
+            call.excinfo = pytest.ExceptionInfo.from_current()
+    return (yield)
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +161,9 @@ def seed() -> None:
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(0)
+    frames = sys.modules.get("torch._dynamo.convert_frame")
+    if frames is not None and TORCH < (2, 2):  # a reset of the compiler leaves the count as it is
+        frames.FRAME_COUNTER = 0
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from diffusers import DiffusionPipeline
 from setuptools import build_meta
+
+from tests.fakes.demo import demo_pipeline
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -22,7 +23,7 @@ DOCS = ROOT / "docs"
 @pytest.fixture(scope="module")
 def pipe() -> Any:
     """Return the demo's model, which the documents load."""
-    pipe = DiffusionPipeline.from_pretrained(str(ROOT / "demo" / "remora-shapes")).to(torch.float32)
+    pipe = demo_pipeline()
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

@@ -10,15 +10,33 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+import pytest
+
+from tests.conftest import TORCH, why_too_old
+
 from .base import Family as Family
 from .base import Writer as Writer
 
 
-def families() -> dict[str, Family]:
+class Families(dict[str, Family]):
+    """Families by name; a test is skipped that asks for one whose model the diffusers for an old torch lacks."""
+
+    def __missing__(self, name: str) -> Family:
+        if TORCH < (2, 3):
+            pytest.skip(f"diffusers has no model of {name} yet")
+        raise KeyError(name)
+
+
+def families() -> Families:
     """All families, by name."""
-    found = {}
+    found = Families()
     for info in pkgutil.iter_modules(__path__):
         if info.name != "base" and not info.name.startswith("_"):
-            family = importlib.import_module(f"{__name__}.{info.name}").FAMILY
+            try:
+                family = importlib.import_module(f"{__name__}.{info.name}").FAMILY
+            except (ImportError, AttributeError) as error:
+                if why_too_old(error) is None:
+                    raise
+                continue
             found[family.name] = family
     return found

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from lib_lora.naming.index import LayerIndex, alias_table
+from tests.conftest import TORCH
 from tests.families import families
 
 BASES = {listed: base for family in families().values() for listed, base in family.bases.items()}
@@ -28,6 +29,7 @@ def test_weights_are_found_in_the_shape_they_have(real_keys, listed):
     assert len(weights) > len(missed)
 
 
+@pytest.mark.skipif(TORCH < (2, 3), reason="diffusers has no models for some lists yet")
 def test_every_list_is_asserted_somewhere(real_keys):
     adapters = {f"invokeai_{listed}" for family in families().values() for listed in family.lists}
     bases = {path.stem for path in real_keys.glob("toolkit_base_*.json")}  # in test_architectures

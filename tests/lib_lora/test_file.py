@@ -18,6 +18,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from lib_lora.errors import FileError, PickleError
 from lib_lora.files.file import AdapterFile, glance
@@ -325,3 +326,19 @@ def test_what_is_private_has_the_values_and_lies_elsewhere(tmp_path):
         copy = file.private(Lying(view)).tensor
         assert torch.equal(copy, view)
         assert (copy.data_ptr() == view.data_ptr()) == (view is own or not view.numel())
+
+
+def test_numbers_in_fp16_are_looked_at_also_where_torch_finds_no_extremes_of_them(tmp_path, monkeypatch):
+    found = torch.aminmax
+
+    def before_2_2(tensor):
+        if tensor.dtype is torch.half:
+            raise RuntimeError("\"aminmax_cpu\" not implemented for 'Half'")
+        return found(tensor)
+
+    bad = torch.ones(4, 4).half()
+    bad[1, 2] = torch.inf
+    safetensors.torch.save_file({"good": torch.ones(4, 4).half(), "bad": bad}, tmp_path / "a.safetensors")
+    monkeypatch.setattr(torch, "aminmax", before_2_2)
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.1.2"))
+    assert AdapterFile.open(tmp_path / "a.safetensors").not_finite(["good", "bad"]) == {"bad"}

@@ -239,7 +239,7 @@ def imported(patch, *, interpreted):
 
 @pytest.fixture
 def triton_pair(monkeypatch):
-    pytest.importorskip("triton")
+    pytest.importorskip("triton", "3")
     return imported(monkeypatch, interpreted=not torch.cuda.is_available())
 
 

@@ -93,6 +93,8 @@ LYCORIS = {
 )
 def test_t16_forward_of_lycoris(tmp_path, kind, layer, multiplier):
     lycoris = pytest.importorskip("lycoris")
+    if kind.startswith("boft"):
+        pytest.importorskip("lycoris.modules.tlora", reason="BOFT of LyCORIS before 4 fails")
     name, arguments = LYCORIS[kind]
     base, x = make(layer)
     trained = copy.deepcopy(base)

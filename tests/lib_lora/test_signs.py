@@ -12,6 +12,7 @@ from torch import nn
 from lib_lora import load_network
 from lib_lora.naming.architectures.base import fact, family_of, known_architectures, recognise
 from lib_lora.report import Family as Told
+from tests.conftest import TORCH
 from tests.fakes.files import pair, save
 from tests.families import families
 from tests.families.base import linear_layers
@@ -54,7 +55,7 @@ def test_a_layer_is_not_taken_for_one_of_another_family(owner, one):
 
 KEYS = ("ss_base_model_version", "modelspec_architecture")
 NAMED = [(name, words) for name, family in FAMILIES.items() for words in family.named]
-UNKNOWN = {"hunyuan-image-2.1/lora", "hidream_o1_image", "cosmos3-nano/lora", "pt"}
+UNKNOWN = {"cosmos3-nano/lora", "pt"}
 
 
 @pytest.mark.parametrize(("name", "words"), NAMED)
@@ -68,6 +69,8 @@ def test_metadata_of_trainers(key, name, words):
 @pytest.mark.parametrize("architecture", known_architectures(), ids=lambda one: one.name)
 def test_every_architecture_has_a_family_to_be_tested_with(architecture):
     own = [family for family in FAMILIES.values() if family.known_as == architecture.name]
+    if TORCH < (2, 3) and not own:
+        pytest.skip("diffusers has no such model yet")
     assert own, f"Add tests/families/{architecture.name}.py with a `FAMILY`, see CONTRIBUTING.md."
     assert all(family.named for family in own), f"Add `named` to the `FAMILY` in tests/families/{architecture.name}.py."
 

@@ -14,6 +14,8 @@ from safetensors.numpy import save_file
 NAMES = ("remora-trial-a", "remora-trial-b", "remora-trial-c")
 """A LoRA as kohya's sd-scripts write it, one as PEFT or ComfyUI, and a LoKr of LyCORIS."""
 _RANKS = (4, 8)
+_DTYPES = (np.float16, np.float32, np.float16)
+"""As these writers have it at first."""
 _FACTOR = 4
 """Rows and columns of a LoKr's first matrix."""
 _SHARE = 0.4
@@ -58,13 +60,13 @@ def make_loras(checkpoint: Path, folder: Path) -> tuple[str, ...]:
             f"{checkpoint} has no attention layers whose names are known; make LoRA by hand: --lora NAME"
         )
     for number, name in enumerate(NAMES):
-        random, tensors = np.random.default_rng(number), dict[str, np.ndarray]()
+        random, dtype, tensors = np.random.default_rng(number), _DTYPES[number], dict[str, np.ndarray]()
         for path, prefixes, (rows, columns) in layers:
             prefix = prefixes[number]
             if prefix is not None:
                 named = prefix + (path if prefix.endswith(".") else path.replace(".", "_"))
                 made = _kronecker if number == len(_RANKS) else partial(_pair, _RANKS[number], prefix.endswith("."))
-                tensors |= {f"{named}.{key}": value for key, value in made(rows, columns, random).items()}
+                tensors |= {f"{named}.{key}": value.astype(dtype) for key, value in made(rows, columns, random).items()}
         save_file(tensors, folder / f"{name}.safetensors")
     return NAMES
 
@@ -103,15 +105,15 @@ def _found(
 
 
 def _pair(rank: int, is_peft: bool, rows: int, columns: int, random: np.random.Generator) -> Mapping[str, np.ndarray]:
-    down = random.normal(0, columns**-0.5, (rank, columns)).astype(np.float32)
-    up = random.normal(0, _SHARE * rank**-0.5, (rows, rank)).astype(np.float32)
+    down = random.normal(0, columns**-0.5, (rank, columns))
+    up = random.normal(0, _SHARE * rank**-0.5, (rows, rank))
     if is_peft:
         return {"lora_A.weight": down, "lora_B.weight": up}
-    return {"lora_down.weight": down, "lora_up.weight": up, "alpha": np.array(rank, np.float32)}
+    return {"lora_down.weight": down, "lora_up.weight": up, "alpha": np.array(rank)}
 
 
 def _kronecker(rows: int, columns: int, random: np.random.Generator) -> Mapping[str, np.ndarray]:
     if rows % _FACTOR or columns % _FACTOR:
         return {}
-    second = random.normal(0, _SHARE * columns**-0.5, (rows // _FACTOR, columns // _FACTOR)).astype(np.float32)
-    return {"lokr_w1": random.normal(0, 1, (_FACTOR, _FACTOR)).astype(np.float32), "lokr_w2": second}
+    second = random.normal(0, _SHARE * columns**-0.5, (rows // _FACTOR, columns // _FACTOR))
+    return {"lokr_w1": random.normal(0, 1, (_FACTOR, _FACTOR)), "lokr_w2": second}

@@ -19,7 +19,7 @@ class PowerCutError(Exception):
 
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.LazyLinear(3))
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(36, 3))
 
 
 def loss_of(module: nn.Module, stop_at: int | None = None) -> Loss:
@@ -36,14 +36,8 @@ def loss_of(module: nn.Module, stop_at: int | None = None) -> Loss:
     return loss
 
 
-def ready() -> nn.Module:
-    module = model()
-    module(torch.zeros(1, 2, 5, 5))
-    return module
-
-
 def trained(folder: Path, plan: Plan = PLAN) -> dict[str, Tensor]:
-    module = ready()
+    module = model()
     Trainer(plan, [module], folder).run(loss_of(module))
     return module.state_dict()
 
@@ -54,7 +48,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 ) -> None:
     whole = trained(tmp_path / "whole", plan)
     monkeypatch.setattr("training.loop._KEEP_EVERY", 0.0)
-    module = ready()
+    module = model()
     with pytest.raises(PowerCutError):
         Trainer(plan, [module], tmp_path / "parts").run(loss_of(module, stop_at=7))
     assert trained(tmp_path / "parts", plan).keys() == whole.keys()
@@ -63,7 +57,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 
 
 def test_training_lowers_the_loss_and_what_remains_is_the_mean(tmp_path: Path) -> None:
-    module = ready()
+    module = model()
     before = loss_of(module)(Generator().manual_seed(0)).item()
     trainer = Trainer(Plan("plan", steps=60, rate=1e-2, average=0.9), [module], tmp_path)
     trainer.run(loss_of(module))
@@ -75,11 +69,11 @@ def test_training_lowers_the_loss_and_what_remains_is_the_mean(tmp_path: Path) -
 
 
 def test_layers_are_themselves_again_in_the_end(tmp_path: Path) -> None:
-    assert trained(tmp_path).keys() == ready().state_dict().keys()
+    assert trained(tmp_path).keys() == model().state_dict().keys()
 
 
 def test_what_is_seen_on_the_way_are_the_mean_weights(tmp_path: Path) -> None:
-    module = ready()
+    module = model()
     trainer = Trainer(PLAN, [module], tmp_path)
     seen = []
     trainer.run(loss_of(module), lambda: seen.append([p.detach().clone() for p in module.parameters()]))
@@ -93,7 +87,7 @@ def sorted_sizes(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def test_a_loss_that_is_no_number_stops_it(tmp_path: Path) -> None:
-    module = ready()
+    module = model()
     with pytest.raises(RuntimeError, match="plan: the loss is nan at step 0"):
         Trainer(PLAN, [module], tmp_path).run(lambda _: next(module.parameters()).sum() * float("nan"))
 

@@ -231,10 +231,10 @@ def test_a_failure_in_the_middle_leaves_nothing_applied(
     original = studio.model.pipeline.vae.decode
 
     def fails(*arguments, **named):
-        raise torch.OutOfMemoryError("no memory left")
+        raise torch.cuda.OutOfMemoryError("no memory left")
 
     monkeypatch.setattr(studio.model.pipeline.vae, "decode", fails)
-    with pytest.raises(torch.OutOfMemoryError, match="no memory left"):
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="no memory left"):
         runner.submit(WITH_LORA).result(60)
     monkeypatch.setattr(studio.model.pipeline.vae, "decode", original)
     assert np.array_equal(one(runner, SMALL), before)
