@@ -31,7 +31,9 @@ class A1111FamilyHost(WebUIHost):
         self.batch: Batch | None = None
         self.generating = False
         """The active batch of the generation that runs now."""
-        self._conditionings = Conditionings(self._serving, self.prompts_depend, self.pass_of, self.check_served)
+        self._conditionings = Conditionings(
+            self._serving, self.prompts_depend, self.pass_of, self.check_served, lambda: self.woken
+        )
         self._clock = DenoiserClock()
 
     def prompts_depend(self) -> Hashable:

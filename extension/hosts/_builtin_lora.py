@@ -41,13 +41,13 @@ class BuiltinLora:
         with _not_loading() as free:
             if not free:
                 return
+            self._quiet = networks  # first: `wake` undoes whatever part of this was done
             networks.load_networks([])
             networks.networks_in_memory.clear()
             for model in _models():
                 _restore(networks, model.modules())
             _undo_patches(networks)
             self._take_callbacks(networks)
-            self._quiet = networks
 
     def wake(self) -> None:
         """Let it work as without Remora; idempotent."""

@@ -24,6 +24,7 @@ class Conditionings:
         depends: returns what else a conditioning depends on.
         pass_of: returns the present pass of a processing object.
         check: called with the processing object before its prompts are encoded; may raise.
+        woken: returns whether the host's own LoRA works; used while the host applies the tags.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class Conditionings:
         depends: Callable[[], Hashable],
         pass_of: Callable[[Any], Pass],
         check: Callable[[Any], None],
+        woken: Callable[[], bool],
     ) -> None:
         self._remora = remora
         self._depends = depends
         self._check = check
         self._pass_of = pass_of
+        self._woken = woken
 
     def wrap(self, wraps: Wraps, processing: ModuleType) -> None:
         """Install the wrapper."""
@@ -56,6 +59,8 @@ class Conditionings:
         remora = self._remora()
         if remora is not None:
             extra_network_data = (remora.text_key(), self._depends(), of_others(extra_network_data))
+        elif not self._woken():
+            extra_network_data = (extra_network_data, object())  # equal to no other: it is not used again
         return original(p, prompts, steps, extra_network_data, *args, **kwargs)
 
     def _conditionings(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -29,6 +29,10 @@ _KEPT = (  # the copies of original weights that the built-in stores on layers
     "sdnq_zero_point_backup",
     "sdnq_svd_up_backup",
     "sdnq_svd_down_backup",
+)
+_DIFFERENT = (
+    "the web UI had merged LoRA into the weights without a copy of them, and the checkpoint could not be loaded again: "
+    "pictures differ from before until a checkpoint is loaded"
 )
 _WEIGHT_COPIES = ("network_weights_backup", "network_bias_backup")
 
@@ -63,17 +67,22 @@ class Merged:
         info = getattr(pipe, "sd_checkpoint_info", None)
         if info is None or not Path(info.filename).exists():
             self._told.update(merged)
-            logger.warning(
-                "remora: the web UI had merged LoRA into the weights without a copy of them, and the checkpoint is not "
-                "there to load it again; pictures differ from before until a checkpoint is loaded"
-            )
+            logger.warning("remora: %s", _DIFFERENT)
             return
         logger.info(
             "remora: the web UI had merged LoRA into the weights without a copy of them, so %s is loaded again",
             info.filename,
         )
         _forget_peft()  # the host would keep these names for the new model
-        importlib.import_module("modules.sd_models").reload_model_weights(info=info, force=True)
+        try:
+            importlib.import_module("modules.sd_models").reload_model_weights(info=info, force=True)
+        except Exception:
+            self._told.update(merged)
+            logger.exception("remora: %s", _DIFFERENT)
+
+    def told(self, components: Mapping[str, nn.Module]) -> Sequence[str]:
+        """Return a sentence if the present weights cannot be made as they were."""
+        return [_DIFFERENT] if any(part in self._told for part in components.values()) else []
 
 
 def changed_parts() -> tuple[str, ...]:

@@ -54,6 +54,8 @@ class WebUIHost(Host):
         self._networks: ExtraNetworks | None = None
         self._painter = WebUIPainter()
         self._fault = ""  # why Remora is not connected
+        self.woken = True
+        """Whether the built-in works, as far as Remora knows; meaningful while it applies the tags."""
         self._connected = False  # the host never removes callbacks, so register them once per load of scripts
 
     # --- what a subclass defines ---
@@ -274,6 +276,7 @@ class WebUIHost(Host):
             # a model that is loading encodes an empty prompt, which is no picture
             return not self._quiet(in_picture=getattr(p, "prompts", None) is not None)
         errors = attempt(self.remora.generation_ended, self.wake_builtin)
+        self.woken = not errors
         for error in errors:
             self.remora.failed(f"the web UI's own LoRA may not work ({type(error).__name__}: {error})")
         return True

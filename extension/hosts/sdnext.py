@@ -134,6 +134,9 @@ class SDNextHost(WebUIHost):
             return f"the model is computed by OpenVINO, {_NOT_OURS}"
         return super().cannot_serve()
 
+    def conflicts(self) -> Sequence[str]:
+        return *super().conflicts(), *self._merged.told(self._of_builtin())
+
     def quiet_builtin(self) -> None:
         pipe = self._pipe()
         if pipe is not None:

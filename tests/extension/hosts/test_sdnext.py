@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,72 +19,27 @@ from extension.guest import Guest
 from extension.hosts.sdnext import SDNextHost
 from extension.standalone.demo import Demo
 from lib_lora import LoraError
-from tests.fakes.demo import demo_pipeline
 from tests.fakes.quantized.nunchaku import SVDQW4A4Linear
 from tests.fakes.webui import sdnext as fake
-from tests.fakes.webui.sdnext_lora import BASE_OF_SVD, LaterLora, OwnLora, ParallelHead, SDNQLinear, network
+from tests.fakes.webui.sdnext_lora import BASE_OF_SVD, LaterLora, ParallelHead, SDNQLinear, network
+from tests.fakes.webui.sdnext_session import Setup, new_pipeline, started
 
 A, B = "<lora:zorp:0.8>", "<lora:stripes:0.5>"
 TEXT = {"lora_apply_te": True}
 ROUNDING = 1e-4  # of the largest value: kernels add up a batch in another order
 
 
-@dataclass
-class Setup:
-    """The program with Remora in it."""
-
-    web: fake.SDNext
-    host: SDNextHost
-    session: Session
-    loras: Path
-
-    def picture(self, *prompts: str, **values: Any) -> Tensor:
-        return torch.stack(self.web.generate(*prompts, **values).images)
-
-    def unload(self) -> None:
-        self.session.close()
-
-
 @pytest.fixture
 def setup(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
-    with _started(demo, tmp_path) as made:
+    with started(demo, tmp_path) as made:
         yield made
 
 
 @pytest.fixture
 def later(demo: Demo, tmp_path: Path) -> Iterator[Setup]:
     """Start the program with what single files of later versions add to its own LoRA."""
-    with _started(demo, tmp_path, LaterLora) as made:
+    with started(demo, tmp_path, LaterLora) as made:
         yield made
-
-
-@contextmanager
-def _started(demo: Demo, folder: Path, lora: type[OwnLora] = OwnLora) -> Iterator[Setup]:
-    for path in demo.loras.iterdir():
-        shutil.copy(path, folder)
-    torch.manual_seed(3)
-    web = fake.SDNext(_model(), folder, lora, lora_fuse_native=True)
-    host = SDNextHost()
-    with web.running():
-        session = Session(host)
-        made = Setup(web, host, session, folder)
-
-        def load_scripts() -> None:
-            assert host.is_current()
-            host.add_options(TABLE)
-            host.connect(Guest(host, session, made.unload))
-
-        web.start(load_scripts)
-        yield made
-        host.unload()
-        session.catalog.close()
-
-
-def _model() -> Any:
-    pipe = demo_pipeline()
-    pipe.unet.eval().requires_grad_(False)
-    pipe.text_encoder.eval().requires_grad_(False)
-    return pipe
 
 
 def near(found: Tensor, wanted: Tensor) -> bool:
@@ -507,7 +459,7 @@ def test_a_text_of_all_images_names_all(setup: Setup) -> None:
 
 def test_t18_another_model_without_a_word_and_back(setup: Setup) -> None:
     first, plain = setup.picture(f"x{A}"), setup.picture("x")
-    other = _model()
+    other = new_pipeline()
     other.unet.conv_in.weight.mul_(0.5)
     setup.web.data.sd_model = other
     setup.web.modules["modules.prompt_parser_diffusers"].cache.clear()
@@ -519,7 +471,7 @@ def test_t18_another_model_without_a_word_and_back(setup: Setup) -> None:
 
 def test_a_unet_that_was_exchanged_is_served(setup: Setup) -> None:
     setup.picture(f"x{A}")
-    kept, setup.web.pipe.unet = setup.web.pipe.unet, _model().unet
+    kept, setup.web.pipe.unet = setup.web.pipe.unet, new_pipeline().unet
     other = setup.picture("x")
     assert not torch.equal(setup.picture(f"x{A}"), other)
     setup.web.pipe.unet = kept
@@ -611,8 +563,11 @@ def test_weights_that_were_merged_without_a_copy_are_exact_again(
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         assert near(setup.picture("x"), plain)
-    assert "the checkpoint is not there" in caplog.text
+    assert "the checkpoint could not be loaded again" in caplog.text
+    assert ["could not be loaded again" in one for one in state_of(setup.session)["conflicts"]] == [True]
     assert setup.web.loads == len(cases)
+    setup.web.load(new_pipeline())
+    assert state_of(setup.session)["conflicts"] == []
 
 
 def test_copies_from_before_the_builtin_was_set_to_merge_without_them_are_used(setup: Setup) -> None:
@@ -662,7 +617,7 @@ def test_what_later_versions_leave_beside_the_weights_is_taken_off_and_given_bac
 def test_parts_of_the_pipeline_that_the_builtin_alone_changes_are_clean_again(
     later: Setup, caplog: pytest.LogCaptureFixture
 ) -> None:
-    part = later.web.pipe.transformer_ref = _model().text_encoder
+    part = later.web.pipe.transformer_ref = new_pipeline().text_encoder
     layer = next(one for one in part.modules() if isinstance(one, torch.nn.Linear))
     weight = layer.weight.detach().clone()
     later.web.opts.remora_enabled = False
@@ -729,7 +684,7 @@ def test_checkpoints_are_where_the_model_came_from(setup: Setup, tmp_path: Path)
 
 
 def test_t21_unloading_leaves_every_object_that_was_there(demo: Demo, tmp_path: Path) -> None:
-    web, host = fake.SDNext(_model(), demo.loras, lora_fuse_native=True), SDNextHost()
+    web, host = fake.SDNext(new_pipeline(), demo.loras, lora_fuse_native=True), SDNextHost()
     with web.running():
         before = _functions(web)
         session = Session(host)
