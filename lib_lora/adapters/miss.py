@@ -56,7 +56,7 @@ class MiSS(Adapter):
         return Form(Pair(min(self.rank, rank or self.rank), 1.0))
 
     def factors(self, rank: int | None = None) -> Factors:
-        own = torch.eye(self.rank, dtype=self.block.dtype)
+        own = torch.eye(self.rank).to(self.block.dtype)  # torch 2.1 makes none in bf16
         sums = own.repeat(1, -(-self.inputs // self.rank))[:, : self.inputs]
         return Factors(sums[:rank], self.block.T[:, :rank])
 

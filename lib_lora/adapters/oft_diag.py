@@ -49,7 +49,7 @@ def _transposed(source: Tensor) -> Tensor:
 
 
 def _less_identity(source: Tensor) -> Tensor:
-    return (source - torch.eye(source.shape[-1], dtype=source.dtype, device=source.device)).transpose(-1, -2)
+    return (source - torch.eye(source.shape[-1], device=source.device).to(source.dtype)).transpose(-1, -2)
 
 
 def _scaled_less_identity(source: Tensor) -> Tensor:

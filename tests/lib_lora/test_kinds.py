@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from lib_lora import AdapterFile, Engine, Entry, Stack, load_network, plan
 from lib_lora.adapters.base import At
@@ -51,6 +53,29 @@ def test_without_a_plain_weight_it_is_beside_the_layer(tmp_path, sample, layer, 
     assert isinstance(slot.executor, LowRankExecutor)
     want = run(reference(pristine, layer, sample, tensors, 1.5), x.double())
     assert worst(run(base, x), want) < max(BOUNDS[dtype], FILE)
+
+
+@pytest.mark.parametrize(("sample", "layer"), CASES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_file_in_half_precision(tmp_path, sample, layer, dtype):
+    base, x = make(layer)
+    path, tensors = write(tmp_path, sample, layer, tuple(weight_of(base, layer).shape))
+    with safe_open(path, "pt") as opened:
+        metadata = opened.metadata()
+    halved = {
+        key: value.to(dtype) if value.is_floating_point() and value.ndim else value
+        for key, value in load_file(path).items()
+    }
+    save_file(halved, path, metadata)
+    pristine, served = exact(base), Engine({"unet": base})
+    served.activate(Stack([Entry(path, 1.5)]))
+    rounded = {
+        key: value.to(dtype).to(value.dtype) if value.is_floating_point() and value.ndim else value
+        for key, value in tensors.items()
+    }
+    exact_x = x.double() if x.is_floating_point() else x
+    want = run(reference(pristine, layer, sample, rounded, 1.5), exact_x)
+    assert worst(run(base, x), want) < BOUNDS[torch.float32]
 
 
 @pytest.mark.parametrize(("sample", "layer"), CASES)

@@ -30,7 +30,7 @@ class SVDQuant(WeightReader):
     @classmethod
     def read(cls, layer: nn.Module, param: str) -> Tensor:
         own: Any = layer  # its forward is the one that may be hooked
-        identity = torch.eye(own.in_features, dtype=own.proj_up.dtype, device=own.qweight.device)
+        identity = torch.eye(own.in_features, device=own.qweight.device).to(own.proj_up.dtype)
         output = identity.new_empty(own.in_features, own.out_features)
         product: Tensor = own.forward_quant(*own.quantize(identity), output).detach()
         if own.bias is not None:

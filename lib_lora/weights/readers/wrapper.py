@@ -29,5 +29,5 @@ class Wrapper(WeightReader):
         weight = found(layer, param)
         if type(weight).dequantize is not Tensor.dequantize:  # torch's own is for its old quantized dtypes
             return weight.dequantize().detach()
-        identity = torch.eye(weight.shape[1], device=weight.device, dtype=weight.dtype)
+        identity = torch.eye(weight.shape[1], device=weight.device).to(weight.dtype)
         return F.linear(identity, weight).detach().t()
