@@ -11,13 +11,17 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 from .checks import CHECKS, AbsentError, FailedError, Trial
 from .client import WebUI, WebUIError
 from .files import make_loras
 
 _SIDE = 64
+
+Check: TypeAlias = "partial[str]"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,6 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--checkpoint", type=Path, help="file or folder of the model, where the web UI does not tell it"
     )
     parser.add_argument("--only", action="append", help="name of a check, such as hires; all by default")
+    parser.add_argument("--browser", action="store_true", help="also try the tab in the page; needs Chromium")
+    parser.add_argument("--screenshots", type=Path, metavar="FOLDER", help="where --browser puts pictures of the page")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--sampler", default="Euler")
     parser.add_argument("--side", type=int, default=_SIDE, help=f"pixels of a side (default: {_SIDE})")
@@ -46,19 +52,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"no Remora answers at {arguments.url}: {error}\n")
     with _lossless(ui), _loras(ui, arguments.lora, arguments.lora_dir, arguments.checkpoint) as names:
         trial = Trial(ui, names, fields)
-        results = {name: run(trial, name) for name in arguments.only or _NAMED}
+        checks: dict[str, Check] = {title: partial(check, trial) for title, check in CHECKS.items()}
+        with _page(trial, arguments.screenshots, wanted=arguments.browser) as of_page:
+            checks |= of_page
+            results = {
+                title: run(check)
+                for title, check in checks.items()
+                if arguments.only is None or check.func.__name__ in arguments.only
+            }
         host = ui.state()["host"]
     sys.stdout.write(table(host, results))
     return 1 if any(result.startswith("**") for result in results.values()) else 0
 
 
-_NAMED = {check.__name__: check for check in CHECKS.values()}
-
-
-def run(trial: Trial, name: str) -> str:
+def run(check: Check) -> str:
     """Run one check; return what the table says of it."""
     try:
-        return f"yes {_NAMED[name](trial)}".strip()
+        return f"yes {check()}".strip()
     except AbsentError as error:
         return f"not tried: {error}"
     except FailedError as error:
@@ -72,12 +82,23 @@ def run(trial: Trial, name: str) -> str:
 
 def table(host: str, results: Mapping[str, str]) -> str:
     """Write the results as a table in Markdown."""
-    titles = {check.__name__: title for title, check in CHECKS.items()}
     lines = [f"| what was tried | {host} |", "|---|---|"]
-    for name, result in results.items():
+    for title, result in results.items():
         cell = " ".join(result.split()).replace("|", "\\|")
-        lines.append(f"| {titles[name]} | {cell} |")
+        lines.append(f"| {title} | {cell} |")
     return "\n".join(lines) + "\n"
+
+
+@contextmanager
+def _page(trial: Trial, pictures: Path | None, *, wanted: bool) -> Iterator[Mapping[str, Check]]:
+    """Yield the checks of the page, in an open browser."""
+    if not wanted:
+        yield {}
+        return
+    from . import page  # which needs packages that the other checks do not
+
+    with page.browser(trial.ui.url, pictures) as browser:
+        yield {title: partial(check, trial, browser) for title, check in page.CHECKS.items()}
 
 
 @contextmanager
