@@ -35,6 +35,7 @@ _ADAPTABLE = (
     "unet",
     "transformer",
     "transformer_2",
+    "transformer_ref",
     "prior",
     "text_encoder",
     "text_encoder_2",

@@ -18,10 +18,14 @@ TEXT_ENCODER = "text_encoder"
 EXPERTS = ("transformer", "transformer_2")
 NOISE = ("high", "low")
 """Two halves of one denoiser (Wan 2.2), and the noise in which each acts."""
+REFERENCE = "transformer_ref"
+"""MiniMax-H3's denoiser for references: the layers of `transformer`, other weights. A file is for one of the two."""
 
-EXACT = frozenset({"unet", "prior", *EXPERTS, "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4"})
+EXACT = frozenset(
+    {"unet", "prior", *EXPERTS, REFERENCE, "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4"}
+)
 """Names of one component each; any other name in a key is a role."""
-_DENOISERS = frozenset({DENOISER, "diffusion_model", "unet", "prior", "decoder"})
+_DENOISERS = frozenset({DENOISER, "diffusion_model", "unet", "prior", "decoder", *EXPERTS, REFERENCE})
 
 _INSIDE = {"llm_adapter": DENOISER, "text_conditioner": DENOISER}
 """Components that other programs keep inside another one, so that files have them there: Anima's adapter."""
@@ -30,7 +34,7 @@ _INSIDE = {"llm_adapter": DENOISER, "text_conditioner": DENOISER}
 @lru_cache(maxsize=1024)
 def role(component: str) -> str:
     """Return the role of a component; its own name if no other component has that role."""
-    if component in _DENOISERS or component in EXPERTS:
+    if component in _DENOISERS:
         return DENOISER
     return TEXT_ENCODER if component.startswith(TEXT_ENCODER) else component
 
@@ -48,10 +52,10 @@ def candidates(wanted: str | None, present: Sequence[str], experts: Sequence[str
         present: the model's components.
         experts: the `EXPERTS` that the file is for where its keys do not tell, in a model that has both.
     """
-    if wanted == EXPERTS[1]:
+    if wanted in (EXPERTS[1], REFERENCE):
         return [(wanted,)] if wanted in present else []
     found = [name for name in present if wanted is None or role(wanted) in (role(name), _INSIDE.get(name))]
-    found.sort(key=lambda name: (name != wanted, name in _INSIDE))
+    found.sort(key=lambda name: (name != wanted, name in _INSIDE, name == REFERENCE))
     if not set(EXPERTS) <= set(found):
         return [(name,) for name in found]
     both = tuple(name for name in EXPERTS if name in experts)

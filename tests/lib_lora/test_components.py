@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lib_lora import load_network
-from lib_lora.files.components import EXPERTS, candidates, role
+from lib_lora.files.components import EXPERTS, REFERENCE, candidates, role
 from lib_lora.naming.architectures.wan import experts_named
 from tests.fakes.files import pair, save
 
@@ -108,7 +108,12 @@ def test_no_name_of_a_file_takes_long(many, end):
     assert time.process_time() - began < 0.5, "seconds"
 
 
-@given(st.lists(st.sampled_from(["unet", "prior", "decoder", *EXPERTS, "text_encoder", "text_encoder_2"]), unique=True))
+@given(
+    st.lists(
+        st.sampled_from(["unet", "prior", "decoder", *EXPERTS, REFERENCE, "text_encoder", "text_encoder_2"]),
+        unique=True,
+    )
+)
 def test_only_components_of_the_same_role_are_candidates(present):
     for wanted in (None, "denoiser", "prior", *EXPERTS, "text_encoder", "text_encoder_2", "vae"):
         found = [name for tier in candidates(wanted, present) for name in tier]
@@ -179,6 +184,20 @@ def test_keys_of_both_experts_in_one_file_keep_apart(first, second, tmp_path):
         "transformer_2": {"blocks.0.self_attn.q"},
     }
     assert network.report.format == "diffusers"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "wanted"),
+    [("transformer.", "transformer"), ("diffusion_model.", "transformer"), ("transformer_ref.", "transformer_ref")],
+)
+def test_a_file_of_minimax_h3_is_for_one_of_its_denoisers(prefix, wanted, tmp_path):
+    """Their layers have the same names; diffusers, too, gives a file that says nothing to `transformer`."""
+    both = {"transformer_ref": experts()["transformer"], "transformer": experts()["transformer"]}
+    path = save(tmp_path / "style.safetensors", keys(prefix))
+    assert tuple(load_network(path, both).adapters) == (wanted,)
+    alone = load_network(path, {"transformer_ref": both["transformer_ref"]})
+    assert tuple(alone.adapters) == ("transformer_ref",)
+    assert not load_network(path, {"transformer": both["transformer"]}).adapters or prefix != "transformer_ref."
 
 
 @pytest.mark.parametrize(("keys_of", "shape"), [("nowhere", (WIDTH, WIDTH)), ("q", (WIDTH, WIDTH + 1))])

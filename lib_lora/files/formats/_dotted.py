@@ -23,7 +23,7 @@ WRAPPER = r"base_model\.model\."
 """PEFT's own: the model inside its wrapper."""
 COMPONENT = (
     r"(?:diffusion_model\.(?=transformer_[12]\.))?"
-    r"(?P<component>unet|prior|conditional_transformer|transformer(?:_[12])?(?!\.resblocks\.)|text_encoder(?:_[234])?|diffusion_model"
+    r"(?P<component>unet|prior|conditional_transformer|transformer(?:_[12]|_ref)?(?!\.resblocks\.)|text_encoder(?:_[234])?|diffusion_model"
     r"|text_encoders\.\w+(?:\.transformer)?|lora_te[1-4]?)\."
 )
 """Begin of the keys of one component; a plain checkpoint has none."""
