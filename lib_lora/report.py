@@ -155,6 +155,11 @@ class NetworkReport:
         return f"{self.layers - self.absent - self.hit} of {self.layers} layers are left out{names}"
 
     @property
+    def doubt(self) -> str:
+        """Return `warning`; empty if it says that layers are left out, as the unused keys tell which and why."""
+        return "" if self.hit < self.layers - self.absent and not self._differs else self.warning
+
+    @property
     def _differs(self) -> str:
         """Return for which family the file was made, and which one the model is of; empty where it may fit."""
         own, model = self.family, self.model
@@ -185,8 +190,7 @@ class NetworkReport:
         if self.noise:
             hit += f", in {self.noise} noise only"
         line = f"{self.name}: {hit} ({kinds}{rank}; {self.format}, {self.architecture or 'unknown architecture'})"
-        doubtful = "" if self.hit < self.layers - self.absent and not self._differs else self.warning
-        for text in (doubtful, *self.notes):  # the unused keys tell which layers are left out
+        for text in (self.doubt, *self.notes):
             line += f"; {text}" if text else ""
         if self.unused:
             line += f"; {len(self.unused)} keys unused: {self.why()}"

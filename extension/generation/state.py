@@ -103,7 +103,7 @@ def _active(
         "hit": report.hit,
         "layers": report.layers,
         **{name: value for name, value in report.to_json().items() if name in _OF_FILE},
-        "warning": "; ".join(filter(None, [report.warning, whole_report.unlimited.get(index)])),
+        "warning": "; ".join(filter(None, [report.doubt, whole_report.unlimited.get(index)])),
         "images": list(active.images),
         "always_on": always_on,
     }

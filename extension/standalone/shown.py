@@ -30,11 +30,16 @@ def idle() -> str:
 
 
 def outcome(result: Result) -> str:
-    """Return one line per LoRA and per note, warnings about wrong pictures first."""
+    """Return one line per LoRA and per note, warnings about wrong pictures first.
+
+    A LoRA with a warning has no other line: the stack tells the rest.
+    """
     cancelled = ["Cancelled"] if result.cancelled else []
+    warned = {text.partition(": ")[0] for text in result.warnings if ": " in text}
     reports = "".join(
         lines("lora" if state == "applied" else "partly", [text])
         for text, state in zip_longest(result.lora_reports, result.states, fillvalue="applied")
+        if text.partition(": ")[0] not in warned
     )
     return lines("warning", result.warnings) + reports + lines("note", [*cancelled, *result.notes])
 

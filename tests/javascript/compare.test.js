@@ -13,6 +13,7 @@ test("strengths are numbers, and ranges by a step or a count", () => {
         ["-1 - 1 [3]", [-1, 0, 1]],
         ["0-1 [1]", [0]],
         ["0.1", [0.1]],
+        ["0,25; 0.5;1", [0.25, 0.5, 1]],
         ["1, 0-0.2(0.1), -1", [1, 0, 0.1, 0.2, -1]],
     ];
     for (const [text, wanted] of cases) assert.deepEqual(valuesOf(text), wanted, text);
@@ -21,7 +22,7 @@ test("strengths are numbers, and ranges by a step or a count", () => {
 
 test("other texts are refused in one sentence", () => {
     const range = "is no range of up to 150 strengths; write one as 0-1 (0.25)";
-    const strength = "is no strength; write numbers between commas, as 0, 0.5, 1, or a range, 0-1 (0.25)";
+    const strength = "is no strength; write numbers with commas between them, as 0, 0.5, 1, or a range, 0-1 (0.25)";
     /** @type {[text: string, message: string][]} */
     const cases = [
         ["", "Write at least one strength."],

@@ -120,8 +120,8 @@ function Login({tab}) {
         tab.server.start();
     };
     return html`<form class="rt-login rt-line" onSubmit=${enter}>
-        <label>User <input type="text" autocomplete="username" required ref=${user} /></label>
-        <label>Password <input type="password" autocomplete="current-password" required ref=${password} /></label>
-        <button type="submit">Log in</button>
+        <label class="rt-field"><span>User</span><input type="text" autocomplete="username" required ref=${user} /></label>
+        <label class="rt-field"><span>Password</span><input type="password" autocomplete="current-password" required ref=${password} /></label>
+        <button type="submit" class="rt-primary">Log in</button>
     </form>`;
 }

@@ -298,7 +298,7 @@ function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
             ${!saving && html`<button type="button" class="rt-small" disabled=${!cells?.length} onClick=${() => setSaving(true)}>Save as preset</button>`}
             ${preset?.own && html`<button type="button" class="rt-small" onClick=${remove}>Delete preset ${preset.name}</button>`}
         </div>
-        ${deleted && html`<${Deleted} name=${`The preset ${deleted.name}`} undo=${undo} />`}
+        ${deleted && html`<${Deleted} name=${`preset ${deleted.name}`} undo=${undo} />`}
         ${
             saving
             && html`<${NameForm} label="Name of the new block preset" button="Save" hint="Name" focus problem=${nameProblem} save=${save}>

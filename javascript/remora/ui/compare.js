@@ -169,7 +169,7 @@ function Grid({tab, made}) {
 export function valuesOf(text) {
     const found = [];
     for (const part of text
-        .split(",")
+        .split(text.includes(";") ? ";" : ",") // a decimal comma needs another one between numbers
         .map((one) => one.trim())
         .filter(Boolean)) {
         const range = part.match(/^([+-]?[\d.]+)\s*-\s*([+-]?[\d.]+)\s*(?:\(\s*([\d.]+)\s*\)|\[\s*(\d+)\s*\])$/);
@@ -181,10 +181,10 @@ export function valuesOf(text) {
                 throw new Error(`“${part}” is no range of up to 150 strengths; write one as 0-1 (0.25)`);
             for (let at = 0; at < count; at += 1) found.push(Number((low + at * step).toFixed(4)));
         } else if (isNumber(part)) {
-            found.push(Number(part));
+            found.push(numberOf(part));
         } else {
             throw new Error(
-                `“${part}” is no strength; write numbers between commas, as 0, 0.5, 1, or a range, 0-1 (0.25)`,
+                `“${part}” is no strength; write numbers with commas between them, as 0, 0.5, 1, or a range, 0-1 (0.25)`,
             );
         }
     }

@@ -96,7 +96,7 @@ export function Details({tab, id}) {
                 ${lora.distilled && html`<${MadeFor} tab=${tab} made=${lora.distilled} attempt=${attempt} />`}
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />
                 <${Trouble} text=${trouble} />
-                <div class="rt-line rt-end">
+                <div class="rt-line rt-end rt-foot">
                     <button type="button" onClick=${close}>Cancel</button>
                     <button type="button" class="rt-primary" onClick=${save}>Save</button>
                 </div>
@@ -186,7 +186,7 @@ function Fields({draft, edit, lora}) {
         }
         ${field("negative", "Words for the negative prompt")}
         ${field("strength", "Preferred strength", 0, "Empty or 0 is the web UI’s default")}
-        ${field("tags", "Tags", 0, "Between commas")}
+        ${field("tags", "Tags", 0, "With commas between them, as portrait, ink")}
         ${field("notes", "Notes", 3)}
         ${field("description", "Description", 3)}`;
 }
@@ -202,8 +202,8 @@ function NewPicture({take, attempt}) {
         });
     return html`<div class="rt-line">
         <input type="file" accept="image/*" hidden ref=${chosen} onChange=${(event) => take(event.target.files?.[0])} />
-        <${Button} label="Choose a picture file for this" class="rt-small" onClick=${() => chosen.current.click()}>Picture …<//>
-        <${Button} label="Take the picture that the page shows" class="rt-small" onClick=${shown}>From page<//>
+        <${Button} label="Picture from a file: choose one for this LoRA" class="rt-small" onClick=${() => chosen.current.click()}>Picture from a file<//>
+        <${Button} label="Picture from the page: take the one that it shows" class="rt-small" onClick=${shown}>Picture from the page<//>
     </div>`;
 }
 

@@ -68,7 +68,7 @@ export function Library({tab, state}) {
  * @param {Catalog} catalog
  */
 function countOf(state, found, catalog) {
-    if (!state.loaded) return "Loading …";
+    if (!state.loaded) return state.login ? "Log in to see the LoRA files." : state.error ? "Not loaded." : "Loading …";
     if (!catalog.all.length) {
         return state.scan.running
             ? "Looking for LoRA files …"

@@ -25,7 +25,7 @@ export function Outcome({lora}) {
     const reasons = Object.entries(lora.unused);
     return html`<div class=${`rt-state rt-${lora.state}`}>
         ${lora.warning && html`<p class="rt-warning" role="alert">⚠ ${lora.warning}</p>`}
-        <span>${[`${STATES[lora.state] ?? lora.state}: ${layers}`, ...cost].filter(Boolean).join(" · ")}</span>
+        <span role=${lora.state === "partly" ? "alert" : undefined}>${[`${STATES[lora.state] ?? lora.state}: ${layers}`, ...cost].filter(Boolean).join(" · ")}</span>
         <p class="rt-hint">${aboutFile(lora)}</p>
         ${
             reasons.length > 0

@@ -218,8 +218,8 @@ export function Trouble({text}) {
 export function Deleted({name, undo}) {
     const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
     useEffect(() => button.current.focus(), [name]);
-    return html`<div class="rt-notice rt-line" role="status"><span>${name} is deleted.</span>
-        <button type="button" class="rt-small" ref=${button} aria-label=${`Undo: ${name} is deleted`} onClick=${undo}>Undo</button></div>`;
+    return html`<div class="rt-notice rt-line" role="status"><span>The ${name} is deleted.</span>
+        <button type="button" class="rt-small" ref=${button} aria-label=${`Undo deleting the ${name}`} onClick=${undo}>Undo</button></div>`;
 }
 
 /**

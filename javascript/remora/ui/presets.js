@@ -76,7 +76,7 @@ export function Presets({tab, state}) {
             <${Button} label="Import presets from text" class="rt-small" onClick=${() => setText({value: "", importing: true})}>Import<//>
         <//>
         <${Trouble} text=${trouble} />
-        ${deleted && html`<${Deleted} name=${`The preset ${deleted.preset.name}`} undo=${undo} />`}
+        ${deleted && html`<${Deleted} name=${`preset ${deleted.preset.name}`} undo=${undo} />`}
         ${
             text
             && html`<div class="rt-field">

@@ -84,7 +84,7 @@ export function Regions({tab, entry}) {
             }
             ${own && html`<button type="button" class="rt-small" onClick=${remove}>Delete ${own.name}</button>`}
         </div>
-        ${deleted && html`<${Deleted} name=${`The region ${deleted.name}`} undo=${undo} />`}
+        ${deleted && html`<${Deleted} name=${`region ${deleted.name}`} undo=${undo} />`}
         ${text && known && html`<${Shown} entry=${entry} text=${text} feather=${feather} known=${known} />`}`
         }
         ${

@@ -43,12 +43,13 @@ export function Row({tab, entry, outcome, handle}) {
     return html`
         <div class="rt-row-head" ref=${head}>
             <button type="button" class="rt-handle" title="Drag to another place" ...${handle}><${Icon} name="grip" /></button>
-            <input type="checkbox" checked=${entry.on} aria-label=${`${name} on`} onChange=${(event) => entry.setOn(event.target.checked)} />
+            <label class="rt-on"><input type="checkbox" checked=${entry.on} aria-label=${`${name} on`}
+                onChange=${(event) => entry.setOn(event.target.checked)} /></label>
             ${
                 lora
                     ? html`<button type="button" class="rt-name rt-link" title=${lora.file}
                 onClick=${() => tab.set({details: lora.id})}>${name}</button>`
-                    : html`<span class="rt-name">${name || entry.text}</span>`
+                    : html`<span class="rt-name" title=${name || entry.text}>${name || entry.text}</span>`
             }
             <span class="rt-row-tools">
                 <${WordButton} icon="more" word="More" label=${`More: schedule, region, passes, blocks of ${name}`}

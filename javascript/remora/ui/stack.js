@@ -10,13 +10,14 @@
  * @import {IconName} from "./icons.js"
  */
 
-import {html, useRef, useState} from "../vendor/preact.js";
+import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import * as boxes from "../boxes.js";
 import {bodyOf, readBody, setMultipliers, tagOf} from "../prompt.js";
 import {Icon} from "./icons.js";
 import {Outcome} from "./outcome.js";
 import {Button, WordButton} from "./parts.js";
 import {Row} from "./row.js";
+import {summary} from "./summary.js";
 
 /**
  * @typedef {object} Actions
@@ -39,7 +40,8 @@ import {Row} from "./row.js";
 /** @param {{tab: Tab, state: State, outcomes: ReturnType<Tab["stack"]["outcomes"]>}} props */
 export function Stack({tab, state, outcomes: {of, others}}) {
     const rows = tab.stack.rows();
-    return html`<section class="rt-stack" aria-label="Stack of LoRA">
+    const section = useFocus();
+    return html`<section class="rt-stack" aria-label="Stack of LoRA" ref=${section}>
         <${Targets} tab=${tab} state=${state} />
         <${Tools} tab=${tab} state=${state} rows=${rows} />
         ${
@@ -58,6 +60,11 @@ export function Stack({tab, state, outcomes: {of, others}}) {
             && !rows.length
             && html`<p class="rt-empty"><${Icon} name="prompt" /><span>The prompt has no LoRA. Choose one from the library, or
             write <code>${"<lora:name:0.8>"}</code> into it.</span></p>`
+        }
+        ${
+            rows.length > 0
+            && !rows.some((row) => summary(row).length)
+            && html`<p class="rt-hint">More, in a row: a schedule, a region, passes, and weights of blocks.</p>`
         }
         <p class="rt-hint rt-said" role="status">${state.said}</p>
         ${
@@ -81,6 +88,32 @@ export function Stack({tab, state, outcomes: {of, others}}) {
             </ul></div>`
         }
     </section>`;
+}
+
+/**
+ * Keep the focus in the stack where the element that has it goes, or is disabled: the row in the same place gets it,
+ * else the first button above the rows that can be pressed.
+ */
+function useFocus() {
+    const section = /** @type {{current: HTMLElement | null}} */ (useRef(null));
+    const around = /** @type {ShadowRoot | undefined} */ (section.current?.getRootNode());
+    const former = /** @type {HTMLButtonElement | null} */ (around?.activeElement ?? null); // before this is drawn
+    const row = former?.closest(".rt-rows > li");
+    const list = row?.parentElement;
+    const place = [...(list?.children ?? [])].indexOf(/** @type {Element} */ (row));
+    useEffect(() => {
+        if (!former || !section.current || (former.isConnected && !former.disabled)) return;
+        if (around?.activeElement && around.activeElement !== former) return; // it went on by itself
+        const same = list?.isConnected && (list.children[place] ?? list.lastElementChild);
+        /** @type {HTMLElement | null} */
+        const next = row?.isConnected
+            ? row.querySelector(".rt-row-tools button")
+            : same
+              ? same.querySelector(".rt-row-head > button:last-child")
+              : section.current.querySelector(".rt-toolbar button:not(:disabled)");
+        next?.focus();
+    });
+    return section;
 }
 
 /** @param {{tab: Tab, state: State}} props */

@@ -132,6 +132,7 @@ def test_a_file_of_which_keys_go_unused_is_applied_partly(client: TestClient, fo
     (lora,) = client.get(STATE).json()["loras"]
     assert (lora["state"], lora["hit"], lora["layers"]) == ("partly", 264, 265)
     assert lora["reason"].startswith("264 of 265 layers fit this model; ")
+    assert lora["warning"] == "", "its reason says so already"
     (keys,) = lora["unused"].values()
     assert sorted(keys) == sorted(others)
 

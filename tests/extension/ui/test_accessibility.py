@@ -71,7 +71,7 @@ def test_axe_finds_no_fault(served: Served, browser: Any, theme: str, width: int
             presets.get_by_role("button", name="Delete kept").wait_for(timeout=LONG)
             assert faults(page) == [], "presets"
             presets.get_by_role("button", name="Delete kept").click()
-            presets.get_by_role("button", name="Undo: The preset kept is deleted").wait_for(timeout=9000)
+            presets.get_by_role("button", name="Undo deleting the preset kept").wait_for(timeout=9000)
             assert faults(page) == [], "a preset that was deleted"
     finally:
         httpx.put(f"{served.url}/remora/v1/stack", json={})

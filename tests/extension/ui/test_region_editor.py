@@ -132,7 +132,7 @@ def test_a_region_is_painted_by_pointer_kept_changed_and_deleted(tab: Tab, serve
     row.get_by_role("button", name="Delete stroke").click()
     tab.prompt_is("<lora:zorp:1>")
     assert kept(served) == []
-    row.get_by_role("button", name="Undo: The region stroke is deleted").click()
+    row.get_by_role("button", name="Undo deleting the region stroke").click()
     tab.prompt_is("<lora:zorp:1:mask=stroke>")
     assert (picture_of(served, "stroke").weights(64, 64) - changed).abs().max() <= 1 / 255
     row.get_by_role("button", name="Delete stroke").click()

@@ -24,6 +24,13 @@ def test_a_report_says_by_its_colour_whether_all_of_the_file_acted() -> None:
     assert kinds == ["remora-lora", "remora-partly", "remora-lora"]
 
 
+def test_a_lora_with_a_warning_has_no_second_line() -> None:
+    warnings = ("x: 3 of 4 layers are left out", "No layer was called")
+    html = shown.outcome(Result((), 1, lora_reports=("x: 1 of 4 layers", "y: 4 of 4 layers"), warnings=warnings))
+    texts = [line.split("</div>")[0].split(">")[1] for line in html.split("remora-line ")[1:]]
+    assert texts == [*warnings, "y: 4 of 4 layers"]
+
+
 def test_an_error_without_words_still_shows_something() -> None:
     assert "KeyError" in shown.failure(KeyError())
 

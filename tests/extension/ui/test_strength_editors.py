@@ -166,7 +166,7 @@ def test_presets_are_chosen_kept_and_deleted(tab: Tab) -> None:
     tab.prompt_is("<lora:zorp:1:late>")
     row.get_by_role("button", name="Delete preset late").click()
     tab.prompt_is(f"<lora:zorp:1:{values}>")
-    row.get_by_role("button", name="Undo: The preset late is deleted").click()
+    row.get_by_role("button", name="Undo deleting the preset late").click()
     tab.prompt_is("<lora:zorp:1:late>")
     row.get_by_role("button", name="Delete preset late").click()
     tab.prompt_is(f"<lora:zorp:1:{values}>")
