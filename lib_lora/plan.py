@@ -30,7 +30,7 @@ from .placement.resident import Binding, PlacementPolicy
 from .report import ActivationReport
 from .stack import Entry, Stack
 from .strengths.stack_strengths import StackStrengths, StrengthGroup, block_and_side, block_rules
-from .strengths.strength import all_multipliers, as_strength
+from .strengths.strength import Moment, all_multipliers, as_strength
 from .strengths.table import StrengthTable
 from .tensors import every
 from .weights.originals import Checkpoint
@@ -201,7 +201,7 @@ class Plan:
             ComponentError: a layer has a weight that a LoRA could not be taken off.
         """
         refuse_spoiled(list(self.executors))
-        self.strengths.timestep = None
+        self.strengths.moment = Moment()
         self.strengths.drop_devices()
         self.write(stack)
 

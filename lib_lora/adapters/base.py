@@ -16,12 +16,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
+from ..errors import MomentError
 from ..files.reading import USUAL, Reading
 from ..tensors import TensorFields
 from ._operation import Operation
@@ -117,7 +117,7 @@ class At:
     device: torch.device
     dtype: torch.dtype
     multiplier: Tensor | float = 1.0
-    """A number, or a tensor of one."""
+    """A number, or a tensor of one; for a bank of heads, of one for each head."""
     rank: int | None = None
     """Use only the first so many rank components."""
     rows: tuple[int, int] | None = None
@@ -163,10 +163,25 @@ class At:
         return replace(self, multiplier=1.0)
 
 
+class CallTime(Protocol):
+    """The time of a model call, see `strengths.strength.Moment`."""
+
+    @property
+    def step(self) -> int | None: ...
+
+    @property
+    def steps(self) -> int | None: ...
+
+    @property
+    def timestep(self) -> float | None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class RankSchedule:
     """How many ranks act at a timestep: few in noise, all at the end. T-LoRA, https://arxiv.org/abs/2507.05964."""
 
+    numbers: ClassVar[int] = 1
+    """How many numbers an adapter with it takes as its strength, where it is no pair."""
     max_rank: int
     min_rank: int = 1
     power: float = 1.0
@@ -177,6 +192,74 @@ class RankSchedule:
         """Return how many ranks act, counted from the first; `timestep` is between 0 and `steps`."""
         done = min(max((self.steps - timestep) / self.steps, 0.0), 1.0)
         return min(int(done**self.power * (self.max_rank - self.min_rank)) + self.min_rank, self.max_rank)
+
+    def ranks(self, limit: int | None, now: CallTime) -> int | None:
+        """Return how many ranks act, of the first `limit`; None is all."""
+        if now.timestep is None:
+            return limit
+        first = self.first(now.timestep)
+        return first if limit is None else min(first, limit)
+
+    def check(self, now: CallTime) -> None:
+        """Take any time: without a timestep, all ranks act."""
+
+    def write(self, factors: Tensor, now: CallTime, per_rank: int) -> None:
+        """Take away the strength of the ranks that do not act.
+
+        Args:
+            factors: of all ranks, (variants, ranks * per_rank), written to.
+            now: the time of the call.
+            per_rank: adjacent factors that make one rank.
+        """
+        if now.timestep is not None:
+            factors[:, per_rank * self.first(now.timestep) :] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSchedule:
+    """How much each head of a bank acts in a step of the sampler.
+
+    A head predicts one interval of a grid of noise. A step spans several intervals, and uses the mean of their heads,
+    weighted by the lengths. The steps divide the grid as evenly as whole intervals can.
+    """
+
+    intervals: tuple[float, ...]
+    """The length of each, from noise to the picture."""
+
+    @property
+    def numbers(self) -> int:
+        """Return how many numbers an adapter with it takes as its strength."""
+        return len(self.intervals)
+
+    def weights(self, step: int, steps: int) -> list[float]:
+        """Return the weight of each head in a step, counted from 0; their sum is 1."""
+        count = len(self.intervals)
+        start = min(round(step * count / steps), count - 1)
+        stop = max(round((step + 1) * count / steps), start + 1)
+        span = sum(self.intervals[start:stop])
+        return [one / span if start <= i < stop else 0.0 for i, one in enumerate(self.intervals)]
+
+    def ranks(self, limit: int | None, now: CallTime) -> int | None:
+        """Return the limit: a bank of heads has no ranks."""
+        return limit
+
+    def check(self, now: CallTime) -> None:
+        """Check that the time tells the step.
+
+        Raises:
+            MomentError: it does not.
+        """
+        if now.step is None or not now.steps:
+            raise MomentError("the heads in a file depend on the step, and nothing tells the step of a model call")
+
+    def write(self, factors: Tensor, now: CallTime, per_rank: int) -> None:
+        """Multiply the strength of each head by its weight; before the first call, which no layer reads, do nothing."""
+        if now.step is not None and now.steps:
+            factors *= torch.tensor(self.weights(now.step, now.steps)).to(factors)
+
+
+Schedule: TypeAlias = RankSchedule | HeadSchedule
+"""What of an adapter acts at which time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +347,7 @@ class Adapter(TensorFields, ABC):
 
     @classmethod
     @abstractmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         """Build from canonical parameters for the weight at `site`.
 
         Raises:
@@ -333,6 +416,8 @@ class Adapter(TensorFields, ABC):
     def change_of_bias(self, bias: Tensor | None) -> Tensor | None:
         """Return the whole change of a layer's bias at multiplier 1, for dense executors; None if there is none.
 
+        Of a bank of heads it is (heads, out).
+
         Args:
             bias: the layer's own (out,), where the change is computed and in the dtype for that; None if it has none.
         """
@@ -348,8 +433,8 @@ class Adapter(TensorFields, ABC):
         return None
 
     @property
-    def ranks_by_timestep(self) -> RankSchedule | None:
-        """Return which ranks act when; None if all always do."""
+    def schedule_of_parts(self) -> Schedule | None:
+        """Return which of its ranks or heads act when; None if all always do."""
         form = self.form()
         return None if form is None or form.pair is None else form.pair.schedule
 
@@ -404,6 +489,12 @@ class DenseEffect(OutputEffect):
 
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         return op.apply(x, self.delta_weight) * multiplier
+
+
+def at_strength(change: Tensor, strength: Tensor) -> Tensor:
+    """Return a change of a bias, (out,) or (heads, out), at its strength, (1,) or (heads,)."""
+    change = change.to(strength)
+    return change * strength if change.ndim == 1 else (change * strength.unsqueeze(1)).sum(0)
 
 
 def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:

@@ -1,7 +1,8 @@
 """A weight and a bias put in the place of the layer's, as ComfyUI's `set_weight` and `set_bias` do.
 
 W' = W + m (v - W), b' = b + m (u - b). ComfyUI knows no strength here; between 0 and 1 the line from W to v is what a
-strength can mean. Source: ComfyUI comfy/lora.py, `set`; of banks of heads Comfy-Org/ComfyUI pull request 15908.
+strength can mean. Source: ComfyUI comfy/lora.py, `set`; A weight of several times as many
+rows is a bank of heads, see `heads.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from ..errors import UnsupportedError
 from ._operation import Operation
 from .base import (
     Adapter,
@@ -32,6 +32,7 @@ from .base import (
     shape_text,
     taken,
 )
+from .heads import Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +66,11 @@ class SetWeight(Adapter):
         return bool(shapes) and cls.params.claim(shapes)
 
     @classmethod
-    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
+    def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         value, bias, (out, *inside) = params.get("set_weight"), params.get("set_bias"), site.shape
         if value is not None and value.numel() != math.prod(site.shape):
             if value.ndim == len(site.shape) and value.shape[1:] == tuple(inside) and value.shape[0] % out == 0:
-                raise UnsupportedError(
-                    f"of a bank of {value.shape[0] // out} output heads, some of which a program of its model mixes in "
-                    "each step; the LoRA in the file acts without it"
-                )
+                return Heads.from_offsets(value, bias, site, origin)
             raise ValueError(f"want set_weight {site.shape}, got {shape_text(value)}")
         value = None if value is None else value.reshape(site.shape)
         return cls(value, bias_for(site, "set_bias", bias))

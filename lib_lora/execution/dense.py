@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..adapters._operation import Operation
-from ..adapters.base import Adapter
+from ..adapters.base import Adapter, at_strength
 from ..compiler import compiling, uncompiled
 from ..errors import ComponentError, RegionError
 from ..naming.architectures._arguments import is_of_text
@@ -364,11 +364,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
 
     def _rank(self, binding: Binding) -> int | None:
         """Return how many rank components act at the present timestep; None is all."""
-        schedule, timestep = binding.adapter.ranks_by_timestep, self._strengths.timestep
-        if schedule is None or timestep is None:
-            return binding.rank
-        first = schedule.first(timestep)
-        return first if binding.rank is None else min(first, binding.rank)
+        schedule = binding.adapter.schedule_of_parts
+        return binding.rank if schedule is None else schedule.ranks(binding.rank, self._strengths.moment)
 
     def _strength(self, binding: Binding, device: torch.device, dtype: torch.dtype, image: int | None = None) -> Tensor:
         return self._strengths.for_variant(binding.ranges, device, wide(dtype), image)
@@ -386,7 +383,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
             total = weight.new_zeros(width) if bias is None else bias.detach().to(weight, copy=True)
             found[target.bias] = total
-        total[rows].add_(delta.to(strength) * strength)
+        total[rows].add_(at_strength(delta, strength))
 
     def _make(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype

@@ -27,7 +27,7 @@ class Part:
     """One adapter of a layer, on the device of the base weight."""
 
     adapter: Adapter
-    multiplier: Tensor  # (1,)
+    multiplier: Tensor  # (1,), or (heads,) of a bank of heads
     rank: int | None = None
     rows: tuple[int, int] | None = None
     """The rows of the base weight that it changes; None for all."""

@@ -364,8 +364,8 @@ def why_not_merged(layer: nn.Module, bindings: Sequence[Binding], shared: frozen
     `shared` has the ids of the parameters that several layers of the model have in common.
     """
     for binding in bindings:
-        if binding.adapter.ranks_by_timestep is not None:
-            return "its ranks change from step to step"
+        if binding.adapter.schedule_of_parts is not None:
+            return "its ranks or heads change from step to step"
         bias = binding.adapter.has_bias or _changed_bias(layer, binding) is not None
         for param in (binding.target.param, *((binding.target.bias,) if bias else ())):
             owner, _, leaf = param.rpartition(".")

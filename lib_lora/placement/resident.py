@@ -50,8 +50,9 @@ class Binding:
 
     @property
     def ranges(self) -> FactorRanges:
-        """Return the range of factors of the strength alone, as one number."""
-        return (FactorRange(self.group, schedule=self.adapter.ranks_by_timestep),)
+        """Return the range of factors of the strength alone, as one number, or one for each head of a bank."""
+        schedule = self.adapter.schedule_of_parts
+        return (FactorRange(self.group, 1 if schedule is None else schedule.numbers, schedule=schedule),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from ..adapters.base import RankSchedule
+from ..adapters.base import Schedule
 from ..compiler import uncompiled
 from .regions import LatentGrid, RowRegions, TokenGrid, TokenLayout, region_on_row, weights_at
 from .stack_strengths import StackStrengths, Values
@@ -38,8 +38,8 @@ class FactorRange:
     count: int = 1
     """Number of rank components."""
     scale: float = 1.0
-    schedule: RankSchedule | None = None
-    """Which of its ranks act at a timestep."""
+    schedule: Schedule | None = None
+    """Which of its ranks or heads act when."""
     per_rank: int = 1
     """Adjacent components that make one rank of the schedule."""
 
@@ -155,9 +155,9 @@ class StrengthTable:
         self._vectors: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # (n,), of the variant that is shown
         self._matrices: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # see `_factors_by_layer`
         self._layers: weakref.WeakSet[LayerStrengths] = weakref.WeakSet()
-        self._scheduled: list[tuple[int, FactorRange, RankSchedule]] = []
-        self.timestep: float | None = None
-        """Of the next model call; None where it is not known, and all ranks act."""
+        self._scheduled: list[tuple[int, FactorRange, Schedule]] = []
+        self.moment = Moment()
+        """Of the next model call; where its timestep is not known, all ranks act."""
         self.rows: tuple[int, ...] = ()
         """The variant of each row of the present call. Only while it is `mixed`."""
 
@@ -296,13 +296,15 @@ class StrengthTable:
             MomentError: the moment lacks what a strength depends on; all is as before then.
         """
         with self._lock:
-            stale = bool(self._scheduled) and moment.timestep != self.timestep
+            for *_, schedule in self._scheduled:
+                schedule.check(moment)
+            stale = bool(self._scheduled) and moment != self.moment
             if self.stack_strengths.varies:
                 values = self.stack_strengths.values(moment)
                 if values != self.values:
                     self._set_values(values)
                     stale = True
-            self.timestep = moment.timestep
+            self.moment = moment
             if stale:
                 self.refresh()
 
@@ -391,9 +393,8 @@ class StrengthTable:
         groups, scales = self._gather
         values = self._values if len(variants) == len(self._values) == 1 else self._values[list(variants)]
         factors = values.index_select(1, groups).mul_(scales)
-        if self.timestep is not None:
-            for start, own, schedule in self._scheduled:
-                factors[:, start + own.per_rank * schedule.first(self.timestep) : start + own.count] = 0.0
+        for start, own, schedule in self._scheduled:
+            schedule.write(factors[:, start : start + own.count], self.moment, own.per_rank)
         return factors
 
 

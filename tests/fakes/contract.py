@@ -26,7 +26,7 @@ CASES = [
     if {kind, layer} & sample.layers
 ]
 
-LIVE = re.compile("no bias to merge into|its ranks change from step to step")
+LIVE = re.compile("no bias to merge into|its ranks or heads change from step to step")
 """Why a layer may stay live where merging is asked for."""
 
 

@@ -289,10 +289,11 @@ def test_a_whole_weight_of_another_size_is_refused(name, shape):
         build({name: randn(*shape)}, (6, 8))
 
 
-def test_a_bank_of_output_heads_is_refused_with_the_reason():
+def test_a_weight_of_several_times_as_many_rows_is_a_bank_of_heads():
     params = {"set_weight": randn(4 * 6, 8), "set_bias": randn(4 * 6)}
-    with pytest.raises(ValueError, match="a bank of 4 output heads"):
-        build(params, (6, 8))
+    assert len(build(params, (6, 8)).heads) == 4
+    with pytest.raises(ValueError, match=r"want set_bias \(24,\), got \(6\)"):
+        build(params | {"set_bias": randn(6)}, (6, 8))
 
 
 def test_a_bias_is_set_with_its_weight_or_alone():
