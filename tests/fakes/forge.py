@@ -9,7 +9,9 @@ reForge then activate nothing for an object without prompts; layers cast or move
 built-in merges into new parameters when its patcher goes to the device, in low bits at each call; conditions run in
 reversed chunks of whole batches, as many in a call as memory allows; everything runs in inference mode.
 
-Forge Neo was run with `python -m tests.real`: 2.26, as in exo101/sd-webui-forge-neo-v3 at 5692d2d.
+Forge Neo was run with `python -m tests.real`: 2.26, as in exo101/sd-webui-forge-neo-v3 at 5692d2d. The others were
+compared with their sources: lllyasviel/stable-diffusion-webui-forge at dfdcbab6, Haoming02/sd-webui-forge-classic at
+1f95d717 and Panchovix/stable-diffusion-webui-reForge at 3b56b268.
 """
 
 from __future__ import annotations
@@ -514,12 +516,17 @@ class FakeForge:
             return
         model.current_lora_hash = targets
         model.forge_objects.unet = model.forge_objects_original.unet
-        for name, strength in zip(names, unet or (), strict=True):
+        model.forge_objects.clip = model.forge_objects_original.clip
+        for name, strength, of_texts in zip(names, unet or (), te or (), strict=True):
+            end = " online" if self.online else ""
             patched = model.forge_objects.unet.clone()
             path = "diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_q"
-            key = f"{name} {strength} online" if self.online else f"{name} {strength}"
-            patched.add(key, {path: torch.full((CHANNELS, CHANNELS), float(strength) / 10)})
-            model.forge_objects.unet = patched
+            patched.add(f"{name} {strength}{end}", {path: torch.full((CHANNELS, CHANNELS), float(strength) / 10)})
+            clip = model.forge_objects.clip
+            clip = SimpleNamespace(cond_stage_model=clip.cond_stage_model, patcher=clip.patcher.clone())
+            path = "clip_l.transformer.text_model.encoder.layers.0.mlp.fc1"
+            clip.patcher.add(f"{name} {of_texts}{end}", {path: torch.full((WIDTH, WIDTH), float(of_texts) / 10)})
+            model.forge_objects.unet, model.forge_objects.clip = patched, clip
         model.forge_objects_after_applying_lora = model.forge_objects.shallow_copy()
 
     def load_networks_of_neo(self, names: Any, te_multipliers: Any = None, unet_multipliers: Any = None) -> None:
