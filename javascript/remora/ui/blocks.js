@@ -261,13 +261,15 @@ function Readout({block, name, cell, put}) {
  */
 function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
     const [saving, setSaving] = useState(false);
-    const [deleted, setDeleted] = useState(/** @type {BlockPreset | null} */ (null));
+    const [deleted, setDeleted] = useState(/** @type {(BlockPreset & {replaced?: boolean}) | null} */ (null));
     const {length} = shownBlocks(told);
     const chosen = preset ? preset.name : text ? OWN : "";
     const save = (/** @type {string} */ name) =>
         attempt(async () => {
+            const former = told.presets.find((one) => one.own && one.name === name);
             await tab.kept.saveBlocks(name, /** @type {string[]} */ (cells).join(","));
             setSaving(false);
+            setDeleted(former ? {...former, replaced: true} : null);
         });
     // the tag says what the preset said: without it, its name would mean nothing
     const remove = () =>
@@ -298,7 +300,7 @@ function Presets({tab, entry, text, told, cells, preset, write, attempt}) {
             ${!saving && html`<button type="button" class="rt-small" disabled=${!cells?.length} onClick=${() => setSaving(true)}>Save as preset</button>`}
             ${preset?.own && html`<button type="button" class="rt-small" onClick=${remove}>Delete preset ${preset.name}</button>`}
         </div>
-        ${deleted && html`<${Deleted} name=${`preset ${deleted.name}`} undo=${undo} />`}
+        ${deleted && html`<${Deleted} name=${`preset ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`}
         ${
             saving
             && html`<${NameForm} label="Name of the new block preset" button="Save" hint="Name" focus problem=${nameProblem} save=${save}>

@@ -75,7 +75,7 @@ export function Details({tab, id}) {
         blob && attempt(async () => renew(await tab.library.setPicture(lora, blob)));
     const used = tab.stack.used().has(lora.id);
     const against = tab.library.catalog.against(lora);
-    return html`<${Dialog} title=${lora.name} close=${close} class="rt-wide-dialog">
+    return html`<${Dialog} title=${lora.name} close=${close} unsaved=${isChanged(lora, draft)} class="rt-wide-dialog">
         <div class="rt-details">
             <div class="rt-details-side">
                 <div class="rt-thumb rt-large"><${Picture} api=${tab.api} name=${lora.name}
@@ -242,6 +242,14 @@ function draftOf(lora) {
         tags: lora.tags.join(", "),
         strength: lora.strength === null ? "" : String(lora.strength),
     };
+}
+
+/**
+ * @param {LoraDetails} lora
+ * @param {Draft} draft
+ */
+function isChanged(lora, draft) {
+    return Object.entries(draftOf(lora)).some(([name, text]) => draft[/** @type {keyof Draft} */ (name)] !== text);
 }
 
 /**

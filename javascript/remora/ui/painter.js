@@ -54,7 +54,7 @@ export function Painter({name: former, weights: first, taken, save, close}) {
                 throw new Error("The region is empty: paint where the LoRA is to act.");
             await save(name, asPng(weights));
         });
-    return html`<${Dialog} title=${former ? `Region ${former}` : "A new region"} close=${close} class="rt-painter">
+    return html`<${Dialog} title=${former ? `Region ${former}` : "A new region"} close=${close} unsaved=${undone.length > 0} class="rt-painter">
         <${Trouble} text=${trouble} />
         <${Sheet} weights=${weights} size=${size} value=${erase ? 0 : 1} begin=${() => setUndone([...undone, weights].slice(-MOST_UNDONE))}
             put=${setWeights} />

@@ -126,10 +126,18 @@ export function numberOf(text) {
 }
 
 /**
- * Draw a dialog over the page; Escape closes it.
- * @param {{title: string, close: () => void, children?: Value, class?: string}} props
+ * Draw a dialog over the page. Escape, a click beside it and its button close it; what is unsaved is asked about first.
+ * @param {{title: string, close: () => void, unsaved?: boolean, children?: Value, class?: string}} props
  */
-export function Dialog({title, close, children, class: name = ""}) {
+export function Dialog({title, close, unsaved = false, children, class: name = ""}) {
+    const [asked, setAsked] = useState(false);
+    const asks = unsaved && !asked;
+    const leave = () => (asks ? setAsked(true) : close());
+    const cancel = (/** @type {Event} */ event) => {
+        if (!asks) return;
+        event.preventDefault();
+        setAsked(true);
+    };
     const element = /** @type {Filled<HTMLDialogElement>} */ (useRef());
     useEffect(() => {
         const around = /** @type {Document | ShadowRoot} */ (element.current.getRootNode());
@@ -137,14 +145,27 @@ export function Dialog({title, close, children, class: name = ""}) {
         element.current.showModal();
         return () => former?.isConnected && former.focus();
     }, []);
-    const outside = (/** @type {Event} */ event) => event.target === element.current && close();
+    const outside = (/** @type {Event} */ event) => event.target === element.current && leave();
     // it can have the focus itself: after a click on its background keys would else be the page's
-    return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} tabindex="-1" onClose=${close} onClick=${outside}>
+    return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} tabindex="-1" onClose=${close} onCancel=${cancel} onClick=${outside}>
         <div class="rt-dialog-body">
-            <div class="rt-dialog-head"><h3>${title}</h3><${Button} label="Close" class="rt-small" onClick=${close}><${Icon} name="remove" /><//></div>
+            <div class="rt-dialog-head"><h3>${title}</h3><${Button} label="Close" class="rt-small" onClick=${leave}><${Icon} name="remove" /><//></div>
+            ${asked && unsaved && html`<${Unsaved} close=${close} stay=${() => setAsked(false)} />`}
             ${children}
         </div>
     </dialog>`;
+}
+
+/**
+ * Ask what to do with changes that are not saved.
+ * @param {{close: () => void, stay: () => void}} props
+ */
+function Unsaved({close, stay}) {
+    const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
+    useEffect(() => button.current.focus(), []);
+    return html`<div class="rt-notice rt-line" role="alert"><span>What you changed here is not saved.</span>
+        <button type="button" class="rt-small" ref=${button} onClick=${stay}>Go on</button>
+        <button type="button" class="rt-small" onClick=${close}>Close without saving</button></div>`;
 }
 
 /**
@@ -212,14 +233,14 @@ export function Trouble({text}) {
 }
 
 /**
- * Say what was deleted, with a button that takes it back. The button has the focus, as the one before it is gone.
- * @param {{name: string, undo: () => unknown}} props
+ * Say what was deleted or replaced, with a button that takes it back. The button has the focus, as the one before it is gone.
+ * @param {{name: string, replaced?: boolean, undo: () => unknown}} props
  */
-export function Deleted({name, undo}) {
+export function Deleted({name, replaced = false, undo}) {
     const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
     useEffect(() => button.current.focus(), [name]);
-    return html`<div class="rt-notice rt-line" role="status"><span>The ${name} is deleted.</span>
-        <button type="button" class="rt-small" ref=${button} aria-label=${`Undo deleting the ${name}`} onClick=${undo}>Undo</button></div>`;
+    return html`<div class="rt-notice rt-line" role="status"><span>The ${name} is ${replaced ? "replaced" : "deleted"}.</span>
+        <button type="button" class="rt-small" ref=${button} aria-label=${`Undo ${replaced ? "replacing" : "deleting"} the ${name}`} onClick=${undo}>Undo</button></div>`;
 }
 
 /**

@@ -4,7 +4,6 @@
  * @import {Preset as Kept} from "../api.js"
  * @import {State, Tab} from "../main.js"
  * @import {Row} from "../stack.js"
- * @import {Attempt} from "./parts.js"
  */
 
 import {html, useEffect, useState} from "../vendor/preact.js";
@@ -28,7 +27,9 @@ export function Presets({tab, state}) {
     const [kept, setKept] = useState(0); // presets kept; the next name begins empty
     // being exported or imported
     const [text, setText] = useState(/** @type {{value: string, importing?: boolean} | null} */ (null));
-    const [deleted, setDeleted] = useState(/** @type {{preset: Kept, picture: Blob | null} | null} */ (null));
+    const [deleted, setDeleted] = useState(
+        /** @type {{preset: Kept, picture: Blob | null, replaced?: boolean} | null} */ (null),
+    );
     const close = () => tab.set({dialog: ""});
     /** @type {Ask} */
     const ask = (method, path, names, body) =>
@@ -43,17 +44,31 @@ export function Presets({tab, state}) {
     const save = (/** @type {string} */ name) =>
         attempt(async () => {
             if (!rows.length) throw new Error("The prompt has no LoRA to keep; insert some first.");
+            const former = state.presets?.find((one) => one.name === name);
             const lines = rows.map((row) => `${row.text} ${wordsIn(tab, row)}`.trim());
             await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name], {text: lines.join("\n")});
             setKept(kept + 1);
+            setDeleted(former ? {preset: former, picture: null, replaced: true} : null);
         });
+    const pictureOf = async (/** @type {Kept} */ {name, thumbnail}) => {
+        const answer = thumbnail ? await tab.api.send("GET", `preset/thumbnail?${query({name})}`) : null;
+        return answer?.ok ? await answer.blob() : null;
+    };
     const remove = (/** @type {Kept} */ preset) =>
         attempt(async () => {
-            const {name, thumbnail} = preset;
-            const answer = thumbnail ? await tab.api.send("GET", `preset/thumbnail?${query({name})}`) : null;
-            const picture = answer?.ok ? await answer.blob() : null;
+            const {name} = preset;
+            const picture = await pictureOf(preset);
             await tab.kept.writePresets("DELETE", `preset?${query({name})}`, [name]);
             setDeleted({preset, picture});
+        });
+    const take = (/** @type {Kept} */ preset) =>
+        attempt(async () => {
+            const blob = await boxes.shownPicture();
+            if (!blob) throw new Error("The page shows no picture yet; make one first.");
+            const picture = await pictureOf(preset);
+            const {name} = preset;
+            await tab.kept.writePresets("PUT", `preset/thumbnail?${query({name})}`, [name], blob);
+            setDeleted(picture && {preset, picture, replaced: true});
         });
     const undo = () =>
         attempt(async () => {
@@ -72,11 +87,15 @@ export function Presets({tab, state}) {
             setText(null);
         });
     return html`<${Dialog} title="Presets" close=${close}>
-        <${NameForm} key=${kept} label="Name of the new preset" button="Save" hint="Keep this stack as …" problem=${nameProblem} save=${save}>
+        <${NameForm} key=${kept} label="Name of the new preset" button="Save" hint="Keep this stack as …" focus=${kept > 0} problem=${nameProblem} save=${save}>
             <${Button} label="Import presets from text" class="rt-small" onClick=${() => setText({value: "", importing: true})}>Import<//>
         <//>
         <${Trouble} text=${trouble} />
-        ${deleted && html`<${Deleted} name=${`preset ${deleted.preset.name}`} undo=${undo} />`}
+        ${
+            deleted
+            && html`<${Deleted} name=${`${deleted.replaced && deleted.picture ? "picture of" : "preset"} ${deleted.preset.name}`}
+            replaced=${deleted.replaced} undo=${undo} />`
+        }
         ${
             text
             && html`<div class="rt-field">
@@ -94,7 +113,7 @@ export function Presets({tab, state}) {
         <ul class="rt-presets" aria-label="Presets">
             ${(state.presets ?? []).map(
                 (preset) => html`<${Preset} key=${preset.name} preset=${preset} tab=${tab}
-                ask=${ask} attempt=${attempt} close=${close} exportOne=${exportOne} remove=${remove} />`,
+                ask=${ask} take=${take} close=${close} exportOne=${exportOne} remove=${remove} />`,
             )}
         </ul>
         ${
@@ -111,12 +130,12 @@ export function Presets({tab, state}) {
  * @param {Kept} props.preset
  * @param {Tab} props.tab
  * @param {Ask} props.ask
- * @param {Attempt} props.attempt
+ * @param {(preset: Kept) => void} props.take gives it the picture of the page
  * @param {() => void} props.close
  * @param {(preset: Kept) => void} props.exportOne
  * @param {(preset: Kept) => void} props.remove
  */
-function Preset({preset, tab, ask, attempt, close, exportOne, remove}) {
+function Preset({preset, tab, ask, take, close, exportOne, remove}) {
     const [renaming, setRenaming] = useState(false);
     const path = preset.thumbnail && `preset/thumbnail?${query({name: preset.name, v: preset.thumbnail})}`;
     const rename = async (/** @type {string} */ name) => {
@@ -128,12 +147,6 @@ function Preset({preset, tab, ask, attempt, close, exportOne, remove}) {
         applyPreset(tab, preset, replacing);
         close();
     };
-    const picture = () =>
-        attempt(async () => {
-            const blob = await boxes.shownPicture();
-            if (!blob) throw new Error("The page shows no picture yet; make one first.");
-            await ask("PUT", `preset/thumbnail?${query({name: preset.name})}`, [preset.name], blob);
-        });
     const tags = preset.text.split("\n").map((line) => readTags(line)[0]?.text ?? line);
     return html`<li class="rt-preset">
         <span class="rt-thumb"><${Picture} api=${tab.api} path=${path} name=${preset.name} /></span>
@@ -149,7 +162,7 @@ function Preset({preset, tab, ask, attempt, close, exportOne, remove}) {
                 <${Button} label=${`Add ${preset.name} to the prompt’s LoRAs`} class="rt-small" onClick=${() => apply(false)}>Add<//>
                 <${Button} label=${`Rename ${preset.name}`} class="rt-small" onClick=${() => setRenaming(!renaming)}>Rename<//>
                 <${Button} label=${`Export ${preset.name} as text`} class="rt-small" onClick=${() => exportOne(preset)}>Export<//>
-                <${Button} label=${`Take the page’s picture for ${preset.name}`} class="rt-small" onClick=${picture}>Picture<//>
+                <${Button} label=${`Take the page’s picture for ${preset.name}`} class="rt-small" onClick=${() => take(preset)}>Picture<//>
                 <${Button} label=${`Delete ${preset.name}`} class="rt-small"
                     onClick=${() => remove(preset)}>Delete<//>
             </div>

@@ -25,7 +25,7 @@ export function Regions({tab, entry}) {
     const [trouble, attempt] = useTrouble();
     const [known, setKnown] = useState(/** @type {{[name: string]: Weights} | null} */ (null));
     const [painting, setPainting] = useState(/** @type {{name: string, weights: Weights | null} | null} */ (null));
-    const [deleted, setDeleted] = useState(/** @type {Region | null} */ (null));
+    const [deleted, setDeleted] = useState(/** @type {(Region & {replaced?: boolean}) | null} */ (null));
     const {regions} = tab.state;
     useEffect(() => {
         attempt(() => tab.kept.loadRegions());
@@ -51,7 +51,9 @@ export function Regions({tab, entry}) {
     const write = (/** @type {string} */ value, what = "") =>
         entry.edit((body) => setField(value ? body : setField(body, "feather", ""), "mask", value), what);
     const save = async (/** @type {string} */ name, /** @type {string} */ picture) => {
+        const former = regions?.find((one) => one.own && one.name === name);
         await tab.kept.saveRegion(name, picture);
+        setDeleted(former ? {...former, replaced: true} : null);
         write(name);
         setPainting(null);
     };
@@ -84,7 +86,7 @@ export function Regions({tab, entry}) {
             }
             ${own && html`<button type="button" class="rt-small" onClick=${remove}>Delete ${own.name}</button>`}
         </div>
-        ${deleted && html`<${Deleted} name=${`region ${deleted.name}`} undo=${undo} />`}
+        ${deleted && html`<${Deleted} name=${`region ${deleted.name}`} replaced=${deleted.replaced} undo=${undo} />`}
         ${text && known && html`<${Shown} entry=${entry} text=${text} feather=${feather} known=${known} />`}`
         }
         ${

@@ -129,6 +129,10 @@ def test_a_region_is_painted_by_pointer_kept_changed_and_deleted(tab: Tab, serve
     dialog.wait_for(state="hidden")
     changed = picture_of(served, "stroke").weights(64, 64)
     assert (changed - (1 - weights)).abs().max() <= 2 / 255
+    row.get_by_role("button", name="Undo replacing the region stroke").click()
+    row.get_by_text("The region stroke is replaced.").wait_for(state="hidden")
+    changed = picture_of(served, "stroke").weights(64, 64)
+    assert (changed - weights).abs().max() <= 2 / 255
     row.get_by_role("button", name="Delete stroke").click()
     tab.prompt_is("<lora:zorp:1>")
     assert kept(served) == []
