@@ -102,9 +102,7 @@ def plain_mode(device: torch.device) -> AbstractContextManager[None]:
 
 @contextmanager
 def _left_modes(kinds: Iterable[str]) -> Iterator[None]:
-    with ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))  # which turns autograd on
-        stack.enter_context(torch.no_grad())
+    with torch.inference_mode(False), torch.no_grad(), ExitStack() as stack:  # the first turns autograd on
         for kind in filter(autocasts, kinds):
             stack.enter_context(torch.autocast(kind, enabled=False))
         yield

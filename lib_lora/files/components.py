@@ -21,9 +21,7 @@ NOISE = ("high", "low")
 REFERENCE = "transformer_ref"
 """MiniMax-H3's denoiser for references: the layers of `transformer`, other weights. A file is for one of the two."""
 
-EXACT = frozenset(
-    {"unet", "prior", *EXPERTS, REFERENCE, "text_encoder", "text_encoder_2", "text_encoder_3", "text_encoder_4"}
-)
+EXACT = frozenset({"unet", "prior", *EXPERTS, REFERENCE, TEXT_ENCODER, *(f"{TEXT_ENCODER}_{i}" for i in (2, 3, 4))})
 """Names of one component each; any other name in a key is a role."""
 _DENOISERS = frozenset({DENOISER, "diffusion_model", "unet", "prior", "decoder", *EXPERTS, REFERENCE})
 

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import cast
 
 from torch import nn
@@ -163,11 +164,9 @@ def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, .
 
 def _windows(target: Target, rows: Mapping[str, int]) -> Iterator[Target]:
     """Yield the windows of a fused layer under the names of the layers it was made of."""
-    parent, start = target.path.rpartition(".")[0], 0
-    for name, count in rows.items():
-        stop = start + count
-        yield replace(target.window(start, stop), name=f"{parent}.{name}" if parent else name)
-        start = stop
+    parent = target.path.rpartition(".")[0]
+    for (name, count), stop in zip(rows.items(), accumulate(rows.values()), strict=True):
+        yield replace(target.window(stop - count, stop), name=f"{parent}.{name}" if parent else name)
 
 
 class LayerIndex:

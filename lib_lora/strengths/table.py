@@ -298,14 +298,12 @@ class StrengthTable:
         with self._lock:
             for *_, schedule in self._scheduled:
                 schedule.check(moment)
-            stale = bool(self._scheduled) and moment != self.moment
-            if self.stack_strengths.varies:
-                values = self.stack_strengths.values(moment)
-                if values != self.values:
-                    self._set_values(values)
-                    stale = True
+            values = self.stack_strengths.values(moment) if self.stack_strengths.varies else self.values
+            changed, later = values != self.values, bool(self._scheduled) and moment != self.moment
             self.moment = moment
-            if stale:
+            if changed:
+                self._set_values(values)
+            if changed or later:
                 self.refresh()
 
     def drop_devices(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Moment, MomentError, Stack, load_network
+from lib_lora import Engine, Entry, FileError, Moment, MomentError, Stack, load_network
 from lib_lora.adapters.base import Origin, Site
 from lib_lora.adapters.heads import Heads
 from tests.fakes.files import pair, save
@@ -139,6 +139,20 @@ def test_a_lora_on_the_same_layer_adds_up(tmp_path: Path, model: Model):
     inner = nn.functional.linear(x.double(), model.inner.weight.double(), model.inner.bias.double())
     want[1] += 0.4 * inner @ product(also).T
     assert worst(model(x), want) < BOUND
+
+
+@pytest.mark.parametrize(("alpha", "scale"), [("4.0", 2.0), ("1", 0.5)])
+def test_the_header_tells_the_alpha_of_the_lora(tmp_path: Path, model: Model, alpha: str, scale: float):
+    factors = {key: value for key, value in lora().items() if not key.endswith("alpha")}
+    path = save(tmp_path / "a.safetensors", bank() | factors, {"pdd_num_steps": str(HEADS), "lora_alpha": alpha})
+    network = load_network(path, {"transformer": model})
+    assert worst(network.delta_weight("transformer", "inner"), scale * product(factors)) < BOUND
+
+
+def test_an_alpha_in_the_header_that_is_no_number_is_said(tmp_path: Path, model: Model):
+    path = save(tmp_path / "a.safetensors", bank() | lora(), {"pdd_num_steps": "8", "lora_alpha": "many"})
+    with pytest.raises(FileError, match="metadata lora_alpha is no number"):
+        load_network(path, {"transformer": model})
 
 
 def test_without_a_step_it_is_refused(tmp_path: Path, model: Model):

@@ -26,6 +26,8 @@ _MAX_CONFIG = 8 << 20  # bytes of an adapter_config.json
 PEFT_HEADER = "lora_adapter_metadata"
 LYCORIS_HEADER = "lycoris_config"
 ONETRAINER_HEADER = "ot_config"
+PDD_HEADER = "pdd_num_steps"
+"""Of a distilled MiniMax-H3, whose header also has `lora_alpha`: vladmandic/sdnext minimax_lora.py, `file_alpha`."""
 
 # The rest of OneTrainer's settings says nothing that the tensors do not say, or says it of the training: its
 # `lora_alpha` is already in the tensors, as `alpha` or folded into `lora_B`.
@@ -73,6 +75,8 @@ class PeftConfig:
             FileError: it cannot be read.
         """
         key = next((key for key in (PEFT_HEADER, LYCORIS_HEADER, ONETRAINER_HEADER) if key in file.metadata), None)
+        if PDD_HEADER in file.metadata and "lora_alpha" in file.metadata:
+            return cls({"lora_alpha": _alpha(file)})
         if key is None:
             return cls((adapter_config(file.path) if beside else None) or {})
         try:
@@ -106,6 +110,13 @@ class PeftConfig:
         """Return the model it was trained on, by name or path; None where no configuration tells."""
         names = (one.get("base_model_name_or_path") for one in (self._common, *self._components.values()))
         return next(filter(None, names), None)
+
+
+def _alpha(file: AdapterFile) -> float:
+    try:
+        return float(file.metadata["lora_alpha"])
+    except ValueError as error:
+        raise FileError(file.path, f"metadata lora_alpha is no number: {error}") from error
 
 
 def adapter_config(path: Path) -> dict[str, object] | None:
