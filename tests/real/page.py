@@ -25,6 +25,8 @@ _OPENED = 90_000  # milliseconds; the page of a web UI with many extensions take
 _SOON = 15_000  # milliseconds
 _SMALLEST = 10  # pixels of a letter's height that can be read
 _OPENERS = "button[role=tab], .tab-nav button, button"
+_MODERN = "button[tabitemid*=tab_remora]"
+"""SD.Next's Modern UI shortens the names of tabs that it does not know."""
 _GENERATE = ("#txt2img_generate", "#generate", "button[id$=generate]")
 
 _BOXES = """
@@ -87,10 +89,13 @@ class Browser:
             page.goto(self.url, wait_until="domcontentloaded", timeout=_OPENED)
             try:
                 page.locator("#remora-tab").wait_for(state="attached", timeout=_OPENED)
-                opener = page.locator(_OPENERS).filter(has_text="Remora").filter(visible=True)
+                by_name = page.locator(_OPENERS).filter(has_text="Remora")
+                opener = by_name.or_(page.locator(_MODERN)).filter(visible=True)
                 until = time.monotonic() + _SOON / 1000  # a page may take its time until a click has an effect
-                while not page.locator("#remora-tab").is_visible() and time.monotonic() < until:
-                    if opener.count():
+                seen = 0  # times in a row; SD.Next's Modern UI shows every tab for a moment while it is built
+                while seen < 2 and time.monotonic() < until:
+                    seen = seen + 1 if page.locator("#remora-tab").is_visible() else 0
+                    if not seen and opener.count():
                         opener.first.click()
                     page.wait_for_timeout(1000)
                 page.wait_for_function("() => window.remoraTab?.state.loaded", timeout=_SOON)
