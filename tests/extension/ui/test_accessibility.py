@@ -10,11 +10,14 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 
 from tests.extension.ui.serving import LONG, Served, opened
-from tests.extension.ui.tab import Tab
+from tests.extension.ui.tab import SHADOW, Tab
 
 pytestmark = pytest.mark.browser
 
 GRADIO = tuple(int(part) for part in gradio.__version__.split(".")[:2])
+
+TOO_SMALL = f"""() => [...{SHADOW}.querySelectorAll("button, select, input:not([type=checkbox]), label, summary")]
+    .filter((one) => one.offsetHeight > 0 && one.offsetHeight < 32).map((one) => one.outerHTML.slice(0, 150))"""
 
 
 def faults(page: Any, context: str = "#remora-tab") -> list[str]:
@@ -27,8 +30,18 @@ def faults(page: Any, context: str = "#remora-tab") -> list[str]:
 def test_axe_finds_no_fault(served: Served, browser: Any, theme: str, width: int) -> None:
     httpx.put(f"{served.url}/remora/v1/stack", json={"always_on": True, "entries": [{"name": "night"}]})
     try:
-        with opened(served, browser, color_scheme=theme, viewport={"width": width, "height": 900}) as page:
+        phone = width == 390
+        look = {"color_scheme": theme, "viewport": {"width": width, "height": 900}}
+        with opened(served, browser, **look, has_touch=phone, is_mobile=phone) as page:
             tab = Tab(page).ready()
+            asked = "This web UI asks for a user and a password."
+            for state, shown in (({}, "Loading …"), ({"login": True, "error": asked}, "Log in to see the LoRA files.")):
+                page.route("**/remora/v1/state", lambda route: route.abort())
+                page.evaluate("state => window.remoraTab.set(state)", {"query": "of no file", "loaded": False, **state})
+                tab.root.get_by_text(shown).wait_for()
+                assert faults(page) == [], shown
+            page.unroute("**/remora/v1/state")
+            page.evaluate("window.remoraTab.set({query: '', loaded: true, login: false, error: ''})")
             tab.write("<lora:stripes:0.5> <lora:nowhere:1> <lora:neon:x>")
             tab.button("Filters").click()
             tab.page.wait_for_timeout(300)
@@ -54,6 +67,7 @@ def test_axe_finds_no_fault(served: Served, browser: Any, theme: str, width: int
                 "window.remoraTab.set({error: 'The server does not answer.', stackProblem: 'A disk is full.'})"
             )
             assert faults(page) == [], "stack, an error and a notice"
+            assert not phone or page.evaluate(TOO_SMALL) == [], "a finger needs 32 pixels"
             tab.button("Paint a region").click()
             page.get_by_role("dialog", name="A new region").wait_for()
             dialog = page.get_by_role("dialog", name="A new region")
