@@ -85,9 +85,8 @@ class InstancePatch:
 def has_foreign_forward(layer: nn.Module) -> bool:
     """Tell whether a layer has a forward that is neither ours nor a hook's, so that ours may never be called."""
     forward = layer.__dict__.get("forward")
-    if forward is None or token_of(getattr(forward, "__func__", forward)) is not None:
-        return False
-    return not any(True for _ in schemes.captured(layer))
+    ours = forward is None or token_of(getattr(forward, "__func__", forward)) is not None
+    return not ours and not any(True for _ in schemes.captured(layer))
 
 
 def own_method(layer: nn.Module, known: Callable[[object], bool]) -> MethodType | None:

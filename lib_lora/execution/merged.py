@@ -343,8 +343,7 @@ def _rounds_to(total: Tensor, value: Tensor, dtype: torch.dtype) -> bool:
 def _has_adapters(value: Tensor, total: Tensor, original: Tensor) -> bool:
     """Tell whether a weight is nearer to the merged weight than to the original one."""
     value, total, original = (one.to(torch.float32) for one in (value, total, original))
-    off = torch.dist(value, total)
-    return bool(off < 0.5 * total.norm()) and bool(off < torch.dist(value, original))
+    return bool(torch.dist(value, total) < torch.minimum(0.5 * total.norm(), torch.dist(value, original)))
 
 
 def _changed_bias(layer: nn.Module, binding: Binding) -> Tensor | None:

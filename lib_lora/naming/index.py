@@ -27,7 +27,7 @@ from ..tensors import every
 from ..weights.readers.base import has_plain_weight, reader_of
 from .architectures._checkpoint import prefixes_of
 from .architectures._names import PARTS, AliasTable, joint_projections
-from .architectures.base import fact, family_of, known_architectures
+from .architectures.base import fact, family_of, input_basis, known_architectures
 from .blocks import BlockNames, names_of
 from .places import Place, Target
 
@@ -178,13 +178,14 @@ class LayerIndex:
     def __init__(self, component: str, module: nn.Module, aliases: AliasTable) -> None:
         self.component = component
         self._structure = _structure(module)
+        self.root = weakref.ref(module)
         self._modules: dict[str, weakref.ref[nn.Module]] = {}
         targets: list[Target] = []
         for path, layer, own in walk(module):
             self._modules[path] = weakref.ref(layer)
             targets.extend(own)
         self.targets = tuple(dict.fromkeys(targets))  # PEFT's layers have the name of the one that they wrap
-        self.signature = component, hash(self.targets)
+        self.signature = component, hash((self.targets, input_basis(module)))
         """Equal for components with the same layers, shapes and names."""
         self.dotted, self.flat = _name_tables(component, self.targets, aliases)
         """Every name that a layer is found by, in any spelling the architectures know, and its meaning."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..adapters._narrow import Narrow
 from ..adapters._part import part_of
 from ..adapters._recipe import Recipe
+from ..adapters._refitted import Refitted
 from ..adapters.base import Adapter, At
 from ..errors import ComponentError, FileError, NoMatchError, UnsupportedError
 from ..files.components import EXACT, candidates, noise_of
@@ -25,7 +26,7 @@ from ..files.reading import USUAL, Reading
 from ..registry import version
 from ..report import Family, NetworkReport, Unused
 from ..weights.readers.base import read_base_weight
-from .architectures.base import input_layers
+from .architectures.base import input_basis, input_layers
 from .blocks import BlockNames
 from .index import LayerIndex, alias_table, blocks_of, check_named, family_of_model
 from .parsed import NOT_FINITE, Group, Miss, ParsedFile, key_formats, misfit
@@ -258,21 +259,22 @@ class Network:
         return [Bound(component, target, own, place) for target, own in parts]
 
     def _widened(self, group: Group, component: str, place: Place) -> Adapter | None:
-        """Make an adapter of a layer that takes more than the latents; None where it is not just that."""
+        """Make an adapter of a layer that has other inputs than when it was trained; None where it is not just that."""
         index, made_for = self._indexes[component], self._parsed.family
         if group.own_site is None or (made_for and self._family and made_for.name != self._family.name):
             return None
-        if not any(index.find(name) == place for name in input_layers(self._family)):
+        basis = input_basis(index.root(), place.segments[0].target.path)
+        if basis is None and not any(index.find(name) == place for name in input_layers(self._family)):
             return None
         out, kernel = place.shape[0], place.shape[2:]
         inputs = math.prod(group.own_site.shape[1:]) // math.prod(kernel)  # a kernel may be flattened into the inputs
-        if inputs >= place.shape[1]:
+        if inputs >= place.shape[1] if basis is None else tuple(basis.shape) != (place.shape[1], inputs):
             return None
         site = replace(place.site, shape=(out, inputs, *kernel))
         adapter = self._parsed.adapter(group, site, self._reading)
         if isinstance(adapter, ValueError) or adapter.reads_base:
             return None  # the report says what does not fit the layer as it is
-        return Narrow(adapter, inputs, place.shape[1])
+        return Narrow(adapter, inputs, place.shape[1]) if basis is None else Refitted(adapter, basis.float().cpu())
 
 
 def _add(

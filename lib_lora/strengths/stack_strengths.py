@@ -213,9 +213,8 @@ class StackStrengths:
         return found
 
     def _regions_of(self, strengths: Sequence[Strength]) -> tuple[RegionPart, ...]:
-        numbers = self.regions
         entries = [
-            ALL_PLACES if one.region is None else (numbers.setdefault(one.region, len(numbers) + 1), one.part)
+            ALL_PLACES if one.region is None else (self.regions.setdefault(one.region, len(self.regions) + 1), one.part)
             for one in strengths
         ]
         return tuple([ALL_PLACES if group.side is None else entries[group.entry] for group in self.groups])

@@ -143,3 +143,52 @@ def test_what_depends_on_the_weight_as_a_whole_is_reported(tmp_path):
     tensors = {f"lora_unet_conv_in.{name}": value for name, value in CONV["lora"].items()}
     tensors["lora_unet_conv_in.dora_scale"] = torch.ones(16, 1, 1, 1)
     assert len(reasons(save(tmp_path / "a.safetensors", tensors), unet(9))) == 3
+
+
+# layers of a pruned model, whose weight is W P^T ------------------------------------------------------------------
+
+
+class Pruned(nn.Module):
+    """A layer of AdaLN on the basis of the times' embeddings, as vladmandic/sdnext has MiniMax-H3."""
+
+    def __init__(self, seed: int, basis: bool = True) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.time_embedder = nn.Module()
+        if basis:
+            self.time_embedder.register_buffer("basis", torch.linalg.qr(torch.randn(8, 3).double()).Q.T.contiguous())
+        block = nn.Module()
+        block.adaln_proj = nn.Module()
+        block.adaln_proj.linear = nn.Linear(3, 24).double()
+        self.transformer_blocks = nn.ModuleList([block])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.transformer_blocks[0].adaln_proj.linear(x)
+
+
+PRUNED = "transformer.transformer_blocks.0.adaln_proj.linear"
+
+
+@pytest.mark.parametrize("kind", LINEAR)
+@pytest.mark.parametrize("strength", [1.0, -0.7])
+def test_a_change_of_the_whole_weight_comes_onto_the_basis_of_a_pruned_model(tmp_path, kind, strength):
+    path = save(tmp_path / "a.safetensors", {f"{PRUNED}.{name}": value for name, value in LINEAR[kind].items()})
+    for seed in (1, 2):  # another basis is another model
+        model, x = Pruned(seed).requires_grad_(False), torch.randn(5, 3).double()
+        plain = model(x)
+        engine = Engine({"transformer": model})
+        assert engine.activate(Stack([Entry(path, strength)])).entries[0].hit == 1
+        want = plain + strength * x @ (dense(LINEAR[kind], (24, 8)) @ model.time_embedder.basis.T).T
+        assert (model(x) - want).abs().max() < FP64 * want.abs().max()
+        engine.activate(Stack([Entry(path, strength)], mode="merged"))
+        assert (model(x) - want).abs().max() < FP64 * want.abs().max()
+        engine.deactivate()
+        assert torch.equal(model(x), plain)
+
+
+@pytest.mark.parametrize("inside", [8, 7])
+def test_without_a_basis_of_that_width_it_is_of_another_shape(tmp_path, inside):
+    tensors = {f"{PRUNED}.lora_down.weight": random(2, inside), f"{PRUNED}.lora_up.weight": random(24, 2)}
+    model = Pruned(1, basis=inside != 8)
+    report = load_network(save(tmp_path / "a.safetensors", tensors), {"transformer": model}).report
+    assert (report.hit, {one.cause for one in report.unused}) == (0, {"shape"})

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from operator import itemgetter
-from typing import Literal
+from typing import Any, Literal
 
 from ...files.components import DENOISER, EXPERTS, role
 from ...registry import cached, discover
@@ -116,6 +116,10 @@ class Architecture:
     """Layers of the denoiser that take the latents, by diffusers' names; inpainting and control models have more inputs
     there, behind the latents.
     """
+    basis: tuple[str, str] | None = None
+    """Where a pruned model has the basis P of some layers' inputs, and a pattern of their names: there the weight is
+    W P^T.
+    """
     before: tuple[str, ...] = ()
     image_first: tuple[str, ...] = ()
     """Classes of models that put the prompt's tokens behind the picture's where both are one sequence, and not before.
@@ -205,6 +209,16 @@ def input_layers(family: Family | None) -> frozenset[str]:
     """Return the names of layers that take the latents, in a model of a family; None stands for all families."""
     known = known_architectures()
     return frozenset(name for one in known if family is None or one.name == family.name for name in one.inputs)
+
+
+def input_basis(model: object, layer: str = "") -> Any:
+    """Return the basis (inputs, inputs before) of a layer, or of any, in a pruned model; None where it has none."""
+    for one in known_architectures():
+        if one.basis is not None and (not layer or re.fullmatch(one.basis[1], layer)):
+            found = reduce(lambda part, name: getattr(part, name, None), one.basis[0].split("."), model)
+            if found is not None and not getattr(found, "is_meta", False):
+                return found
+    return None
 
 
 def experts_named(*names: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ _BLOCKS = {"blocks.{}.": "transformer_blocks.{}.", "token_refiner.blocks.{}.": "
 MINIMAX_H3 = Architecture(
     name="minimax_h3",
     title="MiniMax-H3",
+    basis=("time_embedder.basis", r"(.+\.)?adaln_proj\.linear|norm_out\.linear"),  # vladmandic/sdnext has it so
     signs=(
         Sign(
             r"^(denoiser|\?):(transformer_blocks|token_refiner_refiner_blocks)_\d+_"
