@@ -19,6 +19,7 @@ import {draw, weightsAt} from "./pixels.js";
 const OTHER = "*"; // stands for a text that is no name; no region has this name
 const MOST_FEATHER = 0.5;
 const SMALL = 50; // percent of the picture
+const STRONGER = 1.5; // a strength that shows there
 
 /** @param {{tab: Tab, entry: Entry}} props */
 export function Regions({tab, entry}) {
@@ -143,11 +144,21 @@ function Shown({entry, text, feather, known}) {
             (body) => setField(body, "feather", event.target.valueAsNumber ? written(event.target.valueAsNumber) : ""),
             "feather",
         );
+    const {unet, unetCurve, teText, unetText} = entry;
+    const stronger = () => entry.setStrength(teText === unetText ? STRONGER : teText, STRONGER);
     return html`<div class="rt-region">
         <canvas width="64" height="64" ref=${canvas} role="img" aria-label=${`${text}, ${percent(weights)} % of the picture`}></canvas>
         <label class="rt-field"><span>Soft edge</span>
             <input type="range" min="0" max=${MOST_FEATHER} step="0.01" value=${feather} aria-label=${`Soft edge of the region of ${entry.name}`}
                 aria-valuetext=${`${Math.round(feather * 100)} % of the picture`} onInput=${fade} /></label>
-        ${Number(percent(weights)) <= SMALL && html`<p class="rt-hint">On a part of the picture a LoRA often needs a higher strength, as 1.5.</p>`}
+        ${
+            Number(percent(weights)) <= SMALL
+            && html`<p class="rt-hint rt-line">On a part of the picture a LoRA often needs a higher strength, as ${STRONGER}.
+            ${
+                !unetCurve
+                && unet < STRONGER
+                && html`<button type="button" class="rt-small" onClick=${stronger}>Set ${STRONGER}</button>`
+            }</p>`
+        }
     </div>`;
 }

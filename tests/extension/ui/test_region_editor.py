@@ -68,6 +68,10 @@ def test_a_region_is_chosen_softened_and_taken_off(tab: Tab) -> None:
     tab.prompt_is("a <lora:zorp:0.5> fox")
     tab.button("Undo").click()
     tab.prompt_is("a <lora:zorp:0.5:mask=top:feather=0.1> fox")
+    choice(row).select_option("left")
+    row.get_by_role("button", name="Set 1.5").click()
+    tab.prompt_is("a <lora:zorp:1.5:mask=left:feather=0.1> fox")
+    row.get_by_role("button", name="Set 1.5").wait_for(state="hidden")
 
 
 def test_a_region_is_written(tab: Tab) -> None:
