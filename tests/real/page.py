@@ -52,8 +52,9 @@ _COUNT_KEYS = (
     "() => { window.remoraKeys = []; document.body.addEventListener('keydown', e => remoraKeys.push(e.key)); }"
 )
 _WRITTEN = """
-tag => [...document.querySelectorAll("textarea, input")].some(box => box.value.includes(tag))
+tag => [...document.querySelectorAll("textarea, input")].find(box => box.value.includes(tag))?.closest("[id]")?.id
 """
+"""Id of the prompt that has a tag, or nothing."""
 
 
 @dataclass
@@ -168,10 +169,13 @@ def writes(trial: Trial, browser: Browser) -> str:
     with browser.tab() as page:
         insert(page, trial.a)
         try:
-            page.wait_for_function(_WRITTEN, arg=f"<lora:{trial.a}:", timeout=_SOON)
+            box = page.wait_for_function(_WRITTEN, arg=f"<lora:{trial.a}:", timeout=_SOON).json_value()
         except LateError:
             raise FailedError("the tag is not in the prompt of the page") from None
-        button = next((page.locator(one).first for one in _GENERATE if page.locator(one).count()), None)
+        its_own = (
+            f"#{box.removesuffix('_prompt')}_generate"  # SD.Next has a prompt and a button for each way to make one
+        )
+        button = next((page.locator(one).first for one in (its_own, *_GENERATE) if page.locator(one).count()), None)
         if button is None:
             raise FailedError("the page has no button Generate")
         trial.picture()  # whose report has no LoRA
