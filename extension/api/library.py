@@ -28,7 +28,7 @@ from ..library import (
     write_notes,
 )
 from ..library.catalog import CatalogError
-from ..library.pictures import PictureError, Thumbnails, set_picture
+from ..library.pictures import PictureError, Replaced, Thumbnails, set_picture
 from .answers import BROKEN, NO_CONTENT, NOT_FOUND, UNPROCESSABLE, answer, object_of, picture_of, refuse_stale, whole
 
 if TYPE_CHECKING:
@@ -52,6 +52,8 @@ class Library:
         self._session = session
         self._thumbnails: Thumbnails | None = None
         self._few = asyncio.Semaphore(2)
+        self._replaced: tuple[Path, Replaced] | None = None
+        """The file whose picture was set last, and what was in its place."""
 
     def list(self, request: Request, since: str = "0") -> Response:
         """List the files; unusable ones have the reason.
@@ -115,6 +117,11 @@ class Library:
         file = await run_in_threadpool(self._file, id, name)
         content = await picture_of(request)
         return await run_in_threadpool(self._set_picture, request, file, content)
+
+    async def restore_picture(self, request: Request, id: str = "", name: str = "") -> Response:  # noqa: A002
+        """Put back the picture that the latest PUT replaced, if it was that of the file named."""
+        file = await run_in_threadpool(self._file, id, name)
+        return await run_in_threadpool(self._restore_picture, request, file)
 
     async def resolve(self, request: Request) -> Response:
         """Return the file that each name means, or why it means none; ambiguous names have candidates."""
@@ -186,7 +193,20 @@ class Library:
         return self._changed(request, file, "notes", lambda: write_notes(file, changes))
 
     def _set_picture(self, request: Request, file: CatalogFile, content: bytes) -> Response:
-        return self._changed(request, file, "picture", lambda: set_picture(file, beside(file), content))
+        def work() -> None:
+            self._replaced = (file.path, set_picture(file, beside(file), content))
+
+        return self._changed(request, file, "picture", work)
+
+    def _restore_picture(self, request: Request, file: CatalogFile) -> Response:
+        def work() -> None:
+            path, replaced = self._replaced or (None, None)
+            if replaced is None or path != file.path:
+                raise HTTPException(NOT_FOUND, f"no picture of {file.path.name} was replaced of late")
+            replaced.restore()
+            self._replaced = None
+
+        return self._changed(request, file, "picture", work)
 
     def _changed(self, request: Request, file: CatalogFile, what: str, work: Callable[[], object]) -> Response:
         """Change a file beside a LoRA unless it has changed since the client read it; return its data."""

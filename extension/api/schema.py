@@ -347,6 +347,7 @@ def routes(
         Route("PATCH", "/lora", library.change, "LoraDetails", "Notes"),
         Route("GET", "/thumbnail", library.thumbnail, "image/webp", nothing="its picture is damaged"),
         Route("PUT", "/picture", library.set_picture, "LoraDetails", "image/*"),
+        Route("DELETE", "/picture", library.restore_picture, "LoraDetails"),
         Route("POST", "/resolve", library.resolve, "Meanings", "Names"),
         Route("GET", "/inspect", library.inspect, "Inspection"),
         Route("GET", "/state", stack.state, "State"),

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -90,20 +91,44 @@ class Thumbnails:
             return None
 
 
-def set_picture(file: CatalogFile, found: Found, content: bytes) -> Path:
-    """Save a picture beside a file, where every web UI finds it; return its path.
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """What was in the place of a picture that was saved."""
+
+    path: Path
+    content: bytes | None
+    """None if there was no file."""
+
+    def restore(self) -> None:
+        """Put it back.
+
+        Raises:
+            OSError: it cannot be written, or the later picture cannot be deleted.
+        """
+        if self.content is None:
+            self.path.unlink(missing_ok=True)
+        else:
+            write_bytes(self.path, self.content)
+
+
+def set_picture(file: CatalogFile, found: Found, content: bytes) -> Replaced:
+    """Save a picture beside a file, where every web UI finds it; return what was in its place.
 
     Raises:
-        PictureError: the content is no picture.
+        PictureError: the content is no picture, or the picture in its place is too large to be put back.
         OSError: the picture cannot be written; the previous one stays.
     """
     made = shrunk_picture(content, _KEPT_SIDE, "PNG")
     path = file.path.with_name(f"{file.path.stem}.png")
+    try:
+        replaced = Replaced(path, read_bytes(path, _MAX_BYTES) if path.exists() else None)
+    except ValueError as error:
+        raise PictureError(f"{path} cannot be replaced, as it could not be put back: {error}") from error
     write_bytes(path, made)
     thumb = found.picture
     if thumb is not None and ".thumb." in thumb.name:
         thumb.unlink(missing_ok=True)  # the host made it from the previous picture, and makes a new one
-    return path
+    return replaced
 
 
 def shrunk_picture(content: bytes, side: int, form: str = "WEBP") -> bytes:

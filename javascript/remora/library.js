@@ -129,11 +129,16 @@ export class Library {
     }
 
     /**
+     * Set the picture of a file, or put back the one that was replaced last; throws errors of the server.
      * @param {Lora} lora
-     * @param {Blob} blob
+     * @param {Blob | null} blob
      */
     async setPicture(lora, blob) {
-        const told = await this.tab.api.ask("PUT", `picture?${query({id: lora.id})}`, blob);
+        const told = await this.tab.api.ask(
+            blob ? "PUT" : "DELETE",
+            `picture?${query({id: lora.id})}`,
+            blob ?? undefined,
+        );
         this.catalog.put({...told});
         this.changed();
         return told;

@@ -14,7 +14,7 @@ import {size} from "../catalog.js";
 import {split} from "../prompt.js";
 import {rank} from "./card.js";
 import {Icon} from "./icons.js";
-import {Button, Dialog, isNumber, numberOf, Picture, Stars, Trouble, useTrouble} from "./parts.js";
+import {Button, Deleted, Dialog, isNumber, numberOf, Picture, Stars, Trouble, useTrouble} from "./parts.js";
 
 const HASHED = 1500; // milliseconds after which a hash that was not known is asked for again
 
@@ -28,6 +28,7 @@ export function Details({tab, id}) {
     const [lora, setLora] = useState(/** @type {LoraDetails | null} */ (null));
     const [draft, setDraft] = useState(/** @type {Draft | null} */ (null));
     const [trouble, attempt] = useTrouble();
+    const [replaced, setReplaced] = useState(false); // its picture, by another one
     const close = () => tab.set({details: null});
     const ask = () => tab.api.get(/** @type {const} */ (`lora?${query({id})}`));
     const take = (/** @type {LoraDetails} */ told) => {
@@ -71,8 +72,12 @@ export function Details({tab, id}) {
             if (Object.keys(changes).length) await send(changes, take);
             close();
         });
-    const picture = (/** @type {Blob | undefined} */ blob) =>
-        blob && attempt(async () => renew(await tab.library.setPicture(lora, blob)));
+    const picture = (/** @type {Blob | null | undefined} */ blob) =>
+        blob !== undefined
+        && attempt(async () => {
+            renew(await tab.library.setPicture(lora, blob));
+            setReplaced(Boolean(blob));
+        });
     const used = tab.stack.used().has(lora.id);
     const against = tab.library.catalog.against(lora);
     return html`<${Dialog} title=${lora.name} close=${close} unsaved=${isChanged(lora, draft)} class="rt-wide-dialog">
@@ -86,6 +91,7 @@ export function Details({tab, id}) {
                         onClick=${() => note({favourite: !lora.favourite})}><${Icon} name="heart" filled=${lora.favourite} /><//>
                 </div>
                 <${NewPicture} take=${picture} attempt=${attempt} />
+                ${replaced && html`<${Deleted} name="picture" replaced undo=${() => picture(null)} />`}
                 <button type="button" disabled=${!lora.readable} onClick=${() => tab.edits.toggle(tab.library.catalog.byId.get(lora.id) ?? lora)}>
                     ${used ? "Remove from the prompt" : "Insert into the prompt"}</button>
             </div>

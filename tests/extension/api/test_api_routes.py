@@ -154,6 +154,16 @@ def test_pictures(ask: Checked, copy: Path) -> None:
     assert copy.with_suffix(".png").is_file()
     beside = Image.open(io.BytesIO(ask("GET", "/thumbnail", params={"id": changed["id"], "v": changed["picture"]})))
     assert beside.size == (40, 40)
+    former = copy.with_suffix(".png").read_bytes()
+    ask("PUT", "/picture", params={"name": "copied"}, content=png(20))
+    for method, path in (("DELETE", "/picture"), ("GET", "/lora")):
+        assert ask(method, path, params={"name": "copied"})["picture"]
+        assert copy.with_suffix(".png").read_bytes() == former, "as before the latest picture"
+    assert "was replaced of late" in ask("DELETE", "/picture", 404, params={"name": "copied"})
+    copy.with_suffix(".png").unlink()
+    ask("PUT", "/picture", params={"name": "copied"}, content=png())
+    ask("DELETE", "/picture", params={"name": "copied"})
+    assert not copy.with_suffix(".png").exists(), "there was none"
     for method, path, sent in (
         ("PUT", "/picture", {"params": {"name": "copied"}, "content": b"no picture"}),
         ("PUT", "/regions", {"json": {"name": "face", "picture": base64.b64encode(b"no picture").decode()}}),

@@ -47,6 +47,7 @@ VALID: dict[tuple[str, str], dict[str, Any]] = {
     ("POST", "/remora/v1/refresh"): {},
     ("PATCH", "/remora/v1/lora"): {"params": {"name": "zorp"}, "json": {"notes": "changed"}},
     ("PUT", "/remora/v1/picture"): {"params": {"name": "zorp"}, "content": png(), "headers": PNG},
+    ("DELETE", "/remora/v1/picture"): {"params": {"name": "zorp"}},
     ("POST", "/remora/v1/resolve"): {"json": {"names": ["zorp"]}},
     ("PUT", "/remora/v1/stack"): {"json": {"always_on": True, "entries": [{"name": "zorp", "unet": 0.5}]}},
     ("POST", "/remora/v1/presets"): {"json": {"text": "# Remora preset 1: changed\n<lora:neon:1>"}},

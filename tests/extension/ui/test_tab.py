@@ -236,14 +236,14 @@ def test_a_picture_of_the_page_becomes_that_of_a_file(tab: Tab, served: Served, 
     tab.page.evaluate("document.getElementById('gallery').id = 'elsewhere'")
     tab.button("About copied").click()
     dialog = tab.page.get_by_role("dialog", name="copied")
-    dialog.get_by_role("button", name="Take the picture that the page shows").click()
+    dialog.get_by_role("button", name="Picture from the page").click()
     dialog.get_by_role("alert").get_by_text("The page shows no picture yet").wait_for()
     tab.page.evaluate("document.getElementById('elsewhere').id = 'gallery'")
     tab.page.keyboard.press("Escape")
     make(tab, served, "a fox")
     tab.page.wait_for_function("document.querySelector('#gallery img')?.naturalWidth === 64")
     tab.button("About copied").click()
-    dialog.get_by_role("button", name="Take the picture that the page shows").click()
+    dialog.get_by_role("button", name="Picture from the page").click()
     dialog.get_by_role("button", name="Cancel").wait_for()
     deadline = time.monotonic() + 20
     while not copy.with_suffix(".png").is_file():
@@ -251,6 +251,9 @@ def test_a_picture_of_the_page_becomes_that_of_a_file(tab: Tab, served: Served, 
         tab.page.wait_for_timeout(50)
     with Image.open(copy.with_suffix(".png")) as picture:
         assert picture.size == (64, 64)
+    dialog.get_by_role("button", name="Undo replacing the picture").click()
+    dialog.get_by_text("The picture is replaced.").wait_for(state="hidden")
+    assert not copy.with_suffix(".png").exists(), "as there was none"
 
 
 # --- the prompt is the truth ---
