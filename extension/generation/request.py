@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from lib_lora import Halves, Multiplier, Reading
 
-from ..text.tag import LIMIT, PASSES, Tag
+from ..text.tag import EXPERTS, LIMIT, PASSES, Tag
 
 Mode: TypeAlias = Literal["live", "merged", "auto"]
 """See `lib_lora.Stack`."""
@@ -101,6 +101,20 @@ class Request:
             for tag in (*self.always, *chain.from_iterable(self.images))
             if tag.rows and min(tag.rows) > self.count
         }
+
+    def of_all_noise(self, components: Collection[str]) -> tuple[str, ...]:
+        """Return a sentence for each tag that names a part of the noise, where one denoiser takes all of it."""
+        if set(EXPERTS.values()) <= set(components):
+            return ()
+        found: dict[str, None] = {}
+        for tag in (*self.always, *chain.from_iterable(self.images)):
+            acts = "unet" in components or any(EXPERTS[noise] in components for noise in tag.noise)
+            if tag.noise and acts and not tag.is_off:
+                said = " and ".join(sorted(tag.noise))
+                found[f"{tag.name}: {said} is for models with two denoisers, such as Wan 2.2; it acts in all noise"] = (
+                    None
+                )
+        return tuple(found)
 
     def waiting(self, made: Collection[str]) -> tuple[str, ...]:
         """Return a sentence for each tag that is limited to passes of which none was made yet."""

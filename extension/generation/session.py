@@ -98,7 +98,9 @@ class Activation:
     report: ActivationReport = field(default_factory=lambda: ActivationReport(()))
     """The engine's report on `active` and on merging."""
     notes: tuple[str, ...] = ()
-    """One sentence for each bundled embedding that cannot be used and each strength that was limited."""
+    """One sentence for each bundled embedding that cannot be used, each strength that was limited, and each noise that
+    the model has no denoiser of its own for.
+    """
     text_keys: tuple[Hashable, ...] = ((),)
     """For each image, a key of what changes the text encoders' output."""
     always: Mapping[int, CatalogFile] = field(default_factory=dict)
@@ -411,7 +413,7 @@ class Session:
         files = {one.file for one in active}
         used = sorted(set().union(*besides))
         in_force = {position: always[position].file for position in used if always[position].file in files}
-        notes = (*limited, *self._lend_embeddings(active))
+        notes = (*limited, *batch.of_all_noise(self.host.components().keys()), *self._lend_embeddings(active))
         waiting = batch.waiting(self._passes)
         return Activation(active, tuple(left_out), report, notes, keys, in_force, waiting)
 

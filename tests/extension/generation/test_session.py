@@ -581,6 +581,15 @@ def test_a_lora_for_an_image_that_the_batch_does_not_have_is_said_to_have_no_eff
     assert setup.session.begin(tags[:1], always=tags[:1]).skipped == (why.replace("4 images", "1 image"),)
 
 
+@pytest.mark.parametrize(("written", "said"), [("zorp:1:high", True), ("zorp:1:low", True), ("zorp:1", False)])
+def test_a_noise_that_has_no_denoiser_of_its_own_is_told(setup: Setup, written: str, said: bool) -> None:
+    activation = setup.session.begin([parse_arguments(written)])
+    why = f"zorp: {written[7:]} is for models with two denoisers, such as Wan 2.2; it acts in all noise"
+    assert activation.notes == ((why,) if said else ())
+    assert activation.active[0].report.hit
+    assert state_of_session(setup)["notes"] == list(activation.notes)
+
+
 @pytest.mark.parametrize(
     ("written", "te", "unet", "limited"),
     [
