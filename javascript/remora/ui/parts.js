@@ -238,7 +238,17 @@ export function Trouble({text}) {
  */
 export function Deleted({name, replaced = false, undo}) {
     const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
-    useEffect(() => button.current.focus(), [name]);
+    useEffect(() => {
+        const own = button.current;
+        own.focus();
+        const around = own.closest(".rt-dialog-body, .rt-part");
+        /** @type {HTMLElement | null | undefined} */
+        const next = around?.querySelector("select, input, button");
+        return () => {
+            // where it had the focus, nothing has it now
+            if (document.activeElement === document.body) next?.focus();
+        };
+    }, [name]);
     return html`<div class="rt-notice rt-line" role="status"><span>The ${name} is ${replaced ? "replaced" : "deleted"}.</span>
         <button type="button" class="rt-small" ref=${button} aria-label=${`Undo ${replaced ? "replacing" : "deleting"} the ${name}`} onClick=${undo}>Undo</button></div>`;
 }

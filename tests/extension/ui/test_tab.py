@@ -667,6 +667,7 @@ def test_a_stack_is_kept_as_a_preset_used_renamed_given_away_and_deleted(tab: Ta
     tab.page.wait_for_function(f"{SHADOW}.activeElement?.innerText === 'Undo'")
     tab.page.keyboard.press("Enter")
     dialog.get_by_role("button", name="Use Ours 2").wait_for()
+    tab.page.wait_for_function(f"{SHADOW}.activeElement?.closest('dialog')")
     dialog.get_by_text("<lora:night:0.5>").wait_for()
     dialog.get_by_role("textbox", name="Name of the new preset").fill("Ours 2")
     dialog.get_by_role("button", name="Save").click()
