@@ -148,3 +148,32 @@ KINDS = {
     "hra": Kind(of_peft("HRAConfig", "r")),
     "vera": Kind(of_peft("VeraConfig", "r"), layers=("linear",)),
 }
+
+OF_PEFT = {
+    "LORA": Kind(of_peft("LoraConfig", "r")),
+    "ADALORA": Kind(of_peft("AdaLoraConfig", "init_r", total_step=10)),
+    "LOHA": Kind(of_peft("LoHaConfig", "r")),
+    "LOKR": Kind(of_peft("LoKrConfig", "r")),
+    "IA3": Kind(of_peft("IA3Config", feedforward_modules=[])),
+    "PVERA": Kind(of_peft("PveraConfig", "r")),
+    "MISS": Kind(of_peft("MissConfig", "r")),
+    "MISS with `bat`": Kind(of_peft("MissConfig", "r", init_weights="bat")),
+    "FOURIERFT": Kind(of_peft("FourierFTConfig", n_frequency=1000)),
+    "HIRA": Kind(of_peft("HiraConfig", "r")),
+    "C3A": Kind(of_peft("C3AConfig", block_size=BLOCK)),
+    "RANDLORA": Kind(of_peft("RandLoraConfig", "r")),
+    "ROAD": Kind(of_peft("RoadConfig", variant="road_1", group_size=BLOCK)),
+    "SHIRA": Kind(of_peft("ShiraConfig", "r")),
+    "SUPERTUNING": Kind(of_peft("SupertuningConfig", sparsity=0.9)),
+    "DELORA": Kind(of_peft("DeloraConfig", "r")),
+    "GRALORA": Kind(of_peft("GraloraConfig", "r", gralora_k=2)),
+    "VBLORA": Kind(of_peft("VBLoRAConfig", "r", num_vectors=256, vector_length=BLOCK)),
+    "UNILORA": Kind(of_peft("UniLoraConfig", "r", theta_d_length=256, save_indices=True)),
+    "DEFT": Kind(of_peft("DeftConfig", "r")),
+    "GLORA": Kind(of_peft("GloraConfig", "r")),
+    "PEANUT": Kind(of_peft("PeanutConfig", "r")),
+    "WAVEFT": Kind(of_peft("WaveFTConfig", n_frequency=1000)),
+    "BEFT": Kind(of_peft("BeftConfig")),
+    "LN_TUNING": Kind(of_peft("LNTuningConfig")),
+}
+"""PEFT's other kinds, by their names in its registry; they are counted, and not timed."""

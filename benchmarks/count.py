@@ -84,7 +84,7 @@ def of_kinds(width: int, dtype: torch.dtype, rank: int) -> Iterator[Record]:
     """Count one adapter of each kind on a linear layer of `width` inputs and outputs."""
     import _kinds as kinds  # which needs LyCORIS
 
-    for name, kind in kinds.KINDS.items():
+    for name, kind in (*kinds.KINDS.items(), *kinds.OF_PEFT.items()):
         if "linear" not in kind.layers:
             continue
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:

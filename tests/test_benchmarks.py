@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -12,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+
+ROOT = Path(__file__).resolve().parents[1]
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 PROGRAMS = {
@@ -119,6 +122,26 @@ def test_kinds_are_counted_with_few_tokens_and_many(load, tmp_path) -> None:
     assert own["lora"]["kernels"] == 3
     assert own["lora"]["ours"] < own["full"]["ours"] < own["full"]["frames"]
     assert own["full"]["way"] == "dense"
+
+
+@pytest.mark.full
+def test_the_page_of_pefts_kinds_has_their_cost(load, tmp_path) -> None:
+    file = tmp_path / "out.json"
+    assert load("count").main(["--kinds", "--json", str(file)]) == 0
+    base, cost = 2 * 640 * 640, {}
+    for row in json.loads(file.read_text(encoding="utf-8"))["rows"]:
+        flops = row["flops"] / (base * row["tokens"])
+        cost[row["what"], row["tokens"]] = f"{row['kernels']}; {flops:.2f}"
+    others = {"LORA with DoRA": "dora", "OFT": "oft of PEFT", "BOFT": "boft of PEFT", "HRA": "hra", "VERA": "vera"}
+    text = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    rows = [re.split(r" *\| *", line)[1:-1] for line in text.splitlines() if line.count("|") == 9][2:]
+    for kind, *_, few, many in rows:
+        name = others.get(kind) or (kind if (kind, 8) in cost else re.split("[,;]", kind)[0])
+        if (few, many) == ("-", "-"):
+            assert (name, 8) not in cost
+        else:
+            assert (kind, few, many) == (kind, cost[name, 8], cost[name, 1024])
+    assert len(rows) > 30
 
 
 def test_a_picture_by_some_ways_alone(load, tmp_path) -> None:
