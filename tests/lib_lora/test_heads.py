@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, FileError, Moment, MomentError, Stack, load_network
+from lib_lora import Engine, Entry, FileError, Moment, MomentError, SchedulerClock, Stack, load_network
 from lib_lora.adapters.base import Origin, Site
 from lib_lora.adapters.heads import Heads
+from tests.fakes.accelerator import device, simulated
 from tests.fakes.files import pair, save
+from tests.fakes.schemes import sequential_offload
 
 HEADS, OUT, INSIDE = 8, 6, 10
 BOUND = 2e-6
@@ -139,6 +141,80 @@ def test_a_lora_on_the_same_layer_adds_up(tmp_path: Path, model: Model):
     inner = nn.functional.linear(x.double(), model.inner.weight.double(), model.inner.bias.double())
     want[1] += 0.4 * inner @ product(also).T
     assert worst(model(x), want) < BOUND
+
+
+def test_heads_follow_an_offloaded_layer(tmp_path: Path, model: Model):
+    tensors, x = bank() | lora(), torch.randn(7, INSIDE)
+    want = [wanted(model, tensors, x, start, stop, 0.5) for start, stop in spans(4)]
+    before = model(x)
+    with simulated(), sequential_offload(model, device()):
+        engine = Engine({"transformer": model})
+        engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors), 0.5)]))
+        for step in range(4):
+            engine.set_moment(Moment(step, 4))
+            assert worst(model(x.to(device())).cpu(), want[step]) < BOUND
+        engine.deactivate()
+    assert torch.equal(model(x), before)
+
+
+def test_the_real_model_and_its_scheduler_tell_the_step(tmp_path: Path):
+    diffusers = pytest.importorskip("diffusers", minversion="0.42")
+    torch.manual_seed(3)
+    model = diffusers.MiniMaxH3Transformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=24,
+        hidden_size=INSIDE,
+        num_layers=1,
+        num_refiner_layers=1,
+        ffn_dim=16,
+        in_channels=3,
+        audio_in_channels=12,
+        patch_size=(1, 2, 2),
+        text_dim=8,
+        freq_dim=8,
+        time_embed_hidden_dim=8,
+        time_embed_dim=8,
+        rope_freq_dim=4,
+    ).requires_grad_(False)
+    generator, tensors = torch.Generator().manual_seed(4), {}
+    for layer in LAYERS:
+        tensors[f"{layer}.weight"] = torch.randn(HEADS, 12, INSIDE, generator=generator)
+        tensors[f"{layer}.bias"] = torch.randn(HEADS, 12, generator=generator)
+    inner = pair("transformer.transformer_blocks.0.attn.to_q", (48, INSIDE), 2, seed=5)
+    path = save(tmp_path / "a.safetensors", tensors | inner, {"pdd_num_steps": str(HEADS), "pdd_block_size": "2"})
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    for layer in LAYERS:
+        model.get_submodule(layer).register_forward_hook(
+            lambda _, args, y, layer=layer: seen.update({layer: (args[0], y)})
+        )
+    scheduler = diffusers.MiniMaxH3Scheduler()
+    engine = Engine({"transformer": model})
+    engine.set_clock(SchedulerClock(lambda: scheduler))
+    assert not engine.activate(Stack([Entry(path, 0.5)])).entries[0].unused
+    scheduler.set_timesteps(5)  # the last of these is the picture, so there are four steps
+    latents, audio, text = torch.randn(1, 4, 12), torch.randn(1, 2, 12), torch.randn(1, 3, 8)
+    rows = torch.arange(9)
+    for timestep, (start, stop) in zip(scheduler.timesteps, spans(4), strict=True):
+        model(
+            latents,
+            audio,
+            text,
+            timestep=torch.stack([timestep, torch.tensor(1.0)]),
+            timestep_indices=torch.tensor([1] * 3 + [0] * 6),
+            token_tags=torch.tensor([0] * 3 + [1] * 4 + [2] * 2),
+            position_ids=rows.unsqueeze(1).expand(9, 3),
+            video_indices=rows[3:7],
+            audio_indices=rows[7:],
+            text_indices=rows[:3],
+        )
+        for layer, (_, shift) in LAYERS.items():
+            own, (x, got) = model.get_submodule(layer), seen[layer]
+            weight, bias = (
+                one.double() + 0.5 * (head(tensors[f"{layer}.{name}"], start, stop, shift) - one.double())
+                for name, one in (("weight", own.weight), ("bias", own.bias))
+            )
+            assert worst(got, nn.functional.linear(x.double(), weight, bias)) < BOUND
+        latents = scheduler.step(torch.randn(latents.shape), timestep, latents).prev_sample
 
 
 @pytest.mark.parametrize(("alpha", "scale"), [("4.0", 2.0), ("1", 0.5)])
