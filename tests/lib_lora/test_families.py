@@ -20,6 +20,7 @@ from lib_lora.naming.parsed import SHAPE_DIFFERS
 from lib_lora.naming.places import Place
 from lib_lora.report import NetworkReport
 from lib_lora.tuning.skeleton import skeleton
+from tests.conftest import ROOT
 from tests.fakes.files import hollow, save
 from tests.fakes.keys import parse_key
 from tests.families import Family, Writer, families
@@ -244,6 +245,13 @@ def test_a_model_is_recognised_by_its_own_names(name):
         found = recognise(known_architectures(), facts)
         assert found is not None
         assert found.name == family.known_as
+
+
+@pytest.mark.full
+def test_the_documents_have_the_table_of_families():
+    from tests.families.__main__ import table
+
+    assert "\n".join(["", *table(), ""]) in (ROOT / "docs" / "files.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(("name", "writer"), WRITERS)
