@@ -150,9 +150,9 @@ class NetworkReport:
             return f"{self._differs}: {self.hit} of {self.layers} layers fit"
         if not self.hit or self.hit >= self.layers - self.absent:
             return ""  # if no layer acts, the activation raises an error
-        left = [one for one in self.unused if one.cause in _LEFT_OUT]
-        names = f", such as {left[0].key}" if left else ""
-        return f"{self.layers - self.absent - self.hit} of {self.layers} layers are left out{names}"
+        such = next((f", such as {one.key}" for one in self.unused if one.cause in _LEFT_OUT), "")
+        left = self.layers - self.absent - self.hit
+        return f"{left} of {self.layers} layers {'is' if left == 1 else 'are'} left out{such}"
 
     @property
     def doubt(self) -> str:
@@ -193,7 +193,7 @@ class NetworkReport:
         for text in (self.doubt, *self.notes):
             line += f"; {text}" if text else ""
         if self.unused:
-            line += f"; {len(self.unused)} keys unused: {self.why()}"
+            line += f"; {len(self.unused)} {'key' if len(self.unused) == 1 else 'keys'} unused: {self.why()}"
         return line
 
     def to_json(self) -> dict[str, object]:
@@ -283,11 +283,11 @@ class ActivationReport:
         by_reason: dict[str, list[str]] = {}
         for one in self.uncalled:
             by_reason.setdefault(one.reason, []).append(f"{one.component}.{one.path}")
-        parts = []
+        parts, were = [], "was" if len(self.uncalled) == 1 else "were"
         for reason, paths in by_reason.items():
             more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
             parts.append(f"{', '.join(paths[:_SHOWN])}{more} ({reason})")
-        return f"{len(self.uncalled)} of {self.changed} layers were never called: {'; '.join(parts)}"
+        return f"{len(self.uncalled)} of {self.changed} layers {were} never called: {'; '.join(parts)}"
 
     @property
     def merging(self) -> str:

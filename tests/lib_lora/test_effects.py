@@ -92,7 +92,7 @@ def test_a_layer_whose_forward_is_replaced_is_told(tmp_path, caplog):
         model(torch.randn(2, 8))
     (one,) = engine.report.uncalled
     assert (one.component, one.path, one.expected) == ("unet", "layers.1", False)
-    want = "1 of 4 layers were never called: unet.layers.1 (its forward was replaced by other code"
+    want = "1 of 4 layers was never called: unet.layers.1 (its forward was replaced by other code"
     assert [want in record.message for record in caplog.records] == [True], "once"
     assert want in engine.report.summary()
 

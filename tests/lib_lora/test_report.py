@@ -16,7 +16,7 @@ import lib_lora.naming.index
 from lib_lora import ActivationError, Engine, Entry, Stack, inspect_file, load_network
 from lib_lora.files.formats._trainer_config import base_model
 from lib_lora.naming.index import LayerIndex, alias_table, family_of_model
-from lib_lora.report import Cause, Family
+from lib_lora.report import Cause, Family, Unused
 from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.families import UNETS, models
 from tests.fakes.files import pair, save
@@ -203,8 +203,15 @@ def test_a_file_of_which_there_are_only_hints_is_not_held_against_the_model(tmp_
 def test_only_what_is_known_of_both_is_warned_of(tmp_path, family, model, warns):
     file = inspect_file(save(tmp_path / "a.safetensors", pair("lora_unet_proj", (12, 8), 2)))
     report = replace(file, family=family, model=model, hit=3, layers=4)
-    left_out = "1 of 4 layers are left out"
+    left_out = "1 of 4 layers is left out"
     assert report.warning == ("made for A, the loaded model is B: 3 of 4 layers fit" if warns else left_out)
+
+
+def test_one_unused_key_is_told_in_the_singular(tmp_path):
+    file = inspect_file(save(tmp_path / "a.safetensors", pair("lora_unet_proj", (12, 8), 2)))
+    keys = tuple(Unused(key, "no_module", "no such layer") for key in "ab")
+    assert "; 1 key unused: no such layer (1 key)" in replace(file, unused=keys[:1]).summary()
+    assert "; 2 keys unused: no such layer (2 keys)" in replace(file, unused=keys).summary()
 
 
 def test_the_families_that_a_file_may_be_for_are_all_named():
