@@ -1,7 +1,7 @@
 """Print the table of families in docs/files.md: `python -m tests.families`.
 
-Each writer's file is made for a model with few blocks, as `tests/lib_lora/test_families.py` makes it, and resolved on it.
-The layers of the whole model are counted on meta.
+Each writer's file is for a model with few blocks, made as `tests/lib_lora/test_families.py` makes it, and resolved on
+that model. The layers of the whole model are counted on meta.
 """
 
 from __future__ import annotations
