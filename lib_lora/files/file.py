@@ -53,17 +53,17 @@ _DTYPES: dict[str, torch.dtype] = {
 _PICKLE_SUFFIXES = frozenset({".pt", ".pth", ".ckpt", ".bin", ".pkl"})
 _PICKLE_STARTS = (b"PK", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
 _CONVERT = (
-    "a pickle, which can run any code when loaded, so it is refused; convert it once with "
+    "it is a pickle, which can run any code when loaded, so it is refused; convert it once with "
     'python -c "import sys, torch; from safetensors.torch import save_file; '
     "d = torch.load(sys.argv[1], map_location='cpu', weights_only=True); "
     'save_file({k: v.contiguous() for k, v in d.items()}, sys.argv[2])" IN.pt OUT.safetensors'
 )
-_WEB_PAGE = "is a web page, not an adapter: the site answered with HTML (a log-in page?); download it again"
+_WEB_PAGE = "it is a web page, not an adapter: the site answered with HTML (a log-in page?); download it again"
 _MISTAKEN: dict[bytes, str] = {
     b"<!doct": _WEB_PAGE,
     b"<html": _WEB_PAGE,
-    b"version ": "is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
-    b"gguf": "is a GGUF file; only safetensors adapters can be read",
+    b"version ": "it is a Git LFS pointer, not the file itself; fetch it with `git lfs pull`",
+    b"gguf": "it is a GGUF file; only safetensors adapters can be read",
 }
 
 _MOST = 1 << 48  # bytes, and entries of a tensor
@@ -197,9 +197,9 @@ class AdapterFile:
         try:
             now = self.path.stat()
         except OSError as error:
-            raise FileError(self.path, f"vanished from disk while in use: {error.strerror or error}") from error
+            raise FileError(self.path, f"it vanished from disk while in use: {error.strerror or error}") from error
         if (now.st_size, now.st_mtime_ns) != self.stamp:
-            raise FileError(self.path, "changed on disk while in use; activate it again to use the new content")
+            raise FileError(self.path, "it changed on disk while in use; activate it again to use the new content")
 
     def _with_stream(self, read: Callable[[BinaryIO], T]) -> T:
         """Return what `read` makes of the open file, which is checked before and after.
@@ -212,7 +212,7 @@ class AdapterFile:
                 found = read(stream)
         except OSError as error:
             self.verify()
-            raise FileError(self.path, f"cannot be read: {error.strerror or error}") from error
+            raise FileError(self.path, f"it cannot be read: {error.strerror or error}") from error
         self.verify()
         return found
 
@@ -224,7 +224,7 @@ class AdapterFile:
             count = stream.readinto(rest)  # type: ignore[attr-defined]
             if not count:
                 self.verify()
-                raise FileError(self.path, "was truncated while in use; activate it again to use the new content")
+                raise FileError(self.path, "it was truncated while in use; activate it again to use the new content")
             rest = rest[count:]
         return content
 
@@ -246,7 +246,7 @@ class AdapterFile:
                 self._map = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
             self._address = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
         except (OSError, ValueError) as error:
-            raise FileError(self.path, f"cannot be mapped: {error}") from error
+            raise FileError(self.path, f"it cannot be mapped: {error}") from error
         return self._map
 
 
@@ -299,7 +299,7 @@ def _read_header(path: Path) -> tuple[bytes, Stamp]:
             length = _header_length(path, stream.read(8), stamp[0])
             return stream.read(length), stamp
     except OSError as error:
-        raise FileError(path, f"cannot be read: {error.strerror or error}") from error
+        raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
 
 
 def _header_length(path: Path, head: bytes, size: int) -> int:
@@ -308,14 +308,14 @@ def _header_length(path: Path, head: bytes, size: int) -> int:
     if path.suffix.lower() in _PICKLE_SUFFIXES or (head.startswith(_PICKLE_STARTS) and length > MAX_HEADER):
         raise PickleError(path, _CONVERT)
     if size == 0:
-        raise FileError(path, "is empty (0 bytes); download it again")
+        raise FileError(path, "it is empty (0 bytes); download it again")
     for start, what in _MISTAKEN.items():
         if head.lstrip().lower().startswith(start):
             raise FileError(path, what)
     if size < 8:
-        raise FileError(path, f"is only {size} bytes long, too short for a safetensors file; download it again")
+        raise FileError(path, f"it is only {size} bytes long, too short for a safetensors file; download it again")
     if length > size - 8:
-        text = f"is truncated, or no safetensors file (header claims {length} bytes of {size}); download it again"
+        text = f"it is truncated, or no safetensors file (header claims {length} bytes of {size}); download it again"
         raise FileError(path, text)
     if length > MAX_HEADER:
         raise FileError(path, f"header claims {length} bytes, more than the {MAX_HEADER} a safetensors file may have")
@@ -328,7 +328,7 @@ _Pairs = tuple[tuple[str, object], ...]
 
 def _parse_header(path: Path, raw: bytes, size: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     if raw.count(b'"data_offsets"') > MOST_TENSORS:  # no text in the metadata has its quotes without a backslash
-        raise FileError(path, f"has more than {MOST_TENSORS:,} tensors, which no adapter has; it is not read")
+        raise FileError(path, f"it has more than {MOST_TENSORS:,} tensors, which no adapter has; it is not read")
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
@@ -389,7 +389,7 @@ def _check_layout(path: Path, tensors: Mapping[str, TensorInfo], base: int, size
     position, previous = base, "the header"
     for start, end, key in sorted([(info.start, info.end, key) for key, info in tensors.items()]):
         if end > size:
-            text = f"is truncated (tensor {key!r} ends at byte {end} but the file has {size}); download it again"
+            text = f"it is truncated (tensor {key!r} ends at byte {end} but the file has {size}); download it again"
             raise FileError(path, text)
         if start < position:
             raise FileError(path, f"tensor {key!r} overlaps {previous!r}")

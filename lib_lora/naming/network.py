@@ -320,7 +320,7 @@ class NetworkCache:
         try:
             key = path, stamp_of(path.stat()), version()
         except OSError as error:
-            raise FileError(path, f"cannot be read: {error.strerror or error}") from error
+            raise FileError(path, f"it cannot be read: {error.strerror or error}") from error
         began = time.perf_counter()
         known = self._files.pop(key) if key in self._files else (ParsedFile(AdapterFile.open(path)), {})
         parsed, networks = self._files[key] = known

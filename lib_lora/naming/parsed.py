@@ -124,7 +124,7 @@ class ParsedFile:
             for group in () if self.config.empty else self.groups:
                 self.config.values(group.component, group.module)
         except ValueError as error:
-            raise FileError(file.path, f"cannot be used: {error}") from error
+            raise FileError(file.path, str(error)) from error
 
     def adapter(self, group: Group, site: Site, reading: Reading = USUAL, own: str = "") -> Adapter | ValueError:
         """Build the adapter of a group that has a recipe, for one weight, or the parameter `own` of a module.
@@ -276,11 +276,11 @@ class ParsedFile:
         seen = ", ".join(keys[:4]) or "none"
         companions = {one.name for one in key_formats().values() if not one.alone}
         if companions.issuperset([group.format for group in self.groups]):
-            text = f"is no adapter known here: none of its {len(keys)} keys is an adapter's ({seen}, …){guess(keys)}"
+            text = f"it is no adapter known here: none of its {len(keys)} keys is an adapter's ({seen}, …){guess(keys)}"
             raise UnknownFormatError(self.file.path, text, keys[:4])
         if not [group for group in self.groups if group.recipe is not None]:
             params = ", ".join(sorted({param for group in self.groups for param in group.keys}))
-            text = f"holds adapters of a kind not supported here, with the parameters {params} (keys {seen}, …)"
+            text = f"it holds adapters of a kind not supported here, with the parameters {params} (keys {seen}, …)"
             raise UnknownAdapterError(self.file.path, text, keys[:4])
 
     def _lacks_scale(self) -> bool:

@@ -82,7 +82,7 @@ class Checkpoint:
     def _tensor(self, key: str) -> Tensor:
         file, stream = self._owner[key]
         if stamp_of(os.fstat(stream.fileno())) != file.stamp:
-            raise FileError(file.path, f"was overwritten while {key} of it was merged; load the model again")
+            raise FileError(file.path, f"it was overwritten while {key} of it was merged; load the model again")
         return file.tensor(key)
 
 

@@ -108,7 +108,7 @@ BAD = {
     "boolean offset": (raw({"a": {"dtype": "U8", "shape": [1], "data_offsets": [False, True]}}, b"1"), "no natural"),
     "size wrong": (raw({"a": entry(shape=(3,))}, bytes(8)), "cannot have 8 bytes"),
     "offsets reversed": (raw({"a": entry(8, 0)}, bytes(8)), "cannot have -8 bytes"),
-    "truncated": (raw({"a": entry()}, bytes(7)), "x.safetensors: is truncated (tensor 'a' ends at byte 77 but"),
+    "truncated": (raw({"a": entry()}, bytes(7)), "x.safetensors: it is truncated (tensor 'a' ends at byte 77 but"),
     "out of range": (raw({"a": entry(0, 8), "b": entry(8, 16)}, bytes(8)), "truncated"),
     "overlap": (raw({"a": entry(0, 8), "b": entry(4, 12)}, bytes(12)), "overlaps"),
     "gap": (raw({"a": entry(0, 8), "b": entry(12, 20)}, bytes(20)), "belong to no tensor"),
@@ -312,7 +312,7 @@ def test_a_file_that_is_truncated_in_place_kills_no_process(tmp_path, monkeypatc
     if when == "while it is read":
         monkeypatch.setattr(AdapterFile, "verify", lambda self: None)
     for read in (lambda: file.private(mapped), lambda: file.not_finite(["a"])):
-        with pytest.raises(FileError, match=r"a\.safetensors: (changed on disk|was truncated) while in use"):
+        with pytest.raises(FileError, match=r"a\.safetensors: it (changed on disk|was truncated) while in use"):
             read()
 
 

@@ -334,7 +334,7 @@ class TestCheckpoint:
         with path.open("r+b") as stream:
             stream.write(path.read_bytes())
         os.utime(path, ns=(1, 1))
-        with pytest.raises(FileError, match=r"model\.safetensors: was overwritten while .* load the model again"):
+        with pytest.raises(FileError, match=r"model\.safetensors: it was overwritten while .* load the model again"):
             engine.deactivate()
 
 

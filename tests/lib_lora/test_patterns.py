@@ -142,7 +142,7 @@ def test_patterns_that_would_take_minutes_are_refused(tmp_path, monkeypatch):
     config = {"r": 4, "lora_alpha": 8, "alpha_pattern": patterns}
     path = save(tmp_path / "a.safetensors", tensors, {"lora_adapter_metadata": json.dumps(config)})
     began = time.thread_time()
-    with pytest.raises(FileError, match=r"a\.safetensors: cannot be used: its patterns .* take too long to match"):
+    with pytest.raises(FileError, match=r"a\.safetensors: its patterns .* take too long to match"):
         inspect_file(path)
     assert time.thread_time() - began < 5, "seconds"
 

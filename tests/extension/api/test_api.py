@@ -89,7 +89,7 @@ def test_the_files_are_listed_with_what_is_wrong_with_them(client: TestClient, f
     stat = (folder / "zorp.safetensors").stat()
     assert (good["size"], good["mtime"]) == (stat.st_size, pytest.approx(stat.st_mtime))
     assert "a pickle" in loras["old"]["reason"]
-    assert loras["broken"]["reason"].startswith("is truncated"), "the file is named beside it"
+    assert loras["broken"]["reason"].startswith("it is truncated"), "the file is named beside it"
     assert not loras["old"]["readable"]
     assert not loras["broken"]["readable"]
 
@@ -119,7 +119,7 @@ def test_the_state_tells_each_lora_of_the_latest_picture(client: TestClient, fol
     reasons = {lora["name"]: lora["reason"] for lora in state["loras"]}
     assert reasons["zorp"] == ""
     assert "is not in the LoRA folders" in reasons["nowhere"]
-    assert reasons["broken"].startswith("is truncated"), "the LoRA is named beside it"
+    assert reasons["broken"].startswith("it is truncated"), "the LoRA is named beside it"
 
 
 def test_a_file_of_which_keys_go_unused_is_applied_partly(client: TestClient, folder: Path) -> None:
@@ -300,7 +300,7 @@ def test_a_file_that_cannot_be_used_is_not_taken(client: TestClient, folder: Pat
     (folder / "broken.safetensors").write_bytes(b"x" * 100)
     answer = put(client, entry("broken"))
     assert answer.status_code == 422
-    assert answer.json()["detail"].startswith("LoRA 'broken' cannot be used: is truncated")
+    assert answer.json()["detail"].startswith("LoRA 'broken' cannot be used: it is truncated")
 
 
 def test_a_stack_that_cannot_be_kept_is_as_before(

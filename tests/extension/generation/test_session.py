@@ -485,11 +485,11 @@ def test_a_failed_generation_tells_every_lora_that_is_bad_without_its_name_in_th
         setup.session.begin([Tag("nowhere"), Tag("zorp"), Tag("gone")])
     assert "; ".join(one.reason for one in setup.session.failed) == str(caught.value)
     always = [Tag("misfit")]
-    with pytest.raises(LoraError, match=r"misfit\.safetensors: .+; empty\.safetensors: is empty"):
+    with pytest.raises(LoraError, match=r"misfit\.safetensors: .+; empty\.safetensors: it is empty"):
         setup.session.begin([Tag("zorp"), Tag("empty")], always=always)
     told = state_of_session(setup)["loras"]
     assert [(one["name"], one["always_on"]) for one in told] == [("misfit", True), ("empty", False)]
-    assert told[1]["reason"] == "is empty (0 bytes); download it again"
+    assert told[1]["reason"] == "it is empty (0 bytes); download it again"
     assert not told[0]["reason"].startswith(("misfit", "of the always-on"))
     activation = setup.session.begin([Tag("zorp"), Tag("empty")], Settings(skip_bad=True), always=always)
     assert [one.name for one in activation.left_out] == ["misfit", "empty"]

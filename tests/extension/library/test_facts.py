@@ -88,7 +88,7 @@ def test_what_cannot_be_used_has_its_reason(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"x" * 100)
     save_file({"x": torch.zeros(1)}, tmp_path / "b.safetensors")
     reader = FactsReader()
-    assert reader.read(tmp_path / "a.safetensors").problem.startswith("is truncated")
+    assert reader.read(tmp_path / "a.safetensors").problem.startswith("it is truncated")
     assert "is no adapter known here" in reader.read(tmp_path / "b.safetensors").problem
 
 
