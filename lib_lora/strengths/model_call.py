@@ -24,7 +24,7 @@ from ..compiler import uncompiled
 from ..errors import RegionError, RowsError
 from ..files.components import is_denoiser
 from ..naming.architectures._arguments import denoised_in, halves_in, patch_of, repeats_rows, timestep_in
-from ..naming.architectures._noise import sigma_of
+from ..naming.architectures._noise import noise_timestep, sigma_of
 from ..naming.architectures.base import is_image_first
 from ..tensors import plain_mode
 from .regions import LatentGrid
@@ -43,6 +43,7 @@ class ModelCall:
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    model: object = None
 
     @property
     def denoised(self) -> object:
@@ -101,11 +102,10 @@ def hook_calls(component: nn.Module, begin: Callable[[ModelCall], None], end: Ca
     Returns:
         A function that removes the hooks.
     """
-    before = hook_of(component, lambda _, args, kwargs: begin(ModelCall(args, kwargs)))
-    after = hook_of(component, lambda *_: end())
+    before = hook_of(component, lambda model, args, kwargs: begin(ModelCall(args, kwargs, model)))
     hooks = ExitStack()
     hooks.callback(component.register_forward_pre_hook(before, with_kwargs=True).remove)
-    hooks.callback(component.register_forward_hook(after, always_call=True).remove)
+    hooks.callback(component.register_forward_hook(hook_of(component, lambda *_: end()), always_call=True).remove)
     return hooks.close
 
 
@@ -148,7 +148,7 @@ class CallSettings:
         if not noise:
             return now
         if now.timestep is None or self.clock is None:
-            own = call.timestep
+            own = noise_timestep(call.model, call.timestep, flow=flow)
             now = now if own is None else replace(now, timestep=own, sigma=None)
         if now.sigma is None and now.timestep is not None:
             now = replace(now, sigma=sigma_of(now.timestep, flow=flow))

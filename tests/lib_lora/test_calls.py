@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lib_lora import Engine, Entry, Moment, Stack
+from lib_lora import Curve, Engine, Entry, Moment, Stack, Strength
 from lib_lora.adapters.base import RankSchedule
 from lib_lora.strengths.model_call import ModelCall
 from tests.fakes.files import pair, save
@@ -98,6 +98,29 @@ def test_other_files_of_the_stack_are_not_concerned(tmp_path, tensors):
     assert (model(x, 999) - alone - cut(model, tensors, x, 1)).abs().max() < 1e-5
     report = engine.activate(Stack([Entry(file) for file in files], mode="merged"))
     assert dict(report.live) == {"its ranks or heads change from step to step": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "timesteps"),
+    [
+        ("FluxTransformer2DModel", (1.0, 0.75, 0.25)),
+        ("ZImageTransformer2DModel", (0.0, 0.25, 0.75)),  # diffusers' pipelines pass 1 - noise to these
+        ("Lumina2Transformer2DModel", (0.0, 0.25, 0.75)),
+        ("MiniMaxH3Transformer3DModel", (0.0, 0.25, 0.75)),
+    ],
+)
+def test_a_strength_by_noise_follows_the_noise_of_each_flow_model(tmp_path, tensors, name, timesteps):
+    model, x = type(name, (Denoiser,), {})(), torch.randn(2, 8, 5, 5)
+    tensors = {key.replace("lora_unet_", "transformer."): value for key, value in tensors.items()}
+    engine = Engine({"transformer": model})
+    plain = model(x)
+    path = save(tmp_path / "a.safetensors", tensors)
+    engine.activate(Stack([Entry(path)]))
+    change = model(x) - plain
+    engine.activate(Stack([Entry(path, Strength(Curve(((1.0, 1.0), (0.0, 0.0)), unit="sigma")))]))
+    for timestep, noise in zip(timesteps, (1.0, 0.75, 0.25), strict=True):
+        assert (model(x, torch.full((2,), timestep)) - plain - noise * change).abs().max() < 1e-5, timestep
+        assert (model(x, timestep=torch.tensor([timestep])) - plain - noise * change).abs().max() < 1e-5, timestep
 
 
 def test_a_real_unet_tells_its_timestep(tmp_path):

@@ -4,6 +4,23 @@ from __future__ import annotations
 
 import math
 
+_UPWARDS = frozenset({"Lumina2Transformer2DModel", "MiniMaxH3Transformer3DModel", "ZImageTransformer2DModel"})
+"""Classes of diffusers whose timesteps are 0 in pure noise and 1 at the picture, as the pipelines of each pass them."""
+
+
+def noise_timestep(model: object, timestep: float | None, *, flow: bool) -> float | None:
+    """Return the timestep of a call, between 0 and 1000, so that it grows with the noise in each model.
+
+    Args:
+        model: which is called.
+        timestep: as the model takes it, where fractions are multiplied by 1000, but not 1.0.
+        flow: whether the model's timesteps are fractions.
+    """
+    if timestep is None or not flow:
+        return timestep
+    timestep = 1000.0 if timestep == 1.0 else timestep
+    return 1000.0 - timestep if any(cls.__name__ in _UPWARDS for cls in type(model).__mro__) else timestep
+
 
 def sigma_of(timestep: float, *, flow: bool) -> float:
     """Return the noise at a timestep between 0 and 1000, for hosts that do not give it.
