@@ -5,7 +5,7 @@ from __future__ import annotations
 from diffusers import CogVideoXTransformer3DModel
 from torch import nn
 
-from .base import KOHYA_PARAMS, Family, Writer, dotted, on_meta
+from .base import Family, Writer, dotted, kohya, on_meta
 
 
 def build(full: bool) -> nn.Module:
@@ -25,10 +25,11 @@ FAMILY = Family(
             dotted("transformer."),
             "diffusers",
         ),
-        "comfy": Writer(
-            "diffusers",
-            "kijai/ComfyUI-CogVideoXWrapper nodes.py, CogVideoLoraSelect",
-            dotted("transformer.", KOHYA_PARAMS),
+        "VideoX-Fun, ComfyUI-CogVideoXWrapper": Writer(
+            "videox_fun",
+            "aigc-apps/VideoX-Fun cogvideox/utils/lora_utils.py, LoRANetwork; kijai/ComfyUI-CogVideoXWrapper "
+            "lora_utils.py, merge_lora",
+            kohya("lora_unet__"),
             "diffusers",
         ),
     },

@@ -154,12 +154,19 @@ FAMILY = Family(
     writers={
         "kohya": Writer(
             "kohya",
-            "kohya-ss/sd-scripts networks/lora_hunyuan_image.py, HUNYUAN_IMAGE_TARGET_REPLACE_MODULE",
+            "kohya-ss/sd-scripts networks/lora_hunyuan_image.py, HunyuanImageLoRANetwork; "
+            "library/hunyuan_image_modules.py, MMDoubleStreamBlock and MMSingleStreamBlock",
             kohya(),
+            fuse=fused(),
             layers=("double_blocks", "single_blocks"),
             metadata={"modelspec.architecture": "hunyuan-image-2.1/lora"},
         ),
-        "comfy": Writer("diffusers", "Comfy-Org/ComfyUI comfy/ldm/hunyuan_video/model.py", comfy, fuse=fused()),
+        "comfy": Writer(
+            "diffusers",
+            "Comfy-Org/ComfyUI comfy/lora.py, model_lora_keys_unet; comfy/ldm/hunyuan_video/model.py",
+            comfy,
+            fuse=fused(),
+        ),
         "diffusers": Writer(
             "peft",
             "huggingface/diffusers loaders/peft.py, save_lora_adapter",

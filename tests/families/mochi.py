@@ -85,8 +85,9 @@ FAMILY = Family(
     writers={
         "genmo": Writer(
             "peft",
-            "genmoai/mochi demos/fine_tuner/train.py over src/genmo/mochi_preview/dit/joint_model/lora.py",
-            dotted(""),
+            "genmoai/mochi src/genmo/mochi_preview/dit/joint_model/lora.py, lora_state_dict; Comfy-Org/ComfyUI "
+            "comfy/lora.py, model_lora_keys_unet",
+            dotted("", {"lora_down.weight": "lora_A", "lora_up.weight": "lora_B"}),  # parameters of the layer itself
             layers=("attn.",),
         ),
         "diffusers and finetrainers": Writer(

@@ -1,7 +1,8 @@
 """Files as users of other programs described them in 2026, and as other projects write them or have them in tests.
 
-Each is spelled here from what is written there, for the layers of the family's model with few blocks. The files
-themselves are not at hand, so that only names, shapes and kinds are tried.
+The spelling of keys and the parameters of a layer are those of the source. The layers are those of the family's model
+with few blocks whose names have the given parts, and the shapes are the model's: the files themselves are not at hand,
+and no list of keys is copied. So only names and kinds are tried.
 """
 
 from __future__ import annotations
