@@ -102,6 +102,17 @@ def test_an_answer_that_has_not_changed_is_not_sent_again(client: TestClient) ->
     assert client.get(STATE, headers={"If-None-Match": first.headers["ETag"]}).status_code == 200
 
 
+def test_a_long_answer_is_compressed_for_those_who_take_it(client: TestClient) -> None:
+    plain = client.get("/remora/v1/loras?since=0", headers={"Accept-Encoding": "identity"})
+    assert "Content-Encoding" not in plain.headers
+    short = client.get("/remora/v1/loras?since=0", headers={"Accept-Encoding": "gzip"})
+    assert short.headers["Content-Encoding"] == "gzip"
+    assert int(short.headers["Content-Length"]) < len(plain.content) / 2
+    assert short.json() == plain.json()
+    again = {"Accept-Encoding": "gzip", "If-None-Match": short.headers["ETag"]}
+    assert client.get("/remora/v1/loras?since=0", headers=again).status_code == 304
+
+
 def test_the_state_tells_each_lora_of_the_latest_picture(client: TestClient, folder: Path) -> None:
     (folder / "broken.safetensors").write_bytes(b"x" * 100)
     put(client, entry("stripes"))
