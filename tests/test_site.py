@@ -77,3 +77,10 @@ def test_anchors_are_those_of_the_repository(site: ModuleType) -> None:
     config = SimpleNamespace(mdx_configs={})
     make = site.on_config(config).mdx_configs["toc"]["slugify"]
     assert make("What a picture's parameters say", "-") == "what-a-pictures-parameters-say"
+
+
+def test_names_in_tables_are_not_broken_inside_a_word() -> None:
+    styles = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in CONFIG["extra_css"]]
+    rule = re.search(r"\btd code \{(.*?)\}", "".join(styles))
+    assert rule is not None
+    assert "word-break: normal" in rule[1]  # the theme's own is break-word
