@@ -135,6 +135,7 @@ def _is_of_a_lora(failed: Skipped) -> bool:
 
 def _why_not_whole(report: NetworkReport, idle: str, too_strong: str) -> str:
     none = [one for one in (too_strong, idle) if one]
-    missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers fit this model"]
-    unused = [f"{len(report.unused)} keys unused: {report.why()}"] if report.unused else []
+    fit, keys = "fits" if report.hit == 1 else "fit", "key" if len(report.unused) == 1 else "keys"
+    missed = [] if report.hit == report.layers else [f"{report.hit} of {report.layers} layers {fit} this model"]
+    unused = [f"{len(report.unused)} {keys} unused: {report.why()}"] if report.unused else []
     return "; ".join([*none, *missed, *unused])

@@ -218,8 +218,8 @@ class LayerIndex:
         return found
 
     def find(self, name: str, *, flattened: bool = False) -> Place | None:
-        """Return the meaning of `name` in any spelling the architectures know; None where no layer has it."""
-        return (self.flat if flattened else self.dotted).get(name)
+        """Return the meaning of `name` in any known spelling, also with dots for underscores; None without one."""
+        return (None if flattened else self.dotted.get(name)) or self.flat.get(name.replace(".", "_"))
 
 
 def parameter_of(index: LayerIndex, key: str) -> tuple[str, str] | None:

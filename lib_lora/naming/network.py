@@ -75,7 +75,7 @@ class Network:
         self._indexes = {index.component: index for index in indexes}
         self._family = family_of_model(indexes)
         self._scopes = {component: self._scope(component) for component in {one.component for one in parsed.groups}}
-        self._numbered: dict[tuple[str, str | None, str], dict[str, Place | NumberingError] | NumberingError] = {}
+        self._numbered: dict[tuple[str | None, ...], dict[str, Place | NumberingError | None] | NumberingError] = {}
         fits = sorted([self._fit(group) for group in parsed.groups], key=itemgetter(0))
         bad = parsed.file.not_finite([key for _, group, found, _ in fits if found for key in group.reads])
         unused: list[Unused] = []
@@ -201,8 +201,7 @@ class Network:
         first: Place | None = None
         for tier in tiers:
             for component in tier:
-                places = self._places(group, self._indexes[component])
-                place = places if isinstance(places, NumberingError) else places.get(group.module)
+                place = self._place(group, self._indexes[component])
                 if isinstance(place, NumberingError):
                     miss = "no_module", place.reason, place.detail
                 elif place is not None:
@@ -219,11 +218,11 @@ class Network:
             turn = 0 if len({one.target.name for one in first.segments}) > 1 else 2
         return turn, group, found, miss
 
-    def _places(self, group: Group, index: LayerIndex) -> Mapping[str, Place | NumberingError] | NumberingError:
-        """Return the places in a component by the names that a group's format has for layers."""
+    def _place(self, group: Group, index: LayerIndex) -> Place | NumberingError | None:
+        """Return a group's place in a component by the name that its format has for layers."""
         names_of = key_formats()[group.format].names_of
         if names_of is None:
-            return index.flat if group.flattened else index.dotted
+            return index.find(group.module, flattened=group.flattened)
         alike = group.format, group.component, index.component
         if alike not in self._numbered:
             shapes = {
@@ -233,13 +232,14 @@ class Network:
             }
             said = self.file.metadata.get(group.component or ""), self._parsed.config.values(group.component)
             try:
-                names = names_of(index.component, shapes, index.dotted, index.dotted.get, *said)
+                names = names_of(index.component, shapes, index.dotted, index.find, *said)
                 self._numbered[alike] = {
-                    number: index.dotted[name] if isinstance(name, str) else name for number, name in names.items()
+                    number: index.find(name) if isinstance(name, str) else name for number, name in names.items()
                 }
             except NumberingError as error:
                 self._numbered[alike] = error
-        return self._numbered[alike]
+        numbered = self._numbered[alike]
+        return numbered if isinstance(numbered, NumberingError) else numbered.get(group.module)
 
     def _bound(self, group: Group, recipe: Recipe, component: str, place: Place) -> list[Bound] | Miss:
         """Make a layer's adapters at a place, or tell why they cannot act there."""

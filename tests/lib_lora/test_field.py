@@ -232,6 +232,36 @@ def test_all_keys_of_a_file_that_was_told_of_act(told, tmp_path):
     assert report.family is None or not report.model or not report.family.differs(report.model)
 
 
+@pytest.mark.parametrize(
+    ("family", "native", "kept"),
+    [
+        (
+            "wan",
+            True,
+            ("cross_attn", "self_attn"),
+        ),  # kohya-ss/musubi-tuner 124, of files converted before its commit 6b51165
+        ("hunyuan_video", False, ()),  # FramePack's
+        ("kandinsky5", False, ()),
+        ("flux", True, ("double_blocks", "single_blocks")),
+    ],
+)
+@pytest.mark.parametrize("params", [PEFT, LOKR])
+def test_layers_act_whose_underscores_a_converter_made_dots(family, native, kept, params, tmp_path):
+    """As kohya-ss/musubi-tuner convert_lora.py, `convert_to_diffusers`, does but for names that it knows."""
+    found = weights(family, native)
+    infos: Shapes = {}
+    for layer in linear_layers(found, ("blocks.",)):
+        name = layer.replace("_", ".")
+        for word in kept:
+            name = name.replace(word.replace("_", "."), word)
+        size = sizes(found[layer])
+        infos |= {f"diffusion_model.{name}.{param}": size[what] for param, what in params.items()}
+    path = hollow(tmp_path / "file.safetensors", {key: (shape, "BF16") for key, shape in infos.items()})
+    report = load_network(path, {FAMILIES[family].component: model(family)}).report
+    assert (report.reasons(), report.hit) == ({}, report.layers)
+    assert report.architecture == family
+
+
 def test_rows_that_are_by_turns_come_to_their_layers(tmp_path):
     """DiffSynth-Studio trains MiniMax-H3 on a checkpoint with the three of each head one after another."""
     heads, width, inner = 56, 5376, 56 * 128

@@ -146,6 +146,9 @@ def test_a_file_of_which_keys_go_unused_is_applied_partly(client: TestClient, fo
     assert lora["warning"] == "", "its reason says so already"
     (keys,) = lora["unused"].values()
     assert sorted(keys) == sorted(others)
+    save_file(found | others, folder / "half.safetensors")
+    make(client, "<lora:half:1>")
+    assert client.get(STATE).json()["loras"][0]["reason"].startswith("1 of 2 layers fits this model; ")
 
 
 def test_each_lora_of_the_state_tells_what_it_is_and_those_left_out_have_the_same_fields(

@@ -483,7 +483,7 @@ def test_a_lora_for_other_models_is_warned_of_at_its_row(served: Served, browser
         "name": "zorp",
         "asked": "zorp",
         "state": "partly",
-        "reason": "1 of 2 layers fit this model",
+        "reason": "1 of 2 layers fits this model",
         "hit": 1,
         "layers": 2,
         "warning": sentence,
