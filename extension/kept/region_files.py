@@ -136,7 +136,7 @@ def read_picture(content: bytes) -> Region:
     try:
         layers = opened_picture(content, _SIDE, "RGBA")
     except PictureError as error:
-        raise RegionTextError(f"the picture of the region cannot be read: {error}") from error
+        raise RegionTextError(str(error)) from error
     black = Image.new("RGBA", layers.size, (0, 0, 0, 255))
     grey = Image.alpha_composite(black, layers).convert("L")
     size = min(grey.width, _SIDE), min(grey.height, _SIDE)

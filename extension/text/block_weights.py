@@ -25,7 +25,7 @@ _LARGEST = 3.4e38
 _INHERITED = re.compile(r"X(?:([+-])([0-9]+(?:\.[0-9]*)?|\.[0-9]+))?")
 _MOST = 400
 """Values in a list; no model has as many blocks."""
-_NAME = re.compile(r"[^:<>=,#\s](?:[^:<>=,#]*[^:<>=,#\s])?")
+_NAME = re.compile(r"(?!.*[\x00-\x1f\x7f-\x9f])[^:<>=,#\s](?:[^:<>=,#]*[^:<>=,#\s])?", re.DOTALL)
 _MAX_NAME = 100  # characters
 _DIGITS = 3  # of a value that is drawn
 
@@ -163,7 +163,7 @@ def checked_name(name: str) -> str:
     name = name.strip()
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
         raise BlockWeightsError(
-            f"a preset's name is 1 to {_MAX_NAME} characters without any of : < > = , and #, not {name[:60]!r}"
+            f"a preset's name is 1 to {_MAX_NAME} characters, none a control character or : < > = , #; not {name[:60]!r}"
         )
     if _NUMBER.fullmatch(name):
         raise BlockWeightsError(f"{name!r} is a number, and so no name: a tag could not tell them apart")

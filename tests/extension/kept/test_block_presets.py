@@ -98,7 +98,8 @@ def test_without_a_folder_they_last_as_long_as_the_program() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", " ", "a:b", "a,b", "a<b", "a=b", "#a", "x" * 101, "0.5", "1e3", "OUTALL", "ATTNDEEPON"]
+    "name",
+    ["", " ", "a:b", "a,b", "a<b", "a=b", "#a", "a\1b", "a\x85b", "x" * 101, "0.5", "1e3", "OUTALL", "ATTNDEEPON"],
 )
 def test_names_that_a_tag_could_not_say_or_that_are_taken_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(BlockWeightsError):
