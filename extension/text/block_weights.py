@@ -163,7 +163,7 @@ def checked_name(name: str) -> str:
     name = name.strip()
     if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
         raise BlockWeightsError(
-            f"a preset's name is 1 to {_MAX_NAME} characters, none a control character or : < > = , #; not {name[:60]!r}"
+            f"a preset's name is 1 to {_MAX_NAME} characters, no control character, no : < > = , #; not {name[:60]!r}"
         )
     if _NUMBER.fullmatch(name):
         raise BlockWeightsError(f"{name!r} is a number, and so no name: a tag could not tell them apart")

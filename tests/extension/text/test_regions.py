@@ -189,7 +189,7 @@ def test_a_large_picture_is_made_small_and_a_transparent_one_is_black() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no picture", png(4, 4, (1, 2, 3))[:40]])
 def test_what_is_no_picture_is_refused(content: bytes, files: RegionFiles) -> None:
-    with pytest.raises(RegionTextError, match="^this is no picture that can be read: "):
+    with pytest.raises(RegionTextError, match=r"^this is no picture that can be read: "):
         files.put("face", content)
     assert files.all == {}
 
@@ -206,7 +206,7 @@ def test_a_picture_put_there_by_hand_is_a_region_and_a_damaged_one_is_said_once(
         assert set(files.all) == {"mine"}
     (record,) = caplog.records
     bad = tmp_path / "regions" / "bad.png"
-    assert record.getMessage().startswith(f"remora: {bad} cannot be read as a region (the picture of the region")
+    assert record.getMessage().startswith(f"remora: {bad} cannot be read as a region (this is no picture")
     assert record.getMessage() == f"remora: {files.problem}"
     (tmp_path / "regions" / "worse.png").write_bytes(b"x")
     assert files.problem.endswith("starts an empty one; 1 more file has a problem")
