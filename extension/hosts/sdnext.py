@@ -42,6 +42,7 @@ _ADAPTABLE = (
     "text_encoder_3",
     "text_encoder_4",
     "llm_adapter",
+    "connectors",
 )
 # attributes of a processing object
 _BATCH = "remora_batch"  # the arguments of the first pass of its present batch

@@ -16,7 +16,7 @@ from ..errors import ComponentError
 from ..files.file import AdapterFile
 from ..naming.architectures._checkpoint import components_of
 
-_COMPONENT_FOLDER = re.compile(r"unet|transformer(_\d)?|text_encoder(_\d)?|prior|decoder|llm_adapter")
+_COMPONENT_FOLDER = re.compile(r"unet|transformer(_\d)?|text_encoder(_\d)?|prior|decoder|llm_adapter|connectors")
 
 Shapes = Mapping[str, tuple[int, ...]]
 

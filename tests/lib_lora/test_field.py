@@ -77,8 +77,13 @@ THREADS = (
     ),
     Told("Comfy-Org/ComfyUI 14477: OneTrainer", "ideogram4", "diffusion_model.{}", PEFT_ALPHA, ("attention.",)),
     Told("Nerogar/OneTrainer 1522", "ideogram4", "transformer.{}", KOHYA),
-    Told("Comfy-Org/ComfyUI 15662", "minimax_h3", "diffusion_model.{}", PEFT, ("blocks.",), True),
-    Told("Comfy-Org/ComfyUI 15662", "hidream_o1", "diffusion_model.{}", PEFT, ("language_model.",)),
+    Told("kohya-ss/musubi-tuner 1112", "minimax_h3", "diffusion_model.{}", PEFT, ("blocks.",), True),
+    Told("Comfy-Org/ComfyUI 14767", "hidream_o1", "model.{}", PEFT, ("language_model.",)),
+    Told("Comfy-Org/ComfyUI 14349: DiffSynth-Studio", "ltx2", "{}", NAMED, ("attn1.",)),
+    Told("Comfy-Org/ComfyUI 11419: NewBie", "lumina2", "base_model.model.{}", PEFT, ("attention.",), True),
+    Told("Nerogar/OneTrainer 1487", "anima", "transformer.{}", BARE, ("attn1.",)),
+    Told("Nerogar/OneTrainer 1431", "ernie_image", "transformer.{}", KOHYA, ("self_attention.", "mlp.")),
+    Told("AbstractEyes/comfyui-lycoris 6", "z_image", "lycoris_{_}", LOHA, ("attention.",), kinds=LOHA_KIND),
     Told("modelscope/DiffSynth-Studio 1587", "minimax_h3", "{}", NAMED, ("attn.",), True),
     Told("huggingface/diffusers 14408", "minimax_h3", "transformer.{}", PEFT, ("blocks.",)),
     Told("komikndr/raylight 110: Turbo", "minimax_h3", "{}", PEFT, ("blocks.", "adaln_proj"), True),
@@ -260,6 +265,29 @@ def test_layers_act_whose_underscores_a_converter_made_dots(family, native, kept
     report = load_network(path, {FAMILIES[family].component: model(family)}).report
     assert (report.reasons(), report.hit) == ({}, report.layers)
     assert report.architecture == family
+
+
+@pytest.mark.parametrize(
+    ("projection", "prefix"),
+    [("text_embedding_projection.aggregate_embed", "diffusion_model"), ("connectors.text_proj_in", "transformer")],
+)
+def test_the_projection_of_the_text_of_ltx2_is_a_layer_of_a_component_of_its_own(projection, prefix, tmp_path):
+    """huggingface/diffusers loaders/lora_pipeline.py, LTX2LoraLoaderMixin, and AkaneTendo25/musubi-tuner 7."""
+    with torch.device("meta"):
+        connectors = nn.ModuleDict({"text_proj_in": nn.Linear(188160, 3840, bias=False)})
+    found = {f"{prefix}.{layer}": shape for layer, shape in weights("ltx2", False).items() if "_attn" in layer}
+    found[projection] = (3840, 188160)
+    infos = {
+        f"{layer}.{param}": (sizes(shape)[what], "BF16")
+        for layer, shape in found.items()
+        for param, what in PEFT.items()
+    }
+    path = hollow(tmp_path / "file.safetensors", infos)
+    report = load_network(path, {"transformer": model("ltx2"), "connectors": connectors}).report
+    assert (report.reasons(), report.hit, report.architecture) == ({}, len(found), "ltx2")
+    assert report.components == {"transformer", "connectors"}
+    alone = load_network(path, {"transformer": model("ltx2")}).report
+    assert list(alone.reasons()) == ["component connectors is absent in this model"]
 
 
 def test_rows_that_are_by_turns_come_to_their_layers(tmp_path):

@@ -24,6 +24,7 @@ WRAPPER = r"base_model\.model\."
 COMPONENT = (
     r"(?:diffusion_model\.(?=transformer_[12]\.))?"
     r"(?P<component>unet|prior|conditional_transformer|transformer(?:_[12]|_ref)?(?!\.resblocks\.)|text_encoder(?:_[234])?|diffusion_model"
+    r"|connectors|text_embedding_projection"
     r"|text_encoders\.\w+(?:\.transformer)?|lora_te[1-4]?)\."
 )
 """Begin of the keys of one component; a plain checkpoint has none."""
@@ -33,6 +34,7 @@ ENCODERS = {"clip_l": "text_encoder", "clip_g": "text_encoder_2"}
 """CLIP models by ComfyUI's names -> diffusers' in every family that has them (SD3, SDXL, Flux)."""
 COMPONENTS = {
     "transformer_1": EXPERTS[0],
+    "text_embedding_projection": "connectors",  # LTX-2
     "conditional_transformer": EXPERTS[0],  # Ideogram 4, beside an unconditional one
     **{f"lora_te{number}": f"text_encoder_{number}" for number in (2, 3, 4)},
     **dict.fromkeys(("lora_te", "lora_te1"), "text_encoder"),

@@ -1,7 +1,9 @@
 """LTX-2 and LTX-2.3: LTX-Video's blocks, 4096 wide, with others for sound beside them; Gemma 3.
 
 Source: Lightricks/LTX-2 packages/ltx-core/src/ltx_core/model/transformer/model.py against diffusers'
-LTX2VideoTransformer3DModel. A LoRA of nothing but the layers for pictures looks like one of LTX-Video 13B.
+LTX2VideoTransformer3DModel. A LoRA of nothing but the layers for pictures looks like one of LTX-Video 13B. The
+projection of the text is in a component of its own, as in huggingface/diffusers loaders/lora_pipeline.py,
+LTX2LoraLoaderMixin.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ LTX2 = Architecture(
                 "av_ca_v2a_gate_adaln_single": "av_cross_attn_audio_v2a_gate",
             },
         ),
+        *aliases("connectors", {"aggregate_embed": "text_proj_in"}),
         *LLM_ALIASES,
     ),
 )

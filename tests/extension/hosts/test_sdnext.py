@@ -182,6 +182,8 @@ def test_components_are_found_below_what_compiling_puts_around_them(setup: Setup
     wrapped = torch.compile(setup.web.pipe.unet, backend="eager")
     setup.web.data.sd_model = type("Pipe", (), {"unet": wrapped, "text_encoder": None, "transformer_2": None})()
     assert setup.host.components() == {"unet": setup.web.pipe.unet}
+    setup.web.data.sd_model.connectors = setup.web.pipe.text_encoder  # LTX-2's are a component that a LoRA may change
+    assert set(setup.host.components()) == {"unet", "connectors"}
 
 
 def test_t9_each_image_of_a_batch_is_the_one_made_alone(setup: Setup) -> None:
