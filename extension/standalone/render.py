@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from ..generation.options import Overridden, enabled, hashes_wanted, settings, to_parameters
@@ -138,9 +139,9 @@ def _batch(studio: Studio, plan: _Rendering, batch: int, parameters: Mapping[str
     seeds = range(first, first + plan.request.batch_size)
     pipeline = studio.model.pipeline
     pipeline.scheduler = plan.sampling.make(pipeline.scheduler.config)
-    images = pipeline(
-        **_arguments(studio, plan, list(seeds)), callback_on_step_end=_step(studio, plan, batch, watch)
-    ).images
+    arguments = _arguments(studio, plan, list(seeds))
+    with np.errstate(invalid="ignore"):  # of numbers that are not finite the report says more
+        images = pipeline(**arguments, callback_on_step_end=_step(studio, plan, batch, watch)).images
     pictures = []
     doubtful = Outcome(warnings=studio.session.warnings).parameters
     for image, seed in zip(images, seeds, strict=True):

@@ -27,6 +27,7 @@ from extension.generation.options import (
     ENABLED,
     HASHES,
     IN_ORDER,
+    LIMITED,
     MERGE,
     NEVER,
     ON_BAD_LORA,
@@ -190,6 +191,16 @@ def test_override_settings_of_ours_hold_for_one_job(client: TestClient, runner: 
     assert state["loras"][0]["kinds"] == {"loha": 264}
     assert plain["images"] == again["images"]
     assert runner.studio.host.option(MERGE) == NEVER
+
+
+def test_a_ruined_picture_is_told_by_the_report_alone(client: TestClient) -> None:
+    """Not also by numpy, which would warn of a cast while the picture is written."""
+    wanted = {**SMALL, "prompt": "a fox <lora:zorp:1e30>", "override_settings": {LIMITED: False}}
+    answer = client.post(TXT2IMG, json=wanted)
+    assert answer.status_code == 200, answer.text
+    assert decoded(answer.json()["images"][0]).convert("L").getextrema() == (0, 0)
+    (warning,) = json.loads(answer.json()["info"])["remora"]["warnings"]
+    assert warning.startswith("zorp: the output of ")
 
 
 def test_turned_off_for_one_job_no_lora_is_applied_and_the_answer_says_so(client: TestClient, runner: Runner) -> None:
