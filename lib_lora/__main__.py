@@ -23,6 +23,7 @@ from .report import Family, NetworkReport
 from .tuning.key_list import key_list
 from .tuning.renames import Rename, load_with_renames
 from .tuning.skeleton import model_skeleton
+from .tuning.zeros import changes_nothing
 
 _KEYS_SHOWN = 5
 
@@ -37,13 +38,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = None if options.model is None else model_skeleton(options.model)
         file = AdapterFile.open(options.file)
         report, renames = (ParsedFile(file).report(), []) if model is None else load_with_renames(file, model)
+        zero = changes_nothing(file)
         if options.report is not None:
             options.report.write_text(json.dumps(key_list(file, report, model), indent=1) + "\n")
     except (LoraError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    found = report.to_json() | ({} if model is None else {"renames": [asdict(one) for one in renames]})
-    print(json.dumps(found, indent=2, ensure_ascii=False) if options.json else _text(report, renames))
+    proposed = {} if model is None else {"renames": [asdict(one) for one in renames]}
+    found = {**report.to_json(), "changes_nothing": zero, **proposed}
+    print(json.dumps(found, indent=2, ensure_ascii=False) if options.json else _text(report, renames, zero))
     return 0
 
 
@@ -62,8 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _text(report: NetworkReport, renames: Sequence[Rename]) -> str:
-    ranks = "none" if report.ranks is None else " to ".join(map(str, dict.fromkeys(report.ranks)))
+def _text(report: NetworkReport, renames: Sequence[Rename], zero: bool) -> str:
     rows = [
         ("file", str(report.path)),
         ("format", report.format),
@@ -71,10 +73,11 @@ def _text(report: NetworkReport, renames: Sequence[Rename]) -> str:
         *([("made from", report.base_model)] if report.base_model else []),
         *([("model", _family(report.model))] if report.resolved else []),
         ("kinds", ", ".join(f"{kind} x {count}" for kind, count in report.kinds.items())),
-        ("rank", ranks),
+        ("rank", "none" if report.ranks is None else " to ".join(map(str, dict.fromkeys(report.ranks)))),
         ("layers", f"{report.hit} hit of {report.layers}" if report.resolved else str(report.layers)),
         *([("changes", f"{report.changed} layers of the model")] if report.resolved else []),
         ("size", f"{report.nbytes:,} bytes of tensors in use"),
+        *([("effect", "none: `up` of every LoRA in it is zero")] if zero else []),
         ("unused keys", str(len(report.unused))),
     ]
     lines = [f"WARNING: {report.warning}", ""] if report.warning else []
@@ -85,8 +88,7 @@ def _text(report: NetworkReport, renames: Sequence[Rename]) -> str:
         lines += [f"    {key}{f' ({details[key]})' if details[key] else ''}" for key in keys[:_KEYS_SHOWN]]
         lines += [f"    and {len(keys) - _KEYS_SHOWN} more"] if len(keys) > _KEYS_SHOWN else []
     lines += [f"rename        {one}" for one in renames]
-    metadata = sorted((key, _readable(value)) for key, value in report.metadata.items())
-    lines += [f"metadata      {key} = {value[:200]}" for key, value in metadata]
+    lines += [f"metadata      {key} = {_readable(value)[:200]}" for key, value in sorted(report.metadata.items())]
     return "\n".join(lines)
 
 
@@ -108,9 +110,7 @@ def _scores(file: Path) -> str:
 
 
 def _family(family: Family | None) -> str:
-    if family is None:
-        return "unknown"
-    return f"{family.name} ({family.likely})"
+    return "unknown" if family is None else f"{family.name} ({family.likely})"
 
 
 def _run() -> int:

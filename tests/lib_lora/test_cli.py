@@ -53,6 +53,23 @@ def test_text_without_a_model(lora, capsys):
         assert line in out
 
 
+def test_a_file_whose_every_up_is_zero_changes_nothing(tmp_path, capsys):
+    tensors = pair("lora_unet_a", (12, 8), 2) | pair("lora_unet_b", (12, 8), 2)
+    for key in [key for key in tensors if "lora_up" in key]:
+        path = save(tmp_path / "a.safetensors", tensors)
+        assert main(["inspect", str(path)]) == 0
+        assert "effect" not in capsys.readouterr().out, "one of the two is not zero yet"
+        tensors[key] = torch.zeros_like(tensors[key])
+    path = save(tmp_path / "b.safetensors", tensors)
+    assert main(["inspect", str(path)]) == 0
+    assert "effect        none: `up` of every LoRA in it is zero" in capsys.readouterr().out
+    assert main(["inspect", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["changes_nothing"] is True
+    save(path, tensors | {"lora_unet_a.dora_scale": torch.ones(12, 1)})
+    assert main(["inspect", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["changes_nothing"] is False, "DoRA's norms change the weight"
+
+
 def test_json_against_a_model(lora, model, capsys):
     assert main(["inspect", str(lora), "--model", str(model), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
@@ -217,7 +234,7 @@ def test_unused_keys_are_shown_with_their_reason(tmp_path, model, capsys):
 def test_what_cannot_be_read_is_one_line_on_stderr(tmp_path, lora, capsys):
     (tmp_path / "empty").mkdir()
     for arguments, text in (
-        ([str(tmp_path / "none.safetensors")], "error: none.safetensors: cannot be read"),
+        ([str(tmp_path / "none.safetensors")], "error: none.safetensors: it cannot be read"),
         ([str(lora), "--model", str(tmp_path / "empty")], "no unet, transformer or text encoder"),
     ):
         assert main(["inspect", *arguments]) == 1
