@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from lib_lora import Family, LoraError, inspect_file, load_network
+from lib_lora import AdapterFile, Family, LoraError, inspect_file, load_network
+from lib_lora.tuning.zeros import changes_nothing
 
 from ..library import (
     Facts,
@@ -138,9 +139,10 @@ class Library:
         try:
             parts = self._session.host.components() if model else {}
             report = load_network(file.path, parts).report if parts else inspect_file(file.path)
+            zero = changes_nothing(AdapterFile.open(file.path))
         except LoraError as error:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
-        return answer(request, report.to_json())
+        return answer(request, {**report.to_json(), "changes_nothing": zero})
 
     def _file(self, id: str, name: str) -> CatalogFile:  # noqa: A002
         if not id and not name:

@@ -43,7 +43,7 @@ class Heads(Adapter):
     @classmethod
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Self:
         heads = params[_WEIGHT]
-        if heads.ndim != 3 or tuple(heads.shape[1:]) != site.shape:
+        if heads.ndim != 3 or tuple(heads.shape[1:]) != site.shape or not len(heads):
             raise ValueError(f"want {_WEIGHT} (heads, {', '.join(map(str, site.shape))}), got {shape_text(heads)}")
         return cls.of(heads, params.get(_BIAS), origin)
 

@@ -69,7 +69,8 @@ class SetWeight(Adapter):
     def from_params(cls, params: Mapping[str, Tensor], site: Site, origin: Origin) -> Adapter:
         value, bias, (out, *inside) = params.get("set_weight"), params.get("set_bias"), site.shape
         if value is not None and value.numel() != math.prod(site.shape):
-            if value.ndim == len(site.shape) and value.shape[1:] == tuple(inside) and value.shape[0] % out == 0:
+            is_bank = value.ndim == len(site.shape) == 2 and value.shape[1] == inside[0]
+            if is_bank and len(value) > out and len(value) % out == 0:
                 return Heads.from_offsets(value, bias, site, origin)
             raise ValueError(f"want set_weight {site.shape}, got {shape_text(value)}")
         value = None if value is None else value.reshape(site.shape)

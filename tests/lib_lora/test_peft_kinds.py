@@ -29,6 +29,16 @@ SINGLE = 2e-6
 
 # configuration of PEFT, its arguments, layers, bound
 KINDS: dict[str, tuple[str, dict[str, Any], tuple[str, ...], float]] = {
+    "lora": ("LoraConfig", {"r": 4, "lora_alpha": 6}, ("linear", "conv 3x3, stride", "embedding"), BOUND),
+    "lora, dora": ("LoraConfig", {"r": 4, "use_dora": True}, ("linear", "conv 3x3, stride", "embedding"), BOUND),
+    "adalora": ("AdaLoraConfig", {"init_r": 4, "total_step": 10}, ("linear", "conv 3x3, stride"), BOUND),
+    "loha": ("LoHaConfig", {"r": 4}, ("linear", "conv 3x3, stride"), BOUND),
+    "lokr": ("LoKrConfig", {"r": 4}, ("linear", "conv 3x3, stride"), BOUND),
+    "oft": ("OFTConfig", {"oft_block_size": 4}, ("linear", "conv 1x1"), BOUND),
+    "boft": ("BOFTConfig", {"boft_block_size": 4}, ("linear", "conv 3x3, stride"), BOUND),
+    "hra": ("HRAConfig", {"r": 4}, ("linear", "conv 3x3, stride"), BOUND),
+    "ia3": ("IA3Config", {"feedforward_modules": []}, ("linear", "conv 3x3, stride"), BOUND),
+    "vera": ("VeraConfig", {"r": 4}, ("linear",), BOUND),
     "miss": ("MissConfig", {"r": 4}, ("linear", "square linear, 4-d"), BOUND),
     "miss, r no divisor": ("MissConfig", {"r": 5}, ("linear",), BOUND),
     "miss, mini": ("MissConfig", {"r": 4, "init_weights": "mini", "mini_r": 8}, ("linear",), BOUND),
@@ -100,8 +110,8 @@ def trained(kind: str, base: Model, seed: int) -> Any:
     torch.manual_seed(seed)
     made = peft.get_peft_model(copy.deepcopy(base), getattr(peft, name)(target_modules=["layer"], **arguments))
     made = made.double().eval()
-    for parameter in made.parameters():
-        if parameter.requires_grad:
+    for own, parameter in made.named_parameters():
+        if parameter.requires_grad and "ranknum" not in own:  # which PEFT does not save
             size = 0.3 * max(parameter.detach().std().item(), 0.5) if parameter.numel() > 1 else 0.3
             parameter.data.add_(torch.randn_like(parameter) * size)
     return made

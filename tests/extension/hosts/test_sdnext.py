@@ -432,7 +432,7 @@ def test_what_is_found_when_the_model_is_called_is_in_the_parameters_and_shown(s
     result = setup.web.generate(f"x{A}")
     (found,) = (one for one in of_lora(result.infotexts[0]) if one.startswith("Remora warnings"))
     assert "1 of " in found
-    assert "layers were never called: unet.down_blocks.0.attentions.0.proj_in" in found
+    assert "1 of 264 layers was never called: unet.down_blocks.0.attentions.0.proj_in" in found
     assert "never called" in result.comments
     del layer.forward
     assert "Remora" not in setup.web.generate(f"x{A}").infotexts[0]

@@ -196,7 +196,7 @@ def test_a_file_that_becomes_a_pipe_is_an_error_and_no_wait(folder: Path) -> Non
     (found,) = walk([folder])
     path.unlink()
     os.mkfifo(path)
-    assert FactsReader().read(found.file.path).problem.startswith("cannot be read: it is a folder, a pipe")
+    assert FactsReader().read(found.file.path).problem.startswith("it cannot be read: it is a folder, a pipe")
 
 
 def test_a_file_that_could_not_be_opened_is_read_again_at_the_next_start(
@@ -210,6 +210,6 @@ def test_a_file_that_could_not_be_opened_is_read_again_at_the_next_start(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", away)
         facts = FactsReader().read(path)
-    assert facts.problem == "cannot be read: Input/output error"
+    assert facts.problem == "it cannot be read: Input/output error"
     assert facts.passing
     assert not FactsReader().read(path).passing
