@@ -110,10 +110,8 @@ class Request:
         for tag in (*self.always, *chain.from_iterable(self.images)):
             acts = "unet" in components or any(EXPERTS[noise] in components for noise in tag.noise)
             if tag.noise and acts and not tag.is_off:
-                said = " and ".join(sorted(tag.noise))
-                found[f"{tag.name}: {said} is for models with two denoisers, such as Wan 2.2; it acts in all noise"] = (
-                    None
-                )
+                why = f"{' and '.join(sorted(tag.noise))} is for models with two denoisers, such as Wan 2.2"
+                found[f"{tag.name}: {why}; it acts in all noise"] = None
         return tuple(found)
 
     def waiting(self, made: Collection[str]) -> tuple[str, ...]:
