@@ -1,6 +1,6 @@
 """An error at each place where Remora takes over from a web UI: what applies the tags then, and what the tab says.
 
-`docs/hosts.md` has the same table; a place that it lacks fails here.
+`docs/trials.md` has the same table; a place that it lacks fails here.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.fakes.webui.a1111 import A1111Fake
 from tests.fakes.webui.a1111_model import LAYERS
 from tests.fakes.webui.sdnext_session import started
 
-DOCS = Path(__file__).parents[3] / "docs" / "hosts.md"
+DOCS = Path(__file__).parents[3] / "docs" / "trials.md"
 
 
 class InjectedError(Exception):
