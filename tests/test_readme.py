@@ -15,7 +15,6 @@ from extension.text.prompt import parse
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-LONG_CELLS = {"architecture.md"}  # of files
 MOST_WORDS = 1000
 MOST_WORDS_OF_A_CELL = 25
 
@@ -62,8 +61,6 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [README, *DOCS], ids=lambda page: page.name)
 def test_tables_have_short_cells(page: Path) -> None:
-    if page.name in LONG_CELLS:
-        pytest.skip("a reference whose cells are lists of files")
     assert list(_long_cells(page.read_text(encoding="utf-8"))) == []
 
 
