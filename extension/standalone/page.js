@@ -6,7 +6,10 @@ document.addEventListener("keydown", (event) => {
     if (!button || button.disabled) return;
     event.preventDefault();
     event.stopPropagation();
-    // what was typed last is sent when its field is left
-    document.activeElement?.blur();
+    // what was typed last is sent when its field is left; typing goes on in it
+    let field = document.activeElement;
+    while (field?.shadowRoot?.activeElement) field = field.shadowRoot.activeElement;
+    field?.blur();
     button.click();
+    if (field?.getAttribute("role") !== "listbox") field?.focus({ preventScroll: true }); // gradio's list would open
 }, true);

@@ -41,6 +41,25 @@ def test_a_picture_with_a_lora(page: Any, served: Served) -> None:
     again.close()
 
 
+def test_a_picture_takes_neither_the_focus_nor_the_place_in_the_page(page: Any) -> None:
+    page.set_viewport_size({"width": 1400, "height": 420})
+    page.fill("#prompt textarea", "a fox")
+    page.press("#prompt textarea", "Control+Enter")
+    infotext_with(page, "a fox")
+    page.locator("#gallery img").first.wait_for(timeout=LONG)
+    page.wait_for_function("document.querySelector('#gallery img').naturalWidth")
+    assert page.evaluate("document.activeElement.matches('#prompt textarea')")
+    page.keyboard.type(" in snow")
+    page.evaluate("scrollTo(0, document.body.scrollHeight)")
+    scrolled = page.evaluate("scrollY")
+    assert scrolled > 400, "the gallery is out of sight"
+    page.keyboard.press("Control+Enter")
+    infotext_with(page, "a fox in snow")
+    page.wait_for_selector("#generate:not([disabled])", timeout=LONG)
+    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.evaluate("[document.activeElement.matches('#prompt textarea'), scrollY]") == [True, scrolled]
+
+
 def test_an_error_is_shown_and_the_page_goes_on(page: Any) -> None:
     for prompt, message in (("<lora:x:1.1.>", "“1.1.” is not a number"), ("<lora:zorpp:1>", "did you mean")):
         page.fill("#prompt textarea", prompt)
