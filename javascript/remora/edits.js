@@ -304,6 +304,6 @@ export class Edits {
         }
         const body = tagOf(entry).slice("<lora:".length, -1);
         this.tab.stack.change({prompt: withBody(this.tab.state.prompt, index, body), always});
-        this.tab.set({said: `The tag of ${entry.name} in the prompt says now what was always on.`});
+        this.tab.set({said: `The tag of ${entry.name} in the prompt now has the settings of “Always on”.`});
     }
 }

@@ -63,8 +63,8 @@ export function maskProblem(text, names) {
 export function nameProblem(name, taken) {
     if (!name) return "Give the region a name.";
     if ([...name].length > MAX_NAME || !NAME.test(name))
-        return "A name is letters, digits, spaces and - . _ ( ), a letter first, and a letter, a digit, _ or ) last.";
-    return taken.includes(name) ? `“${name}” comes along; take another name.` : "";
+        return "A name has letters, digits, spaces and - . _ ( ). It begins with a letter, and ends with a letter, a digit, _ or ).";
+    return taken.includes(name) ? `“${name}” is one of Remora’s own regions; choose another name.` : "";
 }
 
 /**

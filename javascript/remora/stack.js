@@ -244,6 +244,6 @@ export class Stack {
             off: change[to].off,
             added: change[to].added,
         });
-        if (prompt === null) this.tab.set({said: "The prompt has changed too much since: it stays as it is."});
+        if (prompt === null) this.tab.set({said: "The prompt has changed too much since, so it stays as it is."});
     }
 }

@@ -32,7 +32,7 @@ const button = (found) => found.find((one) => one.props["aria-pressed"]).props;
 test("the button says what it does to the prompt, or to what is always on", () => {
     assert.equal(button(elements())["aria-label"], "Insert fur into the prompt");
     assert.equal(button(elements({used: true}))["aria-label"], "Remove fur from the prompt");
-    assert.equal(button(elements({}, null))["aria-label"], "Add fur to those that are always on");
+    assert.equal(button(elements({}, null))["aria-label"], "Add fur to “Always on”");
 });
 
 test("its title has the file, the trainer's name, kind, rank and size, the words and what speaks against it", () => {

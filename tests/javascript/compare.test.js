@@ -21,8 +21,8 @@ test("strengths are numbers, and ranges by a step or a count", () => {
 });
 
 test("other texts are refused in one sentence", () => {
-    const range = "is no range of up to 150 strengths; write one as 0-1 (0.25)";
-    const strength = "is no strength; write numbers with commas between them, as 0, 0.5, 1, or a range, 0-1 (0.25)";
+    const range = "is not a range of up to 150 strengths; write, for example, 0-1 (0.25)";
+    const strength = "is not a strength; write numbers, such as 0, 0.5, 1, or a range, such as 0-1 (0.25)";
     /** @type {[text: string, message: string][]} */
     const cases = [
         ["", "Write at least one strength."],
@@ -43,6 +43,6 @@ test("a seed may be as large as those that web UIs draw, and no text", () => {
     const made = {...fields, cfg_scale: 7.5};
     assert.deepEqual(numbersOf({...fields, seed: 4294967295}), {...made, seed: 4294967295});
     assert.deepEqual(numbersOf({...fields, seed: "2315863932"}), {...made, seed: 2315863932});
-    const message = "Seed (-1 draws one) must be a number, and not “x”.";
+    const message = "Seed (-1 draws one) must be a number, not “x”.";
     assert.throws(() => numbersOf({...fields, seed: "x"}), {message});
 });

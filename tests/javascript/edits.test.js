@@ -217,7 +217,7 @@ test("an always-on entry moves into the prompt, or into the place of the tag tha
     tab.edits.unpin(fur);
     assert.equal(box().value, "x <lora:fur:0.5> y <lora:b:1:stop=5>");
     assert.deepEqual(tab.state.always.entries, []);
-    assert.equal(tab.state.said, "The tag of fur in the prompt says now what was always on.");
+    assert.equal(tab.state.said, "The tag of fur in the prompt now has the settings of “Always on”.");
 });
 
 test("a tag of an always-on entry changes; changes of one kind are undone together", (t) => {

@@ -88,14 +88,14 @@ test("the problem of a text is one sentence", () => {
 
 test("the problem of a name is one sentence", () => {
     const letters =
-        "A name is letters, digits, spaces and - . _ ( ), a letter first, and a letter, a digit, _ or ) last.";
+        "A name has letters, digits, spaces and - . _ ( ). It begins with a letter, and ends with a letter, a digit, _ or ).";
     assert.equal(nameProblem("", []), "Give the region a name.");
     assert.equal(nameProblem("1a", []), letters);
     assert.equal(nameProblem("a,b", []), letters);
     assert.equal(nameProblem("x".repeat(61), []), letters);
     assert.equal(nameProblem("x".repeat(60), []), "");
     assert.equal(nameProblem("𝒳".repeat(60), []), ""); // counted as the server does
-    assert.equal(nameProblem("left", ["left"]), "“left” comes along; take another name.");
+    assert.equal(nameProblem("left", ["left"]), "“left” is one of Remora’s own regions; choose another name.");
     assert.equal(nameProblem("left", []), "");
 });
 

@@ -150,7 +150,7 @@ test("a prompt that has changed too much stays, and the user is told", () => {
     box().value = "something else";
     tab.stack.undo();
     assert.equal(box().value, "something else");
-    assert.equal(tab.state.said, "The prompt has changed too much since: it stays as it is.");
+    assert.equal(tab.state.said, "The prompt has changed too much since, so it stays as it is.");
 });
 
 test("undo goes back to the prompt that was changed", () => {

@@ -99,7 +99,7 @@ function Notices({tab, state}) {
     const texts = [stackProblem, tab.library.catalog.problem, presetProblem, regionProblem, blocks?.problem];
     if (server && !server.enabled) {
         texts.push(
-            "Remora is off in the settings: the web UI applies LoRA itself, and what is set here has no effect.",
+            "Remora is switched off in the settings. The web UI applies the tags itself; “Always on”, schedules, regions and block weights have no effect.",
         );
     }
     if (server) texts.push(...server.conflicts, ...server.notes);

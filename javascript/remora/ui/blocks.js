@@ -39,7 +39,7 @@ export function Blocks({tab, entry}) {
     const {cells, preset, problem} = readWeights(text, told);
     const write = (/** @type {string} */ value, what = "") => entry.edit((body) => setField(body, "lbw", value), what);
     const said =
-        blocks && (problem || (!told.layouts.length ? "No model is loaded, so its blocks are not known yet." : ""));
+        blocks && (problem || (!told.layouts.length ? "No model is loaded yet, so its blocks are unknown." : ""));
     return html`<div class="rt-part" role="group" aria-label=${`Blocks of ${entry.name}`}>
         <strong>Blocks</strong>
         ${!blocks && !trouble && html`<p class="rt-hint">Loading …</p>`}
@@ -224,8 +224,8 @@ function Block({id, title, name, cell, view: {low, high}, first, chosen, choose}
 
 /** @param {string} letter */
 function meaning(letter) {
-    if (letter.startsWith("X")) return `${letter}, that of the tag’s x`;
-    return letter === "R" ? "R, drawn between 0 and 1" : "U, drawn between -0.5 and 1.5";
+    if (letter.startsWith("X")) return `${letter}, from the tag’s x`;
+    return letter === "R" ? "R, random from 0 to 1" : "U, random from -0.5 to 1.5";
 }
 
 /**
@@ -243,8 +243,8 @@ function Readout({block, name, cell, put}) {
         <label><span>${block.id}${block.title ? ` · ${block.title}` : ""}</span>
             <input type="text" inputmode="decimal" autocomplete="off" spellcheck=${false} aria-label=${`Weight of ${block.id} of ${name}`}
                 aria-invalid=${String(!good)} value=${typed ?? cell} onInput=${type} onBlur=${() => setTyped(null)} /></label>
-        <span class="rt-hint">↑ ↓ change a block, ← → go on to the next; or draw over them.</span>
-        <span class="rt-problem" role="alert">${good ? "" : `“${typed}” is no number`}</span>
+        <span class="rt-hint">↑ ↓ change a block, ← → select another one. You can also draw over the bars.</span>
+        <span class="rt-problem" role="alert">${good ? "" : `“${typed}” is not a number`}</span>
     </div>`;
 }
 

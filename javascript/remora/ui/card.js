@@ -15,9 +15,7 @@ import {Button, Picture} from "./parts.js";
 export function Card({lora, tab, view, used, against, fits}) {
     const {state} = tab;
     const usable = lora.readable && canBeNamed(lora.name);
-    const insert = state.target
-        ? `Insert ${lora.name} into the prompt`
-        : `Add ${lora.name} to those that are always on`;
+    const insert = state.target ? `Insert ${lora.name} into the prompt` : `Add ${lora.name} to “Always on”`;
     const label = used
         ? `Remove ${lora.name} from the prompt`
         : usable

@@ -85,7 +85,7 @@ export function Compare({tab, state}) {
                     ) => html`<label class="rt-check" key=${name}><input type="checkbox" checked=${chosen.includes(name)}
                     onChange=${() => flip(name)} /> ${name}</label>`,
                 )}
-                ${!names.length && html`<span class="rt-hint">The prompt has no LoRA; insert some first.</span>`}
+                ${!names.length && html`<span class="rt-hint">The prompt has no LoRA. Insert one first.</span>`}
             </fieldset>
             <div class="rt-filters">
                 <label class="rt-field rt-double"><span>What is compared</span><select value=${mode} onChange=${(event) => setMode(event.target.value)}>
@@ -94,7 +94,7 @@ export function Compare({tab, state}) {
                     (mode === "strengths" || mode === "against")
                     && html`<label class="rt-field rt-double"><span>Strengths</span>
                     <input type="text" value=${values} onInput=${(event) => setValues(event.target.value)} />
-                    <span class="rt-hint">0, 0.5, 1 or a range with a step, 0-1 (0.25)</span></label>`
+                    <span class="rt-hint">Numbers, such as 0, 0.5, 1, or a range with a step, such as 0-1 (0.25)</span></label>`
                 }
                 ${NUMBERS.map(
                     ([name, title]) => html`<label class="rt-field" key=${name}><span>${title}</span>
@@ -117,8 +117,8 @@ export function Compare({tab, state}) {
                 }
             </div>
         </form>
-        ${told && !told.possible && html`<p class="rt-notice">This web UI makes no pictures for the tab.</p>`}
-        ${running && !own && html`<p class="rt-notice" role="status">Another page or program makes a comparison now; it must end first.</p>`}
+        ${told && !told.possible && html`<p class="rt-notice">The tab cannot make pictures with this web UI.</p>`}
+        ${running && !own && html`<p class="rt-notice" role="status">Another page or program is making a comparison. Wait until it ends.</p>`}
         ${own && html`<${Grid} tab=${tab} made=${own} />`}
     <//>`;
 }
@@ -136,7 +136,7 @@ function Grid({tab, made}) {
     const use = (/** @type {number} */ cell) => {
         tab.stack.readBoxes();
         tab.stack.change({prompt: made.prompts[cell]});
-        tab.set({dialog: "", said: "The prompt has the LoRAs of that picture now."});
+        tab.set({dialog: "", said: "The prompt now has the LoRA of that picture."});
     };
     return html`<div class="rt-result">
         <div class="rt-line"><progress max=${total} value=${done + made.fraction} aria-label="Pictures made"></progress>
@@ -178,13 +178,13 @@ export function valuesOf(text) {
             const count = range[4] ? Number(range[4]) : Math.floor((high - low) / Number(range[3]) + 1e-9) + 1;
             const step = range[3] ? Number(range[3]) : (high - low) / Math.max(1, count - 1);
             if (!(count > 0 && count <= 150 && Number.isFinite(step)))
-                throw new Error(`“${part}” is no range of up to 150 strengths; write one as 0-1 (0.25)`);
+                throw new Error(`“${part}” is not a range of up to 150 strengths; write, for example, 0-1 (0.25)`);
             for (let at = 0; at < count; at += 1) found.push(Number((low + at * step).toFixed(4)));
         } else if (isNumber(part)) {
             found.push(numberOf(part));
         } else {
             throw new Error(
-                `“${part}” is no strength; write numbers with commas between them, as 0, 0.5, 1, or a range, 0-1 (0.25)`,
+                `“${part}” is not a strength; write numbers, such as 0, 0.5, 1, or a range, such as 0-1 (0.25)`,
             );
         }
     }
@@ -201,7 +201,7 @@ export function numbersOf(wanted) {
     const made = {};
     for (const [name, title] of NUMBERS) {
         if (!isNumber(String(wanted[name]), Number.MAX_SAFE_INTEGER))
-            throw new Error(`${title} must be a number, and not “${wanted[name]}”.`);
+            throw new Error(`${title} must be a number, not “${wanted[name]}”.`);
         made[name] = numberOf(String(wanted[name]));
     }
     if (wanted.sampler) made.sampler = wanted.sampler;

@@ -180,7 +180,7 @@ function Fields({draft, edit, lora}) {
     const flip = (/** @type {string} */ tag) =>
         edit({words: (words.includes(tag) ? words.filter((one) => one !== tag) : [...words, tag]).join(", ")});
     return html`
-        ${field("words", "Trigger words", 0, "Come into the prompt together with the LoRA, and go with it")}
+        ${field("words", "Trigger words", 0, "Inserted into the prompt with the LoRA, and removed with it")}
         ${
             lora.training_tags.length > 0
             && html`<div class="rt-tags" role="group" aria-label="Words of the training captions">
@@ -191,8 +191,8 @@ function Fields({draft, edit, lora}) {
         </div>`
         }
         ${field("negative", "Words for the negative prompt")}
-        ${field("strength", "Preferred strength", 0, "Empty or 0 is the web UI’s default")}
-        ${field("tags", "Tags", 0, "With commas between them, as portrait, ink")}
+        ${field("strength", "Preferred strength", 0, "Empty or 0: the web UI’s default")}
+        ${field("tags", "Tags", 0, "Separate tags with commas: portrait, ink")}
         ${field("notes", "Notes", 3)}
         ${field("description", "Description", 3)}`;
 }
@@ -226,8 +226,8 @@ function renewedDraft(known, draft, told) {
     const typed = names.filter((name) => draft[name] !== before[name] && draft[name] !== now[name]);
     const theirs = typed
         .filter((name) => now[name] !== before[name])
-        .map((name) => `${name} is “${now[name].slice(0, 200)}” there`);
-    const said = `Another page or program has changed this file: ${theirs.join(", ")}. What you typed stays here, and Save puts it in its place.`;
+        .map((name) => `${name} is now “${now[name].slice(0, 200)}”`);
+    const said = `Another page or program has changed this file: ${theirs.join(", ")}. Your text is still here, and Save replaces the other one.`;
     return {
         draft: {...now, ...Object.fromEntries(typed.map((name) => [name, draft[name]]))},
         theirs: theirs.length ? said : "",
@@ -273,7 +273,7 @@ function changesOf(lora, draft) {
             changes.tags = split(draft.tags);
         } else if (name === "strength") {
             if (draft.strength.trim() && !isNumber(draft.strength)) {
-                throw new Error(`The preferred strength must be a number, as 0.8, and not “${draft.strength}”.`);
+                throw new Error(`The preferred strength must be a number, such as 0.8, not “${draft.strength}”.`);
             }
             changes.strength = numberOf(draft.strength) || null;
         } else {

@@ -51,14 +51,14 @@ export function Painter({name: former, weights: first, taken, save, close}) {
     const submit = (/** @type {string} */ name) =>
         attempt(async () => {
             if (!weights.some((weight) => weight > 0))
-                throw new Error("The region is empty: paint where the LoRA is to act.");
+                throw new Error("The region is empty: paint the part in which the LoRA acts.");
             await save(name, asPng(weights));
         });
     return html`<${Dialog} title=${former ? `Region ${former}` : "A new region"} close=${close} unsaved=${undone.length > 0} class="rt-painter">
         <${Trouble} text=${trouble} />
         <${Sheet} weights=${weights} size=${size} value=${erase ? 0 : 1} begin=${() => setUndone([...undone, weights].slice(-MOST_UNDONE))}
             put=${setWeights} />
-        <p class="rt-hint" role="status">${percent(weights)} % of the picture. It is stretched over pictures of any shape.</p>
+        <p class="rt-hint" role="status">${percent(weights)} % of the picture. Remora stretches the region over pictures of any shape.</p>
         <div class="rt-line">
             <div class="rt-switch" role="group" aria-label="What the brush does">
                 <button type="button" aria-pressed=${String(!erase)} onClick=${() => setErase(false)}>Paint</button>

@@ -94,7 +94,7 @@ export function Strength({title, what, value, set, disabled = false}) {
         <input type="text" inputmode="decimal" role="spinbutton" aria-valuenow=${shown} value=${typed ?? String(shown)} ref=${field}
             disabled=${disabled} aria-label=${what} aria-invalid=${String(!good)} autocomplete="off" spellcheck=${false}
             onInput=${type} onKeyDown=${step} onBlur=${() => setTyped(null)} />
-        <span class="rt-problem" role="alert">${good ? tooStrong(value) : typed.trim() ? `“${typed}” is no number: type one, as 0.8` : "Type a number, as 0.8"}</span>
+        <span class="rt-problem" role="alert">${good ? tooStrong(value) : typed.trim() ? `“${typed}” is not a number. Type one, such as 0.8.` : "Type a number, such as 0.8."}</span>
     </div>`;
 }
 
@@ -104,7 +104,7 @@ export function Strength({title, what, value, set, disabled = false}) {
  */
 export function tooStrong(value) {
     if (Math.abs(value) <= LIMIT) return "";
-    return `${value} is beyond ${LIMIT}, where pictures are noise or black; the web UI limits it unless its settings say otherwise.`;
+    return `${value} is beyond ${LIMIT}, where pictures are noise or black. Remora uses ${LIMIT}, unless “Limit strengths to ${LIMIT}” is off in the settings.`;
 }
 
 /**
@@ -163,8 +163,8 @@ export function Dialog({title, close, unsaved = false, children, class: name = "
 function Unsaved({close, stay}) {
     const button = /** @type {Filled<HTMLButtonElement>} */ (useRef());
     useEffect(() => button.current.focus(), []);
-    return html`<div class="rt-notice rt-line" role="alert"><span>What you changed here is not saved.</span>
-        <button type="button" class="rt-small" ref=${button} onClick=${stay}>Go on</button>
+    return html`<div class="rt-notice rt-line" role="alert"><span>Your changes are not saved.</span>
+        <button type="button" class="rt-small" ref=${button} onClick=${stay}>Keep editing</button>
         <button type="button" class="rt-small" onClick=${close}>Close without saving</button></div>`;
 }
 

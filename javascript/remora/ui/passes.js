@@ -11,7 +11,7 @@ const TITLES = {
     base: "the first pass",
     hires: "the second pass, at a higher resolution",
     refiner: "the passes of a refiner model",
-    detailer: "passes over details, as faces",
+    detailer: "passes over details, such as faces",
 };
 
 /** @param {{entry: Entry}} props */
@@ -34,6 +34,6 @@ export function Passes({entry}) {
                 title=${`Acts in ${TITLES[one]}`} onClick=${() => flip(one)}>${one}</button>`,
             )}
         </div>
-        <p class="rt-problem" role="alert">${kept ? `One pass must stay on; to have ${entry.name} in none, switch it off above.` : ""}</p>
+        <p class="rt-problem" role="alert">${kept ? `One pass must stay on. To switch ${entry.name} off in all passes, use its check box above.` : ""}</p>
     </div>`;
 }

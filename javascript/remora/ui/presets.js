@@ -43,7 +43,7 @@ export function Presets({tab, state}) {
     const rows = tab.stack.rows().filter((row) => row.on && !row.problem);
     const save = (/** @type {string} */ name) =>
         attempt(async () => {
-            if (!rows.length) throw new Error("The prompt has no LoRA to keep; insert some first.");
+            if (!rows.length) throw new Error("The prompt has no LoRA to save. Insert one first.");
             const former = state.presets?.find((one) => one.name === name);
             const lines = rows.map((row) => `${row.text} ${wordsIn(tab, row)}`.trim());
             await tab.kept.writePresets("PUT", `preset?${query({name})}`, [name], {text: lines.join("\n")});
@@ -119,8 +119,8 @@ export function Presets({tab, state}) {
         ${
             state.presets
             && !state.presets.length
-            && html`<p class="rt-hint">No preset is kept yet. A preset is the
-            LoRAs of the prompt under a name: give one above, and Save.</p>`
+            && html`<p class="rt-hint">There is no preset yet. A preset
+            saves the LoRA of the prompt under a name: write a name above and press Save.</p>`
         }
     <//>`;
 }

@@ -128,7 +128,7 @@ function Choice({entry, regions, text, write}) {
                 aria-invalid=${String(problem !== "")} placeholder="left, or 0,0,0.5,1" value=${shown} onInput=${type}
                 onBlur=${() => setTyped(null)} />
             <span class="rt-problem" role="alert">${problem}</span></label>
-        <p class="rt-hint">A name, or left,top,right,bottom in parts of the picture; + joins some, ! is all but one.</p>`;
+        <p class="rt-hint">A name, or left,top,right,bottom as parts of the picture, from 0 to 1. + joins regions, ! inverts one.</p>`;
 }
 
 /** @param {{entry: Entry, text: string, feather: number, known: {[name: string]: Weights}}} props */
@@ -153,7 +153,7 @@ function Shown({entry, text, feather, known}) {
                 aria-valuetext=${`${Math.round(feather * 100)} % of the picture`} onInput=${fade} /></label>
         ${
             Number(percent(weights)) <= SMALL
-            && html`<p class="rt-hint rt-line">On a part of the picture a LoRA often needs a higher strength, as ${STRONGER}.
+            && html`<p class="rt-hint rt-line">In a part of the picture, a LoRA often needs a higher strength, such as ${STRONGER}.
             ${
                 !unetCurve
                 && unet < STRONGER

@@ -54,7 +54,7 @@ export function Row({tab, entry, outcome, handle}) {
             <span class="rt-row-tools">
                 <${WordButton} icon="more" word="More" label=${`More: schedule, region, passes, blocks of ${name}`}
                     aria-expanded=${String(more)} onClick=${() => setMore(!more)} />
-                <${WordButton} icon="apart" word="Apart" label=${`Strengths of ${name} apart for UNet and text encoder`}
+                <${WordButton} icon="apart" word="Apart" label=${`Apart: set ${name} for UNet and text encoder separately`}
                     disabled=${curved} aria-pressed=${String(split)} onClick=${tie} />
                 ${entry.move && html`<${WordButton} ...${entry.moveTo} onClick=${entry.move} />`}
             </span>

@@ -38,8 +38,8 @@ export function Schedule({entry}) {
         }
         ${
             teCurve
-            && html`<p class="rt-hint">${tied ? "It is written for the text encoders as well." : `That of the text encoders is ${teText}.`}
-            ${" "}They run once, before the first step, and take its value there.
+            && html`<p class="rt-hint">${tied ? "The text encoders have the same schedule." : `The schedule of the text encoders is ${teText}.`}
+            ${" "}They run once, before the first step, and use the strength of the beginning.
             ${!unetCurve && html`${" "}<button type="button" class="rt-link" onClick=${end}>No schedule</button>`}</p>`
         }
         <${Steps} entry=${entry} />
@@ -89,7 +89,7 @@ function Editor({entry, points, text, write, end}) {
     return html`
         <${Drawing} svg=${svg} name=${entry.name} points=${points} axis=${axis} shape=${shape} chosen=${at} choose=${choose}
             put=${put} add=${add} remove=${remove} />
-        <p class="rt-hint">Drag a point to change it, click the line to add one.</p>
+        <p class="rt-hint">Drag a point to change it. Click the line to add a point.</p>
         <div class="rt-line">
             <button type="button" class="rt-small" onClick=${() => add(gap(points, axis))}>Add a point</button>
             <button type="button" class="rt-small" disabled=${points.length < 2} onClick=${remove}>Remove point ${at + 1}</button>
@@ -101,7 +101,7 @@ function Editor({entry, points, text, write, end}) {
             <button type="button" class="rt-small" onClick=${end}>No schedule</button>
         </div>
         <${Typed} label=${`Points of the schedule of ${entry.name}`} title="Points" text=${text} write=${(/** @type {string} */ typed) => write(typed.replace(/\s+/g, ""), "points")}
-            problem=${(/** @type {string} */ typed) => (readAmount(typed)?.curve ? "" : "Write strength@position, as 0@0, 1@0.5: up to 1 parts of the pass, else steps")} />`;
+            problem=${(/** @type {string} */ typed) => (readAmount(typed)?.curve ? "" : "Write strength@position, such as 0@0, 1@0.5. Positions up to 1 are parts of the pass, others are steps.")} />`;
 }
 
 /**
@@ -144,7 +144,9 @@ function Typed({label, title, text, write, problem}) {
 function Steps({entry}) {
     const steps = stepsOf(entry.values);
     const problem = (/** @type {string} */ typed) =>
-        !typed.trim() || (isNumber(typed) && numberOf(typed) >= 0) ? "" : `“${typed}” is no step: type a number, as 10`;
+        !typed.trim() || (isNumber(typed) && numberOf(typed) >= 0)
+            ? ""
+            : `“${typed}” is not a step. Type a number, such as 10.`;
     /** @type {(key: "start" | "stop", title: string) => Value} */
     const field = (
         key,
@@ -152,5 +154,5 @@ function Steps({entry}) {
     ) => html`<${Typed} title=${title} label=${`${title} of ${entry.name}`} text=${steps[key]} problem=${problem}
         write=${(/** @type {string} */ typed) => entry.edit((body) => setField(body, key, typed.trim().replace(",", ".")), "steps")} />`;
     return html`<div class="rt-steps">${field("start", "After step")}${field("stop", "Until step")}</div>
-        <p class="rt-hint">Empty is all of them; below 1 is a part of the pass, as 0.5.</p>`;
+        <p class="rt-hint">Empty: all steps. A number below 1 is a part of the pass, such as 0.5.</p>`;
 }

@@ -47,7 +47,7 @@ export function Stack({tab, state, outcomes: {of, others}}) {
         ${
             tab.stack.tooLong
             && html`<p class="rt-error" role="alert">The prompt has ${state.prompt.length.toLocaleString()}
-            characters; one as long is not read here. It is left as it is.</p>`
+            characters. The tab neither reads nor changes a prompt of this length.</p>`
         }
         ${
             state.target
@@ -64,13 +64,13 @@ export function Stack({tab, state, outcomes: {of, others}}) {
         ${
             rows.length > 0
             && !rows.some((row) => summary(row).length)
-            && html`<p class="rt-hint">More, in a row: a schedule, a region, passes, and weights of blocks.</p>`
+            && html`<p class="rt-hint">“More” in a row sets a schedule, a region, passes and block weights.</p>`
         }
         <p class="rt-hint rt-said" role="status">${state.said}</p>
         ${
             state.refused
-            && html`<div class="rt-notice" role="alert">Another page or program has changed what is always on since this page
-            read it. It is shown as it is now, and your change is not saved.
+            && html`<div class="rt-notice" role="alert">Another page or program has changed “Always on” since this page
+            read it. The list below has that change, and your change is not saved.
             <div class="rt-line">
                 <${Button} label="Save my change in place of the other one" class="rt-small"
                     onClick=${() => tab.kept.decide(true)}>Use mine<//>
@@ -145,7 +145,7 @@ function Tools({tab, state, rows}) {
                 ? "There is no LoRA to copy."
                 : done
                   ? `Copied: ${text}`
-                  : "The browser does not allow it; copy it from here:",
+                  : "The browser does not allow copying. Copy the text from here:",
         });
     };
     return html`<div class="rt-toolbar"><div class="rt-line">
@@ -155,7 +155,7 @@ function Tools({tab, state, rows}) {
         <${Button} label="Compare" class="rt-small" disabled=${!state.target}
             onClick=${() => tab.set({dialog: "compare"})}>Compare<//>
         <${Button} label="Copy the LoRAs as a prompt" class="rt-small" onClick=${copy}>Copy<//>
-        <${Button} label="Take all LoRAs out of the prompt" class="rt-small" disabled=${!rows.length}
+        <${Button} label="Remove all LoRAs from the prompt" class="rt-small" disabled=${!rows.length}
             onClick=${() => tab.edits.clear()}>Clear<//>
     </div></div>
     ${byHand && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;
@@ -237,7 +237,7 @@ function inPrompt(tab, row) {
         setStrength: (te, unet) => tab.edits.setStrength(row, te, unet),
         remove: () => tab.edits.remove(row),
         move: () => tab.edits.pin(row),
-        moveTo: {icon: "always", word: "Always", label: `Always: give ${row.name} to every picture`},
+        moveTo: {icon: "always", word: "Always", label: `Always: apply ${row.name} to every picture`},
     };
 }
 
@@ -272,13 +272,13 @@ function Always({tab, state, of}) {
             tab.edits.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
         remove: () => tab.edits.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
         move: state.target ? () => tab.edits.unpin(row.entry) : null,
-        moveTo: {icon: "prompt", word: "Into the prompt", label: `Put ${row.name} into the prompt instead`},
+        moveTo: {icon: "prompt", word: "Into the prompt", label: `Into the prompt: move ${row.name} from “Always on”`},
     });
     return html`<div class="rt-always">
         <label class="rt-check"><input type="checkbox" checked=${always.on}
             onChange=${(event) => tab.edits.changeAlways({...always, on: event.target.checked})} />
             <h4>Always on</h4></label>
-        <p class="rt-hint">Every picture gets these besides its prompt’s; where a prompt names one of them, its prompt counts.</p>
+        <p class="rt-hint">Remora applies these LoRA to every picture. If a prompt names one of them, the prompt’s tag counts.</p>
         <${Rows} rows=${rows} label="Always on" move=${move} draw=${(
             /** @type {AlwaysRow} */ row,
             /** @type {Handle} */ handle,

@@ -58,7 +58,7 @@ def test_axe_finds_no_fault(served: Served, browser: Any, theme: str, width: int
             assert faults(page) == [], "about"
             page.keyboard.press("Escape")
             tab.pane("Stack")
-            tab.button("Strengths of stripes apart").click()
+            tab.button("Apart: set stripes").click()
             tab.button("More: schedule, region, passes, blocks of stripes").click()
             tab.root.get_by_role("group", name="Block weights of stripes").wait_for(timeout=LONG)
             tab.row("nowhere").get_by_text("is not in the LoRA folders").wait_for(timeout=LONG)

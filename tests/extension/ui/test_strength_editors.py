@@ -133,7 +133,7 @@ def test_a_weight_is_typed(tab: Tab) -> None:
     block(row, "M00").focus()
     field = row.get_by_role("textbox", name="Weight of M00 of zorp")
     field.fill("much")
-    row.get_by_role("alert").get_by_text("“much” is no number").wait_for()
+    row.get_by_role("alert").get_by_text("“much” is not a number").wait_for()
     assert tab.prompt == "<lora:zorp:1>"
     field.fill("1.33")
     tab.prompt_is(f"<lora:zorp:1:lbw={listed(M00='1.33')}>")
@@ -288,13 +288,13 @@ def test_points_are_typed_as_parts_or_steps(tab: Tab) -> None:
 def test_no_slider_overwrites_a_schedule(tab: Tab) -> None:
     tab.write("<lora:zorp:0.8:0@0,1@1>")
     row = tab.row("zorp")
-    assert row.get_by_role("button", name="Strengths of zorp apart").is_disabled()
+    assert row.get_by_role("button", name="Apart: set zorp").is_disabled()
     tab.strength("zorp", "Text").fill("0.5")
     tab.prompt_is("<lora:zorp:0.5:0@0,1@1>")
     row.get_by_role("button", name="UNet strength of zorp follows a schedule: 0 at 0 %, 1 at 100 %").click()
     row.get_by_role("slider", name="Point 1 of 2 of zorp").wait_for()
     tab.write("<lora:zorp:0@0,1@1>")
-    row.get_by_text("It is written for the text encoders as well.").wait_for()
+    row.get_by_text("The text encoders have the same schedule.").wait_for()
     row.get_by_role("slider", name="Point 1 of 2 of zorp").press("ArrowUp")
     tab.prompt_is("<lora:zorp:0.05@0,1@1>")
     tab.row("zorp").get_by_label("zorp on").uncheck()
@@ -307,7 +307,7 @@ def test_the_steps_in_which_it_acts(tab: Tab) -> None:
     tab.write("<lora:zorp:1> <lora:stripes:1:step=2-8>")
     row = more(tab, "zorp")
     row.get_by_role("textbox", name="After step of zorp").fill("x")
-    row.get_by_role("alert").get_by_text("“x” is no step").wait_for()
+    row.get_by_role("alert").get_by_text("“x” is not a step").wait_for()
     row.get_by_role("textbox", name="After step of zorp").fill("0.25")
     row.get_by_text("after 25 %").wait_for()
     row.get_by_role("textbox", name="After step of zorp").fill("1")
@@ -360,7 +360,7 @@ def test_what_is_always_on_has_them_too_and_takes_them_along(tab: Tab) -> None:
 
     tab.page.route("**/remora/v1/stack", keep)
     tab.write("a fox <lora:zorp:0.8:0@0,1@1:lbw=OUTALL:high>")
-    tab.button("Give zorp to every picture").click()
+    tab.button("apply zorp to every picture").click()
     tab.saved()
     fields = {"name": "zorp", "on": True, "unet": 1, "text_encoder": 0.8}
     assert sent[-1]["entries"] == [{**fields, "more": "unet=0@0,1@1:lbw=OUTALL:high"}]
@@ -372,7 +372,7 @@ def test_what_is_always_on_has_them_too_and_takes_them_along(tab: Tab) -> None:
     assert sent[-1]["entries"][0]["more"].startswith("unet=0.05@0,1@1:lbw=1,0,0")
     assert sent[-1]["entries"][0]["more"].endswith(":high:pass=base,hires,refiner")
     row.get_by_role("combobox", name="Block preset").select_option("")
-    tab.button("Put zorp into the prompt instead").click()
+    tab.button("Into the prompt: move zorp").click()
     tab.page.wait_for_function("document.querySelector('#prompt textarea').value !== 'a fox'")
     assert tab.prompt.startswith("a fox, <lora:zorp:0.8:0.05@0,1@1:high:pass=base,hires,refiner>")
 
@@ -394,7 +394,7 @@ def test_the_server_knows_what_is_written(served: Served, browser: Any) -> None:
         row.get_by_role("button", name="detailer", exact=True).click()
         fields = "lbw=no middle:curve=step:stop=10:pass=base,hires,refiner"
         tab.prompt_is(f"<lora:zorp:1:1@0,1@1:{fields}>")
-        tab.button("Give zorp to every picture").click()
+        tab.button("apply zorp to every picture").click()
         tab.saved()
         (entry,) = httpx.get(f"{served.url}/remora/v1/stack").json()["entries"]
         assert entry["more"] == f"unet=1@0,1@1:{fields}"

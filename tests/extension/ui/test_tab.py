@@ -141,11 +141,11 @@ def test_notes_are_kept_beside_the_file_as_a1111_reads_them(tab: Tab, served: Se
     dialog.get_by_role("button", name="Favourite").click()
     dialog.get_by_label("Trigger words").fill("zorp, of mine")
     tab.page.keyboard.press("Escape")
-    dialog.get_by_role("alert").get_by_text("What you changed here is not saved.").wait_for()
-    dialog.get_by_role("button", name="Go on").click()
+    dialog.get_by_role("alert").get_by_text("Your changes are not saved.").wait_for()
+    dialog.get_by_role("button", name="Keep editing").click()
     dialog.get_by_label("Preferred strength").fill("much")
     dialog.get_by_role("button", name="Save").click()
-    dialog.get_by_role("alert").get_by_text("must be a number, as 0.8, and not “much”").wait_for()
+    dialog.get_by_role("alert").get_by_text("must be a number, such as 0.8, not “much”").wait_for()
     dialog.get_by_label("Preferred strength").fill("0.6")
     dialog.get_by_label("Tags").fill("beings, mine")
     dialog.get_by_label("Notes").fill("a note that is searched")
@@ -196,7 +196,7 @@ def test_the_page_takes_the_settings_that_a_distilled_lora_was_made_for(tab: Tab
 def test_a_preferred_strength_of_0_is_the_web_uis_default_and_the_dialog_says_so(tab: Tab, copy: Path) -> None:
     tab.button("About copied").click(timeout=LONG)
     dialog = tab.page.get_by_role("dialog", name="copied")
-    dialog.get_by_text("Empty or 0 is the web UI").wait_for(timeout=LONG)
+    dialog.get_by_text("Empty or 0: the web UI").wait_for(timeout=LONG)
     for typed, kept in (("0.6", 0.6), ("0", 0.0)):
         dialog.get_by_label("Preferred strength").fill(typed)
         dialog.get_by_role("button", name="Save").click()
@@ -281,10 +281,10 @@ def test_what_is_typed_into_the_prompt_is_shown_and_what_is_set_is_typed(tab: Ta
     tab.row("stripes").get_by_text("high").wait_for()
     tab.strength("zorp").fill("0.75")
     tab.prompt_is("a  <lora:zorp:te=0.75> fox (red:1.2)\n<lora:stripes:0.25:high>")
-    tab.button("Strengths of zorp apart").click()
+    tab.button("Apart: set zorp").click()
     tab.strength("zorp", "UNet").fill("1.5")
     tab.prompt_is("a  <lora:zorp:te=0.75:unet=1.5> fox (red:1.2)\n<lora:stripes:0.25:high>")
-    tab.button("Strengths of zorp apart").click()
+    tab.button("Apart: set zorp").click()
     tab.prompt_is("a  <lora:zorp:te=1.5:unet=1.5> fox (red:1.2)\n<lora:stripes:0.25:high>")
 
 
@@ -317,7 +317,7 @@ def test_a_strength_that_is_no_number_is_said_in_place_and_nothing_is_lost(tab: 
     tab.insert("zorp")
     for typed in ("x", "0,5,1", "1e999", ""):
         tab.strength("zorp").fill(typed)
-        tab.row("zorp").get_by_text(f"“{typed}” is no number" if typed else "Type a number, as 0.8").wait_for()
+        tab.row("zorp").get_by_text(f"“{typed}” is not a number" if typed else "Type a number, such as 0.8").wait_for()
         assert tab.strength("zorp").get_attribute("aria-invalid") == "true"
     tab.strength("zorp").blur()
     assert (tab.strength("zorp").input_value(), tab.prompt) == ("1", "<lora:zorp:1> zorp")
@@ -417,7 +417,7 @@ def test_a_prompt_of_ten_megabytes_is_said_and_left_alone(tab: Tab) -> None:
         long,
     )
     tab.pane("Stack")
-    tab.root.get_by_text("one as long is not read here").wait_for(timeout=LONG)
+    tab.root.get_by_text("The tab neither reads nor changes a prompt of this length").wait_for(timeout=LONG)
     assert len(tab.prompt) == len(long)
 
 
@@ -518,7 +518,7 @@ def test_what_is_always_on_changes_every_picture_and_its_parameters_say_so(tab: 
     tab.write("a fox")
     tab.insert("zorp")
     tab.strength("zorp").fill("0.8")
-    tab.button("Give zorp to every picture").click()
+    tab.button("apply zorp to every picture").click()
     tab.saved()
     assert kept(served)["entries"] == [{"name": "zorp", "on": True, "unet": 0.8, "text_encoder": 0.8, "more": ""}]
     always = make(tab, served, "a fox")
@@ -528,7 +528,7 @@ def test_what_is_always_on_changes_every_picture_and_its_parameters_say_so(tab: 
     tab.row("zorp", "Always on").get_by_label("zorp on").uncheck()
     tab.saved()
     assert make(tab, served, "a fox") == plain
-    tab.button("Put zorp into the prompt instead").click()
+    tab.button("Into the prompt: move zorp").click()
     tab.prompt_is("a fox, <lora:zorp:0.8> zorp")
     tab.saved()
     assert kept(served)["entries"] == []
@@ -593,7 +593,7 @@ def test_notes_that_another_page_changed_meanwhile_are_not_written_over(tab: Tab
     lora = f"{served.url}/remora/v1/lora"
     httpx.patch(lora, params={"name": "copied"}, json={"notes": "theirs", "tags": ["a"]}).raise_for_status()
     dialog.get_by_role("button", name="Save").click()
-    dialog.get_by_role("alert").get_by_text("notes is “theirs” there").wait_for()
+    dialog.get_by_role("alert").get_by_text("notes is now “theirs”").wait_for()
     told = httpx.get(lora, params={"name": "copied"}).json()
     assert (told["notes"], told["tags"]) == ("theirs", ["a"])
     assert dialog.get_by_label("Notes").input_value() == "mine"
@@ -611,7 +611,7 @@ def test_a_preset_that_another_page_made_meanwhile_is_not_written_over(tab: Tab,
     tab.pane("Stack")
     tab.button("Presets").click()
     dialog = tab.page.get_by_role("dialog", name="Presets")
-    dialog.get_by_text("No preset is kept yet.").wait_for()
+    dialog.get_by_text("There is no preset yet.").wait_for()
     httpx.put(preset, params={"name": "Theirs"}, json={"text": "<lora:night:1>"}).raise_for_status()
     dialog.get_by_role("textbox", name="Name of the new preset").fill("Mine")
     dialog.get_by_role("button", name="Save").click()  # of another name: both are kept
@@ -690,7 +690,7 @@ def test_strengths_are_compared_in_a_grid(tab: Tab, served: Served) -> None:
     assert dialog.get_by_label("Steps").input_value() == "2"  # as the page has it
     dialog.get_by_label("Strengths", exact=False).last.fill("0-1 (0.5), 2x")
     dialog.get_by_role("button", name="Make the pictures").click()
-    dialog.get_by_role("alert").get_by_text("“2x” is no strength").wait_for()
+    dialog.get_by_role("alert").get_by_text("“2x” is not a strength").wait_for()
     dialog.get_by_label("Strengths", exact=False).last.fill("0-1 (0.5)")
     dialog.get_by_role("button", name="Make the pictures").click()
     dialog.get_by_text("3 of 3 pictures, seed 7").wait_for(timeout=LONG)

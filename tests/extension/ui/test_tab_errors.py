@@ -164,4 +164,4 @@ def test_a_preset_without_a_name_says_that_it_needs_one(tab: Tab) -> None:
     tab.page.unroute("**/remora/v1/preset?**")
     other.press("Enter")
     dialog.get_by_role("button", name="Delete Ours").click()
-    dialog.get_by_text("No preset is kept yet.").wait_for()
+    dialog.get_by_text("There is no preset yet.").wait_for()

@@ -102,7 +102,7 @@ def test_words_go_and_come_back_with_every_way_out_of_the_prompt(tab: Tab, noted
     tab.row("cats").get_by_label("cats on").check()
     tab.prompt_is("<lora:cats:1> cat lady")
     assert negative(tab) == "ugly, dog"
-    tab.button("Take all LoRAs out").click()
+    tab.button("Remove all LoRAs").click()
     tab.prompt_is("")
     focused(tab, "Undo")  # as the button that had it can do nothing now
     assert negative(tab) == "ugly"
@@ -132,9 +132,9 @@ def test_what_goes_from_always_on_into_the_prompt_is_there_once(tab: Tab, served
     try:
         tab.row("zorp", "Always on").wait_for(timeout=LONG)
         tab.write("a fox <lora:zorp:0.5> in the snow, <lora:night:1>")
-        tab.button("Put zorp into the prompt instead").click()
+        tab.button("Into the prompt: move zorp").click()
         tab.prompt_is("a fox <lora:zorp:0.8:stop=5> in the snow, <lora:night:1>")
-        tab.root.get_by_text("The tag of zorp in the prompt says now what was always on.").wait_for()
+        tab.root.get_by_text("The tag of zorp in the prompt now has the settings of “Always on”.").wait_for()
         tab.saved()
         assert httpx.get(f"{served.url}/remora/v1/stack").json()["entries"] == []
         tab.button("Undo").click()
