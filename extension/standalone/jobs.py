@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -46,8 +46,9 @@ class Job:
         return self._future.done()
 
     def cancel(self) -> None:
-        """Stop at the next step; finished pictures are kept."""
+        """Stop at the next step, and at once where the job waits; finished pictures are kept."""
         self._cancel.set()
+        self._future.cancel()  # without effect on a job that runs
 
     def interrupt(self) -> None:
         """Stop at the next step; the unfinished pictures are kept, too."""
@@ -75,7 +76,8 @@ class Job:
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds` for the end; tell whether the job is done."""
-        return bool(wait([self._future], seconds).done)
+        wait([self._future], seconds)
+        return self.done
 
     def result(self, timeout: float | None = None) -> Result:
         """Wait for the end.
@@ -84,7 +86,10 @@ class Job:
             TimeoutError: not done after `timeout` seconds.
             Exception: any error of the job.
         """
-        return self._future.result(timeout)
+        try:
+            return self._future.result(timeout)
+        except CancelledError:  # it never began
+            return Result((), self.request.seed, cancelled=True)
 
     def _run(self, work: Work) -> Result:
         self._progress, self._started = Progress(), time.monotonic()
