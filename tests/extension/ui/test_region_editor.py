@@ -108,7 +108,7 @@ def test_a_region_is_painted_by_pointer_kept_changed_and_deleted(tab: Tab, serve
     tab.page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + box["height"] * 0.75)  # without a stop between
     tab.page.mouse.up()
     name = dialog.get_by_role("textbox", name="Name of the region")
-    for wrong, problem in (("", "Give the region a name."), ("a+b", "A name has letters"), ("left", "Remora’s own regions")):
+    for wrong, problem in (("", "Give the region a name."), ("a+b", "A name has letters"), ("left", "own regions")):
         name.fill(wrong)
         name.press("Enter")
         dialog.get_by_role("alert").get_by_text(problem).wait_for()
