@@ -61,8 +61,8 @@ class Backend(Protocol):
     def submit(self, request: Txt2Img) -> RunningJob:
         """Queue a job; raises errors for the user."""
 
-    def is_told(self, error: LoraError) -> bool:
-        """Tell whether the tab shows an error."""
+    def told(self, error: LoraError) -> Sequence[str] | None:
+        """Return the LoRA whose rows of the tab show an error; None if the tab does not show it."""
 
     def option(self, key: str) -> object:
         """Return the present value of one of Remora's settings."""

@@ -110,8 +110,8 @@ class Handlers:
         return _pictures(result, over)
 
     def _why(self, error: RequestError | LoraError) -> str:
-        told = isinstance(error, LoraError) and self._backend.is_told(error)
-        return shown.pointer() if told else shown.failure(error)
+        told = self._backend.told(error) if isinstance(error, LoraError) else None
+        return shown.failure(error) if told is None else shown.pointer(told)
 
     def cancel(self, request: gr.Request) -> None:
         """Cancel the job of this browser tab."""

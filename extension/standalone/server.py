@@ -58,9 +58,11 @@ class PageBackend:
     def submit(self, request: Txt2Img) -> Job:
         return self._runner.submit(request, save=True)
 
-    def is_told(self, error: LoraError) -> bool:
+    def told(self, error: LoraError) -> list[str] | None:
         failed = self._runner.studio.session.failed
-        return "; ".join(one.reason for one in failed) == str(error)
+        if "; ".join(one.reason for one in failed) != str(error):
+            return None
+        return [one.name for one in failed if one.name]
 
     def option(self, key: str) -> object:
         return self._runner.studio.host.option(key)

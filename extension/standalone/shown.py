@@ -54,9 +54,10 @@ def older() -> str:
     return lines("older", ["The picture and its parameters are from an earlier generation."])
 
 
-def pointer() -> str:
-    """Return a hint to the tab, which shows the error of a LoRA until it is fixed."""
-    return failure(ValueError("No picture was made: see the stack of LoRA."))
+def pointer(names: Sequence[str]) -> str:
+    """Return a hint to the rows of the tab, which show the error of a LoRA until it is fixed."""
+    where = f"{', '.join(dict.fromkeys(names))} in the stack" if names else "the stack"
+    return failure(ValueError(f"No picture was made: see {where} of LoRA."))
 
 
 def lines(kind: str, texts: Sequence[str]) -> str:

@@ -64,7 +64,7 @@ def test_an_error_is_shown_and_the_page_goes_on(page: Any) -> None:
     for prompt, message in (("<lora:x:1.1.>", "“1.1.” is not a number"), ("<lora:zorpp:1>", "did you mean")):
         page.fill("#prompt textarea", prompt)
         page.click("#generate")
-        page.locator("#outcome").get_by_role("alert").get_by_text("see the stack of LoRA").wait_for(timeout=LONG)
+        page.locator("#outcome").get_by_role("alert").get_by_text("in the stack of LoRA").wait_for(timeout=LONG)
         page.get_by_role("button", name="Stack (1, 1 error)").click()
         page.locator("#remora-tab").get_by_role("alert").get_by_text(message).wait_for(timeout=LONG)
         # the line of the former error may have been seen: a job that is still to begin would take no other request

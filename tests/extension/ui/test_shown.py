@@ -31,6 +31,11 @@ def test_a_lora_with_a_warning_has_no_second_line() -> None:
     assert texts == [*warnings, "y: 4 of 4 layers"]
 
 
+def test_a_hint_to_the_stack_names_each_lora_once() -> None:
+    assert "see a, &lt;b&gt; in the stack of LoRA." in shown.pointer(["a", "<b>", "a"])
+    assert "see the stack of LoRA." in shown.pointer([])
+
+
 def test_an_error_without_words_still_shows_something() -> None:
     assert "KeyError" in shown.failure(KeyError())
 

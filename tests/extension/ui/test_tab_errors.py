@@ -75,7 +75,9 @@ def test_an_error_of_a_tag_is_said_once_and_goes_with_it(tab: Tab, damaged: Path
     row = tab.root.get_by_role("list", name="Stack", exact=True).locator("> li").nth(1)
     for tag, reason in ERRORS.items():
         generate(tab, f"<lora:stripes:1> {tag}")
-        tab.page.locator("#outcome").get_by_text("No picture was made: see the stack of LoRA.").wait_for()
+        name = tag.split(":")[1]
+        where = f"{name} in the stack" if name else "the stack"
+        tab.page.locator("#outcome").get_by_text(f"No picture was made: see {where} of LoRA.").wait_for()
         tab.button("Stack (2, 1 error)").wait_for()
         row.get_by_text(re.compile(reason)).wait_for()
         tab.page.wait_for_timeout(200)
