@@ -38,6 +38,7 @@ export function Row({tab, entry, outcome, handle}) {
     };
     const said = entry.problem || problem;
     const told = said || !entry.on ? undefined : outcome;
+    const idle = entry.on && !said && !curved && !unet && !entry.te;
     const doubt = !said && lora && !told?.warning && told?.state !== "failed" ? tab.library.catalog.against(lora) : "";
     // chips stand last: where they came above the editors, those would move away under the pointer that draws in them
     return html`
@@ -72,6 +73,7 @@ export function Row({tab, entry, outcome, handle}) {
         }
         ${chips.length > 0 && html`<div class="rt-chips">${chips.map((text) => html`<span class="rt-chip" key=${text}>${text}</span>`)}</div>`}
         ${said && html`<p class="rt-problem" role="alert">✕ ${said}</p>`}
+        ${idle && html`<p class="rt-hint">A strength of 0 changes nothing: the LoRA is left out.</p>`}
         ${doubt && html`<p class="rt-warning">⚠ ${doubt}</p>`}
         <${Outcome} lora=${told} />`;
 }

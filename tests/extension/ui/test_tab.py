@@ -134,6 +134,17 @@ def test_arrow_keys_go_through_the_library(tab: Tab) -> None:
         tab.page.wait_for_function(focused, arg=wanted)
 
 
+def test_the_wheel_moves_the_page_at_the_end_of_the_library(tab: Tab) -> None:
+    tab.page.set_viewport_size({"width": 1400, "height": 420})
+    box = tab.root.locator(".rt-scroll")
+    box.evaluate("box => { box.scrollIntoView({block: 'center'}); box.scrollTop = box.scrollHeight }")
+    before = tab.page.evaluate("scrollY")
+    assert box.evaluate("box => box.scrollTop") > 0
+    box.hover()
+    tab.page.mouse.wheel(0, 300)
+    tab.page.wait_for_function("before => scrollY > before", arg=before, timeout=5000)
+
+
 def test_notes_are_kept_beside_the_file_as_a1111_reads_them(tab: Tab, served: Served, copy: Path) -> None:
     tab.button("About copied").click()
     dialog = tab.page.get_by_role("dialog", name="copied")
@@ -325,6 +336,19 @@ def test_a_strength_that_is_no_number_is_said_in_place_and_nothing_is_lost(tab: 
     tab.prompt_is("<lora:zorp:0.5> zorp")
     tab.strength("zorp").fill("5000")
     tab.row("zorp").get_by_text("5000 is beyond 10, where pictures are noise or black").wait_for()
+
+
+def test_a_strength_of_0_is_said_to_change_nothing(tab: Tab) -> None:
+    said = tab.row("zorp").get_by_text("A strength of 0 changes nothing")
+    tab.write("<lora:zorp:0>")
+    said.wait_for()
+    for acts in ("<lora:zorp:0:0.5>", "<lora:zorp:0:unet=0@0,1@1>", "<lora:zorp:1>"):
+        tab.write(acts)
+        said.wait_for(state="detached")
+    tab.write("<lora:zorp:0>")
+    said.wait_for()
+    tab.row("zorp").get_by_role("checkbox").uncheck()
+    said.wait_for(state="detached")
 
 
 def test_entries_are_switched_off_and_on_where_they_were(tab: Tab) -> None:
