@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -91,6 +92,7 @@ def build_page(backend: Backend) -> Any:
                     outputs.infotext.render()
         inputs = _Inputs(prompt, negative, **settings)
         _connect(handlers, inputs, outputs)
+        _keep(page, backend.model_name, list(vars(inputs).values()))
         page.load(handlers.options, None, options, **_EVENT)
         page.load(handlers.first, list(vars(inputs).values()), list(vars(outputs).values()), **_EVENT)
         dice.click(lambda: -1, None, inputs.seed, **_EVENT)
@@ -249,6 +251,20 @@ def _results(generate: Any, cancel: Any) -> _Outputs:
         render=False,
     )
     return _Outputs(progress, preview, older, gallery, infotext, outcome, gr.State([]), generate, cancel)
+
+
+def _keep(page: Any, model: str, inputs: list[Any]) -> None:
+    """Let a reload keep the inputs, in this tab of the browser and for this model."""
+    key = json.dumps(f"remora inputs of {model}")
+    known = f"(...now) => JSON.parse(sessionStorage.getItem({key})) ?? now"
+    # browsers keep about five megabytes
+    keep = f"""(...now) => {{
+        const text = JSON.stringify(now);
+        if (text.length < 1e6) sessionStorage.setItem({key}, text);
+        else sessionStorage.removeItem({key});
+    }}"""
+    page.load(None, inputs, inputs, js=known, **_EVENT)
+    gr.on([one.change for one in inputs], None, inputs, None, js=keep, **_EVENT)
 
 
 def _connect(handlers: Handlers, inputs: _Inputs, outputs: _Outputs) -> None:

@@ -13,6 +13,7 @@ from extension.standalone.demo import DEMO_PROMPT
 from extension.standalone.pnginfo import read_infotext
 from extension.text.infotext import parse_infotext
 from tests.extension.ui.serving import LONG, Served, fill, infotext_with, opened, serving
+from tests.extension.ui.tab import Tab
 
 pytestmark = pytest.mark.browser
 
@@ -104,6 +105,26 @@ def test_a_job_shows_its_progress_and_can_be_cancelled(page: Any) -> None:
     page.click("#cancel")
     page.get_by_text("Cancelled").wait_for(timeout=LONG)
     page.get_by_text("Ready").wait_for(timeout=LONG)
+
+
+def test_a_reload_keeps_what_was_asked_for_in_its_own_tab(page: Any) -> None:
+    kept = "([key, text]) => JSON.stringify(sessionStorage).includes(text) === key"
+    tab = Tab(page).ready()
+    tab.write("a fox <lora:zorp:0.5>")
+    fill(page, "#steps input[type=number]", "33")
+    page.wait_for_function(kept, arg=[True, "33"])
+    page.reload()
+    page.wait_for_function("document.querySelector('#steps input[type=number]')?.value === '33'", timeout=LONG)
+    assert page.input_value("#prompt textarea") == "a fox <lora:zorp:0.5>"
+    assert page.input_value("#width input[type=number]") == "64"
+    tab.ready().button("Stack (1)").wait_for()
+    other = page.context.new_page()
+    other.goto(page.url)
+    Tab(other).ready().button("Stack").wait_for()
+    assert other.input_value("#prompt textarea") == ""
+    other.close()
+    tab.write("l" * 1_000_000)
+    page.wait_for_function(kept, arg=[False, "33"])
 
 
 def test_the_seed_of_the_picture_is_taken_over(page: Any) -> None:
