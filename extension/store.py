@@ -94,7 +94,7 @@ class FileValue(Generic[_T]):
         return f"{self._path()} cannot be read as {self._what} ({why}); {self._advice(error)}"
 
     def _advice(self, error: Exception) -> str:
-        return "mend it or move it away"
+        return "repair it or move it away"
 
     def _look(self, *, again: bool = False) -> _State[_T]:
         """Return the state of the file; read it if it has changed, or if `again`."""
@@ -205,18 +205,18 @@ class Store(FileValue[_T]):
                 raise _too_large(path, self._at_most)
             self._read(content)
         except (ValueError, RecursionError) as error:
-            why = f"{self._what} cannot be kept, as {path.name} could not be read again"
-            raise self._refusal(f"{why} ({error}); all is as before") from error
+            why = f"{self._what} cannot be saved, as {path.name} could not be read again"
+            raise self._refusal(f"{why} ({error}); nothing was changed") from error
         return content
 
     def _advice(self, error: Exception) -> str:
         if isinstance(error, OSError):
-            return "nothing is kept there until it can be read"
+            return "nothing is saved there until it can be read"
         if self._shared:
             return super()._advice(error)
         path = self._path()
         assert path is not None, "a store without a file is not damaged"
-        return f"the next change keeps it as {_free_name(Path(os.path.realpath(path))).name} and starts an empty one"
+        return f"the next change renames it to {_free_name(Path(os.path.realpath(path))).name} and starts an empty file"
 
 
 def set_aside(path: Path) -> Path:
@@ -432,4 +432,4 @@ def _mode_of(path: Path) -> int | None:
 
 
 def _irregular(path: Path) -> OSError:
-    return OSError(errno.EINVAL, "it is a folder, a pipe or a device, and no regular file", str(path))
+    return OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a regular file", str(path))

@@ -43,7 +43,7 @@ _COMPILED = "the model is compiled, and merging would compile it again"
 _WHOLE = "a file has it as one with other layers, and its adapter depends on the weights of all of them"
 _VARIES = "the strength differs from step to step"
 _REGIONAL = "a LoRA is for a part of the picture"
-_UNDECIDED = "the first call tells where merging pays"
+_UNDECIDED = "the first call measures where merging pays"
 _CHEAPER = "merging would not pay"
 
 

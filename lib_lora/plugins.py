@@ -107,7 +107,7 @@ def register(*plugins: Plugin) -> None:
         kinds = _kinds(plugin)
         if not kinds:
             known = ", ".join(one.__name__ for one in _FOLDERS)
-            raise RegistryError(f"{plugin!r} is no plug-in: want a subclass or an instance of {known}")
+            raise RegistryError(f"{plugin!r} is not a plug-in: want a subclass or an instance of {known}")
         if inspect.isabstract(plugin):
             lacking = ", ".join(sorted(getattr(plugin, "__abstractmethods__", ())))
             raise RegistryError(f"{plugin!r} lacks {lacking}")

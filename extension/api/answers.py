@@ -135,7 +135,7 @@ async def _body_of(request: Request, at_most: int, what: str) -> bytes:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _float(text: str) -> float:

@@ -73,7 +73,7 @@ class BlocksApi:
         except BlockWeightsError as error:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         except OSError as error:
-            detail = f"the presets of block weights cannot be kept, so they are as before: {error.strerror or error}"
+            detail = f"the presets of block weights cannot be saved and are unchanged: {error.strerror or error}"
             raise HTTPException(BROKEN, detail) from error
 
 

@@ -176,7 +176,7 @@ def _answering(
         except Exception:  # any fault of Remora: hosts would answer with a page, or with a traceback
             number = secrets.randbelow(900_000) + 100_000
             logger.exception("remora: %s %r failed (number %d)", request.method, request.url.path, number)
-            return refused(BROKEN, f"the web UI failed at this, which is a fault of its own {_logged(number)}")
+            return refused(BROKEN, f"the web UI could not do this because of an internal error {_logged(number)}")
 
     return answered
 

@@ -257,7 +257,7 @@ def _kept(file: CatalogFile, what: str, write: Callable[[], object]) -> None:
     except (NotesError, PictureError) as error:
         raise HTTPException(UNPROCESSABLE, str(error)) from error
     except OSError as error:
-        detail = f"the {what} cannot be kept beside {file.path}; nothing was changed: {error.strerror or error}"
+        detail = f"the {what} cannot be saved beside {file.path}; nothing was changed: {error.strerror or error}"
         raise HTTPException(BROKEN, detail) from error
 
 
@@ -268,8 +268,8 @@ def _training(file: CatalogFile) -> tuple[Training, list[str]]:
     except LoraError:  # `reason` says why
         return Training(), []
     except Exception as error:  # a bad header must not hide the file's notes
-        logger.exception("remora: what %s tells of its training cannot be read", file.path)
-        return Training(), [f"what it tells of its training cannot be read: {error!r:.300}"]
+        logger.exception("remora: the training metadata of %s cannot be read", file.path)
+        return Training(), [f"its training metadata cannot be read: {error!r:.300}"]
 
 
 def family_key(family: Family) -> str:

@@ -86,7 +86,7 @@ class PresetsApi:
             status = NOT_FOUND if str(error).startswith("there is no preset") else UNPROCESSABLE
             raise HTTPException(status, str(error)) from error
         except OSError as error:
-            detail = f"the presets cannot be kept, so they are as before: {error.strerror or error}"
+            detail = f"the presets cannot be saved and are unchanged: {error.strerror or error}"
             raise HTTPException(BROKEN, detail) from error
 
 

@@ -64,7 +64,7 @@ class RegionsApi:
         except RegionTextError as error:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         except OSError as error:
-            detail = f"the region cannot be kept, so all is as before: {error.strerror or error}"
+            detail = f"the region cannot be saved and is unchanged: {error.strerror or error}"
             raise HTTPException(BROKEN, detail) from error
 
 

@@ -60,7 +60,7 @@ class StackApi:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         except OSError as error:
             raise HTTPException(
-                BROKEN, f"the stack cannot be kept, so it is as before: {error.strerror or error}"
+                BROKEN, f"the stack cannot be saved and is unchanged: {error.strerror or error}"
             ) from error
 
     def _told(self) -> dict[str, Any]:

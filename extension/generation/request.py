@@ -50,7 +50,7 @@ class Settings:
 
 
 USUAL = Settings()
-_UNLIMITED = "a setting of Remora takes strengths as they are"
+_UNLIMITED = "to apply it as written, turn off the limit in Remora's settings"
 
 
 @dataclass(frozen=True)

@@ -543,7 +543,7 @@ class Session:
                 if owner is one:
                     embeddings[name] = parts
                 elif owner.file != one.file:
-                    notes.append(f"embedding {name!r} is that of {owner.name}; the one of {one.name} is not used")
+                    notes.append(f"embedding {name!r} is read from {owner.name}; the one in {one.name} is ignored")
         return embeddings, notes
 
 

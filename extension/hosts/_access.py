@@ -35,7 +35,9 @@ def access_of(app: Any, options: object = None) -> Access:
     password = _password(checks) if checks else None
     login = _login(app) if _has_login(app) else None
     if password is None and login is None and (names := _set(options)):
-        logger.warning("remora: %s is set, but what checks it is not found; the tab's requests are refused", names)
+        logger.warning(
+            "remora: %s is set, but Remora cannot find what checks it; the tab's requests are refused", names
+        )
         login = _no_login
     return Access(password, login)
 
@@ -74,7 +76,7 @@ def _login(app: Any) -> Callable[[Any], Any]:
         user: Callable[[Any], Any] | None = getattr(parameter.default, "dependency", None)
         if user is not None:
             return user
-    logger.warning("remora: the page has a login that cannot be asked, so the tab's requests are refused")
+    logger.warning("remora: the page has a login that Remora cannot check, so the tab's requests are refused")
     return _no_login
 
 

@@ -36,7 +36,7 @@ class BundledEmbeddings:
             if problem is None:
                 digests.append((name, _digest(parts)))
             else:
-                problems.append(f"embedding {name!r} stays plain words: {problem}")
+                problems.append(f"embedding {name!r} is read as plain words: {problem}")
         self.key = tuple(digests)
         return problems
 

@@ -267,7 +267,9 @@ class Host(ABC):
         Returns:
             One sentence for each that cannot be used.
         """
-        return [f"embedding {name!r} stays plain words: {self.name} takes none from a LoRA file" for name in embeddings]
+        return [
+            f"embedding {name!r} is read as plain words: {self.name} takes none from a LoRA file" for name in embeddings
+        ]
 
     @abstractmethod
     def layer_classes(self) -> Sequence[type[nn.Module]]:

@@ -155,7 +155,7 @@ def _entry(data: object, number: int) -> AlwaysOnEntry:
         raise StackRefusedError(f"the name of {what} must be a text of 1 to {_MAX_NAME} characters")
     what = f"{what} ({name:.60})"
     if _UNWRITABLE & set(name):
-        raise StackRefusedError(f"{what} has one of < > : in its name, which a tag cannot have; rename the file")
+        raise StackRefusedError(f"{what} has < > or : in its name, which a tag cannot contain; rename the file")
     if not isinstance(on, bool):
         raise StackRefusedError(f"{what}: on must be true or false, not {on!r:.60}")
     numbers = {

@@ -77,7 +77,7 @@ class BlockPresetsFile:
         if len(read) < 2:
             raise BlockWeightsError("a preset needs a value for each block, as 1,0,0,1")
         if name in BUILT_IN.lists or name in BUILT_IN.elements:
-            raise BlockWeightsError(f"{name!r} is a built-in preset; take another name")
+            raise BlockWeightsError(f"{name!r} is a built-in preset; choose another name")
 
         def change(text: str) -> str:
             if len(read_presets(text).keys() | {name}) > _MOST:

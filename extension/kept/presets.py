@@ -95,7 +95,7 @@ def read_text(text: str) -> list[Preset]:
                 found.append(("imported", []))
             found[-1][1].append(_checked_line(line, f"line {place}"))
     if not any(lines for _, lines in found):
-        raise PresetError("there is no LoRA in this text; a preset has lines as <lora:name:0.8>")
+        raise PresetError("there is no LoRA in this text; a preset has lines such as <lora:name:0.8>")
     return [Preset(_checked_name(name), "\n".join(lines)) for name, lines in found if lines]
 
 
@@ -127,7 +127,9 @@ class Presets:
             return self._store.problem
         why = "; ".join(one.why for one in refused[:_MAX_TOLD])
         more = f"; and {len(refused) - _MAX_TOLD} more" if len(refused) > _MAX_TOLD else ""
-        return f"some of {self._path()} are no presets and stay there until you mend or delete them ({why}{more})"
+        return (
+            f"some of {self._path()} are not presets; Remora keeps them until you repair or delete them ({why}{more})"
+        )
 
     def lock(self) -> AbstractContextManager[object]:
         """Exclude other changes in a `with` statement; see `Store.lock`."""
@@ -245,7 +247,9 @@ def _checked_line(line: str, where: str) -> str:
     except PromptError as error:
         raise PresetError(f"{where}: {error}") from error
     if len(tags) != 1 or not _LINE.match(line):
-        raise PresetError(f"{where}: {line!r:.80} is no LoRA; write one tag and its words, as <lora:name:0.8> words")
+        raise PresetError(
+            f"{where}: {line!r:.80} is not a LoRA; write one tag and its words, such as <lora:name:0.8> words"
+        )
     return line
 
 
@@ -257,7 +261,7 @@ def _write(kept: _Kept) -> bytes:
 def _read(content: bytes) -> _Kept:
     data = json.loads(content.decode("utf-8"))
     if not isinstance(data, Mapping) or not isinstance(data.get("presets"), list):
-        raise PresetError("it is no list of presets")
+        raise PresetError("it is not a list of presets")
     if data.get("version") != VERSION:
         raise PresetError(f"it is of version {data.get('version')!r}, and this Remora knows version {VERSION}")
     presets: dict[str, Preset] = {}

@@ -167,7 +167,7 @@ def as_png(region: Region) -> bytes:
 def _read(name: str, content: bytes) -> Region | None:
     """Read a picture of the folder, which may have any name."""
     if checked_name(name) != name:
-        raise RegionTextError(f"a tag cannot name {name[:60]!r}: take the space at its end away")
+        raise RegionTextError(f"a tag cannot name {name[:60]!r}: remove the space at its end")
     return read_picture(content)
 
 

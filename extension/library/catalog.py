@@ -172,7 +172,7 @@ class Catalog:
         self._found()
         row = self.index.with_id(wanted)
         if row is None:
-            raise CatalogError(wanted, "is no file in the LoRA folders (any more); reload the list")
+            raise CatalogError(wanted, "is not a file in the LoRA folders any more; reload the list")
         return row.file
 
     def find(self, name: str, *, suggest: bool = True) -> CatalogFile:
@@ -200,7 +200,9 @@ class Catalog:
                     reason = f"fits several files: {', '.join(shown)}; write one of these"
                     raise CatalogError(name, reason, shown, fits_several=True)
         if _HASH.fullmatch(wanted) and (unknown := self._hash_unknown(names)):
-            reason = f"is not in the LoRA folders; if it is a hash, try again later: {unknown} are being made"
+            reason = (
+                f"is not in the LoRA folders; if it is a hash, try again later: {unknown} hashes are being computed"
+            )
             raise CatalogError(name, reason)
         known = names.written if suggest and len(names.written) < _COMPARED_AT_MOST else ()
         close = difflib.get_close_matches(wanted[:200], known, n=3)
@@ -524,7 +526,7 @@ def _inside(name: str) -> str:
     """Normalise a name to `sub/name`; reject one that leaves the folders."""
     wanted = name.strip().replace("\\", "/")
     if PurePosixPath(wanted).is_absolute() or PureWindowsPath(wanted).drive or ".." in wanted.split("/"):
-        raise CatalogError(name, "would leave the LoRA folders; write a name as the list of LoRAs shows it")
+        raise CatalogError(name, "is outside the LoRA folders; write a name from the list of LoRA")
     return wanted
 
 

@@ -291,7 +291,7 @@ class Index:
         except OSError as error:
             self._complain(f"{self._path} is damaged and cannot be set aside: {error.strerror or error}")
             return False
-        self._complain(f"{self._path} is damaged, so it is kept as {aside.name} and all LoRA files are read again")
+        self._complain(f"{self._path} is damaged and was renamed to {aside.name}; all LoRA files are read again")
         return True
 
     def _complain(self, text: str) -> None:

@@ -109,7 +109,7 @@ def write_notes(file: CatalogFile, changes: Mapping[str, object]) -> None:
     """Change fields in `name.json`; other fields and simultaneous changes stay.
 
     Raises:
-        NotesError: an unknown field, an invalid value, or a file that is no JSON object or would be too large.
+        NotesError: an unknown field, an invalid value, or a file that is not a JSON object or would be too large.
         OSError: the file cannot be written; nothing has changed.
     """
     checked = {name: _checked(name, value) for name, value in changes.items()}
@@ -156,7 +156,7 @@ def _checked(name: str, value: object) -> object:
             good, wanted = type(value) is int and value in RATINGS, f"a whole number from 0 to {RATINGS[-1]}"
         case "strength":
             good = value is None or (value == 0 and value is not False) or _number(value) is not None
-            wanted = "a number from -100 to 100, or null for the web UI's default, as which 0 counts too"
+            wanted = "a number from -100 to 100, or null for the web UI's default; 0 counts as null"
         case "tags":
             good = isinstance(value, list) and len(value) <= _MAX_TAGS and all(_is_line(tag) for tag in value)
             wanted = f"a list of no more than {_MAX_TAGS} texts of 1 to 100 characters"
@@ -208,9 +208,9 @@ def _parsed(path: Path, content: bytes) -> dict[str, Any]:
     try:
         data = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise NotesError(f"{path} is no JSON ({error}); mend it or move it away") from error
+        raise NotesError(f"{path} is not JSON ({error}); repair it or move it away") from error
     if not isinstance(data, dict):
-        raise NotesError(f"{path} is no JSON object; mend it or move it away")
+        raise NotesError(f"{path} is not a JSON object; repair it or move it away")
     return data
 
 

@@ -160,7 +160,7 @@ def opened_picture(content: bytes, side: int, mode: str = "") -> Image.Image:
         return one_picture(lambda: _opened(content, side, mode))
     except Exception as error:  # decoders raise any error for a damaged file
         logger.debug("remora: a picture cannot be read", exc_info=True)
-        raise PictureError(f"this is no picture that can be read: {_why(error)}") from error
+        raise PictureError(f"this picture cannot be read: {_why(error)}") from error
 
 
 def _why(error: Exception) -> str:
@@ -169,7 +169,7 @@ def _why(error: Exception) -> str:
         return str(error)
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         return f"it has more than {_MOST} pixels"
-    return "its file is damaged, or of a format that is not known"
+    return "its file is damaged, or of an unknown format"
 
 
 def one_picture(work: Callable[[], T]) -> T:
@@ -230,4 +230,4 @@ def _keep(path: Path, content: bytes) -> None:
     try:
         write_bytes(path, content, lasting=False)
     except OSError as error:
-        logger.warning("remora: a thumbnail cannot be kept in %s: %s", path.parent, error.strerror or error)
+        logger.warning("remora: a thumbnail cannot be saved in %s: %s", path.parent, error.strerror or error)

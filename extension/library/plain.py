@@ -14,7 +14,7 @@ def read_json(text: str) -> Any:
     """Parse JSON whose numbers can be used and sent again.
 
     Raises:
-        ValueError: the text is no JSON, or a number in it is too large or no number.
+        ValueError: the text is not JSON, or a number in it is too large or no number.
         RecursionError: it is nested too deeply.
     """
     return _DECODER.decode(text)
@@ -41,7 +41,7 @@ def is_count(value: object) -> bool:
 
 
 def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _float(text: str) -> float:

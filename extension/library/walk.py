@@ -150,7 +150,7 @@ def _in(root: Path, folder: Path, names: frozenset[str]) -> Iterator[Found]:
             _leave_out(path, str(error.strerror))
             continue
         if not S_ISREG(stat.st_mode):
-            _leave_out(path, "it is a pipe, a socket or a device, and no regular file")
+            _leave_out(path, "it is a pipe, a socket or a device, not a regular file")
             continue
         relative = path.relative_to(folder).with_suffix("").as_posix()
         file = CatalogFile(path, relative, stat.st_size, stat.st_mtime_ns)

@@ -76,17 +76,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
     parser.add_argument("--port", type=int, default=7860)
     who = parser.add_mutually_exclusive_group()
-    who.add_argument("--auth", type=_login, metavar="USER:PASSWORD", help="let in only those who know these two")
-    who.add_argument(
-        "--without-login", action="store_true", help="let in everybody who reaches --host, other machines as well"
-    )
+    who.add_argument("--auth", type=_login, metavar="USER:PASSWORD", help="require this user and password")
+    who.add_argument("--without-login", action="store_true", help="require no login, also from other machines")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps, xpu")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "float16", "bfloat16"))
     parser.add_argument("--offload", default="none", choices=("none", "model", "sequential", "group"))
-    parser.add_argument("--output-dir", type=Path, default=ROOT / "outputs", help="where pictures are saved")
-    parser.add_argument("--data-dir", type=Path, default=ROOT / "data", help="where the stack of LoRA is kept")
+    parser.add_argument("--output-dir", type=Path, default=ROOT / "outputs", help="folder for pictures")
     parser.add_argument(
-        "--prediction-type", choices=("epsilon", "v_prediction"), help="where a checkpoint does not say"
+        "--data-dir", type=Path, default=ROOT / "data", help="folder for presets and Remora's other data"
+    )
+    parser.add_argument(
+        "--prediction-type", choices=("epsilon", "v_prediction"), help="for checkpoints that do not contain it"
     )
     parser.add_argument("--tokenizer", type=Path, help="folder with vocab.json and merges.txt of CLIP")
     parser.add_argument("--no-browser", action="store_true", help="do not open the page")
@@ -112,7 +112,7 @@ def _check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except (OSError, OverflowError) as error:
-            raise OSError(f"port {port} on {host} cannot be had ({error}); name another by --port") from error
+            raise OSError(f"port {port} on {host} cannot be used ({error}); choose another one with --port") from error
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class _Source:
 def _misuse(arguments: argparse.Namespace) -> str:
     """Return why these arguments cannot be meant, or nothing."""
     if arguments.model is None and not arguments.demo:
-        return "name a model by --model, or try --demo"
+        return "choose a model with --model, or use --demo"
     if not (is_loopback(arguments.host) or arguments.auth or arguments.without_login):
         return (
             f"other machines reach {arguments.host}; add --auth user:password, or --without-login to let in "

@@ -33,9 +33,9 @@ def find_demo(folder: Path = FOLDER) -> Demo:
     for name, published in _published(folder).items():
         path = folder / name
         if not path.is_file():
-            raise DemoError(f"{path} is missing; get a complete copy of Remora, or name a model by --model")
+            raise DemoError(f"{path} is missing; get a complete copy of Remora, or choose a model with --model")
         if hashlib.sha256(path.read_bytes()).hexdigest() != published:
-            raise DemoError(f"{path} is damaged; download it again, or name a model by --model")
+            raise DemoError(f"{path} is damaged; download it again, or choose a model with --model")
     return Demo(folder / "remora-shapes", folder / "loras")
 
 
@@ -44,5 +44,5 @@ def _published(folder: Path) -> Mapping[str, str]:
     try:
         lines = (folder / _SUMS).read_text("utf-8").splitlines()
     except OSError as error:
-        raise DemoError(f"the demo in {folder} cannot be read ({error}); name a model by --model") from error
+        raise DemoError(f"the demo in {folder} cannot be read ({error}); choose a model with --model") from error
     return {name: digest for digest, _, name in (line.partition("  ") for line in lines)}

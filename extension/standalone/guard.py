@@ -49,7 +49,7 @@ class Guard:
         host = request.headers.get("host", "")
         if self._local and not _is_here(host):
             # or a page could have its own name mean this machine, and then be no page of another site
-            return refused(_FORBIDDEN, f"this web UI is for this machine: open it as localhost, not as {host:.80}")
+            return refused(_FORBIDDEN, f"this web UI serves this machine only: open it as localhost, not as {host:.80}")
         try:
             refuse_other_sites(request)
         except HTTPException as error:

@@ -51,7 +51,7 @@ class TextualInversions:
             try:
                 fitting[name] = self._fitted(parts)
             except ValueError as error:
-                misfits.append(f"embedding {name!r} stays plain words: {error}")
+                misfits.append(f"embedding {name!r} is read as plain words: {error}")
         if fitting:
             try:
                 self._put_on(fitting)

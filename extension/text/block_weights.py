@@ -166,7 +166,7 @@ def checked_name(name: str) -> str:
             f"a preset's name is 1 to {_MAX_NAME} characters, no control character, no : < > = , #; not {name[:60]!r}"
         )
     if _NUMBER.fullmatch(name):
-        raise BlockWeightsError(f"{name!r} is a number, and so no name: a tag could not tell them apart")
+        raise BlockWeightsError(f"{name!r} is a number; choose a name that is not a number")
     return name
 
 

@@ -243,7 +243,7 @@ class _Reader:
         self._check_overruled()
         for name, value in (("by", self._by), ("curve", self._shape)):
             if value and tag.curve is None:
-                self._fail(self._fields[name], f"'{name}' says how points are meant, and there are none, as 0@0,1@0.5")
+                self._fail(self._fields[name], f"'{name}' needs a schedule, such as 0@0,1@0.5")
         return tag
 
     # --- names of fields ---
@@ -255,7 +255,7 @@ class _Reader:
             name = key.strip()
             if equals:
                 if name not in _SETTINGS:
-                    self._fail(field, f"{name!r} is no setting, the settings are {', '.join(_SETTINGS)}")
+                    self._fail(field, f"{name!r} is not a setting; the settings are {', '.join(_SETTINGS)}")
                 self._take(ALIASES.get(name, name), _Field(value, field.place + len(key) + 1, True), field)
             elif name.lower() in EXPERTS:
                 self._noise.add(name.lower())
@@ -323,12 +323,12 @@ class _Reader:
             return self._to_number(field)
         parts = field.split(",;")
         if len(parts) > _MOST_POINTS:
-            self._fail(field, f"a schedule of {len(parts)} points; {_MOST_POINTS} are enough")
+            self._fail(field, f"a schedule of {len(parts)} points; at most {_MOST_POINTS} are allowed")
         points = []
         for part in parts:
             value, *place = part.split("@~")
             if len(place) > 1:
-                self._fail(part, f"{part.value!r} is no point; one is written as 0.8@0.5")
+                self._fail(part, f"{part.value!r} is not a point; write, for example, 0.8@0.5")
             points.append((self._to_number(place[0]) if place else 1.0, self._to_number(value)))
         unit: Unit = self._by or "step"  # type: ignore[assignment]  # one of them, see __init__
         shape: Shape = self._shape or "linear"  # type: ignore[assignment]
@@ -345,19 +345,21 @@ class _Reader:
 
     def _to_module(self, field: _Field) -> str:
         if not _MODULE.fullmatch(field.text):
-            self._fail(field, f"{field.value!r} is no part of a model, as unet, transformer_2 or text_encoder")
+            self._fail(
+                field, f"{field.value!r} is not a component of a model, such as unet, transformer_2 or text_encoder"
+            )
         return field.text.lower()
 
     def _to_passes(self, field: _Field) -> frozenset[str]:
         found = set()
         for part in field.split(",+"):
             if part.text.lower() not in PASSES:
-                self._fail(part, f"{part.value!r} is no pass; there are {', '.join(PASSES)}")
+                self._fail(part, f"{part.value!r} is not a pass; the passes are {', '.join(PASSES)}")
             found.add(part.text.lower())
         return frozenset(found) if len(found) < len(PASSES) else frozenset()
 
     def _to_rows(self, field: _Field) -> frozenset[int]:
-        reason = "is no image of a batch; they are numbered from 1"
+        reason = "is not an image of a batch; images are numbered from 1"
         return frozenset(self._to_count(part, _MOST_IMAGES, reason) for part in field.split(",+"))
 
     def _one_of(self, name: str, choices: tuple[str, ...]) -> str:
@@ -400,11 +402,11 @@ class _Reader:
         if "mask" not in self._fields:
             for name in ("feather", "part"):
                 if name in self._fields:
-                    self._fail(self._fields[name], f"{name!r} is for a region, and there is none, as mask=left")
+                    self._fail(self._fields[name], f"{name!r} needs a region, such as mask=left")
             return NO_MASK
         field, feather = self._fields["mask"], self._read("feather", self._to_number, 0.0)
         if not 0 <= feather <= 1:
-            self._fail(self._fields["feather"], f"{feather:g} is no part of the picture; it is from 0 to 1")
+            self._fail(self._fields["feather"], f"{feather:g} is not a soft edge; write a number from 0 to 1")
         try:
             mask = read_mask(field.value, feather, self._names.regions)
         except RegionTextError as error:
@@ -412,7 +414,9 @@ class _Reader:
         return replace(mask, part=self._read("part", self._to_part, None))
 
     def _to_part(self, field: _Field) -> int:
-        return self._to_count(field, _MOST_PARTS, "is no part of a prompt; those between AND are numbered from 1")
+        return self._to_count(
+            field, _MOST_PARTS, "is not a part of a prompt; the parts between AND are numbered from 1"
+        )
 
     def _window(self) -> Window:
         start, stop = (self._read(name, self._to_number, None) for name in ("start", "stop"))
@@ -430,10 +434,10 @@ class _Reader:
     def _range(self, field: _Field, example: str) -> tuple[float | None, float | None]:
         match = RANGE.fullmatch(field.value)
         if match is None:
-            self._fail(field, f"{field.value!r} is no range, as {example}")
+            self._fail(field, f"{field.value!r} is not a range, such as {example}")
         found = [float(one) if one else None for one in (match[1], match[2])]
         if any(one is not None and not math.isfinite(one) for one in found):
-            self._fail(field, f"{field.value!r} is no range, as {example}")
+            self._fail(field, f"{field.value!r} is not a range, such as {example}")
         return found[0], found[1]
 
 

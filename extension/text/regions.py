@@ -88,10 +88,10 @@ def read_mask(written: str, feather: float, own: Mapping[str, Region]) -> Mask:
         RegionTextError: an unknown region, invalid edges, or an empty region.
     """
     if not written.strip():
-        raise RegionTextError("a region is missing, as left or 0,0,0.5,1")
+        raise RegionTextError("the region is missing; write, for example, left or 0,0,0.5,1")
     parts = written.split("+")
     if len(parts) > _MOST_PARTS:
-        raise RegionTextError(f"a region of {len(parts)} parts; {_MOST_PARTS} are enough")
+        raise RegionTextError(f"a region of {len(parts)} parts; at most {_MOST_PARTS} are allowed")
     places = [sum(len(part) + 1 for part in parts[:i]) for i in range(len(parts))]
     used: dict[str, Region] = {}
     regions = [_part(part, place, own, used) for part, place in zip(parts, places, strict=True)]
@@ -100,7 +100,7 @@ def read_mask(written: str, feather: float, own: Mapping[str, Region]) -> Mask:
     except StackError as error:
         raise RegionTextError(str(error)) from error
     if not any(region.cells):
-        raise RegionTextError(f"the region {written.strip()!r} is no part of the picture at all")
+        raise RegionTextError(f"the region {written.strip()!r} has no place in the picture")
     return Mask(written.strip(), feather, region, used)
 
 
@@ -124,8 +124,10 @@ def _meant(name: str, place: int, own: Mapping[str, Region], used: dict[str, Reg
         return NAMED[name]
     names = ", ".join(sorted(NAMED)) + "".join(f", {one}" for one in sorted(own)[:20])
     if "," in name:
-        raise RegionTextError(f"{name[:60]!r} is no rectangle; one is left,top,right,bottom, as 0,0,0.5,1", place)
-    raise RegionTextError(f"there is no region {name[:60]!r}; there are {names}", place)
+        raise RegionTextError(
+            f"{name[:60]!r} is not a rectangle; write left,top,right,bottom, such as 0,0,0.5,1", place
+        )
+    raise RegionTextError(f"there is no region {name[:60]!r}; the regions are {names}", place)
 
 
 def checked_name(name: str) -> str:
@@ -141,9 +143,9 @@ def checked_name(name: str) -> str:
             f"letter, a digit, _ or ) last; not {name[:60]!r}"
         )
     if name in NAMED:
-        raise RegionTextError(f"{name!r} is a built-in region; take another name")
+        raise RegionTextError(f"{name!r} is a built-in region; choose another name")
     if name.partition(".")[0].rstrip().lower() in _RESERVED:
-        raise RegionTextError(f"{name!r} is the name of a device on Windows, where no file has it; take another name")
+        raise RegionTextError(f"{name!r} is the name of a device on Windows, where no file has it; choose another name")
     return name
 
 

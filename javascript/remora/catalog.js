@@ -84,7 +84,7 @@ export class Catalog {
      */
     against(lora) {
         if (!lora.readable) return lora.reason;
-        if (!canBeNamed(lora.name)) return "it has one of < > : in its name, which a tag cannot have; rename the file";
+        if (!canBeNamed(lora.name)) return "it has < > or : in its name, which a tag cannot contain; rename the file";
         if ((this.byName.get(lora.name) ?? []).length > 1) {
             return `several files have the name ${lora.name}; rename all but one to use them`;
         }

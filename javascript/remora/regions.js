@@ -44,11 +44,11 @@ export function readMask(text) {
  */
 export function maskProblem(text, names) {
     for (const {name, edges} of readMask(text)) {
-        if (!name) return "a region is missing, as left or 0,0,0.5,1";
+        if (!name) return "the region is missing; write, for example, left or 0,0,0.5,1";
         if (edges) {
             const [left, top, right, bottom] = edges;
             if (edges.some((edge) => edge > 1) || left >= right || top >= bottom) {
-                return `“${name}” is no rectangle; write left,top,right,bottom in parts of the picture, as 0,0,0.5,1`;
+                return `“${name}” is not a rectangle; write left,top,right,bottom as parts of the picture, such as 0,0,0.5,1`;
             }
         } else if (!names.includes(name)) return `there is no region “${name}”`;
     }

@@ -43,7 +43,11 @@ const AMOUNTS = ["te", "unet", "hr", "hrte", "hrunet", "in", "mid", "out"];
 
 /** @type {Check} */
 const isAmount = (text) =>
-    readAmount(text) ? "" : /[@~]/.test(text) ? `“${text}” is no schedule; write one as 0@0,1@0.5` : isNumber(text);
+    readAmount(text)
+        ? ""
+        : /[@~]/.test(text)
+          ? `“${text}” is not a schedule; write, for example, 0@0,1@0.5`
+          : isNumber(text);
 /** @type {Check} */
 const isNumber = (text) =>
     isFiniteNumber(text) ? "" : `“${text}” is ${NUMBER.test(text) ? "too large" : "not"} a number`;
@@ -54,7 +58,9 @@ const isText = (text) => (text ? "" : "a name is missing");
 /** @type {Check} */
 const isModule = (text) =>
     isText(text)
-    || (/^\w+$/.test(text) ? "" : `“${text}” is no part of a model, as unet, transformer_2 or text_encoder`);
+    || (/^\w+$/.test(text)
+        ? ""
+        : `“${text}” is not a component of a model, such as unet, transformer_2 or text_encoder`);
 /** @type {(...words: string[]) => Check} */
 const isOneOf =
     (...words) =>
@@ -66,7 +72,7 @@ const isCount = (digits, otherwise) => {
     return (text) => (count.test(text) ? "" : `“${text}” ${otherwise}`);
 };
 /** @type {Check} */
-const isRange = (text) => (rangeOf(text) ? "" : `“${text}” is no range; write one as 2-10`);
+const isRange = (text) => (rangeOf(text) ? "" : `“${text}” is not a range; write, for example, 2-10`);
 /** @type {(check: Check, between: RegExp) => Check} */
 const each = (check, between) => (text) =>
     text
@@ -95,13 +101,15 @@ const CHECKS = new Map([
         half: isOneOf("pos", "neg"),
         pass: each(isOneOf(...PASSES), /[,+]/),
         mask: isText,
-        part: isCount(3, "is no part of a prompt; those between AND are numbered from 1"),
+        part: isCount(3, "is not a part of a prompt; the parts between AND are numbered from 1"),
         feather: /** @type {Check} */ (
             (text) =>
                 isNumber(text)
-                || (Number(text) < 0 || Number(text) > 1 ? `${text} is no part of the picture; it is from 0 to 1` : "")
+                || (Number(text) < 0 || Number(text) > 1
+                    ? `${text} is not a soft edge; write a number from 0 to 1`
+                    : "")
         ),
-        rows: each(isCount(3, "is no image of a batch; they are numbered from 1"), /[,+]/),
+        rows: each(isCount(3, "is not an image of a batch; images are numbered from 1"), /[,+]/),
     }),
 ]);
 
@@ -208,17 +216,16 @@ function problemOf(name, fields) {
         if (!named && !key) return `a fourth number, “${value}”`;
         if (!head && FLAGS.includes(key)) continue;
         const check = CHECKS.get(key);
-        if (!check) return `“${key}” is no setting of a LoRA tag; the settings are ${[...CHECKS.keys()].join(", ")}`;
+        if (!check) return `“${key}” is not a setting of a LoRA tag; the settings are ${[...CHECKS.keys()].join(", ")}`;
         if (named && seen.has(key)) return `“${key}” is set twice`;
         if (named) seen.add(key);
         const problem = check(value.trim());
         if (problem) return problem;
     }
     const fading = fields.find(({key}) => ["feather", "part"].includes(key));
-    if (fading && !fields.some(({key}) => key === "mask"))
-        return `“${fading.key}” is for a region, and there is none, as mask=left`;
+    if (fading && !fields.some(({key}) => key === "mask")) return `“${fading.key}” needs a region, such as mask=left`;
     const lost = fields.find(({key}) => ["by", "curve"].includes(key));
-    return lost && !hasCurve(fields) ? `“${lost.key}” says how points are meant, and there are none, as 0@0,1@0.5` : "";
+    return lost && !hasCurve(fields) ? `“${lost.key}” needs a schedule, such as 0@0,1@0.5` : "";
 }
 
 /** @param {Field[]} fields */

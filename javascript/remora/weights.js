@@ -57,7 +57,7 @@ export function readWeights(text, told) {
  */
 function problemOf(text, cells, bad, layout, told, preset) {
     if (bad !== undefined && cells.length === 1) return `There is no preset “${text}”.`;
-    if (bad !== undefined) return `“${bad}” is no block weight: write a number, R, U or X.`;
+    if (bad !== undefined) return `“${bad}” is not a block weight: write a number, R, U or X.`;
     if (layout || !told.layouts.length) return "";
     const count = cells.length === 1 ? "1 value" : `${cells.length} values`;
     return `${preset ? `${preset.name} has ${count}` : count}; the loaded model takes ${told.layouts.map(({length}) => length).join(", ")}.`;
@@ -109,8 +109,8 @@ export const snapped = (value) => Number((Math.round(value * 20) / 20).toFixed(2
  */
 export function nameProblem(name) {
     if (!name.trim()) return "Give the preset a name.";
-    if (NOT_IN_NAMES.test(name)) return "A name has none of : , < > = #";
+    if (NOT_IN_NAMES.test(name)) return "A name must not contain : , < > = #";
     return NUMBER.test(name.trim()) || isLetter(name.trim()) || name.trim() === "*"
-        ? `“${name.trim()}” is a weight, and no name.`
+        ? `“${name.trim()}” is a weight, not a name.`
         : "";
 }

@@ -250,7 +250,7 @@ class HeadSchedule:
             MomentError: it does not.
         """
         if now.step is None or not now.steps:
-            raise MomentError("the heads in a file depend on the step, and nothing tells the step of a model call")
+            raise MomentError("the heads in a file depend on the step, but the step of a model call is unknown")
 
     def write(self, factors: Tensor, now: CallTime, per_rank: int) -> None:
         """Multiply the strength of each head by its weight; before the first call, which no layer reads, do nothing."""

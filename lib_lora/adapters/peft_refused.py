@@ -40,7 +40,7 @@ class FRoD(Refused):
     params: ClassVar[Params] = any_of("frod_lambda_l", "frod_lambda_s_values")
     reason: ClassVar[str] = (
         "of FRoD, which computes another weight from a basis of the base weight; a basis as large as the largest layer "
-        "is shared by layers of like names, which the file does not tell"
+        "is shared by layers of like names, which the file does not contain"
     )
 
 

@@ -56,7 +56,7 @@ class VeRA(Adapter):
             # PEFT would draw them again from a seed, in the sizes of the largest layer, which need not be in the model
             raise UnsupportedError(
                 f"of {cls.__name__} without {cls.name}_A and {cls.name}_B, which all its layers share, and whose sizes "
-                "it does not tell: save it again with save_projection=True"
+                "it does not contain: save it again with save_projection=True"
             )
         if a.ndim != 2 or a.shape[0] != rank or a.shape[1] < inside:
             raise ValueError(f"want {cls.name}_A ({rank}, {inside} or more), got {shape_text(a)}")

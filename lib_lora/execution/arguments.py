@@ -29,7 +29,7 @@ def place_of_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
     found = named_arguments(args, kwargs)
     tensors = [place for place, value in found.items() if isinstance(value, Tensor)]
     if not tensors:
-        raise TypeError("a layer with adapters was called without a tensor; take the LoRA off this model")
+        raise TypeError("a layer with adapters was called without a tensor; remove the LoRA from this model")
     known = [name for name in _INPUTS if name in tensors]
     first = known[0] if known and isinstance(tensors[0], str) else tensors[0]
     width = getattr(layer, "in_features", None)
@@ -47,7 +47,7 @@ def output_in(layer: nn.Module, returned: Any) -> Tensor:
     y = returned[0] if isinstance(returned, tuple | list) and returned else returned
     if not isinstance(y, Tensor):
         text = f"a {type(layer).__name__} returned a {type(returned).__name__} that does not begin with a tensor"
-        raise ComponentError(f"{text}, so that no LoRA can be added to it; take the LoRA off this model")
+        raise ComponentError(f"{text}, so that no LoRA can be added to it; remove the LoRA from this model")
     return y
 
 

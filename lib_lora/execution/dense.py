@@ -228,7 +228,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             return self._run(call)
         if self._bindings[0].target.kind == "experts":
             text = f"a LoRA for a part of the picture changes the weights of experts in a {type(call.layer).__name__}"
-            raise RegionError(f"{text}, whose tokens have no order; take its region away")
+            raise RegionError(f"{text}, whose tokens have no order; remove its region")
 
         def run(region: RegionPart) -> Any:
             acting = frozenset(i for i, own in enumerate(regions) if own in (ALL_PLACES, region))
@@ -311,7 +311,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         """
         if self._bindings[0].target.kind not in ("linear", "conv"):
             text = f"a {type(layer).__name__} computes its {', '.join(effective)} from something else"
-            raise ComponentError(f"{text}, so no adapter can change it; take the file off")
+            raise ComponentError(f"{text}, so no adapter can change it; remove the file")
         op = Operation(layer, effective["weight"].ndim - 2)
         y = op.apply(x, effective["weight"])
         bias = effective.get("bias", getattr(layer, "bias", None))

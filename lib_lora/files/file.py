@@ -288,7 +288,7 @@ def glance(path: str | Path) -> Glance | None:
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file. A pipe would block for ever, and a device may have no end."""
     if not S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, and no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is a folder, a pipe or a device, not a regular file", str(path))
     return path.open("rb")
 
 
@@ -315,7 +315,7 @@ def _header_length(path: Path, head: bytes, size: int) -> int:
     if size < 8:
         raise FileError(path, f"it is only {size} bytes long, too short for a safetensors file; download it again")
     if length > size - 8:
-        text = f"it is truncated, or no safetensors file (header claims {length} bytes of {size}); download it again"
+        text = f"it is truncated, or not a safetensors file (header claims {length} bytes of {size}); download it again"
         raise FileError(path, text)
     if length > MAX_HEADER:
         raise FileError(path, f"header claims {length} bytes, more than the {MAX_HEADER} a safetensors file may have")
@@ -332,13 +332,13 @@ def _parse_header(path: Path, raw: bytes, size: int) -> tuple[dict[str, TensorIn
     try:
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=tuple)
     except (ValueError, RecursionError) as error:
-        raise FileError(path, f"header is no JSON: {error}") from error
+        raise FileError(path, f"header is not JSON: {error}") from error
     if not isinstance(header, tuple):
-        raise FileError(path, "header is no JSON object")
+        raise FileError(path, "header is not a JSON object")
     entries = _unique(path, header)
     pairs = entries.pop("__metadata__", ())
     if not isinstance(pairs, tuple) or not all(isinstance(value, str) for _, value in pairs):
-        raise FileError(path, "header's __metadata__ is no object of strings")
+        raise FileError(path, "header's __metadata__ is not an object of strings")
     metadata = _unique(path, pairs)
     tensors = _tensor_infos(path, entries, 8 + len(raw))
     _check_layout(path, tensors, 8 + len(raw), size)
@@ -371,7 +371,7 @@ def _tensor_infos(path: Path, entries: Mapping[str, Any], base: int) -> dict[str
         size = extent = 1
         for number in (*shape, start, end):
             if type(number) is not int or not 0 <= number < _MOST:
-                raise FileError(path, f"header entry {key!r} has a shape or an offset that is no natural number")
+                raise FileError(path, f"header entry {key!r} has a shape or an offset that is not a natural number")
         for length in shape:
             size *= length
             extent *= length or 1

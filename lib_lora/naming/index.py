@@ -343,11 +343,11 @@ def check_named(components: object, call: str) -> None:
     if len(wrong) == 1:
         part = components[wrong[0]]
         what = "None" if part is None else f"a {type(part).__name__}"
-        raise ComponentError(f"component {wrong[0]!r} is {what} and no torch module; leave it out")
+        raise ComponentError(f"component {wrong[0]!r} is {what}, not a torch module; leave it out")
     if wrong:
         good = [name for name in (*filter(is_denoiser, components), *components) if name not in wrong]
         name = good[0] if good else "unet"
         example = call.format(f"{{{name!r}: pipe.{name}, …}}")
         raise ComponentError(
-            f"components {', '.join(map(repr, wrong))} are no torch modules; leave them out: {example}"
+            f"components {', '.join(map(repr, wrong))} are not torch modules; leave them out: {example}"
         )

@@ -276,11 +276,11 @@ class ParsedFile:
         seen = ", ".join(keys[:4]) or "none"
         companions = {one.name for one in key_formats().values() if not one.alone}
         if companions.issuperset([group.format for group in self.groups]):
-            text = f"it is no adapter known here: none of its {len(keys)} keys is an adapter's ({seen}, …){guess(keys)}"
+            text = f"it is not a known adapter: none of its {len(keys)} keys is known ({seen}, …){guess(keys)}"
             raise UnknownFormatError(self.file.path, text, keys[:4])
         if not [group for group in self.groups if group.recipe is not None]:
             params = ", ".join(sorted({param for group in self.groups for param in group.keys}))
-            text = f"it holds adapters of a kind not supported here, with the parameters {params} (keys {seen}, …)"
+            text = f"it contains adapters of an unsupported kind, with the parameters {params} (keys {seen}, …)"
             raise UnknownAdapterError(self.file.path, text, keys[:4])
 
     def _lacks_scale(self) -> bool:

@@ -166,7 +166,7 @@ class CallSettings:
         """
         count, halves = call.rows, halves_in(call.kwargs, call.rows)
         if count is None:
-            raise RowsError(f"a model call does not tell its rows, and the stack has {images} images")
+            raise RowsError(f"the rows of a model call are unknown, and the stack has {images} images")
         given = None if self.rows is None else self.rows(count)
         if given is None:
             if count % images:
@@ -176,8 +176,8 @@ class CallSettings:
             raise RowsError(f"a model call has {count} rows, and {len(given)} were told")
         if halved and halves is None and not all(isinstance(one, Row) for one in given):
             raise RowsError(
-                "a LoRA is for the positive or the negative prompt alone, and nothing tells which of the "
-                f"{count} rows of a model call are of which"
+                "a LoRA is for the positive or the negative prompt only, but it is unknown which of the "
+                f"{count} rows of a model call belong to which"
             )
         rows = [one if isinstance(one, Row) else Row(one) for one in given]
         if halves is not None:
@@ -330,8 +330,8 @@ def _hook_model(
                 latents = LatentGrid.from_input(call.denoised, call.kwargs, patch, image_first=image_first)
                 if latents is None:
                     raise RegionError(
-                        f"a LoRA is for a part of the picture, and a call of this {name} does not tell which of its "
-                        "tokens are where; take the region off"
+                        f"a LoRA is for a part of the picture, and a call of this {name} does not show where "
+                        "its tokens lie in the picture; remove the region"
                     )
                 table.set_latents(latents)
             if table.varying:

@@ -183,7 +183,7 @@ def _fraction(moment: Moment) -> float:
 
 def _known(value: float | None, what: str) -> float:
     if value is None:
-        raise MomentError(f"a strength depends on the {what}, and nothing tells the {what} of a model call")
+        raise MomentError(f"a strength depends on the {what}, but the {what} of a model call is unknown")
     return value
 
 

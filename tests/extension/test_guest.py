@@ -95,7 +95,7 @@ def test_the_text_key_changes_when_and_only_when_text_encoders_do(setup: Setup) 
 def test_one_bad_tag_never_disables_the_others(setup: Setup) -> None:
     outcome = setup.batch("zorp:1.1. stripes no-such a:b=1", "zorp no-such")
     assert [[used.name for used in outcome.image(i)] for i in range(2)] == [["stripes"], ["zorp"]]
-    for part in ("'1.1.' is not a number", "'no-such'", "'b' is no setting"):
+    for part in ("'1.1.' is not a number", "'no-such'", "'b' is not a setting"):
         assert sum(part in problem for problem in outcome.problems) == 1
 
 

@@ -246,7 +246,7 @@ def test_nothing_is_written_over_what_cannot_be_read(tmp_path: Path, kind: str) 
     before = path.lstat()
     presets = Presets(lambda: tmp_path)
     assert presets.all == []
-    assert "nothing is kept there until it can be" in presets.problem
+    assert "nothing is saved there until it can be" in presets.problem
     with pytest.raises(OSError, match=r"regular file|denied"):
         presets.put("a", "<lora:a:1>")
     assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
@@ -258,7 +258,7 @@ def test_a_damaged_file_of_other_programs_too_is_left_to_the_user(tmp_path: Path
     path.write_bytes(b"\xff")
     store = words(path, shared=True)
     assert store.value == ()
-    assert store.problem.endswith("; mend it or move it away")
+    assert store.problem.endswith("; repair it or move it away")
     with pytest.raises(UnicodeDecodeError):
         store.change(lambda _: ("a",))
     assert path.read_bytes() == b"\xff"
@@ -339,7 +339,7 @@ def test_a_value_that_could_not_be_read_back_is_refused_and_all_is_as_before(
 
     store = Store(lambda: path, "words", (), read, write, 1000, refusal=PresetError)
     was = store.value, store.problem
-    with pytest.raises(PresetError, match=f"words cannot be kept, as words could not be read again.*{told}.*as before"):
+    with pytest.raises(PresetError, match=f"words cannot be saved, as words could not be read again.*{told}.*nothing"):
         store.change(lambda _: value)
     assert (store.value, store.problem) == was
     assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == ({} if before is None else {"words": before})
@@ -360,7 +360,7 @@ def test_what_has_no_more_room_is_refused_in_each_file_that_is_kept(
         (BlockWeightsError, lambda: BlockPresetsFile(lambda: tmp_path, tuple).put("LONG", "1,0,1,0")),
         (NotesError, lambda: write_notes(file, {"notes": "some words"})),
     ):
-        with pytest.raises(error, match=r"more than the 10 bytes that such a file may have.*; all is as before"):
+        with pytest.raises(error, match=r"more than the 10 bytes that such a file may have.*; nothing was changed"):
             keep()
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.safetensors"]
 
@@ -409,10 +409,10 @@ def test_a_name_of_full_length_can_be_written(tmp_path: Path) -> None:
 def test_reading_ends_at_the_limit_and_never_waits(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
-        with pytest.raises(OSError, match="no regular file"):
+        with pytest.raises(OSError, match="not a regular file"):
             read_bytes(path, 10)
         if path != tmp_path:
-            with pytest.raises(OSError, match="no regular file"):
+            with pytest.raises(OSError, match="not a regular file"):
                 write_bytes(path, b"x")
     (tmp_path / "a").write_bytes(b"12345")
     assert read_bytes(tmp_path / "a", 5) == b"12345"

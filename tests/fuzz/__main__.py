@@ -1,7 +1,7 @@
 """Give made and changed inputs of every kind to what takes them: `python install.py fuzz`.
 
 What must not happen: an error that is not documented, a route that answers 500, more than a second or 500 MB for one
-input, an answer that is no JSON, a sentence that shows the inside of the program, and a text that is read back
+input, an answer that is not JSON, a sentence that shows the inside of the program, and a text that is read back
 otherwise than it was written. Each such input is kept in runs/fuzz/faults, with the command that tries it again.
 """
 

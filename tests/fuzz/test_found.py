@@ -28,7 +28,7 @@ DATABASE = (CORPUS / "databases" / "broken_table").read_bytes()
         pytest.param("infotexts", b"a\n%sb!" % (b"\t" * 12_000), id="a long line of blanks"),
         # each change of the file took one more mark away
         pytest.param("block_files", "\ufeff\ufeffA:1,0".encode(), id="a file with two marks at its beginning"),
-        # another tag of the name could be read, and this one's points were scaled to what is no number
+        # another tag of the name could be read, and this one's points were scaled to what is not a number
         pytest.param("prompts", b"<lora:a:1e999@1><lora:a:0>", id="a schedule of infinite numbers"),
         # each mark called the function once more, until Python gave up
         pytest.param("regions", b"!" * 3000 + b"left", id="a region that is inverted thousands of times"),

@@ -71,12 +71,12 @@ test("a text has parts, of which each may be inverted", () => {
 });
 
 test("the problem of a text is one sentence", () => {
-    const rectangles = "is no rectangle; write left,top,right,bottom in parts of the picture, as 0,0,0.5,1";
+    const rectangles = "is not a rectangle; write left,top,right,bottom as parts of the picture, such as 0,0,0.5,1";
     /** @type {[text: string, problem: string][]} */
     const cases = [
         ["left+!0,0,1,1", ""],
-        ["left+", "a region is missing, as left or 0,0,0.5,1"],
-        ["!", "a region is missing, as left or 0,0,0.5,1"],
+        ["left+", "the region is missing; write, for example, left or 0,0,0.5,1"],
+        ["!", "the region is missing; write, for example, left or 0,0,0.5,1"],
         ["left+nose", "there is no region “nose”"],
         ["0,0,1.5,1", `“0,0,1.5,1” ${rectangles}`],
         ["0.5,0,0.5,1", `“0.5,0,0.5,1” ${rectangles}`],

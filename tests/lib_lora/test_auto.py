@@ -78,7 +78,7 @@ def hooks(model: nn.Module) -> int:
 def test_the_first_call_is_live_and_those_after_it_are_merged(model, file, measured):
     own, before, x = Engine({"unet": model}, tuner=Tuner()), bits(model), torch.randn(5, 8)
     report = own.activate(auto(file))
-    assert dict(report.live) == {"the first call tells where merging pays": 2}
+    assert dict(report.live) == {"the first call measures where merging pays": 2}
     outputs = [model(x)]
     assert ways(model) == {LowRankExecutor}
     assert bits(model) == before
@@ -278,7 +278,7 @@ def test_text_encoders_are_live_and_components_are_decided_each_by_itself(tmp_pa
     path = kohya_lora(tmp_path / "a.safetensors", {"unet": unet, "text_encoder": encoder})
     own = Engine({"unet": unet, "text_encoder": encoder}, tuner=Tuner())
     report = own.activate(auto(path))
-    assert set(report.live) == {"the first call tells where merging pays"}
+    assert set(report.live) == {"the first call measures where merging pays"}
     for _ in range(2):
         encoder(torch.ones(1, 4, dtype=torch.int64))
         unet(**unet_inputs(0))

@@ -423,8 +423,8 @@ class Pipe:
 FIRST = {
     "a pipeline": (Pipe, "takes the model's components by name, not a Pipe; write Engine.for_pipeline(pipe)"),
     "a model": (Model, "write Engine({'unet': model})"),
-    "a missing part": (lambda: {"unet": None}, "component 'unet' is None and no torch module; leave it out"),
-    "another object": (lambda: {"tokenizer": 3}, "component 'tokenizer' is a int and no torch module; leave it out"),
+    "a missing part": (lambda: {"unet": None}, "component 'unet' is None, not a torch module; leave it out"),
+    "another object": (lambda: {"tokenizer": 3}, "component 'tokenizer' is a int, not a torch module; leave it out"),
 }
 
 

@@ -409,7 +409,7 @@ class Pipe:
 
 
 WRITE = r"write Stack\(\[Entry\(path, 0\.8\)\]\)$"
-PARTS = r"components 'tokenizer', 'safety_checker' are no torch modules; leave them out: "
+PARTS = r"components 'tokenizer', 'safety_checker' are not torch modules; leave them out: "
 FIRST: dict[str, tuple[Callable[[Path], object], str]] = {
     "Stack of paths": (lambda path: Stack([path]), f"Stack holds entries, not a \\w+Path; {WRITE}"),  # type: ignore[list-item]
     "Stack of names": (lambda path: Stack(["a.safetensors"]), f"Stack holds entries, not a str; {WRITE}"),  # type: ignore[list-item]

@@ -94,18 +94,18 @@ BAD = {
     "short": (b"abc", "too short"),
     "length beyond the file": (raw({"a": entry()}, bytes(8), length=10_000), "header claims 10000 bytes"),
     "length absurd": (struct.pack("<Q", 1 << 63) + bytes(32), "header claims"),
-    "not JSON": (raw(b"{nope}"), "header is no JSON"),
-    "not UTF-8": (raw(b'{"\xff":1}'), "header is no JSON"),
-    "not an object": (raw([1]), "no JSON object"),
-    "deep nesting": (raw(b"[" * 100_000), "header is no JSON"),
+    "not JSON": (raw(b"{nope}"), "header is not JSON"),
+    "not UTF-8": (raw(b'{"\xff":1}'), "header is not JSON"),
+    "not an object": (raw([1]), "not a JSON object"),
+    "deep nesting": (raw(b"[" * 100_000), "header is not JSON"),
     "duplicate key": (raw(b'{"a":1,"a":2}'), "key 'a' twice"),
     "duplicate metadata": (raw(b'{"__metadata__":{"k":"1","k":"2"}}'), "key 'k' twice"),
     "metadata no strings": (raw({"__metadata__": {"k": 1}}), "__metadata__"),
     "entry incomplete": (raw({"a": {"dtype": "F32"}}), "lacks dtype, shape or data_offsets"),
     "unknown dtype": (raw({"a": entry(dtype="F3")}, bytes(8)), "unknown dtype 'F3'"),
     "endless shape": (raw({"a": entry(0, 0, shape=(2, 0, *(4,) * 40))}, b""), "a shape that no tensor can have"),
-    "negative shape": (raw({"a": entry(shape=(-2,))}, bytes(8)), "no natural number"),
-    "boolean offset": (raw({"a": {"dtype": "U8", "shape": [1], "data_offsets": [False, True]}}, b"1"), "no natural"),
+    "negative shape": (raw({"a": entry(shape=(-2,))}, bytes(8)), "not a natural number"),
+    "boolean offset": (raw({"a": {"dtype": "U8", "shape": [1], "data_offsets": [False, True]}}, b"1"), "not a natural"),
     "size wrong": (raw({"a": entry(shape=(3,))}, bytes(8)), "cannot have 8 bytes"),
     "offsets reversed": (raw({"a": entry(8, 0)}, bytes(8)), "cannot have -8 bytes"),
     "truncated": (raw({"a": entry()}, bytes(7)), "x.safetensors: it is truncated (tensor 'a' ends at byte 77 but"),
@@ -222,7 +222,7 @@ def test_only_regular_files_are_opened(tmp_path, kind):
         else:
             path.mkdir()
     for read in (AdapterFile.open, glance, adapter_config):
-        with pytest.raises(FileError, match="no regular file"):
+        with pytest.raises(FileError, match="not a regular file"):
             read(tmp_path / "a.safetensors")
 
 

@@ -227,14 +227,14 @@ def test_the_header_tells_the_alpha_of_the_lora(tmp_path: Path, model: Model, al
 
 def test_an_alpha_in_the_header_that_is_no_number_is_said(tmp_path: Path, model: Model):
     path = save(tmp_path / "a.safetensors", bank() | lora(), {"pdd_num_steps": "8", "lora_alpha": "many"})
-    with pytest.raises(FileError, match="metadata lora_alpha is no number"):
+    with pytest.raises(FileError, match="metadata lora_alpha is not a number"):
         load_network(path, {"transformer": model})
 
 
 def test_without_a_step_it_is_refused(tmp_path: Path, model: Model):
     engine = Engine({"transformer": model})
     engine.activate(Stack([Entry(save(tmp_path / "a.safetensors", offsets(bank())))]))
-    with pytest.raises(MomentError, match="the heads in a file depend on the step, and nothing tells the step"):
+    with pytest.raises(MomentError, match="the heads in a file depend on the step, but the step"):
         model(torch.randn(7, INSIDE))
 
 

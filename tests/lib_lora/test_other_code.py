@@ -735,7 +735,7 @@ def test_a_layer_whose_output_nothing_can_be_added_to_is_named(tmp_path, form, n
     model = nn.Sequential(layer)
     engine = Engine({"unet": model})
     engine.activate(Stack([Entry(path)]))
-    with pytest.raises(ComponentError, match=f"a Returning returned a {name} .*; take the LoRA off this model"):
+    with pytest.raises(ComponentError, match=f"a Returning returned a {name} .*; remove the LoRA from this model"):
         layer(torch.randn(3, 8))
 
 

@@ -310,7 +310,7 @@ def test_randlora_without_its_random_matrices_says_how_to_save_it(tmp_path):
         ("PolyConfig", {}, "the number of a task"),
         ("PsoftConfig", {"r": 4}, "signs"),
         ("TinyLoraConfig", {"r": 4}, "convert it to a LoRA"),
-        ("FrodConfig", {"progressbar": False}, "the file does not tell"),
+        ("FrodConfig", {"progressbar": False}, "the file does not contain"),
         ("SupertuningConfig", {"sparsity": 0.9, "save_precomputed_indices": False}, "save_precomputed_indices=True"),
     ],
 )

@@ -132,7 +132,7 @@ def test_an_installed_distribution_needs_no_call(tmp_path: Path) -> None:
 
 def test_mistakes_are_named_and_change_nothing(modules: dict[str, ModuleType]) -> None:
     tide = modules["outside_formats_tide"].TIDE
-    with pytest.raises(RegistryError, match="is no plug-in: want a subclass or an instance of Adapter"):
+    with pytest.raises(RegistryError, match="is not a plug-in: want a subclass or an instance of Adapter"):
         register("tide")  # type: ignore[arg-type]
     with pytest.raises(RegistryError, match="lacks delta_weight, from_params"):
         register(type("Half", (Adapter,), {"name": "half"}))

@@ -513,7 +513,7 @@ def test_a_call_that_does_not_tell_its_places_is_an_error(tmp_path):
     engine = Engine({"transformer": model})
     engine.activate(Stack([Entry(path, strength(0.8, LEFT))]))
     x, text = torch.randn(2, 60, 8).double(), torch.randn(2, 5, 8).double()
-    with pytest.raises(RegionError, match="call of this Packed does not tell which of its tokens are where"):
+    with pytest.raises(RegionError, match="call of this Packed does not show where its tokens lie in the picture"):
         model(x, text)
     engine.activate(Stack([Entry(path, 0.8)]))
     model(x, text)

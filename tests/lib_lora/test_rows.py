@@ -498,7 +498,7 @@ class TestRefusals:
         model.forward = lambda **_: None  # type: ignore[method-assign]
         engine = Engine({"unet": model})
         engine.activate(Stack(entries))
-        with pytest.raises(RowsError, match="does not tell its rows"):
+        with pytest.raises(RowsError, match="rows of a model call are unknown"):
             model(other=input_for(3))
 
     @pytest.mark.parametrize("groups", [1, 2])
@@ -807,12 +807,12 @@ def test_halves_are_told_by_the_host_or_by_the_call_or_are_an_error():
     def variants(call: ModelCall, images: int, halved: bool = False) -> tuple[int, ...]:
         return settings.rows_of(call, images, halved=halved)[0]
 
-    with pytest.raises(RowsError, match="nothing tells which of the 4 rows"):
+    with pytest.raises(RowsError, match="unknown which of the 4 rows"):
         settings.rows_of(of_rows(4), 1, halved=True)
     assert variants(of_rows(4, cond_or_uncond=[1, 0]), 2, halved=True) == (1, 3, 0, 2)
     assert variants(of_rows(4, cond_or_uncond=[0]), 2, halved=True) == (0, 2, 0, 2)
     settings.rows = lambda count: [0] * count
-    with pytest.raises(RowsError, match="nothing tells"):
+    with pytest.raises(RowsError, match="unknown which"):
         settings.rows_of(of_rows(2), 1, halved=True)
     assert variants(of_rows(2), 1) == (0, 0)
     settings.rows = halves

@@ -111,7 +111,7 @@ def test_windows_and_curves_of_noise() -> None:
     ],
 )
 def test_what_nobody_tells_is_an_error(asked, told) -> None:
-    with pytest.raises(MomentError, match="and nothing tells the"):
+    with pytest.raises(MomentError, match="of a model call is unknown"):
         asked.at(told) if isinstance(asked, Curve) else asked.holds(told)
 
 

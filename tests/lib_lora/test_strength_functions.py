@@ -333,7 +333,7 @@ def test_without_a_clock_noise_is_told_by_the_call_and_steps_by_the_user(path, u
     served.activate(Stack([Entry(path, Strength(Curve(((1000, 1.0), (0, 0.0)), unit="timestep")))]))
     assert torch.equal(run(unet), fixed(path, 0.5))  # unet_inputs are of timestep 500
     served.activate(Stack([Entry(path, Strength(1.0, during=Window(stop=3)))]))
-    with pytest.raises(MomentError, match="a: a strength depends on the step, and nothing tells the step"):
+    with pytest.raises(MomentError, match="a: a strength depends on the step, but the step"):
         run(unet)
     served.set_moment(Moment(5, 8))
     assert torch.equal(run(unet), fixed(path, 0.0))

@@ -26,7 +26,7 @@ RESTARTS = frozenset({"killed", "ended and started again"})
 """Faults that explain no error that is told."""
 GONE = RESTARTS | {"process stopped"}
 """Faults in which connections end; one that is stopped closes those that were idle as soon as it goes on."""
-_OURS = re.compile(r"fault of its own|Traceback| object at 0x|Errno|<class ")
+_OURS = re.compile(r"because of an internal error|Traceback| object at 0x|Errno|<class ")
 """What no sentence has that was meant for people."""
 _WORDS = ("a red circle", "two blue stars on a white ground", "a green heart on the left", "three purple squares")
 _TAGS = (

@@ -64,7 +64,7 @@ export async function weightsOfFile(file) {
     try {
         return await weightsAt(address);
     } catch {
-        throw new Error(`${file.name} is no picture that this browser can read.`);
+        throw new Error(`${file.name} is not a picture that this browser can read.`);
     } finally {
         URL.revokeObjectURL(address);
     }

@@ -82,9 +82,9 @@ class PeftConfig:
         try:
             values = json.loads(file.metadata[key])
         except (ValueError, RecursionError) as error:
-            raise FileError(file.path, f"metadata {key} is no JSON: {error}") from error
+            raise FileError(file.path, f"metadata {key} is not JSON: {error}") from error
         if not isinstance(values, dict):
-            raise FileError(file.path, f"metadata {key} is no JSON object")
+            raise FileError(file.path, f"metadata {key} is not a JSON object")
         if key == ONETRAINER_HEADER:
             values = {ours: values[own] for own, ours in _ONETRAINER.items() if own in values}
         return cls(values)
@@ -116,14 +116,14 @@ def _alpha(file: AdapterFile) -> float:
     try:
         return float(file.metadata["lora_alpha"])
     except ValueError as error:
-        raise FileError(file.path, f"metadata lora_alpha is no number: {error}") from error
+        raise FileError(file.path, f"metadata lora_alpha is not a number: {error}") from error
 
 
 def adapter_config(path: Path) -> dict[str, object] | None:
     """Read PEFT's `adapter_config.json` beside an adapter file; return None where there is none.
 
     Raises:
-        FileError: it is there but is no JSON object.
+        FileError: it is there but is not a JSON object.
     """
     config = path.parent / "adapter_config.json"
     if not config.exists():
@@ -137,7 +137,7 @@ def adapter_config(path: Path) -> dict[str, object] | None:
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(config, f"beside {path.name} cannot be read as JSON: {error}") from error
     if not isinstance(loaded, dict):
-        raise FileError(config, f"beside {path.name} is no JSON object")
+        raise FileError(config, f"beside {path.name} is not a JSON object")
     return loaded
 
 

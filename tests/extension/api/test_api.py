@@ -252,12 +252,12 @@ def test_the_stack_is_kept_with_names_as_tags_spell_them(
         (b"[" * 100_000, 422, "the stack is not JSON"),
         (b'{"entries": 1}', 422, "entries must be a list"),
         (b'{"entries": [{"name": "zorpp"}]}', 422, "did you mean zorp"),
-        (b'{"entries": [{"name": "../zorp"}]}', 422, "would leave the LoRA folders"),
-        (b'{"entries": [{"name": "/etc/passwd"}]}', 422, "would leave the LoRA folders"),
+        (b'{"entries": [{"name": "../zorp"}]}', 422, "is outside the LoRA folders"),
+        (b'{"entries": [{"name": "/etc/passwd"}]}', 422, "is outside the LoRA folders"),
         (
             b'{"entries": [{"name": "zorp", "unet": NaN}]}',
             422,
-            "not JSON that can be used: NaN is no number",
+            "not JSON that can be used: NaN is not a number",
         ),
         (b'{"entries": [{"name": "zorp", "unet": 1e999}]}', 422, "the number 1e999 is too large"),
         (b'{"entries": [{"name": "zorp", "unet": ' + b"1" * 400 + b"}]}", 422, "has 400 digits"),
@@ -329,7 +329,7 @@ def test_a_stack_that_cannot_be_kept_is_as_before(
     monkeypatch.setattr("os.fsync", full)
     answer = put(client)
     assert answer.status_code == 500
-    assert answer.json()["detail"] == "the stack cannot be kept, so it is as before: No space left on device"
+    assert answer.json()["detail"] == "the stack cannot be saved and is unchanged: No space left on device"
     assert client.get(STACK).json() == before
 
 
@@ -464,7 +464,7 @@ def test_the_list_tells_from_which_model_a_file_was_made(client: TestClient, fol
 @pytest.mark.parametrize(
     ("name", "status", "told"),
     [
-        ("../../secret", 404, "would leave the LoRA folders"),
+        ("../../secret", 404, "is outside the LoRA folders"),
         ("nowhere", 404, "is not in the LoRA folders"),
         ("", 422, "the query names no LoRA: give its id or its name"),
         ("broken", 422, "broken.safetensors: "),

@@ -169,14 +169,14 @@ def test_pictures(ask: Checked, copy: Path) -> None:
         ("PUT", "/regions", {"json": {"name": "face", "picture": base64.b64encode(b"no picture").decode()}}),
     ):
         refused = ask(method, path, 422, **sent)
-        assert refused.endswith("no picture that can be read: its file is damaged, or of a format that is not known")
+        assert refused.endswith("picture cannot be read: its file is damaged, or of an unknown format")
 
 
 def test_a_picture_of_a_preset_that_is_none_is_refused(ask: Checked) -> None:
     ask("PUT", "/preset", params={"name": "Mine"}, json={"text": "<lora:zorp:1>"})
     try:
         refused = ask("PUT", "/preset/thumbnail", 422, params={"name": "Mine"}, content=png()[:40])
-        assert refused.endswith("no picture that can be read: its file is damaged, or of a format that is not known")
+        assert refused.endswith("picture cannot be read: its file is damaged, or of an unknown format")
     finally:
         ask("DELETE", "/preset", params={"name": "Mine"})
 
@@ -213,7 +213,7 @@ def test_names_are_resolved(ask: Checked, copy: Path) -> None:
     meant = ask("POST", "/resolve", json={"names": ["copied.safetensors", "zorpp", "../x"]})["names"]
     assert meant["copied.safetensors"]["name"] == "copied"
     assert meant["zorpp"]["candidates"] == ["zorp"]
-    assert "would leave the LoRA folders" in meant["../x"]["problem"]
+    assert "is outside the LoRA folders" in meant["../x"]["problem"]
     assert "no more than 50 texts" in ask("POST", "/resolve", 422, json={"names": [f"n{i}" for i in range(51)]})
 
 
@@ -298,7 +298,7 @@ def test_regions_of_the_picture(ask: Checked) -> None:
         ("a+b", left["picture"], "a region's name is"),
         ("../x", "YWJj", "a region's name is"),
         ("Mine", "no base64", "must be base64"),
-        ("Mine", "YWJj", "this is no picture that can be read: "),
+        ("Mine", "YWJj", "this picture cannot be read: "),
         (1, "YWJj", "must be text"),
     ):
         assert why in ask("PUT", "/regions", 422, json={"name": name, "picture": picture})
@@ -374,8 +374,8 @@ def test_a_comparison(ask: Checked) -> None:
     ("method", "path", "status", "more", "told"),
     [
         ("GET", "/loras", 422, {"params": {"since": "x"}}, "since must be a whole number"),
-        ("GET", "/lora", 404, {"params": {"name": "../x"}}, "would leave the LoRA folders"),
-        ("GET", "/lora", 404, {"params": {"id": "nope"}}, "is no file in the LoRA folders"),
+        ("GET", "/lora", 404, {"params": {"name": "../x"}}, "is outside the LoRA folders"),
+        ("GET", "/lora", 404, {"params": {"id": "nope"}}, "is not a file in the LoRA folders"),
         ("GET", "/preset", 422, {}, "name is missing from the query"),
         ("PUT", "/regions", 422, {"json": {"name": "../x", "picture": "no picture"}}, "a region's name is 1 to"),
         ("PATCH", "/lora", 422, {"params": {"name": "zorp"}, "json": {"nope": 1}}, "notes has no field nope"),
@@ -386,7 +386,7 @@ def test_a_comparison(ask: Checked) -> None:
         ("GET", "/thumbnail", 404, {"params": {"name": "nowhere"}}, "is not in the LoRA folders"),
         ("POST", "/resolve", 422, {"json": {"names": [1]}}, "names must be a list"),
         ("PUT", "/preset", 422, {"params": {"name": " "}, "json": {"text": "<lora:a:1>"}}, "the name of a preset"),
-        ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": "no lora"}}, "is no LoRA; write one tag"),
+        ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": "no lora"}}, "is not a LoRA; write one tag"),
         ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": "<lora:a:x>"}}, "'x' is not a number"),
         ("PUT", "/preset", 422, {"params": {"name": "x"}, "json": {"text": 1}}, "must be text"),
         ("GET", "/preset", 404, {"params": {"name": "x"}}, "there is no preset 'x'"),

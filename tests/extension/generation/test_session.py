@@ -380,7 +380,7 @@ def test_of_two_embeddings_of_one_name_the_first_is_lent_and_that_is_said(setup:
     setup.save("two", bundle_emb__MyChar__clip_l=torch.zeros(2, 128))
     activation = setup.session.begin([Tag("one"), Tag("two"), Tag("one")])
     assert list(lent.seen[-1]) == ["mychar"]
-    assert activation.notes == ("embedding 'MyChar' is that of one; the one of two is not used",)
+    assert activation.notes == ("embedding 'MyChar' is read from one; the one in two is ignored",)
 
 
 def test_what_a_host_does_not_take_is_noted_each_time_and_logged_once(
@@ -388,8 +388,8 @@ def test_what_a_host_does_not_take_is_noted_each_time_and_logged_once(
 ) -> None:
     setup.save("one", bundle_emb__mychar__clip_l=torch.ones(2, 128))
     notes = [setup.session.begin([Tag("one")]).notes for _ in range(2)]
-    assert notes == [("embedding 'mychar' stays plain words: standalone takes none from a LoRA file",)] * 2
-    assert caplog.text.count("stays plain words") == 1
+    assert notes == [("embedding 'mychar' is read as plain words: standalone takes none from a LoRA file",)] * 2
+    assert caplog.text.count("is read as plain words") == 1
 
 
 def test_a_host_that_fails_over_an_embedding_leaves_nothing_in_force(setup: Setup) -> None:

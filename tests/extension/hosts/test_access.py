@@ -123,7 +123,7 @@ def test_a_login_that_cannot_be_asked_lets_nobody_in(app: FastAPI, caplog: pytes
     app.auth = {"me": "secret"}  # type: ignore[attr-defined]
     with caplog.at_level(logging.WARNING):
         assert status(app, token="good") == 401
-    assert "cannot be asked" in caplog.text
+    assert "cannot check" in caplog.text
 
 
 def test_a_refusal_is_one_sentence_and_asks_for_the_password_only_where_there_is_one(app: FastAPI) -> None:
@@ -166,7 +166,7 @@ def test_where_a_login_is_set_and_not_found_nobody_is_let_in(
     with TestClient(app) as client:
         answer = client.get("/ours", auth=("u", "p"))
     assert answer.status_code == wanted
-    assert ("is set, but what checks it is not found" in caplog.text) == (wanted == 401)
+    assert ("is set, but Remora cannot find what checks it" in caplog.text) == (wanted == 401)
 
 
 def test_a_login_that_is_set_and_found_is_as_it_was(app: FastAPI) -> None:

@@ -79,7 +79,7 @@ def test_a_host_takes_no_embeddings_by_itself_and_says_so() -> None:
     host = Fake("plain")
     assert host.use_embeddings({}) == []
     (sentence,) = host.use_embeddings({"mychar": {}})
-    assert sentence == "embedding 'mychar' stays plain words: plain takes none from a LoRA file"
+    assert sentence == "embedding 'mychar' is read as plain words: plain takes none from a LoRA file"
 
 
 def test_the_former_pipeline_gives_its_embeddings_up() -> None:

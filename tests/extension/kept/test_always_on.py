@@ -50,7 +50,7 @@ def test_what_is_missing_has_its_default() -> None:
         ({"entries": [{"name": "a"}, {}]}, "the name of entry 2"),
         ({"entries": [{"name": " "}]}, "the name of entry 1"),
         ({"entries": [{"name": "x" * 1001}]}, "1 to 1000 characters"),
-        ({"entries": [{"name": "a>b"}]}, "which a tag cannot have"),
+        ({"entries": [{"name": "a>b"}]}, "which a tag cannot contain"),
         ({"entries": [{"name": "a", "te": 1}]}, "entry 1 has no field te; the fields are name, on, unet, text_encoder"),
         ({"entries": [{"name": "a", "on": "yes"}]}, "entry 1 (a): on must be true or false, not 'yes'"),
         ({"entries": [{"name": "a", "unet": "1"}]}, "entry 1 (a): the strength for the UNet must be a number, not '1'"),
@@ -104,7 +104,7 @@ def test_a_damaged_file_is_told_and_set_aside(tmp_path: Path, text: bytes, caplo
         file = kept(tmp_path)
         assert file.stack == AlwaysOn()
         aside = tmp_path / f"stack.json.damaged-{number}"
-        assert f"the next change keeps it as {aside.name} and starts an empty one" in file.problem
+        assert f"the next change renames it to {aside.name} and starts an empty file" in file.problem
         assert file.problem in caplog.text
         assert path.read_bytes() == text
         file.put(STACK)

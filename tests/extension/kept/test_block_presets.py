@@ -125,7 +125,7 @@ def test_a_file_that_cannot_be_read_is_said_once_and_the_others_are_there(
         assert presets.all.lists == presets.all.lists == BUILT_IN.lists
     assert [record.getMessage() for record in caplog.records if str(bad) in record.getMessage()][1:] == []
     assert presets.problem.startswith(f"{bad} cannot be read as presets of block weights (")
-    assert presets.problem.endswith("; mend it or move it away")
+    assert presets.problem.endswith("; repair it or move it away")
     assert kept(None, gone).problem == ""
 
 

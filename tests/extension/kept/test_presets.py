@@ -64,9 +64,9 @@ def test_a_bad_import_adds_nothing_and_names_the_line(tmp_path: Path) -> None:
     ("text", "told"),
     [
         ("# Remora preset 2: new\n<lora:a:1>", "line 1: this preset is of version 2, and this Remora knows version 1"),
-        ("hello", "line 1: 'hello' is no LoRA"),
-        ("<lora:a:1> <lora:b:1>", "line 1: .* is no LoRA; write one tag"),
-        ("words <lora:a:1>", "line 1: .* is no LoRA; write one tag"),
+        ("hello", "line 1: 'hello' is not a LoRA"),
+        ("<lora:a:1> <lora:b:1>", "line 1: .* is not a LoRA; write one tag"),
+        ("words <lora:a:1>", "line 1: .* is not a LoRA; write one tag"),
         ("# Remora preset 1: empty", "there is no LoRA in this text"),
         ("x" * 200_000, "the text has 200,000 characters"),
         (f"# Remora preset 1: {'n' * 200}\n<lora:a:1>", "has 1 to 100 characters"),
@@ -84,7 +84,9 @@ def test_a_file_that_cannot_be_read_is_kept_aside_and_said(tmp_path: Path, conte
         (tmp_path / "presets.json").write_text(content)
         presets = kept(tmp_path)
         assert not presets.all
-        assert f"the next change keeps it as presets.json.damaged-{number} and starts an empty one" in presets.problem
+        assert (
+            f"the next change renames it to presets.json.damaged-{number} and starts an empty file" in presets.problem
+        )
         assert (tmp_path / "presets.json").read_text() == content
         presets.put("Mine", TEXT)
         assert presets.problem == ""
@@ -115,7 +117,7 @@ def test_one_bad_preset_is_told_stays_in_the_file_and_hides_no_other(tmp_path: P
     assert [preset.name for preset in presets.all] == ["Mine", "Ours"]
     assert presets.get("Mine").text == TEXT
     assert presets.problem == (
-        f"some of {file} are no presets and stay there until you mend or delete them (preset 2: {told})"
+        f"some of {file} are not presets; Remora keeps them until you repair or delete them (preset 2: {told})"
     )
     presets.put("New", TEXT), presets.remove("Ours")
     assert json.loads(file.read_text())["presets"] == [GOOD, {"name": "New", "text": TEXT, "thumbnail": ""}, bad]

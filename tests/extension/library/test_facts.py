@@ -89,7 +89,7 @@ def test_what_cannot_be_used_has_its_reason(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "b.safetensors")
     reader = FactsReader()
     assert reader.read(tmp_path / "a.safetensors").problem.startswith("it is truncated")
-    assert "is no adapter known here" in reader.read(tmp_path / "b.safetensors").problem
+    assert "is not a known adapter" in reader.read(tmp_path / "b.safetensors").problem
 
 
 def test_facts_are_the_same_after_they_were_kept(demo: Demo) -> None:

@@ -295,7 +295,7 @@ def test_a_damaged_index_is_said_kept_aside_and_made_anew(
         (tmp_path / "data" / "catalog.sqlite3").write_bytes(damage)
         (tmp_path / "data" / "catalog.sqlite3-journal").write_bytes(b"journal")
         catalog = started()
-        assert f"is damaged, so it is kept as catalog.sqlite3.damaged-{number} and all LoRA files" in caplog.text
+        assert f"is damaged and was renamed to catalog.sqlite3.damaged-{number};" in caplog.text
         assert [one.name for one in catalog.index.rows()] == ["a"]
         catalog.close()
         assert len(Index(tmp_path / "data")) == 1

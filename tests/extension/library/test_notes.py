@@ -143,7 +143,7 @@ def test_what_is_no_note_changes_nothing(file: CatalogFile, changes: dict[str, A
 def test_a_file_that_is_no_notes_is_told_and_never_overwritten(file: CatalogFile, content: str) -> None:
     path = put(file, ".json", content)
     assert [str(path) in problem for problem in notes(file).problems] == [True]
-    with pytest.raises(NotesError, match="mend it or move it away"):
+    with pytest.raises(NotesError, match="repair it or move it away"):
         write_notes(file, {"rating": 1})
     assert path.read_text("utf-8") == content
 

@@ -68,7 +68,7 @@ def test_no_place_in_memory_is_told(content: bytes) -> None:
     with pytest.raises(PictureError) as caught:
         opened_picture(content, 16)
     assert "0x" not in str(caught.value)
-    assert str(caught.value).startswith("this is no picture that can be read: ")
+    assert str(caught.value).startswith("this picture cannot be read: ")
 
 
 def test_pixels_that_a_library_warns_of_are_refused_as_well() -> None:
@@ -119,7 +119,7 @@ def test_a_picture_of_every_mode_is_read_and_made_small(mode: str) -> None:
 def test_a_format_for_which_another_program_is_started_is_refused() -> None:
     stream = io.BytesIO()
     Image.new("RGB", (8, 8)).save(stream, "EPS")
-    with pytest.raises(PictureError, match="of a format that is not known"):
+    with pytest.raises(PictureError, match="of an unknown format"):
         shrunk_picture(stream.getvalue(), 64)
 
 
@@ -140,7 +140,7 @@ def tiff(side: int, tile: int) -> bytes:
 def test_no_pixel_is_decoded_before_their_number_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda _: pytest.fail("decoded"))
     for content in (ico(png(5001, 5000, "1", 1)), *(encoded(form, 5001) for form in TAKEN)):
-        with pytest.raises(PictureError, match=r"more than 25 million|of a format that is not known"):
+        with pytest.raises(PictureError, match=r"more than 25 million|of an unknown format"):
             shrunk_picture(content, 64)
 
 
@@ -155,7 +155,7 @@ def test_what_another_program_added_to_the_library_reads_nothing(monkeypatch: py
     Image.init()
     monkeypatch.setitem(Image.OPEN, "FOREIGN", (lambda *_: tried.append(1), lambda _: True))
     monkeypatch.setattr(Image, "ID", ["FOREIGN", *Image.ID])
-    with pytest.raises(PictureError, match="of a format that is not known"):
+    with pytest.raises(PictureError, match="of an unknown format"):
         shrunk_picture(b"foreign", 64)
     assert tried == []
 
@@ -209,7 +209,7 @@ def test_why_a_picture_is_refused_is_said_in_words_and_not_in_those_of_the_decod
             shrunk_picture(content, 64)
         except PictureError as error:
             reasons.add(str(error))
-    damage = "this is no picture that can be read: its file is damaged, or of a format that is not known"
+    damage = "this picture cannot be read: its file is damaged, or of an unknown format"
     assert damage in reasons
     others = reasons - {damage}
     assert [one for one in others if not re.search(r"more than 25 million( pixels)?$", one)] == []

@@ -46,5 +46,5 @@ def test_a_missing_file_is_named(copied: Path) -> None:
 
 
 def test_without_checksums_there_is_no_demo(tmp_path: Path) -> None:
-    with pytest.raises(DemoError, match=r"cannot be read .* name a model by --model"):
+    with pytest.raises(DemoError, match=r"cannot be read .* choose a model with --model"):
         find_demo(tmp_path)

@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_left_out_with_the_reason(parts: dict[str, tuple[in
     before = trace(pipeline)
     inversions = TextualInversions(pipeline)
     (sentence,) = inversions.use({"mychar": {name: torch.zeros(shape) for name, shape in parts.items()}})
-    assert sentence.startswith("embedding 'mychar' stays plain words: ")
+    assert sentence.startswith("embedding 'mychar' is read as plain words: ")
     assert reason in sentence
     assert inversions.spell("mychar") == "mychar"
     assert trace(pipeline) == before
@@ -232,7 +232,9 @@ def test_a_job_has_the_embeddings_of_its_loras_and_only_it(studio: Studio) -> No
 
 def test_a_job_tells_of_an_embedding_that_does_not_fit(studio: Studio) -> None:
     result = render(studio, replace(SMALL, prompt="forxl <lora:char:1>"), WATCH)
-    assert result.notes == ("embedding 'forxl' stays plain words: it has no vectors for text_encoder, only clip_g",)
+    assert result.notes == (
+        "embedding 'forxl' is read as plain words: it has no vectors for text_encoder, only clip_g",
+    )
     assert result.pictures[0].infotext.startswith("forxl <lora:char:1>\n")
 
 

@@ -14,7 +14,7 @@ from extension.standalone.demo import Demo
 
 def test_without_a_model_it_says_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
-    assert "name a model by --model, or try --demo" in capsys.readouterr().err
+    assert "choose a model with --model, or use --demo" in capsys.readouterr().err
 
 
 def test_a_model_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_a_port_that_is_taken_is_one_line_before_anything_is_loaded(capsys: pyte
         port = taken.getsockname()[1]
         assert main(["--demo", "--no-browser", f"--port={port}"]) == 1
     printed = capsys.readouterr()
-    assert printed.err.startswith(f"error: port {port} on 127.0.0.1 cannot be had")
-    assert "name another by --port" in printed.err
+    assert printed.err.startswith(f"error: port {port} on 127.0.0.1 cannot be used")
+    assert "choose another one with --port" in printed.err
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "my-machine", "127.0.0.1.example", ""])

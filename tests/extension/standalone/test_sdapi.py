@@ -114,7 +114,7 @@ def test_an_existing_client_sees_the_reason_of_a_failure(api: webuiapi.WebUIApi)
     ("change", "message"),
     [
         ({"prompt": "<lora:zorp:1.1.>"}, "'1.1.' is not a number"),
-        ({"prompt": "<lora:../x:1>"}, "would leave the LoRA folders"),
+        ({"prompt": "<lora:../x:1>"}, "is outside the LoRA folders"),
         ({"width": 63}, "multiple of 8"),
         ({"width": "wide"}, "width must be a whole number"),
         ({"width": 64.5}, "width must be a whole number"),

@@ -78,7 +78,7 @@ def test_a_tag_is_for_its_region_alone() -> None:
 
 def test_a_region_is_known_by_its_name_or_refused_at_its_place() -> None:
     with pytest.raises(
-        PromptError, match=r"there is no region 'nose'; there are bottom, .*, top, face, left"
+        PromptError, match=r"there is no region 'nose'; the regions are bottom, .*, top, face, left"
     ) as caught:
         parse("<lora:a:0.8:mask=face+nose>", Known(regions=OWN))
     assert caught.value.position == len("<lora:a:0.8:mask=face+")
@@ -189,7 +189,7 @@ def test_a_large_picture_is_made_small_and_a_transparent_one_is_black() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no picture", png(4, 4, (1, 2, 3))[:40]])
 def test_what_is_no_picture_is_refused(content: bytes, files: RegionFiles) -> None:
-    with pytest.raises(RegionTextError, match=r"^this is no picture that can be read: "):
+    with pytest.raises(RegionTextError, match=r"^this picture cannot be read: "):
         files.put("face", content)
     assert files.all == {}
 
@@ -206,12 +206,12 @@ def test_a_picture_put_there_by_hand_is_a_region_and_a_damaged_one_is_said_once(
         assert set(files.all) == {"mine"}
     (record,) = caplog.records
     bad = tmp_path / "regions" / "bad.png"
-    assert record.getMessage().startswith(f"remora: {bad} cannot be read as a region (this is no picture")
+    assert record.getMessage().startswith(f"remora: {bad} cannot be read as a region (this picture")
     assert record.getMessage() == f"remora: {files.problem}"
     (tmp_path / "regions" / "worse.png").write_bytes(b"x")
-    assert files.problem.endswith("starts an empty one; 1 more file has a problem")
+    assert files.problem.endswith("starts an empty file; 1 more file has a problem")
     (tmp_path / "regions" / "worst.png").write_bytes(b"x")
-    assert files.problem.endswith("starts an empty one; 2 more files have problems")
+    assert files.problem.endswith("starts an empty file; 2 more files have problems")
     for name in ("bad", "worse", "worst"):
         (tmp_path / "regions" / f"{name}.png").unlink()
     assert files.problem == RegionFiles(lambda: None).problem == ""

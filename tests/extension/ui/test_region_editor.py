@@ -80,9 +80,9 @@ def test_a_region_is_written(tab: Tab) -> None:
     assert text(row).input_value() == "left"
     for wrong, problem in (
         ("lft", "there is no region “lft”"),
-        ("0,0,2,1", "“0,0,2,1” is no rectangle"),
-        ("0.5,0,0.5,1", "is no rectangle"),
-        ("left+", "a region is missing"),
+        ("0,0,2,1", "“0,0,2,1” is not a rectangle"),
+        ("0.5,0,0.5,1", "is not a rectangle"),
+        ("left+", "the region is missing"),
     ):
         text(row).fill(wrong)
         row.get_by_role("alert").get_by_text(problem).wait_for()
@@ -178,7 +178,7 @@ def test_a_picture_becomes_a_region(tab: Tab, served: Served) -> None:
     dialog = tab.page.get_by_role("dialog", name="A new region")
     field = dialog.get_by_label("A picture, white where the LoRA acts")
     field.set_input_files({"name": "x.png", "mimeType": "image/png", "buffer": b"no picture"})
-    dialog.get_by_role("alert").get_by_text("x.png is no picture").wait_for()
+    dialog.get_by_role("alert").get_by_text("x.png is not a picture").wait_for()
     field.set_input_files({"name": "half.png", "mimeType": "image/png", "buffer": made.getvalue()})
     dialog.get_by_text("50 % of the picture").wait_for()
     dialog.get_by_role("textbox", name="Name of the region").fill("half")

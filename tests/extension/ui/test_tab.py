@@ -497,7 +497,7 @@ def test_a_file_that_goes_while_its_notes_are_open_is_said_there(tab: Tab, copy:
     copy.unlink()
     httpx.post(f"{tab.page.url.split('?')[0].rstrip('/')}/remora/v1/refresh")
     dialog.get_by_role("button", name="Save").click()
-    dialog.get_by_role("alert").get_by_text("is no file in the LoRA folders").wait_for()
+    dialog.get_by_role("alert").get_by_text("is not a file in the LoRA folders").wait_for()
     assert dialog.get_by_label("Notes").input_value() == "lost?"
 
 
@@ -785,7 +785,7 @@ def test_a_damaged_stack_is_told_in_the_page(demo: Demo, tmp_path: Path, browser
         serving(tmp_path, demo.loras, [f"--model={demo.model}", f"--lora-dir={demo.loras}"]) as served,
         opened(served, browser) as page,
     ):
-        page.get_by_text("the next change keeps it as stack.json.damaged-1").wait_for(timeout=LONG)
+        page.get_by_text("the next change renames it to stack.json.damaged-1").wait_for(timeout=LONG)
 
 
 def test_a_web_ui_that_asks_for_a_password_gets_it(served: Served, browser: Any) -> None:

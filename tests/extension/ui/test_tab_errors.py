@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 ALWAYS = {"always_on": True, "entries": [{"name": "zorp", "more": "lbw=GONE"}]}
 EDGE = "field => getComputedStyle(field).borderTopColor"
 ERRORS = {
-    "<lora:zorp:1:nope=1>": "nope.* is no setting",
+    "<lora:zorp:1:nope=1>": "nope.* is not a setting",
     "<lora:zorp:1:lbw=NO>": "'NO' is neither a number nor block weights",
     "<lora:zorpp:1>": "did you mean zorp|zorpp.*is not in",
     "<lora:cut:1>": "truncated",
