@@ -107,6 +107,9 @@ export class Catalog {
  */
 export const canBeNamed = (name) => !/[<>:]/.test(name);
 
+/** @param {Lora} lora */
+export const canBeInserted = (lora) => lora.readable && canBeNamed(lora.name);
+
 /**
  * The texts that searches look through. They are made by the first search: for ten thousand files that takes a third
  * of the time in which the page opens.

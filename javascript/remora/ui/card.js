@@ -7,14 +7,14 @@
 
 import {html} from "../vendor/preact.js";
 import {query} from "../api.js";
-import {canBeNamed, size} from "../catalog.js";
+import {canBeInserted, size} from "../catalog.js";
 import {Icon} from "./icons.js";
 import {Button, Picture} from "./parts.js";
 
 /** @param {{lora: Lora, tab: Tab, view: string, used: boolean, against: string, fits?: boolean}} props */
 export function Card({lora, tab, view, used, against, fits}) {
     const {state} = tab;
-    const usable = lora.readable && canBeNamed(lora.name);
+    const usable = canBeInserted(lora);
     const insert = state.target ? `Insert ${lora.name} into the prompt` : `Add ${lora.name} to “Always on”`;
     const label = used
         ? `Remove ${lora.name} from the prompt`

@@ -10,7 +10,7 @@
 import {html, useEffect, useRef, useState} from "../vendor/preact.js";
 import {ApiError, CHANGED, query} from "../api.js";
 import {shownPicture, writeSettings} from "../boxes.js";
-import {size} from "../catalog.js";
+import {canBeInserted, size} from "../catalog.js";
 import {split} from "../prompt.js";
 import {rank} from "./card.js";
 import {Icon} from "./icons.js";
@@ -92,7 +92,7 @@ export function Details({tab, id}) {
                 </div>
                 <${NewPicture} take=${picture} attempt=${attempt} />
                 ${replaced && html`<${Deleted} name="picture" replaced undo=${() => picture(null)} />`}
-                <button type="button" disabled=${!lora.readable} onClick=${() => tab.edits.toggle(tab.library.catalog.byId.get(lora.id) ?? lora)}>
+                <button type="button" disabled=${!used && !canBeInserted(lora)} onClick=${() => tab.edits.toggle(tab.library.catalog.byId.get(lora.id) ?? lora)}>
                     ${used ? "Remove from the prompt" : "Insert into the prompt"}</button>
             </div>
             <div class="rt-details-main">
