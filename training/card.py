@@ -13,20 +13,20 @@ from .ideas import IDEAS
 _CARD = """\
 # remora-shapes
 
-A Stable Diffusion pipeline so small that it lives beside its code, and six LoRAs for it. It shows what Remora does, and
-tests it with pictures that mean something. It draws shapes on a ground, and nothing else.
+This is a Stable Diffusion pipeline that is small enough for the repository, with six LoRA for it. It shows what
+Remora does, and tests use it. It draws shapes on a ground, and nothing else.
 
 ![The six ideas](pictures/ideas.png)
 
-| part | |
+| part | content |
 |---|---|
 | `remora-shapes/unet` | `UNet2DConditionModel`, Stable Diffusion 1.5's blocks, 32 to 128 channels, 12 x 12 latents |
-| `remora-shapes/vae` | `AutoencoderKL`, 16 to 64 channels, 4 latent channels, 8 pixels a latent |
+| `remora-shapes/vae` | `AutoencoderKL`, 16 to 64 channels, 4 latent channels, 8 x 8 pixels for each latent |
 | `remora-shapes/text_encoder` | `CLIPTextModel`, 3 layers of 128, trained with the denoiser |
-| `remora-shapes/tokenizer` | byte pairs as CLIP's, trained on the captions |
-| `loras/` | six adapters under kohya's keys, with its metadata and ModelSpec's, a preview inside and beside |
+| `remora-shapes/tokenizer` | byte pairs, as CLIP has them, trained on the captions |
+| `loras/` | six LoRA with kohya's keys, metadata of kohya and ModelSpec, and a preview in the file and beside it |
 | `judge.safetensors` | the classifier that counted the figures below |
-| `SHA256SUMS` | `sha256sum --check` reads it; the demo does at each start |
+| `SHA256SUMS` | checksums for `sha256sum --check`; the demo checks them at each start |
 
 All weights are in half precision, {megabytes:.1f} MB in all.
 
@@ -37,47 +37,56 @@ All weights are in half precision, {megabytes:.1f} MB in all.
     three purple squares, yellow ground
     a red circle left of a blue triangle on a grey ground
 
-One to four things, small, big or neither; {shapes}; {colours}; on a
-{grounds} ground; on the left, on the right, at the top, at the bottom, in the middle. Pictures have {side} x {side}
-pixels. Words it has not seen do nothing sensible.
+A caption may have:
 
-## The LoRAs
+- one to four things; small, big, or no size
+- the shapes {shapes}
+- the colours {colours}
+- a {grounds} ground
+- a place: on the left, on the right, at the top, at the bottom, in the middle
+
+Pictures have {side} x {side} pixels. The model does not know other words.
+
+## The LoRA
 
 {loras}
 
 ## What was counted
 
-By a classifier trained on drawn pictures alone, over {count} generated ones per figure ({each} with LoRAs), with
-captions and noise from a seed that neither training nor the choice of its parameters saw; DDIM, 20 steps, guidance 5. A
-picture obeys with the shapes and colours of its caption and no others. Where {coarse} are looked for, captions ask for
-no small things, a rule that was made after they were seen to fail there: what is finer than the eight pixels of a
-latent is lost.
+A classifier, trained on drawn pictures only, counted {count} generated pictures for each figure ({each} with LoRA).
+Captions and noise come from a seed that was not used in training, or to choose its parameters. The sampler is DDIM,
+with 20 steps and guidance 5. A picture is right if it has the shapes and colours of its caption and no others.
 
-| the model alone | obey |
+For {coarse}, the captions have no small things. This rule was made after these LoRA failed with small things: details
+that are smaller than the eight pixels of a latent are lost.
+
+| the model without LoRA | right |
 |---|---|
 | one kind of things | {single:.0%} |
-| two kinds of things, as in "a red circle left of a blue star" | {double:.0%} |
+| two kinds of things, such as "a red circle left of a blue star" | {double:.0%} |
 
-The share of pictures in which a LoRA's idea is seen:
+The share of pictures that show the effect of a LoRA:
 
 {strengths}
 
-Two at strength 1, the share that shows both. Seven in ten is what was wanted, and not all pairs reach it: night takes
-the light that stripes are seen by, and a star or a zorp of a few pixels has no room for a second idea.
+The share of pictures that show both effects, with two LoRA at strength 1. The goal was seven in ten, and some pairs
+miss it: night is too dark for stripes, and a star or a zorp of a few pixels is too small for a second effect.
 
 {stacked}
 
 ## How it was made
 
-`python install.py train` draws the world, trains everything from fixed seeds and writes this folder. It was made in
-pieces, which add up to two hours and a quarter on two cores; the six LoRAs, made anew by it in 26 minutes, had the same
-tensors to the bit. Counting takes 17 to 28 minutes more. The denoiser predicts noise with SD 1.5's schedule, min-SNR
-weights (arXiv:2303.09556) and a tenth of the captions left empty; Muon for matrices, AdamW for the rest. LoRA and DoRA
-are PEFT's, LoCon, LoHa, LoKr and OFT are LyCORIS'.
+`python install.py train` draws the training pictures, trains everything from fixed seeds and writes this folder. The
+parts were made one by one, in two hours and a quarter together on two cores. The six LoRA were trained again in 26
+minutes, and had the same tensors to the bit. Counting takes 17 to 28 minutes more.
+
+The denoiser predicts noise with SD 1.5's schedule and min-SNR weights (arXiv:2303.09556). A tenth of the captions are
+empty. The optimizers are Muon for matrices and AdamW for the rest. PEFT made LoRA and DoRA; LyCORIS made LoCon, LoHa,
+LoKr and OFT.
 
 ![Losses](pictures/losses.png)
 
-Nothing in it comes from photographs, from the web or from another model. Licence: Apache-2.0, as the rest.
+No photographs, pictures from the web or other models were used. Licence: Apache-2.0, like the rest of Remora.
 """
 
 
