@@ -502,7 +502,7 @@ def test_the_demo_says_no_with_the_standard_library_only(tmp_path: Path) -> None
         refused = {
             f"--demo --port={taken.getsockname()[1]}": "error: port ",
             f"--port=0 --model {tmp_path / 'nothing'}": f"error: {tmp_path / 'nothing'} is neither a checkpoint",
-            "--port=0": "error: name a model by --model",
+            "--port=0": "error: choose a model with --model",
         }
         for arguments, sentence in refused.items():
             done = subprocess.run(
