@@ -13,3 +13,12 @@ document.addEventListener("keydown", (event) => {
     button.click();
     if (field?.getAttribute("role") !== "listbox") field?.focus({ preventScroll: true }); // gradio's list would open
 }, true);
+
+// gradio's gallery gives the focus to a picture that comes: keys would go there, and the page would scroll to it
+{
+    const focus = HTMLElement.prototype.focus;
+    HTMLElement.prototype.focus = function (...how) {
+        const gallery = this.closest("#gallery");
+        if (!gallery || gallery.contains(document.activeElement)) focus.apply(this, how);
+    };
+}
