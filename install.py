@@ -2,18 +2,18 @@
 
 usage: python install.py [COMMAND [ARGUMENTS]]
 
-  (none)   what a web UI calls at every start: name what is missing, change nothing
-  demo     open the embedded web UI on the small model that comes with it; ARGUMENTS go to it
+  (none)   check what a web UI lacks, and install nothing; a web UI calls this at every start
+  demo     open the embedded web UI with the demo's small model; ARGUMENTS go to it
   test     run a selection of the tests in four minutes, with --ci more, with --all every case; ARGUMENTS go to pytest
   bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
-  fuzz     look for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
-  soak     use the embedded web UI hard for minutes while disks, files and processes fail; ARGUMENTS go to it
+  fuzz     search for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
+  soak     run two web UIs under load while disks, files and processes fail; ARGUMENTS go to it
   docs     build docs/ as a site and serve it on this machine; ARGUMENTS go to mkdocs
   check    run ruff and mypy, the import contracts, and the type checker and linter of the JavaScript
-  train    make the demo's model and LoRAs anew, which takes over two hours; ARGUMENTS go to it
+  train    make the demo's model and LoRAs again, which takes over two hours; ARGUMENTS go to it
 
-`python install.py COMMAND --help` tells more, and installs nothing. Every command makes .venv beside this file, or
-completes it; that takes 1.6 GB of disk for the demo and 3 GB for the tests, and more where torch brings CUDA.
+`python install.py COMMAND --help` shows the options, and installs nothing. Every command makes .venv beside this file,
+or installs what it lacks. That takes 1.6 GB of disk for the demo and 3 GB for the tests, and more if torch has CUDA.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Environment:
             return
         steps = [(group, name) for group in missing for name in GROUPS[group]]
         gigabytes = sum(GIGABYTES[group] for group in missing)
-        more = ", by several more where torch brings CUDA" if "torch" in (name for _, name in steps) else ""
+        more = ", or several GB more if torch has CUDA" if "torch" in (name for _, name in steps) else ""
         say(f"{self.folder.name} grows by about {gigabytes:.1f} GB{more}")
         for number, (group, name) in enumerate(steps, 1):
             installed = self._installed()
@@ -177,7 +177,7 @@ class Environment:
                 shutil.rmtree(self.folder)
         elif is_venv:
             if version is None:
-                raise InstallError(f"{self.folder} does not run, and is not mine to delete: repair it or move it away")
+                raise InstallError(f"{self.folder} does not run, and Remora did not make it: repair it or move it away")
             return version
         elif self.folder.exists() and any(self.folder.iterdir()):
             raise InstallError(f"{self.folder} is not a virtual environment: move it away and try again")
@@ -210,7 +210,7 @@ class Environment:
             str(self.requirements / "constraints.txt"),
         )
         command = [str(self.python), "-m", "pip", "install", *wanted, *flags, *EXTRA_FLAGS.get(name, ())]
-        run_pip(command, f"pip could not install {name}.txt: mend what it says above, then run the same command again")
+        run_pip(command, f"pip could not install {name}.txt: fix the error above, then run the same command again")
 
     def _digest(self, group: str, version: str) -> str:
         digest = hashlib.sha256(version.encode())
@@ -241,7 +241,7 @@ def become(command: list[str]) -> int:
 
 
 def demo(environment: Environment, arguments: list[str]) -> int:
-    """Open the embedded web UI on the small model that comes with it, or on your own (--model).
+    """Open the embedded web UI with the demo's small model, or with your own (--model).
 
     usage: python install.py demo [OPTIONS]
     """
@@ -256,9 +256,9 @@ def test(environment: Environment, arguments: list[str]) -> int:
 
     usage: python install.py test [--ci | --all] [ARGUMENTS]
 
-    --ci       run every test, but of one with many parameters only every pair of their values
+    --ci       run every test; of a test with many parameters, only every pair of their values
     --all      run every case of every test, in about a quarter of an hour on two cores
-    ARGUMENTS  go to pytest, as tests/lib_lora -k dora; without any, the tests run in several processes side by side
+    ARGUMENTS  go to pytest, such as tests/lib_lora -k dora; without any, the tests run in several processes
 
     Browser tests need Chromium, or Chrome; REMORA_CHROMIUM may name one.
     """
@@ -301,15 +301,15 @@ def bench(environment: Environment, arguments: list[str]) -> int:
 
 
 def fuzz(environment: Environment, arguments: list[str]) -> int:
-    """Look for inputs that break Remora: files, prompts, requests, pictures; they are kept in runs/fuzz.
+    """Search for inputs that break Remora: files, prompts, requests, pictures; they are written to runs/fuzz.
 
     usage: python install.py fuzz [OPTIONS]
 
     --minutes N      for all targets together; 10, if not given
     --count N        inputs for each target, however long they take
     --target NAME    only this one, or these
-    --repeat FILE    try one input that was kept, and tell what is wrong
-    --folder FOLDER  where inputs are kept, in place of runs/fuzz
+    --repeat FILE    try one of these inputs again, and print what is wrong
+    --folder FOLDER  folder for inputs, in place of runs/fuzz
     """
     environment.ensure("run", "test", "fuzz")
     return become([str(environment.python), "-m", "tests.fuzz", *arguments])
@@ -338,28 +338,28 @@ def install_node_modules(python: str) -> None:
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     say("installing the type checker and the linter of the JavaScript")
-    run_quietly([python, "-c", NPM, "ci"], "npm could not install them: mend what it says above, then try again")
+    run_quietly([python, "-c", NPM, "ci"], "npm could not install them: fix the error above, then try again")
     stamp.write_text(wanted)
 
 
 def soak(environment: Environment, arguments: list[str]) -> int:
-    """Use the embedded web UI hard while disks, files, locks and processes fail; ends with 1 where an answer is wrong.
+    """Run two web UIs under load while disks, files, locks and processes fail; end with status 1 if an answer is wrong.
 
     usage: python install.py soak [--minutes N] [--seed N]
 
-    --minutes N  how long, 5 if not given
-    --seed N     of all that is drawn
+    --minutes N  how long; 5, if not given
+    --seed N     seed of all random choices
     """
     environment.ensure("run", "test")
     return become([str(environment.python), "-m", "tests.soak", *arguments])
 
 
 def train(environment: Environment, arguments: list[str]) -> int:
-    """Make the demo's model and LoRAs anew, which takes over two hours on two cores.
+    """Make the demo's model and LoRAs again, which takes over two hours on two cores.
 
     usage: python install.py train [ARGUMENTS]
 
-    ARGUMENTS  the parts to make, as judge; none is all of them
+    ARGUMENTS  the parts to make, such as judge; all, if not given
     """
     environment.ensure("run", "train")
     return become([str(environment.python), "-m", "training", *arguments])
@@ -370,8 +370,8 @@ def docs(environment: Environment, arguments: list[str]) -> int:
 
     usage: python install.py docs [COMMAND [OPTIONS]]
 
-    COMMAND  of mkdocs: serve, if not given; build --strict leaves the site in site/, and fails at a broken link
-    OPTIONS  of it, as serve --dev-addr 127.0.0.1:8001
+    COMMAND  of mkdocs: serve, if not given; build --strict writes the site to site/, and fails at a broken link
+    OPTIONS  of mkdocs, such as serve --dev-addr 127.0.0.1:8001
     """
     environment.ensure("docs")
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")

@@ -104,7 +104,7 @@ class TestEnsure:
         environment.ensure("run", "test")
         folder, size, *steps = capsys.readouterr().out.splitlines()
         assert folder.startswith("Remora: making .venv")
-        assert size == "Remora: .venv grows by about 3.2 GB, by several more where torch brings CUDA"
+        assert size == "Remora: .venv grows by about 3.2 GB, or several GB more if torch has CUDA"
         assert [step.partition(":")[2] for step in steps] == [
             " step 1 of 4: installing torch",
             " step 2 of 4: installing gradio",
@@ -226,7 +226,7 @@ class TestFolder:
     def test_of_the_user_that_is_broken_is_refused(self, environment: Environment, processes: Processes) -> None:
         self.make_users_own(environment)
         processes.python_version = None
-        with pytest.raises(InstallError, match="not mine to delete"):
+        with pytest.raises(InstallError, match="Remora did not make it"):
             environment.ensure("run")
         assert (environment.folder / "pyvenv.cfg").exists()
 

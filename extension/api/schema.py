@@ -269,7 +269,7 @@ COMPONENTS: Mapping[str, Schema] = {
             "cfg_scale": _NUMBER,
             "width": _WHOLE,
             "height": _WHOLE,
-            "seed": {**_WHOLE, "description": "-1 draws one for all"},
+            "seed": {**_WHOLE, "description": "-1: one random seed for all"},
         },
         *("mode", "values", "negative_prompt", "steps", "sampler", "schedule", "cfg_scale", "width", "height", "seed"),
     ),

@@ -145,10 +145,14 @@ def _prompts(first: str) -> tuple[Any, Any]:
         lines=3,
         max_lines=10,
         elem_id="prompt",
-        placeholder="What the picture should show; a LoRA is written <lora:name:0.8>. Ctrl+Enter generates",
+        placeholder="Describe the picture. Write a LoRA as <lora:name:0.8>. Ctrl+Enter generates.",
     )
     negative = gr.Textbox(
-        label="Negative prompt", lines=1, max_lines=6, elem_id="negative", placeholder="What it should not show"
+        label="Negative prompt",
+        lines=1,
+        max_lines=6,
+        elem_id="negative",
+        placeholder="What the picture should not show",
     )
     return prompt, negative
 
@@ -177,7 +181,7 @@ def _settings(backend: Backend) -> tuple[dict[str, Any], Any, Any]:
             batch_size = gr.Number(**number, maximum=MAX_BATCH, label="Batch size", elem_id="batch-size")
             n_iter = gr.Number(**number, maximum=MAX_COUNT, label="Batch count", elem_id="batch-count")
         with gr.Row(elem_classes="remora-seed"):
-            seed = gr.Number(-1, label="Seed (-1 draws one)", precision=0, elem_id="seed", scale=3, min_width=90)
+            seed = gr.Number(-1, label="Seed (-1: random)", precision=0, elem_id="seed", scale=3, min_width=90)
             dice = gr.Button("Random", size="sm", elem_id="seed-random", scale=1, min_width=80)
             reuse = gr.Button("From picture", size="sm", elem_id="seed-reuse", scale=1, min_width=110)
     names = ("steps", "sampler", "cfg", "width", "height", "seed", "batch_size", "n_iter")
@@ -219,7 +223,7 @@ def _offload(backend: Backend, handlers: Handlers) -> None:
         list(backend.offload_modes),
         value=backend.offload_mode,
         label="Offload",
-        info="Where weights wait; takes effect between jobs",
+        info="Where weights are stored between calls; a change takes effect after the running job",
         elem_id="offload",
         visible=len(backend.offload_modes) > 1,  # without a GPU there is nothing to choose
     )

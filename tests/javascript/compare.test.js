@@ -43,6 +43,6 @@ test("a seed may be as large as those that web UIs draw, and no text", () => {
     const made = {...fields, cfg_scale: 7.5};
     assert.deepEqual(numbersOf({...fields, seed: 4294967295}), {...made, seed: 4294967295});
     assert.deepEqual(numbersOf({...fields, seed: "2315863932"}), {...made, seed: 2315863932});
-    const message = "Seed (-1 draws one) must be a number, not “x”.";
+    const message = "Seed (-1: random) must be a number, not “x”.";
     assert.throws(() => numbersOf({...fields, seed: "x"}), {message});
 });

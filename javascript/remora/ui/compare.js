@@ -24,7 +24,7 @@ const NUMBERS = [
     ["cfg_scale", "CFG scale"],
     ["width", "Width"],
     ["height", "Height"],
-    ["seed", "Seed (-1 draws one)"],
+    ["seed", "Seed (-1: random)"],
 ];
 
 /** @param {{tab: Tab, state: State}} props */
