@@ -272,7 +272,7 @@ function Always({tab, state, of}) {
             tab.edits.editAlways(row.entry, (body) => setMultipliers(body, te, unet), "strength"),
         remove: () => tab.edits.changeAlways({...always, entries: always.entries.filter((one) => one !== row.entry)}),
         move: state.target ? () => tab.edits.unpin(row.entry) : null,
-        moveTo: {icon: "prompt", word: "Into the prompt", label: `Into the prompt: move ${row.name} from “Always on”`},
+        moveTo: {icon: "prompt", word: "Prompt", label: `Into the prompt: move ${row.name} from “Always on”`},
     });
     return html`<div class="rt-always">
         <label class="rt-check"><input type="checkbox" checked=${always.on}

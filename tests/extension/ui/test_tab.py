@@ -566,7 +566,11 @@ def test_what_is_always_on_changes_every_picture_and_its_parameters_say_so(tab: 
 def test_what_is_always_on_is_there_when_the_page_is_opened_again(served: Served, browser: Any) -> None:
     httpx.put(f"{served.url}/remora/v1/stack", json={"always_on": True, "entries": [{"name": "stripes"}]})
     with opened(served, browser) as page:
-        Tab(page).ready().row("stripes", "Always on").wait_for(timeout=LONG)
+        page.set_viewport_size({"width": 1280, "height": 900})
+        row = Tab(page).ready().row("stripes", "Always on")
+        buttons = [row.get_by_role("button", name=name).bounding_box(timeout=LONG) for name in ("More", "Remove")]
+        assert buttons[0]["y"] == buttons[1]["y"], "the row's buttons are in one line"
+        assert row.locator(".rt-name").bounding_box()["width"] > 88
 
 
 def test_what_the_server_refuses_is_said_and_can_be_put_right(tab: Tab, served: Served) -> None:
