@@ -105,7 +105,7 @@ def _schema(app: FastAPI) -> Callable[[Request], Response]:
 
     def schema(request: Request) -> Response:
         own = [route for route in app.routes if getattr(route, "path", "").startswith(f"{_OWN}/")]
-        text = "LoRA in a Stable Diffusion web UI: files, stack, presets, comparisons, and what became of them."
+        text = "LoRA in a Stable Diffusion web UI: files, stack, presets, comparisons, and the outcome of each LoRA."
         made = get_openapi(title="Remora", version=VERSION, description=text, routes=own)
         made.setdefault("components", {}).setdefault("schemas", {}).update(COMPONENTS)
         return answer(request, made)

@@ -39,7 +39,7 @@ class CompareApi:
         data = await object_of(request, _MAX_BODY, "a comparison", *_FIELDS)
         painter = self._session.host.painter()
         if painter is None:
-            raise HTTPException(UNPROCESSABLE, f"{self._session.host.name} makes no pictures for others")
+            raise HTTPException(UNPROCESSABLE, f"{self._session.host.name} cannot make pictures for the tab")
         try:
             asked = _request(data)
             painter.check(asked)

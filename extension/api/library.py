@@ -135,7 +135,7 @@ class Library:
         """Return the content of a file; with `model`, what of it would change the loaded model."""
         file = self._file("", name)
         if model not in ("", "loaded"):
-            raise HTTPException(UNPROCESSABLE, f"model must be 'loaded' or not be there, not {model!r}")
+            raise HTTPException(UNPROCESSABLE, f"model must be 'loaded' or left out, not {model!r}")
         try:
             parts = self._session.host.components() if model else {}
             report = load_network(file.path, parts).report if parts else inspect_file(file.path)
@@ -204,7 +204,7 @@ class Library:
         def work() -> None:
             path, replaced = self._replaced or (None, None)
             if replaced is None or path != file.path:
-                raise HTTPException(NOT_FOUND, f"no picture of {file.path.name} was replaced of late")
+                raise HTTPException(NOT_FOUND, f"there is no former picture of {file.path.name} to restore")
             replaced.restore()
             self._replaced = None
 

@@ -53,7 +53,7 @@ def _with_lora(session: Session, prompt: str, name: str) -> str:
 def _strength(prompt: str, place: int, value: float) -> str:
     present = list(dict.fromkeys(names_in(prompt)))
     if place >= len(present):
-        raise RuntimeError(f"the prompt has {len(present)} LoRA, so there is no strength of number {place + 1} to vary")
+        raise RuntimeError(f"the prompt has {len(present)} LoRA, so the strength of LoRA {place + 1} cannot be varied")
     return with_strength(prompt, present[place], value, value)
 
 

@@ -195,8 +195,8 @@ class ExtraNetworks:
 
     def _conflict(self, name: str) -> None:
         self._conflicts[name] = (
-            f"the extension {name} registers a handler of its own for <lora:...> tags: Remora takes the tags back "
-            "before each picture, so what that extension does with them has no effect; turn one of the two off"
+            f"the extension {name} also handles <lora:...> tags: Remora takes the tags back before each picture, "
+            "so that handler has no effect; turn one of the two extensions off"
         )
 
     def give_back(self) -> None:

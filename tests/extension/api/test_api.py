@@ -451,7 +451,7 @@ def test_inspect_tells_of_the_loaded_model_where_that_is_asked_for(client: TestC
     assert (alone["hit"], here["hit"], here["changed"]) == (None, 264, 264)
     assert alone.keys() == here.keys()
     wrong = inspected(model="other")
-    assert (wrong.status_code, wrong.json()["detail"]) == (422, "model must be 'loaded' or not be there, not 'other'")
+    assert (wrong.status_code, wrong.json()["detail"]) == (422, "model must be 'loaded' or left out, not 'other'")
 
 
 def test_the_list_tells_from_which_model_a_file_was_made(client: TestClient, folder: Path) -> None:

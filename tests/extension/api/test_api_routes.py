@@ -159,7 +159,7 @@ def test_pictures(ask: Checked, copy: Path) -> None:
     for method, path in (("DELETE", "/picture"), ("GET", "/lora")):
         assert ask(method, path, params={"name": "copied"})["picture"]
         assert copy.with_suffix(".png").read_bytes() == former, "as before the latest picture"
-    assert "was replaced of late" in ask("DELETE", "/picture", 404, params={"name": "copied"})
+    assert "there is no former picture of" in ask("DELETE", "/picture", 404, params={"name": "copied"})
     copy.with_suffix(".png").unlink()
     ask("PUT", "/picture", params={"name": "copied"}, content=png())
     ask("DELETE", "/picture", params={"name": "copied"})
