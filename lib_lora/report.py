@@ -294,7 +294,8 @@ class ActivationReport:
         """Return one line on merging; empty where it was not requested."""
         if not (self.merged or self.live):
             return ""
-        return f"{self.merged} layers merged" + "".join(f"; {n} live: {reason}" for reason, n in self.live.items())
+        layers = "layer" if self.merged == 1 else "layers"
+        return f"{self.merged} {layers} merged" + "".join(f"; {n} live: {reason}" for reason, n in self.live.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,8 +145,10 @@ class Activation:
         return tuple(f"{name} {text}" for name, made in found if made and (text := made.warning(steps, cfg)))
 
     def lines(self) -> tuple[str, ...]:
-        """Return one line per LoRA, and one on merging if it was requested."""
-        return tuple(self.report.summary().splitlines())
+        """Return one line per LoRA, with its name as in the tag, and one on merging if it was requested."""
+        lines = self.report.summary().splitlines()
+        named = [one.name + line.removeprefix(one.report.name) for one, line in zip(self.active, lines, strict=False)]
+        return (*named, *lines[len(named) :])
 
 
 class Session:
@@ -495,7 +497,8 @@ class Session:
         report = self._engine_with(settings.memory).activate(stack)
         for one, its_report in zip(entries, report.entries, strict=True):
             doubtful = its_report.warning or its_report.unused
-            self._say(its_report.summary(), logging.WARNING if doubtful else logging.INFO, first(one).file)
+            line = first(one).name + its_report.summary().removeprefix(its_report.name)
+            self._say(line, logging.WARNING if doubtful else logging.INFO, first(one).file)
         if report.merging:
             self._say(report.merging, logging.INFO)
         return report, stack

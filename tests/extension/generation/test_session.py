@@ -166,6 +166,18 @@ def test_what_is_live_writes_no_weight(setup: Setup) -> None:
     assert len(setup.session.last.lines()) == 1
 
 
+def test_files_of_one_name_are_told_apart_by_their_folders(setup: Setup, caplog: pytest.LogCaptureFixture) -> None:
+    for folder in ("one", "two"):
+        (setup.folder / folder).mkdir()
+        setup.save(f"{folder}/same")
+    with caplog.at_level(logging.INFO, "extension"):
+        activation = setup.session.begin([Tag("one/same"), Tag("two/same")], Settings(mode="merged"))
+    names = [line.partition(":")[0] for line in activation.lines()]
+    assert names == ["one/same", "two/same", "1 layer merged"]
+    logged = [line.partition("remora: ")[2].partition(":")[0] for line in caplog.messages]
+    assert {"one/same", "two/same"} <= set(logged)
+
+
 def test_what_is_merged_is_in_the_weights_until_the_end(setup: Setup) -> None:
     before, live = setup.weight().clone(), setup.session.begin([Tag("zorp")]) and setup.output()
     activation = setup.session.begin([Tag("zorp")], Settings(mode="merged"))
