@@ -97,6 +97,24 @@ def test_tags_are_read(page: Path) -> None:
     assert [tag for tag in tags if len(parse(tag).tags) != 1] == []
 
 
+def _runs(text: str) -> list[str]:
+    """Return all runs of three words, of two in a short text: the code has variables between them."""
+    words = text.split()
+    length = min(3, max(2, len(words) // 2))
+    return [" ".join(words[i : i + length]) for i in range(max(1, len(words) - length + 1))]
+
+
+def test_the_messages_that_troubleshooting_quotes_are_in_the_code() -> None:
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    bold = " ".join(" ".join(part.split()) for part in re.findall(r"^\*\*(.*?)\*\*", page, re.MULTILINE | re.DOTALL))
+    rows = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith('| "'))
+    quotes = [one for one in re.findall(r'"([^"]+)"', f"{bold} {rows}") if one != "Remora"]
+    sources = (path for package in ("lib_lora", "extension") for path in (ROOT / package).rglob("*.py"))
+    code = "\n".join(re.sub(r'"\s+f?"', "", path.read_text(encoding="utf-8")) for path in sources)
+    assert len(quotes) > 15
+    assert [one for one in quotes if not any(run in code for run in _runs(one))] == []
+
+
 def test_every_setting_has_its_row_and_its_section() -> None:
     page = ROOT / "docs" / "settings.md"
     rows = re.findall(r"^\| \[[^\]]+\]\(#([^)]+)\) \| `(\w+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from extension import hosts
 from extension.hosts import Host, current_host, known_hosts
+from extension.hosts._webui import WebUIHost
+from extension.hosts.forge_neo import ForgeNeoHost
 from extension.hosts.standalone import STANDALONE, StandaloneHost
 
 
@@ -103,3 +105,9 @@ def test_every_host_answers_the_whole_contract() -> None:
         assert isinstance(host, Host)
         assert host.is_current() is (host is STANDALONE and STANDALONE._open)
         assert all(isinstance(kind, type) for kind in host.layer_classes())
+
+
+def test_the_page_of_web_uis_names_every_option_of_lora_folders() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "hosts.md").read_text(encoding="utf-8")
+    known = {*WebUIHost.lora_dir_flags, *ForgeNeoHost.lora_dir_flags} - {"lyco_dir"}  # of older versions
+    assert [one for one in sorted(known) if f"`--{one.replace('_', '-')}`" not in page] == []
