@@ -16,9 +16,13 @@ document.addEventListener("keydown", (event) => {
 
 // gradio's gallery gives the focus to a picture that comes: keys would go there, and the page would scroll to it
 {
+    let inGallery = false; // where the latest click or key was
+    for (const kind of ["pointerdown", "keydown"])
+        document.addEventListener(kind, (event) => {
+            inGallery = Boolean(event.target.closest?.("#gallery"));
+        }, true);
     const focus = HTMLElement.prototype.focus;
     HTMLElement.prototype.focus = function (...how) {
-        const gallery = this.closest("#gallery");
-        if (!gallery || gallery.contains(document.activeElement)) focus.apply(this, how);
+        if (inGallery || !this.closest("#gallery")) focus.apply(this, how);
     };
 }
