@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     prog = "python install.py demo" if "--demo" in sys.argv else "python -m extension.standalone"  # as users write it
     parser = argparse.ArgumentParser(prog=prog, description="Start the embedded web UI.")
     parser.add_argument("--model", type=Path, help="diffusers folder, or checkpoint in one .safetensors file")
-    parser.add_argument("--demo", action="store_true", help="use the small model that comes with Remora, and its LoRAs")
+    parser.add_argument("--demo", action="store_true", help="use the small model and the LoRA that come with Remora")
     parser.add_argument("--lora-dir", type=Path, action="append", default=[], help="folder of LoRA files; repeatable")
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: this machine only)")
     parser.add_argument("--port", type=int, default=7860)

@@ -342,5 +342,5 @@ def test_an_adamss_and_a_sampling_pvera_are_refused_with_the_reason(tmp_path):
 
 def test_an_x_lora_is_refused_with_the_reason(tmp_path):
     path = save(tmp_path / "a.safetensors", {"base_model.internal_xlora_classifier.layers.0.weight": torch.zeros(3, 4)})
-    with pytest.raises(UnknownFormatError, match="an X-LoRA, which chooses LoRAs for each token"):
+    with pytest.raises(UnknownFormatError, match="an X-LoRA, which chooses LoRA for each token"):
         load_network(path, {"unet": make("linear")[0]})

@@ -141,7 +141,7 @@ function Grid({tab, made}) {
     return html`<div class="rt-result">
         <div class="rt-line"><progress max=${total} value=${done + made.fraction} aria-label="Pictures made"></progress>
             <span class="rt-hint" role="status">${say}, seed ${made.seed}</span>
-            ${ready && html`<span class="rt-hint">Click a picture to use its LoRAs.</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a>`}</div>
+            ${ready && html`<span class="rt-hint">Click a picture to use its LoRA.</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a>`}</div>
         ${made.problem && html`<p class="rt-error" role="alert">${made.problem}</p>`}
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label="Comparison"><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
             ${made.columns.map((title) => html`<th scope="col" key=${title}>${title}</th>`)}</tr></thead>

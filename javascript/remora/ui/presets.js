@@ -158,8 +158,8 @@ function Preset({preset, tab, ask, take, close, exportOne, remove}) {
             }
             <span class="rt-hint">${tags.join(" ")}</span>
             <div class="rt-line">
-                <${Button} label=${`Use ${preset.name} in place of the prompt’s LoRAs`} class="rt-small" onClick=${() => apply(true)}>Use<//>
-                <${Button} label=${`Add ${preset.name} to the prompt’s LoRAs`} class="rt-small" onClick=${() => apply(false)}>Add<//>
+                <${Button} label=${`Use ${preset.name} in place of the prompt’s LoRA`} class="rt-small" onClick=${() => apply(true)}>Use<//>
+                <${Button} label=${`Add ${preset.name} to the prompt’s LoRA`} class="rt-small" onClick=${() => apply(false)}>Add<//>
                 <${Button} label=${`Rename ${preset.name}`} class="rt-small" onClick=${() => setRenaming(!renaming)}>Rename<//>
                 <${Button} label=${`Export ${preset.name} as text`} class="rt-small" onClick=${() => exportOne(preset)}>Export<//>
                 <${Button} label=${`Take the page’s picture for ${preset.name}`} class="rt-small" onClick=${() => take(preset)}>Picture<//>

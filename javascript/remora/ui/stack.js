@@ -154,8 +154,8 @@ function Tools({tab, state, rows}) {
         <${Button} label="Presets" class="rt-small" onClick=${() => tab.set({dialog: "presets"})}>Presets<//>
         <${Button} label="Compare" class="rt-small" disabled=${!state.target}
             onClick=${() => tab.set({dialog: "compare"})}>Compare<//>
-        <${Button} label="Copy the LoRAs as a prompt" class="rt-small" onClick=${copy}>Copy<//>
-        <${Button} label="Remove all LoRAs from the prompt" class="rt-small" disabled=${!rows.length}
+        <${Button} label="Copy the LoRA tags" class="rt-small" onClick=${copy}>Copy<//>
+        <${Button} label="Remove all LoRA from the prompt" class="rt-small" disabled=${!rows.length}
             onClick=${() => tab.edits.clear()}>Clear<//>
     </div></div>
     ${byHand && html`<textarea class="rt-by-hand" readonly rows="2" aria-label="The stack as a prompt" value=${byHand}></textarea>`}`;

@@ -8,7 +8,7 @@ _LOOKS = {
     "model.diffusion_model.": "a whole checkpoint: load it as the model",
     "img_in.weight": "a whole checkpoint: load it as the model",
     "emb_params": "a textual inversion embedding: it belongs in the embeddings folder",
-    "base_model.internal_xlora_classifier.": "an X-LoRA, which chooses LoRAs for each token: use these LoRAs",
+    "base_model.internal_xlora_classifier.": "an X-LoRA, which chooses LoRA for each token: load these LoRA instead",
     "prompt_embeddings": "a soft prompt of PEFT, which belongs to a text model and changes no layer",
     "control_model.": "a ControlNet: load it with ControlNet",
     "first_stage_model.": "a VAE: load it as the VAE",

@@ -454,11 +454,11 @@ def test_the_stack_is_copied_as_a_prompt(served: Served, browser: Any) -> None:
     with opened(served, browser, permissions=["clipboard-read", "clipboard-write"]) as page:
         tab = Tab(page).ready()
         tab.pane("Stack")
-        tab.button("Copy the LoRAs").click()
+        tab.button("Copy the LoRA tags").click()
         tab.root.get_by_text("There is no LoRA to copy.").wait_for()
         tab.insert("zorp", "stripes")
         tab.pane("Stack")
-        tab.button("Copy the LoRAs").click()
+        tab.button("Copy the LoRA tags").click()
         tab.root.get_by_text("Copied: <lora:zorp:1> <lora:stripes:1>").wait_for()
         assert page.evaluate("navigator.clipboard.readText()") == "<lora:zorp:1> <lora:stripes:1>"
 
@@ -469,7 +469,7 @@ def test_where_copying_is_not_allowed_the_text_is_shown(tab: Tab) -> None:
     )
     tab.insert("zorp")
     tab.pane("Stack")
-    tab.button("Copy the LoRAs").click()
+    tab.button("Copy the LoRA tags").click()
     assert tab.root.get_by_role("textbox", name="The stack as a prompt").input_value() == "<lora:zorp:1>"
 
 

@@ -102,7 +102,7 @@ def test_words_go_and_come_back_with_every_way_out_of_the_prompt(tab: Tab, noted
     tab.row("cats").get_by_label("cats on").check()
     tab.prompt_is("<lora:cats:1> cat lady")
     assert negative(tab) == "ugly, dog"
-    tab.button("Remove all LoRAs").click()
+    tab.button("Remove all LoRA").click()
     tab.prompt_is("")
     focused(tab, "Undo")  # as the button that had it can do nothing now
     assert negative(tab) == "ugly"
