@@ -109,7 +109,8 @@ def test_the_messages_that_troubleshooting_quotes_are_in_the_code() -> None:
     bold = " ".join(" ".join(part.split()) for part in re.findall(r"^\*\*(.*?)\*\*", page, re.MULTILINE | re.DOTALL))
     rows = " ".join(line.split("|")[1] for line in page.splitlines() if line.startswith('| "'))
     quotes = [one for one in re.findall(r'"([^"]+)"', f"{bold} {rows}") if one != "Remora"]
-    sources = (path for package in ("lib_lora", "extension") for path in (ROOT / package).rglob("*.py"))
+    sources = [path for package in ("lib_lora", "extension") for path in (ROOT / package).rglob("*.py")]
+    sources += (ROOT / "javascript" / "remora").rglob("*.js")
     code = "\n".join(re.sub(r'"\s+f?"', "", path.read_text(encoding="utf-8")) for path in sources)
     assert len(quotes) > 15
     assert [one for one in quotes if not any(run in code for run in _runs(one))] == []
