@@ -54,47 +54,47 @@ _NOTED: Mapping[str, Schema] = {
     "notes": _TEXT,
     "rating": {**_WHOLE, "minimum": 0, "maximum": 5},
     "favourite": _TRUTH,
-    "strength": {**_or_null(_NUMBER), "description": "the preferred one"},
+    "strength": {**_or_null(_NUMBER), "description": "preferred strength"},
 }
 _LISTED: Mapping[str, Schema] = {
-    "id": {**_TEXT, "description": "names the file to these routes as long as it stays where it is"},
+    "id": {**_TEXT, "description": "id of the file in these routes; changes if the file is moved"},
     "name": {**_TEXT, "description": "as in <lora:name:0.8>"},
     "alias": _TEXT,
-    "file": {**_TEXT, "description": "path below its folder, without suffix"},
+    "file": {**_TEXT, "description": "path below its LoRA folder, without suffix"},
     "folder": _TEXT,
-    "read": {**_TRUTH, "description": "false while its header has not been read"},
+    "read": {**_TRUTH, "description": "whether the header has been read"},
     "readable": _TRUTH,
-    "reason": {**_TEXT, "description": "why it cannot be used"},
+    "reason": {**_TEXT, "description": "why the file cannot be used; empty if it can"},
     "family": {**_or_null(_TEXT), "description": "a key of `families`"},
     "base_model": _or_null(_TEXT),
-    "kind": {**_TEXT, "description": "algorithms, the most frequent first: lora+dora"},
+    "kind": {**_TEXT, "description": "adapter kinds, the most frequent first, such as lora+dora"},
     "rank": _or_null(_list(_WHOLE, minItems=2, maxItems=2)),
     "layers": _WHOLE,
     "format": _TEXT,
     "size": {**_WHOLE, "description": "bytes"},
-    "mtime": {**_NUMBER, "description": "seconds since 1970, as `added` and `used`"},
+    "mtime": {**_NUMBER, "description": "seconds since 1970, like `added` and `used`"},
     **_NOTED,
     "captions": {**_TEXT, "description": "frequent words of the training captions"},
     "added": _NUMBER,
-    "used": {**_NUMBER, "description": "0 is never"},
+    "used": {**_NUMBER, "description": "0 means never"},
     "uses": _WHOLE,
-    "picture": {**_TEXT, "description": "changes with the picture; empty where there is none"},
+    "picture": {**_TEXT, "description": "changes if the picture changes; empty without a picture"},
 }
 _ENTRY: Mapping[str, Schema] = {
     "name": _TEXT,
     "on": _TRUTH,
     "unet": _NUMBER,
     "text_encoder": _NUMBER,
-    "more": {**_TEXT, "description": "further fields of a tag, as lbw=OUTALL:stop=10"},
+    "more": {**_TEXT, "description": "other fields of a tag, such as lbw=OUTALL:stop=10"},
 }
 _FAMILY = _object({"name": _TEXT, "title": _TEXT, "sure": _TRUTH})
 _DISTILLED = _object(
     {
         "method": _TEXT,
-        "steps": {**_list(_WHOLE, minItems=2, maxItems=2), "description": "the fewest and the most"},
+        "steps": {**_list(_WHOLE, minItems=2, maxItems=2), "description": "least and most steps"},
         "cfg": {
             **_list(_NUMBER, minItems=2, maxItems=2),
-            "description": "CFG scale, least and most; 1 is none",
+            "description": "least and most CFG scale; 1 is without guidance",
         },
         "sampler": _TEXT,
         "scheduler": _TEXT,
@@ -115,16 +115,16 @@ COMPONENTS: Mapping[str, Schema] = {
             "training": _by_name(_TEXT),
             "training_tags": _list({"type": "array", "minItems": 2, "maxItems": 2}),
             "distilled": _or_null(_DISTILLED),
-            "sidecars": {**_list(_TEXT), "description": "files beside it that were read"},
-            "hash": {**_TEXT, "description": "12 hex digits as in Lora hashes; empty where it was not made yet"},
+            "sidecars": {**_list(_TEXT), "description": "files beside the LoRA that were read"},
+            "hash": {**_TEXT, "description": "12 hex digits, as in `Lora hashes`; empty until it is computed"},
         }
     ),
     "Loras": _object(
         {
-            "revision": {**_WHOLE, "description": "for `since`"},
-            "whole": {**_TRUTH, "description": "false where only changes are told"},
+            "revision": {**_WHOLE, "description": "value for `since`"},
+            "whole": {**_TRUTH, "description": "false if the answer has only changes"},
             "loras": _list(_ref("Lora")),
-            "gone": {**_list(_TEXT), "description": "ids of files that went"},
+            "gone": {**_list(_TEXT), "description": "ids of removed files"},
             "families": _by_name(_object({"name": _TEXT, "title": _TEXT, "fits": _TRUTH, "reason": _TEXT})),
             "scan": _ref("Scan"),
             "problem": _TEXT,
@@ -161,10 +161,13 @@ COMPONENTS: Mapping[str, Schema] = {
             "loras": _list(_ref("Outcome")),
             "merged": {**_WHOLE, "description": "layers"},
             "live": _by_name(_WHOLE),
-            "notes": {**_list(_TEXT), "description": "sentences about the picture that belong to none of its `loras`"},
+            "notes": {
+                **_list(_TEXT),
+                "description": "sentences about the picture that are not about one of its `loras`",
+            },
             "conflicts": _list(_TEXT),
             "catalog": _object({"revision": _WHOLE, "running": _TRUTH, "done": _WHOLE, "total": _WHOLE}),
-            "stack": {**_TEXT, "description": "the ETag that `GET stack` has now, without its quotes"},
+            "stack": {**_TEXT, "description": "the present ETag of `GET stack`, without quotes"},
         }
     ),
     "Outcome": _object(
@@ -172,7 +175,7 @@ COMPONENTS: Mapping[str, Schema] = {
             "name": _TEXT,
             "asked": {
                 **_TEXT,
-                "description": "as the prompt had it: the name, or all that a tag says which cannot be read",
+                "description": "the name in the prompt, or the whole text of a tag that cannot be read",
             },
             "state": {"enum": ["applied", "partly", "none", "failed", "missing"]},
             "reason": _TEXT,
@@ -180,7 +183,7 @@ COMPONENTS: Mapping[str, Schema] = {
             "layers": _or_null(_WHOLE),
             "changed": {**_WHOLE, "description": "layers of the model"},
             "bytes": _WHOLE,
-            "seconds": {**_NUMBER, "description": "that reading it and finding its layers took"},
+            "seconds": {**_NUMBER, "description": "time to read the file and to find its layers"},
             "warning": _TEXT,
             "format": _or_null(_TEXT),
             "family": _or_null(_FAMILY),
@@ -201,8 +204,11 @@ COMPONENTS: Mapping[str, Schema] = {
                 _object(
                     {
                         "name": _TEXT,
-                        "text": {**_TEXT, "description": "a line per LoRA: its tag, then its words"},
-                        "thumbnail": {**_TEXT, "description": "changes with it; empty where there is none"},
+                        "text": {**_TEXT, "description": "one line for each LoRA: its tag, then its trigger words"},
+                        "thumbnail": {
+                            **_TEXT,
+                            "description": "changes if the picture changes; empty without a picture",
+                        },
                     }
                 )
             ),
@@ -213,22 +219,22 @@ COMPONENTS: Mapping[str, Schema] = {
         {
             "blocks": {
                 **_list(_object({"id": _TEXT, "title": _TEXT})),
-                "description": "of the loaded model, in the order of its first layout; none without a model",
+                "description": "blocks of the loaded model, in the order of its first layout; empty without a model",
             },
             "layouts": {
                 **_list(_object({"length": _WHOLE, "ids": _list(_TEXT)})),
-                "description": "the lists of weights the model takes, by their lengths",
+                "description": "lists of weights that the model takes, by length",
             },
             "presets": _list(
                 _object(
                     {
                         "name": _TEXT,
-                        "values": {**_TEXT, "description": "numbers, R, U or X, by commas"},
+                        "values": {**_TEXT, "description": "numbers, R, U or X, separated by commas"},
                         "own": {**_TRUTH, "description": "saved by the user"},
                     }
                 )
             ),
-            "rules": {**_list(_TEXT), "description": "names that lbwe takes"},
+            "rules": {**_list(_TEXT), "description": "names for lbwe="},
             "problem": _TEXT,
         }
     ),
@@ -238,10 +244,10 @@ COMPONENTS: Mapping[str, Schema] = {
             "regions": _list(
                 _object(
                     {
-                        "name": {**_TEXT, "description": "as mask= takes it"},
+                        "name": {**_TEXT, "description": "name for mask="},
                         "own": {**_TRUTH, "description": "saved by the user"},
-                        "share": {**_NUMBER, "description": "how much of the picture it is"},
-                        "picture": {**_TEXT, "description": "a grey PNG as base64, white where a LoRA acts"},
+                        "share": {**_NUMBER, "description": "share of the picture, from 0 to 1"},
+                        "picture": {**_TEXT, "description": "grey PNG as base64, white where a LoRA acts"},
                     }
                 )
             ),
@@ -251,7 +257,7 @@ COMPONENTS: Mapping[str, Schema] = {
     "RegionWanted": _object(
         {
             "name": _TEXT,
-            "picture": {**_TEXT, "description": "any picture file as base64, or as a data URL; white is where it acts"},
+            "picture": {**_TEXT, "description": "a picture file as base64, or as a data URL, white where a LoRA acts"},
         }
     ),
     "PresetWanted": _object({"text": _TEXT, "former": _TEXT}, "former"),
@@ -259,8 +265,8 @@ COMPONENTS: Mapping[str, Schema] = {
     "CompareWanted": _object(
         {
             "mode": {"enum": ["strengths", "against", "without", "combinations"]},
-            "names": {**_list(_TEXT), "description": "of LoRA that are in the prompt"},
-            "values": {**_list(_NUMBER), "description": "strengths, where those are compared"},
+            "names": {**_list(_TEXT), "description": "names of LoRA in the prompt"},
+            "values": {**_list(_NUMBER), "description": "strengths, for the modes that compare strengths"},
             "prompt": _TEXT,
             "negative_prompt": _TEXT,
             "steps": _WHOLE,
@@ -283,7 +289,7 @@ COMPONENTS: Mapping[str, Schema] = {
                         "id": _TEXT,
                         "columns": _list(_TEXT),
                         "rows": _list(_TEXT),
-                        "prompts": {**_list(_TEXT), "description": "row by row, as `done`"},
+                        "prompts": {**_list(_TEXT), "description": "row by row, like `done`"},
                         "done": _list(_TRUTH),
                         "running": _TRUTH,
                         "cancelled": _TRUTH,
@@ -296,7 +302,7 @@ COMPONENTS: Mapping[str, Schema] = {
             ),
         }
     ),
-    "Inspection": {"type": "object", "description": "as `python -m lib_lora inspect --json` tells it"},
+    "Inspection": {"type": "object", "description": "the output of `python -m lib_lora inspect --json`"},
 }
 
 
