@@ -165,7 +165,7 @@ def _loras() -> None:
 def _settings(backend: Backend) -> tuple[dict[str, Any], Any, Any]:
     """Return the inputs by name, and the two buttons that set the seed."""
     with gr.Accordion("Settings", open=True, elem_id="settings"):
-        slider: dict[str, Any] = {"buttons": [], "min_width": 120}
+        slider: dict[str, Any] = {"buttons": [], "min_width": 190}
         with gr.Row():
             sampler = gr.Dropdown(
                 list(backend.samplers), value="Euler a", label="Sampler", elem_id="sampler", min_width=120

@@ -116,6 +116,24 @@ def test_a_job_shows_its_progress_and_can_be_cancelled(page: Any) -> None:
     page.get_by_text("Ready").wait_for(timeout=LONG)
 
 
+@pytest.mark.parametrize("width", [820, 1000])
+def test_nothing_is_cut_off_on_a_tablet(page: Any, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 1100})
+    tab = Tab(page).ready()
+    tab.insert("zorp")
+    tab.pane("Stack")
+    bounds = """() => [...document.querySelectorAll("#settings .max_value")].map((one) => {
+        const text = document.createRange();
+        text.selectNodeContents(one);
+        return one.closest(".block").getBoundingClientRect().right - text.getBoundingClientRect().right;
+    })"""
+    page.wait_for_function(f"({bounds})().length === 4")
+    assert min(page.evaluate(bounds)) >= 0, "the upper bounds of the sliders can be read"
+    buttons = [one.bounding_box()["y"] for one in tab.root.locator(".rt-toolbar button").all()]
+    assert len(buttons) > 5
+    assert len(set(buttons[-6:])) == 1, "the buttons of the stack are in one line"
+
+
 def test_a_reload_keeps_what_was_asked_for_in_its_own_tab(page: Any) -> None:
     kept = "([key, text]) => JSON.stringify(sessionStorage).includes(text) === key"
     tab = Tab(page).ready()
