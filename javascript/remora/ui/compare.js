@@ -76,8 +76,17 @@ export function Compare({tab, state}) {
     };
     const flip = (/** @type {string} */ name) =>
         setChosen(chosen.includes(name) ? chosen.filter((one) => one !== name) : [...chosen, name]);
-    return html`<${Dialog} title="Compare" close=${() => tab.set({dialog: ""})} class="rt-wide-dialog">
-        <form class="rt-compare" onSubmit=${start}>
+    const foot = html`<${Trouble} text=${trouble} />
+        <div class="rt-line rt-end">
+            ${own && html`<${Progress} made=${own} />`}
+            ${
+                own?.running
+                    ? html`<button type="button" onClick=${() => ask("DELETE")}>Cancel</button>`
+                    : html`<button type="submit" form="rt-compare" class="rt-primary" disabled=${running || (told !== null && !told.possible)}>Make the pictures</button>`
+            }
+        </div>`;
+    return html`<${Dialog} title="Compare" close=${() => tab.set({dialog: ""})} foot=${foot} class="rt-wide-dialog">
+        <form class="rt-compare" id="rt-compare" onSubmit=${start}>
             <fieldset class="rt-tags"><legend>LoRA</legend>
                 ${names.map(
                     (
@@ -108,14 +117,6 @@ export function Compare({tab, state}) {
                         <option key=${name} value=${name}>${name}</option>`,
                     )}</select></label>
             </div>
-            <${Trouble} text=${trouble} />
-            <div class="rt-line rt-end">
-                ${
-                    own?.running
-                        ? html`<button type="button" onClick=${() => ask("DELETE")}>Cancel</button>`
-                        : html`<button type="submit" class="rt-primary" disabled=${running || (told !== null && !told.possible)}>Make the pictures</button>`
-                }
-            </div>
         </form>
         ${told && !told.possible && html`<p class="rt-notice">The tab cannot make pictures with this web UI.</p>`}
         ${running && !own && html`<p class="rt-notice" role="status">Another page or program is making a comparison. Wait until it ends.</p>`}
@@ -123,25 +124,29 @@ export function Compare({tab, state}) {
     <//>`;
 }
 
-/** @param {{tab: Tab, made: Comparison}} props */
-function Grid({tab, made}) {
+/** @param {{made: Comparison}} props */
+function Progress({made}) {
     const done = made.done.filter(Boolean).length;
     const total = made.done.length;
-    const ready = !made.running && done > 0;
     const say = made.running
         ? `Picture ${Math.min(done + 1, total)} of ${total}`
         : made.cancelled
           ? `Cancelled after ${done} of ${total} pictures`
           : `${done} of ${total} pictures`;
+    return html`<progress max=${total} value=${done + made.fraction} aria-label="Pictures made"></progress>
+        <span class="rt-hint" role="status">${say}, seed ${made.seed}</span>`;
+}
+
+/** @param {{tab: Tab, made: Comparison}} props */
+function Grid({tab, made}) {
+    const ready = !made.running && made.done.some(Boolean);
     const use = (/** @type {number} */ cell) => {
         tab.stack.readBoxes();
         tab.stack.change({prompt: made.prompts[cell]});
         tab.set({dialog: "", said: "The prompt now has the LoRA of that picture."});
     };
     return html`<div class="rt-result">
-        <div class="rt-line"><progress max=${total} value=${done + made.fraction} aria-label="Pictures made"></progress>
-            <span class="rt-hint" role="status">${say}, seed ${made.seed}</span>
-            ${ready && html`<span class="rt-hint">Click a picture to use its LoRA.</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a>`}</div>
+        ${ready && html`<div class="rt-line"><span class="rt-hint">Click a picture to use its LoRA.</span> <a href=${`${tab.api.base}compare/picture`} download="comparison.png">Save as one picture</a></div>`}
         ${made.problem && html`<p class="rt-error" role="alert">${made.problem}</p>`}
         <div class="rt-grid-scroll" tabindex="0" role="region" aria-label="Comparison"><table class="rt-grid" style=${`--across:${made.columns.length}`}><thead><tr><td></td>
             ${made.columns.map((title) => html`<th scope="col" key=${title}>${title}</th>`)}</tr></thead>

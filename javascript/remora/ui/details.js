@@ -80,7 +80,12 @@ export function Details({tab, id}) {
         });
     const used = tab.stack.used().has(lora.id);
     const against = tab.library.catalog.against(lora);
-    return html`<${Dialog} title=${lora.name} close=${close} unsaved=${isChanged(lora, draft)} class="rt-wide-dialog">
+    const foot = html`<${Trouble} text=${trouble} />
+        <div class="rt-line rt-end">
+            <button type="button" onClick=${close}>Cancel</button>
+            <button type="button" class="rt-primary" onClick=${save}>Save</button>
+        </div>`;
+    return html`<${Dialog} title=${lora.name} close=${close} unsaved=${isChanged(lora, draft)} foot=${foot} class="rt-wide-dialog">
         <div class="rt-details">
             <div class="rt-details-side">
                 <div class="rt-thumb rt-large"><${Picture} api=${tab.api} name=${lora.name}
@@ -101,11 +106,6 @@ export function Details({tab, id}) {
                 <${Facts} lora=${lora} tab=${tab} />
                 ${lora.distilled && html`<${MadeFor} tab=${tab} made=${lora.distilled} attempt=${attempt} />`}
                 <${Fields} draft=${draft} edit=${edit} lora=${lora} />
-                <${Trouble} text=${trouble} />
-                <div class="rt-line rt-end rt-foot">
-                    <button type="button" onClick=${close}>Cancel</button>
-                    <button type="button" class="rt-primary" onClick=${save}>Save</button>
-                </div>
                 ${
                     Object.keys(lora.training).length > 0
                     && html`<details><summary>Training</summary><dl class="rt-facts">

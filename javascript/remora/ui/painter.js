@@ -54,8 +54,12 @@ export function Painter({name: former, weights: first, taken, save, close}) {
                 throw new Error("The region is empty: paint the part in which the LoRA acts.");
             await save(name, asPng(weights));
         });
-    return html`<${Dialog} title=${former ? `Region ${former}` : "A new region"} close=${close} unsaved=${undone.length > 0} class="rt-painter">
-        <${Trouble} text=${trouble} />
+    const foot = html`<${Trouble} text=${trouble} />
+        <${NameForm} label="Name of the region" button="Save" hint="Name" former=${former} most=${60}
+            problem=${(/** @type {string} */ name) => nameProblem(name, taken)} save=${submit}>
+            <button type="button" class="rt-small" onClick=${close}>Cancel</button>
+        <//>`;
+    return html`<${Dialog} title=${former ? `Region ${former}` : "A new region"} close=${close} unsaved=${undone.length > 0} foot=${foot}>
         <${Sheet} weights=${weights} size=${size} value=${erase ? 0 : 1} begin=${() => setUndone([...undone, weights].slice(-MOST_UNDONE))}
             put=${setWeights} />
         <p class="rt-hint" role="status">${percent(weights)} % of the picture. Remora stretches the region over pictures of any shape.</p>
@@ -72,10 +76,6 @@ export function Painter({name: former, weights: first, taken, save, close}) {
             <label class="rt-small rt-file">From a picture<input type="file" accept="image/*" aria-label="A picture, white where the LoRA acts"
                 onChange=${take} /></label>
         </div>
-        <${NameForm} label="Name of the region" button="Save" hint="Name" former=${former} most=${60}
-            problem=${(/** @type {string} */ name) => nameProblem(name, taken)} save=${submit}>
-            <button type="button" class="rt-small" onClick=${close}>Cancel</button>
-        <//>
     <//>`;
 }
 
@@ -153,7 +153,7 @@ function Sheet({weights, size, value, begin, put}) {
     };
     const share = (/** @type {number} */ place) => `${((place / SIDE) * 100).toFixed(2)}%`;
     const brush = cursor && {left: share(cursor.x), top: share(cursor.y), width: share(size), height: share(size)};
-    return html`<div class="rt-sheet" style=${`aspect-ratio:${under.shape}`}>
+    return html`<div class="rt-sheet" style=${`aspect-ratio:${under.shape};--rt-shape:${under.shape}`}>
         ${under.address && html`<img src=${under.address} alt="The picture of the page" draggable=${false} />`}
         <canvas width="64" height="64" ref=${canvas} tabindex="0" role="application" aria-roledescription="painting surface"
             aria-label="Region: arrow keys move the brush, Space paints" onPointerDown=${down} onPointerMove=${moved} onPointerUp=${up}

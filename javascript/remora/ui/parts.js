@@ -127,9 +127,10 @@ export function numberOf(text) {
 
 /**
  * Draw a dialog over the page. Escape, a click beside it and its button close it; what is unsaved is asked about first.
- * @param {{title: string, close: () => void, unsaved?: boolean, children?: Value, class?: string}} props
+ * Its children scroll between the title and the foot, which are always in sight.
+ * @param {{title: string, close: () => void, unsaved?: boolean, children?: Value, foot?: Value, class?: string}} props
  */
-export function Dialog({title, close, unsaved = false, children, class: name = ""}) {
+export function Dialog({title, close, unsaved = false, children, foot, class: name = ""}) {
     const [asked, setAsked] = useState(false);
     const asks = unsaved && !asked;
     const leave = () => (asks ? setAsked(true) : close());
@@ -148,10 +149,11 @@ export function Dialog({title, close, unsaved = false, children, class: name = "
     const outside = (/** @type {Event} */ event) => event.target === element.current && leave();
     // it can have the focus itself: after a click on its background keys would else be the page's
     return html`<dialog class=${`rt-dialog ${name}`} ref=${element} aria-label=${title} tabindex="-1" onClose=${close} onCancel=${cancel} onClick=${outside}>
-        <div class="rt-dialog-body">
-            <div class="rt-dialog-head"><h3>${title}</h3><${Button} label="Close" class="rt-small" onClick=${leave}><${Icon} name="remove" /><//></div>
+        <div class="rt-dialog-head"><h3>${title}</h3><${Button} label="Close" class="rt-small" onClick=${leave}><${Icon} name="remove" /><//></div>
+        <div class="rt-dialog-body">${children}</div>
+        <div class="rt-dialog-foot">
             ${asked && unsaved && html`<${Unsaved} close=${close} stay=${() => setAsked(false)} />`}
-            ${children}
+            ${foot}
         </div>
     </dialog>`;
 }
@@ -219,7 +221,7 @@ export function NameForm({label, button, hint = "", former = "", focus = false, 
             <input type="text" aria-label=${label} aria-invalid=${String(said !== "")} placeholder=${hint} maxlength=${most} autocomplete="off"
                 ref=${field} value=${name} onInput=${type} />
             <span class="rt-problem" role="alert">${said}</span></label>
-        <button type="submit" class="rt-small">${button}</button>
+        <button type="submit" class="rt-small rt-primary">${button}</button>
         ${children}
     </form>`;
 }
@@ -241,7 +243,7 @@ export function Deleted({name, replaced = false, undo}) {
     useEffect(() => {
         const own = button.current;
         own.focus();
-        const around = own.closest(".rt-dialog-body, .rt-part");
+        const around = own.closest("dialog, .rt-part");
         /** @type {HTMLElement | null | undefined} */
         const next = around?.querySelector("select, input, button");
         return () => {

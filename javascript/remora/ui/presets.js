@@ -86,11 +86,7 @@ export function Presets({tab, state}) {
             await tab.kept.writePresets("POST", "presets", [], {text: text?.value});
             setText(null);
         });
-    return html`<${Dialog} title="Presets" close=${close}>
-        <${NameForm} key=${kept} label="Name of the new preset" button="Save" hint="Keep this stack as …" focus=${kept > 0} problem=${nameProblem} save=${save}>
-            <${Button} label="Import presets from text" class="rt-small" onClick=${() => setText({value: "", importing: true})}>Import<//>
-        <//>
-        <${Trouble} text=${trouble} />
+    const foot = html`<${Trouble} text=${trouble} />
         ${
             deleted
             && html`<${Deleted} name=${`${deleted.replaced && deleted.picture ? "picture of" : "preset"} ${deleted.preset.name}`}
@@ -110,6 +106,10 @@ export function Presets({tab, state}) {
                 }
             </div></div>`
         }
+        <${NameForm} key=${kept} label="Name of the new preset" button="Save" hint="Keep this stack as …" focus=${kept > 0} problem=${nameProblem} save=${save}>
+            <${Button} label="Import presets from text" class="rt-small" onClick=${() => setText({value: "", importing: true})}>Import<//>
+        <//>`;
+    return html`<${Dialog} title="Presets" close=${close} foot=${foot}>
         <ul class="rt-presets" aria-label="Presets">
             ${(state.presets ?? []).map(
                 (preset) => html`<${Preset} key=${preset.name} preset=${preset} tab=${tab}
@@ -120,7 +120,7 @@ export function Presets({tab, state}) {
             state.presets
             && !state.presets.length
             && html`<p class="rt-hint">There is no preset yet. A preset
-            saves the LoRA of the prompt under a name: write a name above and press Save.</p>`
+            saves the LoRA of the prompt under a name: write a name below and press Save.</p>`
         }
     <//>`;
 }

@@ -92,3 +92,64 @@ def test_axe_finds_no_fault(served: Served, browser: Any, theme: str, width: int
             assert faults(page) == [], "a preset that was deleted"
     finally:
         httpx.put(f"{served.url}/remora/v1/stack", json={})
+
+
+UNSEEN = f"""() => {{
+    const dialog = {SHADOW}.querySelector("dialog[open]"), body = dialog.querySelector(".rt-dialog-body");
+    const buttons = [...dialog.querySelectorAll(".rt-dialog-head button, .rt-dialog-foot button")], unseen = [];
+    for (const to of [0, body.scrollHeight]) {{
+        body.scrollTop = to;
+        for (const button of buttons) {{
+            const box = button.getBoundingClientRect();
+            const there = {SHADOW}.elementFromPoint(box.left + box.width / 2, box.top + box.height / 2);
+            if (!button.contains(there)) unseen.push(`${{button.outerHTML}} at ${{to}}`);
+        }}
+    }}
+    return [buttons.length, unseen];
+}}"""
+
+
+def test_the_buttons_of_a_dialog_are_in_sight_in_a_low_window(served: Served, browser: Any) -> None:
+    with opened(served, browser, viewport={"width": 390, "height": 500}, has_touch=True, is_mobile=True) as page:
+        tab = Tab(page).ready()
+        tab.write("<lora:stripes:0.5> <lora:zorp:0.5>")
+        tab.button("About zorp").click()
+        page.get_by_role("dialog", name="zorp").get_by_text("Trigger words").wait_for(timeout=LONG)
+        assert page.evaluate(UNSEEN) == [3, []], "Close, Cancel, Save"
+        page.keyboard.press("Escape")
+        tab.pane("Stack")
+        tab.button("Compare").click()
+        page.get_by_role("dialog", name="Compare").wait_for()
+        assert page.evaluate(UNSEEN) == [2, []], "Close, Make the pictures"
+        page.keyboard.press("Escape")
+        tab.button("Presets").click()
+        tab.root.get_by_role("button", name="Import presets from text").click()
+        page.get_by_role("textbox", name="Text to import").wait_for()
+        assert page.evaluate(UNSEEN) == [5, []], "Close, Close, Import, Save, Import"
+        page.keyboard.press("Escape")
+        tab.button("More: schedule, region, passes, blocks of stripes").click()
+        tab.button("Paint a region").click()
+        page.get_by_role("dialog", name="A new region").wait_for()
+        assert page.evaluate(UNSEEN) == [3, []], "Close, Save, Cancel"
+        canvas = f"{SHADOW}.querySelector('dialog canvas')"
+        wide, high = page.evaluate(f"[{canvas}.clientWidth, {canvas}.clientHeight]")
+        assert wide == high, "a low window makes the picture smaller, and does not squeeze it"
+
+
+HEIGHTS = f"() => [...{SHADOW}.querySelectorAll('.rt-rows > li')].map((row) => row.offsetHeight)"
+
+
+def test_rows_out_of_sight_are_as_high_as_in_sight(served: Served, browser: Any) -> None:
+    with opened(served, browser, viewport={"width": 390, "height": 700}, has_touch=True, is_mobile=True) as page:
+        tab = Tab(page).ready()
+        tab.write("<lora:stripes:0.5> <lora:zorp:0.5:mask=left>")
+        tab.pane("Stack")
+        tab.row("zorp").scroll_into_view_if_needed()
+        before = page.evaluate(HEIGHTS)
+        style = "document.getElementById('remora-tab').style"
+        frames = "await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        page.evaluate(f"async () => {{ {style}.width = '70px'; {frames}; }}")  # as before a page's styles are there
+        assert page.evaluate(HEIGHTS)[0] > before[0]
+        page.evaluate(f"async () => {{ {style}.marginTop = '9000px'; scrollTo(0, 0); {frames}; }}")
+        page.evaluate(f"async () => {{ {style}.width = ''; {frames}; }}")
+        assert page.evaluate(HEIGHTS) == before
