@@ -153,3 +153,21 @@ def test_rows_out_of_sight_are_as_high_as_in_sight(served: Served, browser: Any)
         page.evaluate(f"async () => {{ {style}.marginTop = '9000px'; scrollTo(0, 0); {frames}; }}")
         page.evaluate(f"async () => {{ {style}.width = ''; {frames}; }}")
         assert page.evaluate(HEIGHTS) == before
+
+
+def test_forced_colours_show_what_is_pressed_and_the_weights_of_blocks(served: Served, browser: Any) -> None:
+    with opened(served, browser, forced_colors="active") as page:
+        tab = Tab(page).ready()
+        tab.write("<lora:stripes:0.5> <lora:zorp:0.5>")
+        tab.pane("Stack")
+        tab.button("More: schedule, region, passes, blocks of stripes").click()
+        tab.root.get_by_role("group", name="Block weights of stripes").wait_for(timeout=LONG)
+        style = f"(of) => getComputedStyle({SHADOW}.querySelector(of))"
+        colours = f"() => ['.rt-bar', '.rt-block'].map((of) => ({style})(of).backgroundColor)"
+        bar, ground = page.evaluate(colours)
+        assert bar != ground
+        for state in ("pressed", "expanded"):
+            drawn = [
+                page.evaluate(f"({style})('button[aria-{state}=\"{on}\"]').borderWidth") for on in ("true", "false")
+            ]
+            assert drawn == ["2px", "1px"], state
