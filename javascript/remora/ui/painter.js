@@ -153,7 +153,7 @@ function Sheet({weights, size, value, begin, put}) {
     };
     const share = (/** @type {number} */ place) => `${((place / SIDE) * 100).toFixed(2)}%`;
     const brush = cursor && {left: share(cursor.x), top: share(cursor.y), width: share(size), height: share(size)};
-    return html`<div class="rt-sheet" style=${`aspect-ratio:${under.shape};--rt-shape:${under.shape}`}>
+    return html`<div class="rt-sheet" style=${`aspect-ratio:${under.shape};--shape:${under.shape}`}>
         ${under.address && html`<img src=${under.address} alt="The picture of the page" draggable=${false} />`}
         <canvas width="64" height="64" ref=${canvas} tabindex="0" role="application" aria-roledescription="painting surface"
             aria-label="Region: arrow keys move the brush, Space paints" onPointerDown=${down} onPointerMove=${moved} onPointerUp=${up}
