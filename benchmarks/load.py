@@ -66,7 +66,7 @@ def resolve(path: Path, index: LayerIndex) -> Network:
 def load(path: Path, index: LayerIndex) -> list[torch.Tensor]:
     """Load the file and copy each tensor into memory of its own."""
     network = resolve(path, index)
-    return [network.file.tensor(key).clone() for key in network.file.keys]
+    return [network.file.tensor(key).clone() for key in network.file.infos]
 
 
 def place(path: Path, index: LayerIndex) -> list[torch.Tensor]:

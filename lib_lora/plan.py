@@ -44,6 +44,7 @@ _WHOLE = "a file has it as one with other layers, and its adapter depends on the
 _VARIES = "the strength differs from step to step"
 _REGIONAL = "a LoRA is for a part of the picture"
 _UNDECIDED = "the first call measures where merging pays"
+_ZERO = "its `up` weights are all zero, as before the first step of training"
 _CHEAPER = "merging would not pay"
 
 
@@ -145,6 +146,7 @@ class Plan:
         reports = tuple(network.report for network in self.key.networks)
         strengths = self.strengths.stack_strengths
         idle, partly_idle = strengths.idle()
+        idle.update((i, _ZERO) for i, one in enumerate(self.key.networks) if one.is_zero)
         unlimited = {i: why for i, why in strengths.unlimited().items() if i not in idle}
         return ActivationReport(
             reports, merged, live, changed=len(self.executors), idle=idle, partly_idle=partly_idle, unlimited=unlimited

@@ -190,8 +190,7 @@ class NetworkReport:
         if self.noise:
             hit += f", in {self.noise} noise only"
         line = f"{self.name}: {hit} ({kinds}{rank}; {self.format}, {self.architecture or 'unknown architecture'})"
-        for text in (self.doubt, *self.notes):
-            line += f"; {text}" if text else ""
+        line = "; ".join(filter(None, [line, self.doubt, *self.notes]))
         if self.unused:
             line += f"; {len(self.unused)} {'key' if len(self.unused) == 1 else 'keys'} unused: {self.why()}"
         return line
@@ -270,10 +269,8 @@ class ActivationReport:
         return f"no effect {self.partly_idle[i]}" if i in self.partly_idle else ""
 
     def _line(self, i: int, entry: NetworkReport) -> str:
-        found = entry.summary()
-        if effect := self.without_effect(i):
-            found += f"; it has {effect}"
-        return "; ".join([found, *(texts[i] for texts in (self.unlimited, self.too_strong) if i in texts)])
+        effect = f"it has {self.without_effect(i)}" if self.without_effect(i) else ""
+        return "; ".join(filter(None, (entry.summary(), effect, self.unlimited.get(i), self.too_strong.get(i))))
 
     @property
     def silence(self) -> str:

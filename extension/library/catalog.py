@@ -123,16 +123,13 @@ class Catalog:
         self._scanner.scan()
 
     def read_for(self, seconds: float) -> None:
-        """Read unread files, for at most `seconds`."""
-        until = time.monotonic() + seconds
-        if self._scanner.found is None and (len(self.index) or self._scanner.comes(seconds) is None):
-            return  # known files are listed at once, others when the thread has found them
-        for found in self._found().values():
-            if time.monotonic() > until:
-                return
-            row = self.index.get(found.file)
-            if row is None or not row.complete:
-                self._scanner.read(found)
+        """Let the thread read unread files, and wait for it at most `seconds`; known files are not waited for.
+
+        The caller reads none itself: two readers of the first file would wait for each other's imports.
+        """
+        if self._scanner.found is not None or not len(self.index):
+            self._scanner.start()
+            self._scanner.hurry(seconds)
 
     def found(self, file: CatalogFile) -> Found:
         """Return the files beside one of the files."""

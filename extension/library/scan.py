@@ -52,7 +52,6 @@ class Scanner:
         self._idle = threading.Event()
         """Set while no file is waiting to be read."""
         self._hurry = threading.Event()
-        self._walked = threading.Event()
         self._walking = threading.Lock()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -90,13 +89,10 @@ class Scanner:
         """Wait at most `seconds` until all files are read; tell whether they are."""
         return self._idle.wait(seconds)
 
-    def comes(self, seconds: float) -> Mapping[Path, Found] | None:
-        """Wait at most `seconds` for a result of the thread; without a thread, scan now."""
-        if self._thread is None:
-            return self.scan()
+    def hurry(self, seconds: float) -> None:
+        """Make the thread begin at once, and wait at most `seconds` until all files are read."""
         self._hurry.set()
-        self._walked.wait(seconds)
-        return self.found
+        self._idle.wait(seconds)
 
     def scan(self) -> Mapping[Path, Found]:
         """Scan the folders now, by names and stamps; the thread reads new files."""
@@ -119,7 +115,6 @@ class Scanner:
             for one in found.values():
                 self._note(one, names[one.file])
             self.found = found
-        self._walked.set()
         return found
 
     def scan_often(self) -> None:

@@ -14,7 +14,7 @@ import math
 import mmap
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -104,7 +104,7 @@ class AdapterFile:
         self.stamp = stamp
         self._map: mmap.mmap | None = None
         self._address = 0  # of the map
-        self._finite: dict[str, bool] = {}
+        self._ranges: dict[str, tuple[float, float]] = {}
 
     @classmethod
     def open(cls, path: str | Path) -> AdapterFile:
@@ -122,11 +122,6 @@ class AdapterFile:
     def nbytes(self) -> int:
         """Return the bytes of all tensors."""
         return sum([info.end - info.start for info in self.infos.values()])
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """Return the tensor names in the order of the header."""
-        return tuple(self.infos)
 
     def tensor(self, key: str) -> Tensor:
         """Map one tensor, on the CPU, in the file's dtype."""
@@ -153,22 +148,26 @@ class AdapterFile:
         The first check of a tensor reads it whole; all tensors of one element are read at once, see `numbers`.
         """
         keys = list(dict.fromkeys(keys))
-        new = [key for key in keys if key not in self._finite]
+        new = [key for key in keys if key not in self._ranges]
         numbers = self.numbers
 
         def check(stream: BinaryIO) -> None:
             for key in new:
                 dtype, _, start, end = self.infos[key]
-                least = most = numbers.get(key, 0.0)
+                least = most = numbers.get(key, float(start < end))
                 if key not in numbers and dtype.is_floating_point and start < end:
                     tensor = torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype)
                     wide = dtype.itemsize > 1 and (dtype is not torch.half or torch.__version__ >= "2.2")
                     least, most = torch.stack(torch.aminmax(tensor if wide else tensor.float())).tolist()
-                self._finite[key] = least >= -LARGEST and most <= LARGEST  # NaN goes through both, and is neither
+                self._ranges[key] = least, most
 
         if new:
             self._with_stream(check)
-        return {key for key in keys if not self._finite[key]}
+        return {key for key in keys if not all(abs(one) <= LARGEST for one in self._ranges[key])}  # NaN goes through
+
+    def is_zero(self, key: str) -> bool:
+        """Return whether every number of a tensor that `not_finite` has checked is 0."""
+        return self._ranges[key] == (0.0, 0.0)
 
     def private(self, adapter: A) -> A:
         """Return the adapter with copies of its tensors in the file, read from disk and not from the map."""
@@ -322,10 +321,6 @@ def _header_length(path: Path, head: bytes, size: int) -> int:
     return length
 
 
-_Pairs = tuple[tuple[str, object], ...]
-"""A JSON object as it stands in the text: equal keys are still there."""
-
-
 def _parse_header(path: Path, raw: bytes, size: int) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     if raw.count(b'"data_offsets"') > MOST_TENSORS:  # no text in the metadata has its quotes without a backslash
         raise FileError(path, f"it has more than {MOST_TENSORS:,} tensors, which no adapter has; it is not read")
@@ -345,7 +340,7 @@ def _parse_header(path: Path, raw: bytes, size: int) -> tuple[dict[str, TensorIn
     return tensors, metadata
 
 
-def _unique(path: Path, pairs: _Pairs) -> dict[str, Any]:
+def _unique(path: Path, pairs: tuple[tuple[str, object], ...]) -> dict[str, Any]:  # equal keys are still there
     unique = dict(pairs)
     if len(unique) != len(pairs):
         twice = Counter(key for key, _ in pairs).most_common(1)[0][0]

@@ -41,6 +41,7 @@ _PLURAL = {
     "attention": "fused attention",
     "experts": "weights of experts in one tensor",
 }
+_AGAIN = "download it again, or train it again"
 _GO_ON = "if it is meant for this model, allow files that fit in part (Reading(fragments=True), or the setting)"
 _MODELS = 4
 """Models, or ways of reading it, for which one file is kept resolved."""
@@ -89,6 +90,8 @@ class Network:
             else:
                 idle.append(group)
                 unused += group.unused(miss)
+        self.is_zero = all(group.is_zero(parsed.file) for group in acting)
+        """Whether it changes nothing."""
         self.bound: tuple[Bound, ...] = tuple([one for own in by_weight.values() for one in own])
         components = frozenset([one.component for one in self.bound])
         self.report = replace(
@@ -107,7 +110,9 @@ class Network:
         """Raise NoMatchError where nothing fits the model, or less than half of what the file has for it."""
         report, text = self.report, ""
         meant = report.layers - report.absent
-        if not self.bound:
+        if not self.bound and any(one.cause == "not_finite" for one in report.unused):
+            text = f"has numbers that are NaN or infinite in every layer that fits the loaded model; {_AGAIN}"
+        elif not self.bound:
             made_for = "" if report.family is None else f", being made for {report.family.titles}"
             text = f"{report.warning or f'fits no layer of the loaded model{made_for}'}: {report.why()}"
         elif 2 * report.hit < meant and not self._reading.fragments:
@@ -281,10 +286,8 @@ def _add(
     group: Group, found: Sequence[Bound], by_weight: dict[tuple[str, str, str], list[Bound]], bad: Collection[str]
 ) -> Miss | None:
     """Add a group's adapters, unless a number is not finite or others change these rows already."""
-    for key in group.reads if bad else ():
-        if key in bad:
-            text = f"{key} has numbers that are NaN or infinite; download the file again, or train it again"
-            return "not_finite", NOT_FINITE, text
+    if bad and (spoilt := [key for key in group.reads if key in bad]):
+        return "not_finite", NOT_FINITE, f"{spoilt[0]} has numbers that are NaN or infinite; {_AGAIN}"
     for one in found:
         for other in by_weight.get((one.component, one.target.path, one.target.param), ()):
             if one.target.overlaps(other.target):

@@ -86,6 +86,11 @@ class Group:
         """Return all keys as unused for a reason."""
         return [Unused(key, *miss) for key in self.keys.values()]
 
+    def is_zero(self, file: AdapterFile) -> bool:
+        """Return whether it is a LoRA whose `up` is zero, as training begins; `file` has checked its numbers."""
+        ups = [key for param, key in self.keys.items() if param.startswith("lora_up.")]
+        return self.recipe is not None and self.recipe.name == "lora" and all(map(file.is_zero, ups))
+
 
 def misfit(error: ValueError, where: str = "") -> Miss:
     """Return why the parameters of a layer cannot be used.
@@ -246,11 +251,8 @@ class ParsedFile:
             elif one.param.startswith(BUNDLED):
                 keys = self.embeddings.setdefault(one.module, {})
             else:
-                group = groups.get((one.component, one.module))
-                if group is None:
-                    group = Group(one.component, one.module, one.flattened, name)
-                    groups[one.component, one.module] = group
-                keys = group.keys
+                at = one.component, one.module
+                keys = (groups.get(at) or groups.setdefault(at, Group(*at, one.flattened, name))).keys
             if one.param in keys:
                 self.unused.append(Unused(key, "repeated", f"says the same as {keys[one.param]}"))
             else:
@@ -272,7 +274,7 @@ class ParsedFile:
                 group.reads += tuple([key for param, key in self.shared.items() if param in recipe.kind.shared])
 
     def _refuse_strangers(self) -> None:
-        keys = self.file.keys
+        keys = list(self.file.infos)
         seen = ", ".join(keys[:4]) or "none"
         companions = {one.name for one in key_formats().values() if not one.alone}
         if companions.issuperset([group.format for group in self.groups]):

@@ -7,13 +7,11 @@ from ..naming.parsed import ParsedFile
 
 
 def changes_nothing(file: AdapterFile) -> bool:
-    """Return whether a file has LoRA alone, in each of which `up` is zero. All of these tensors are read.
+    """Return whether a file has LoRA alone, in each of which `up` is zero. All tensors are read.
 
     Raises:
         FileError: the file changed on disk.
     """
-    parsed = ParsedFile(file)
-    if set(parsed.report().kinds) != {"lora"}:
-        return False
-    ups = [key for group in parsed.groups for param, key in group.keys.items() if param == "lora_up.weight"]
-    return bool(ups) and not any(file.tensor(key).any() for key in ups)
+    groups = ParsedFile(file).groups
+    file.not_finite([key for group in groups for key in group.keys.values()])
+    return bool(groups) and all(group.is_zero(file) for group in groups)

@@ -62,7 +62,7 @@ class Checkpoint:
             # kept open: a file that is replaced or deleted keeps its bytes while it is open and mapped
             file, stream = AdapterFile.open(path), path.open("rb")
             weakref.finalize(self, stream.close)
-            for key in file.keys:
+            for key in file.infos:
                 place = parameter_of(key)
                 if place is not None:
                     self._keys.setdefault(place, key)

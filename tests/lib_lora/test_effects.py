@@ -303,6 +303,22 @@ def test_strengths_that_act_and_those_that_are_0_on_purpose_are_not_told(tmp_pat
     assert engine is None or engine.report.idle == {}
 
 
+@pytest.mark.parametrize("kind", ["zero", "bias", "dora", "half trained"])
+def test_a_lora_whose_every_up_is_zero_is_told(tmp_path, kind):
+    tensors = pair("lora_unet_layers_0", (8, 8), 2) | pair("lora_unet_layers_1", (8, 8), 2)
+    for i in (0, 1) if kind != "half trained" else (1,):
+        tensors[f"lora_unet_layers_{i}.lora_up.weight"] = torch.zeros(8, 2)
+    if kind == "bias":
+        tensors["lora_unet_layers_0.lora_up.bias"] = torch.ones(8)
+    elif kind == "dora":
+        tensors["lora_unet_layers_0.dora_scale"] = torch.ones(8, 1)
+    model = Model().requires_grad_(False)
+    report = Engine({"unet": model}).activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors), 0.5)]))
+    why = "its `up` weights are all zero, as before the first step of training"
+    assert report.idle == ({0: why} if kind == "zero" else {})
+    assert (f"it has no effect: {why}" in report.summary()) is (kind == "zero")
+
+
 # numbers that are not finite ------------------------------------------------------------------------------------------
 
 
@@ -368,7 +384,7 @@ def test_a_rank_of_a_configuration_that_no_float_has_is_none(tmp_path):
 def test_a_file_without_a_finite_number_is_refused(tmp_path):
     tensors = pair("lora_unet_layers_0", (8, 8), 2, alpha=float("nan"))
     model = Model().requires_grad_(False)
-    with pytest.raises(ActivationError, match="of a layer with numbers that are NaN or infinite"):
+    with pytest.raises(ActivationError, match="has numbers that are NaN or infinite in every layer that fits the"):
         Engine({"unet": model}).activate(Stack([Entry(save(tmp_path / "a.safetensors", tensors))]))
 
 

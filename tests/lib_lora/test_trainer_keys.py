@@ -46,7 +46,7 @@ class Model(nn.Module):
 def layers(path: Path, name: str) -> dict[str, set[str]]:
     """Canonical parameters by module; every key must be understood by the format `name`."""
     found: dict[str, set[str]] = {}
-    for key in AdapterFile.open(path).keys:
+    for key in AdapterFile.open(path).infos:
         spelled, parsed = parse_key(key)
         assert parsed is not None, key
         assert spelled == name, key

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from extension.library import walk
 from extension.library.catalog import Catalog, CatalogError, Lookup, _hash_from
+from extension.library.facts import Facts, FactsReader
 from lib_lora import PickleError
 from lib_lora.files.file import AdapterFile
 
@@ -48,6 +49,27 @@ def test_a_name_is_the_file_name_then_the_path_then_the_alias_then_the_hash(fold
     assert found.shorthash(found.find("a.v1 [XL]")) == digest[:12]
     assert found.find(digest[:12]).path == a
     assert found.find(digest[:10].upper()).path == a
+
+
+def test_a_list_waits_for_the_thread_and_reads_nothing_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it waits as long as the first file takes, which imports every format."""
+    put(folder / "a.safetensors")
+    readers, go_on = [], threading.Event()
+    read = FactsReader.read
+
+    def slow(self: FactsReader, path: Path) -> Facts:
+        readers.append(threading.current_thread().name)
+        go_on.wait(10)
+        return read(self, path)
+
+    monkeypatch.setattr(FactsReader, "read", slow)
+    found = catalog(folder)
+    found.read_for(0.05)
+    go_on.set()
+    assert found.wait(10)
+    found.read_for(10)
+    assert (readers, [row.complete for row in found.index.rows()]) == (["remora-scan"], [True])
+    found.close()
 
 
 def test_a_name_two_files_share_must_be_told_apart(folder: Path) -> None:
