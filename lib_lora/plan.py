@@ -146,7 +146,7 @@ class Plan:
         reports = tuple(network.report for network in self.key.networks)
         strengths = self.strengths.stack_strengths
         idle, partly_idle = strengths.idle()
-        idle.update((i, _ZERO) for i, one in enumerate(self.key.networks) if one.is_zero)
+        idle.update((i, _ZERO) for i, one in enumerate(self.key.networks) if one.changes_nothing)
         unlimited = {i: why for i, why in strengths.unlimited().items() if i not in idle}
         return ActivationReport(
             reports, merged, live, changed=len(self.executors), idle=idle, partly_idle=partly_idle, unlimited=unlimited

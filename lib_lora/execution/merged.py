@@ -26,7 +26,7 @@ from ..placement.resident import Binding
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode, wide
 from ..weights.originals import Checkpoint, OriginalWeight, WeightMark, copied, kept, mark_weight
-from ..weights.readers.base import holds_values
+from ..weights.readers.base import check_present, holds_values, parameter_anywhere
 from ..weights.rounding import digest, generator_for, round_stochastically
 from .arguments import BaseForward
 from .dense import DenseExecutor, bias_of
@@ -113,6 +113,7 @@ class MergedExecutor(DenseExecutor):
                 self._forget_replaced(layer)
             if self._written and wanted == self._values:
                 return
+            check_present(layer, self._written or self._params)
             try:
                 self._merge(layer, wanted)
             except BaseException:
@@ -142,8 +143,8 @@ class MergedExecutor(DenseExecutor):
         """Restore all parameters if other code wrote to one of them; else return `_original` of each."""
         found: dict[str, tuple[Tensor, bool]] = {}
         for param, written in self._written.items():
-            parameter = layer.get_parameter(param)
-            if parameter.device.type == "meta":
+            parameter = parameter_anywhere(layer, param)
+            if parameter is None:
                 continue
             original = self._original(layer, param, parameter, written)
             if original is None:
@@ -219,8 +220,8 @@ class MergedExecutor(DenseExecutor):
             self._written[param] = replace(written, after=digest(total), held=held, mark=mark_weight(layer, param))
 
     def _restore(self, layer: nn.Module, param: str, written: _Written) -> None:
-        parameter = layer.get_parameter(param)
-        if parameter.device.type == "meta":
+        parameter = parameter_anywhere(layer, param)
+        if parameter is None:
             return  # the model was unloaded: there is nothing left to restore
         with _writing(parameter):
             try:
@@ -237,7 +238,8 @@ class MergedExecutor(DenseExecutor):
                 parameter.data = original.to(parameter.device)
                 return
             parameter.detach().copy_(original)
-            if digest(parameter) != (digest(original) if cast else _before(written)):
+            now = parameter_anywhere(layer, param)  # read again: of one on a disk, a copy was written
+            if now is None or digest(now) != (digest(original) if cast else _before(written)):
                 text = f"{param} of a {type(layer).__name__} is not what it was"
                 raise ComponentError(f"{text}; load the model again")
 

@@ -149,13 +149,12 @@ class AdapterFile:
         """
         keys = list(dict.fromkeys(keys))
         new = [key for key in keys if key not in self._ranges]
-        numbers = self.numbers
 
         def check(stream: BinaryIO) -> None:
             for key in new:
                 dtype, _, start, end = self.infos[key]
-                least = most = numbers.get(key, float(start < end))
-                if key not in numbers and dtype.is_floating_point and start < end:
+                least = most = self.numbers.get(key, float(start < end))
+                if key not in self.numbers and dtype.is_floating_point and start < end:
                     tensor = torch.frombuffer(self._bytes(stream, start, end - start), dtype=dtype)
                     wide = dtype.itemsize > 1 and (dtype is not torch.half or torch.__version__ >= "2.2")
                     least, most = torch.stack(torch.aminmax(tensor if wide else tensor.float())).tolist()

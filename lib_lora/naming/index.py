@@ -155,7 +155,7 @@ def walk(component: nn.Module) -> Iterator[tuple[str, nn.Module, tuple[Target, .
             rows = {part: targets_of(part, layer)[0].shape[0] for part, layer in parts.items()}
             fused_rows[f"{path}.{name}" if path else name] = rows
         fused_rows.update((f"{path}.{name}" if path else name, rows) for name, rows in fused_alone(module))
-        targets = targets_of(path, module)
+        targets = targets_of(path, module) if _INNER.isdisjoint(module._modules) else ()  # no wrapper's
         if path in fused_rows:
             targets = (*targets, *_windows(targets[0], fused_rows[path]))
         if targets:
@@ -184,7 +184,7 @@ class LayerIndex:
         for path, layer, own in walk(module):
             self._modules[path] = weakref.ref(layer)
             targets.extend(own)
-        self.targets = tuple(dict.fromkeys(targets))  # PEFT's layers have the name of the one that they wrap
+        self.targets = tuple(targets)
         self.signature = component, hash((self.targets, input_basis(module)))
         """Equal for components with the same layers, shapes and names."""
         self.dotted, self.flat = _name_tables(component, self.targets, aliases)

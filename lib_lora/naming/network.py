@@ -90,8 +90,7 @@ class Network:
             else:
                 idle.append(group)
                 unused += group.unused(miss)
-        self.is_zero = all(group.is_zero(parsed.file) for group in acting)
-        """Whether it changes nothing."""
+        self.changes_nothing = all(group.is_zero(parsed.file) for group in acting)
         self.bound: tuple[Bound, ...] = tuple([one for own in by_weight.values() for one in own])
         components = frozenset([one.component for one in self.bound])
         self.report = replace(

@@ -7,8 +7,10 @@ import logging
 import os
 from pathlib import Path
 
+import accelerate
 import pytest
 import torch
+from accelerate.hooks import remove_hook_from_module
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -183,6 +185,34 @@ def test_a_model_that_is_unloaded_to_meta_is_let_go(file):
     model.to("meta")
     engine.deactivate()
     assert model.one.weight.device.type == "meta"
+
+
+def test_a_merged_model_that_accelerate_offloads_is_put_back_where_accelerate_keeps_it(file):
+    model, x = Model(), torch.randn(3, 16)
+    before, plain = bits(model), model(x)
+    engine = Engine({"unet": model})
+    engine.activate(merged([Entry(file)]))
+    want = model(x)
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    with pytest.raises(ComponentError, match="weight of a Linear was offloaded after a LoRA was merged into it"):
+        engine.set_multiplier(0, 0.5)
+    assert torch.equal(model(x), want), "nothing is half changed"
+    engine.deactivate()
+    assert torch.equal(model(x), plain)
+    assert engine.activate(merged([Entry(file)])).live == {"its weights are swapped in and out": 2}
+    engine.close()
+    remove_hook_from_module(model, recurse=True)
+    assert bits(model) == before
+
+
+def test_a_merged_model_that_goes_to_a_disk_is_said_to_be_lost(file, tmp_path):
+    model = Model()
+    engine = Engine({"unet": model})
+    engine.activate(merged([Entry(file)]))
+    accelerate.disk_offload(model, tmp_path / "disk", execution_device=torch.device("cpu"))
+    with pytest.raises(ComponentError, match="load the model again"):
+        engine.deactivate()
+    engine.close()
 
 
 @pytest.mark.parametrize(

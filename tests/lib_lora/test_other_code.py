@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import peft
 import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
@@ -573,6 +574,25 @@ def test_a_name_that_begins_like_a_wrapped_layer_s_stays_as_it_is(tmp_path):
     )
     report = Engine({"unet": model}).activate(Stack([Entry(tmp_path / "a.safetensors")]))
     assert (report.entries[0].hit, report.entries[0].unused) == (2, ())
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_a_convolution_that_peft_wraps_gets_what_it_gets_without(tmp_path, kernel):
+    """PEFT's wrapper of a convolution says in_features and out_features, as a linear layer does."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(4, 6, kernel, padding="same"), nn.Linear(5, 5)).requires_grad_(False)
+    tensors = pair("lora_unet_0", (6, 4, kernel, kernel), 2) | pair("lora_unet_1", (5, 5), 2)
+    path, x = save(tmp_path / "a.safetensors", tensors), torch.randn(1, 4, 5, 5)
+    engine = Engine({"unet": model})
+    engine.activate(Stack([Entry(path, 0.7)]))
+    want = model(x)
+    engine.close()
+    wrapped = peft.inject_adapter_in_model(peft.LoraConfig(r=2, target_modules=["0", "1"]), model)  # `up` is zero
+    engine = Engine({"unet": wrapped})
+    report = engine.activate(Stack([Entry(path, 0.7)]))
+    assert (report.entries[0].hit, report.entries[0].unused) == (2, ())
+    assert (wrapped(x) - want).abs().max() < 1e-6, "with gradients, products are made in another order"
+    engine.close()
 
 
 # compilers ------------------------------------------------------------------------------------------------------------

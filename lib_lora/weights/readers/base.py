@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import ClassVar
 
 import torch
@@ -70,6 +71,27 @@ def found(layer: nn.Module, param: str) -> Tensor:
     if tensor is None:
         raise ComponentError(f"the {param} of a {type(layer).__name__} is on meta, without its numbers")
     return tensor
+
+
+def parameter_anywhere(layer: nn.Module, param: str) -> Tensor | None:
+    """Return a parameter, to be written to, or the tensor that an offloader keeps for it; None if neither has numbers.
+
+    Of a parameter that is kept on a disk, it is a copy.
+    """
+    parameter = layer.get_parameter(param)
+    return kept_elsewhere(layer, param) if parameter.device.type == "meta" else parameter
+
+
+def check_present(layer: nn.Module, params: Iterable[str]) -> None:
+    """Refuse to merge again into a parameter that an offloader took since.
+
+    Raises:
+        ComponentError: one of `params` is on meta.
+    """
+    for param in params:
+        if layer.get_parameter(param).device.type == "meta":
+            text = f"{param} of a {type(layer).__name__} was offloaded after a LoRA was merged into it"
+            raise ComponentError(f"{text}; activate the stack again with mode='live' to change a strength")
 
 
 def is_wrapper(tensor: Tensor) -> bool:
