@@ -66,7 +66,7 @@ class Engine:
             which that is not enough are placed for each call and dropped after it, to the same result. See `budget.py`.
         rank_buckets: sizes to which the ranks of each layer are rounded up, for models that are compiled: stacks whose
             ranks come to the same sizes on the same layers share compiled code, and on devices memory, which is kept
-            until `deactivate` where there is no `device_budget`. None rounds nothing. See `static.py`.
+            until `deactivate` where there is no `device_budget`. Without sizes, nothing is rounded. See `static.py`.
         parked_bytes: how many bytes of the computer's memory adapters may take that were in force before, so that they
             are there at once when they are again. See `plan.py`.
         tuner: decides where merging pays, which the mode `auto` asks for, and which kernels are used. See
@@ -205,7 +205,7 @@ class Engine:
             text = f"activate takes a Stack, got {type(stack).__name__}"
             raise StackError(f"{text}; write engine.activate(Stack([Entry(path, 0.8)]))")
         if stack.mode == "auto" and self._tuner is None:
-            raise StackError("the mode 'auto' needs a tuner; write Engine(components, tuner=lib_lora.tuning.Tuner())")
+            raise StackError("the mode 'auto' needs Engine(components, tuner=Tuner()); Tuner is in lib_lora.tuning")
         with self._lock, plain_mode(_CPU):
             try:
                 if stack.entries:

@@ -102,6 +102,7 @@ class BlockWeights:
     """They come after the list, each over the ones before it."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "values", None if self.values is None else tuple(self.values))
         for value in (*(self.values or ()), *(one.weight for one in self.elements)):
             if not math.isfinite(value):
                 raise StackError(f"a block weight must be a finite number, not {value!r}")

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from numbers import Real
 from types import MappingProxyType
 from typing import Literal, TypeAlias, get_args
 
@@ -372,13 +373,11 @@ def _frozen(multiplier: Multiplier, name: str) -> Multiplier:
     if isinstance(multiplier, Strength):
         return multiplier
     if isinstance(multiplier, Mapping):
-        return MappingProxyType(
-            {part: _finite(one, f"{name}: multiplier of {part}") for part, one in multiplier.items()}
-        )
+        return MappingProxyType({part: _finite(x, f"{name}: multiplier of {part}") for part, x in multiplier.items()})
     return _finite(multiplier, f"{name}: multiplier")
 
 
 def _finite(value: object, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
+    if isinstance(value, bool) or not isinstance(value, int | float | Real) or not abs(value) <= MOST:  # type: ignore[operator]
         raise StackError(f"{what} must be a finite number, of the range of float32, not {value!r}")
     return float(value)

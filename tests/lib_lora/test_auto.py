@@ -96,7 +96,7 @@ def test_the_first_call_is_live_and_those_after_it_are_merged(model, file, measu
 def test_without_a_tuner_it_is_refused_with_what_to_write(model, file):
     own = Engine({"unet": model})
     own.activate(Stack([Entry(file)]))
-    with pytest.raises(StackError, match=r"write Engine\(components, tuner=lib_lora.tuning.Tuner\(\)\)"):
+    with pytest.raises(StackError, match=r"Engine\(components, tuner=Tuner\(\)\); Tuner is in lib_lora.tuning"):
         own.activate(auto(file))
     assert own.stack == Stack([Entry(file)])
 

@@ -101,6 +101,10 @@ def test_a_list_of_any_length_fits_any_unet(length: int, names: str, parts) -> N
     assert read_list(values, blocks) == want
 
 
+def test_block_weights_take_a_list() -> None:
+    assert hash(BlockWeights([1.0, 0.5])) == hash(BlockWeights((1.0, 0.5)))  # type: ignore[arg-type]
+
+
 def test_lists_of_transformers() -> None:
     blocks = BlockNames(("text_encoder", "IN", "B00", "B01", "OUT"))
     assert read_list((0.5, 0.6), blocks) == {"text_encoder": 1.0, "IN": 1.0, "B00": 0.5, "B01": 0.6, "OUT": 1.0}

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -528,6 +529,8 @@ class TestValues:
 
     def test_equal_ones_are_one(self, tmp_path):
         assert Entry("a", PerImage((0.5, 0.5))).multiplier == 0.5
+        assert Entry("a", np.float32(0.5)).multiplier == 0.5  # type: ignore[arg-type]
+        assert Entry("a", {"unet": np.int64(2)}).multiplier == {"unet": 2.0}  # type: ignore[dict-item]
         assert Entry("a", PerImage(({"unet": 1.0}, {"unet": 1}))).multiplier == {"unet": 1.0}
         assert Stack([Entry("a", PerImage((1, 1, 1)))]).images == 1
         assert Stack().images == 1
@@ -542,6 +545,9 @@ class TestValues:
     def test_what_cannot_be(self, tmp_path):
         with pytest.raises(StackError, match="no image at all"):
             PerImage(())
+        for wrong in (np.float32("nan"), np.float32("-inf"), 10**400, True, "1"):
+            with pytest.raises(StackError, match="a: multiplier must be a finite number"):
+                Entry("a", wrong)
         with pytest.raises(StackError, match="a, image 1: multiplier must be a finite number"):
             Entry("a", PerImage((1.0, float("nan"))))
         with pytest.raises(StackError, match="b: multipliers for 3 images, and an entry before has 2") as failed:
