@@ -11,6 +11,7 @@ from PIL import Image
 
 from extension.generation.options import TABLE
 from extension.text.prompt import parse
+from training.pictures import SHEETS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -75,6 +76,16 @@ def test_the_moving_picture_is_near_the_top_and_small() -> None:
     assert file.stat().st_size < 3 << 20
     with Image.open(file) as picture:
         assert picture.n_frames > 15
+
+
+def test_the_five_things_to_try_are_those_of_the_picture() -> None:
+    text = README.read_text(encoding="utf-8")
+    table = re.findall(r"^\| (?P<what>[^|]+) \| `(?P<tags><lora:[^`]+)` \|", text, re.MULTILINE)
+    ((without, *shown),) = SHEETS["five"]
+    assert [(what.lower(), tags) for what, tags in table] == [
+        (one.label, one.prompt.removeprefix(f"{without.prompt} ")) for one in shown
+    ]
+    assert "](demo/pictures/five.png)" in text
 
 
 def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:

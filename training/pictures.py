@@ -62,12 +62,25 @@ def _sides(prompt: str, one: str, other: str, seed: int) -> list[Shown]:
     ]
 
 
+def _five(prompt: str, seed: int) -> list[Shown]:
+    """Return what the README's table says to try, after the picture without."""
+    tags = {
+        "another strength": "<lora:stripes:0.8>",
+        "a schedule": "<lora:night:0@0,1@0.5>",
+        "a region": "<lora:stripes:1.5:mask=left>",
+        "blocks": "<lora:outline:1:lbw=OUTALL>",
+        "two at once": "<lora:stripes:1> <lora:night:0.6>",
+    }
+    return [Shown("no LoRA", prompt, seed), *(Shown(label, f"{prompt} {tag}", seed) for label, tag in tags.items())]
+
+
 SHEETS: dict[str, Sequence[Sequence[Shown]]] = {
     "strength": [
         _sweep("two big red circles on a blue ground", "stripes", 4),
         _sweep("a big yellow circle on a blue ground", "night", 6),
     ],
     "stack": [_stack("three yellow circles on a blue ground", "outline", "night", 6)],
+    "five": [_five("two big red circles on a blue ground", 2)],
     "regions": [
         _sides("four orange hearts on a green ground", "outline", "stripes", 2),
         _sides("two red triangles on a green ground", "stripes", "night", 1),
