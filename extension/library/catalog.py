@@ -31,6 +31,7 @@ _CHUNK = 1 << 20  # bytes
 _READ_AT_MOST = 4 << 30  # bytes, to find a file by the hash of all of it
 _COMPARED_AT_MOST = 2000  # names to compare for a suggestion: 25 microseconds each
 _TRIED_AGAIN = 300.0  # seconds after which a file that could not be read whole is tried again
+_FEW = 50  # files that a list reads itself
 _METADATA_AT_MOST = 32 << 20  # characters that are kept
 
 
@@ -123,13 +124,19 @@ class Catalog:
         self._scanner.scan()
 
     def read_for(self, seconds: float) -> None:
-        """Let the thread read unread files, and wait for it at most `seconds`; known files are not waited for.
+        """Let the thread read unread files for at most `seconds`, then read the rest, if it is small.
 
-        The caller reads none itself: two readers of the first file would wait for each other's imports.
+        Known files are not waited for. Many unread files are left to the thread: two readers of the first file would
+        wait for each other's imports.
         """
-        if self._scanner.found is not None or not len(self.index):
-            self._scanner.start()
-            self._scanner.hurry(seconds)
+        if self._scanner.found is None and len(self.index):
+            return
+        self._scanner.start()
+        self._scanner.hurry(seconds)
+        found = (self._scanner.found or {}).values()
+        unread = [one for one in found if (row := self.index.get(one.file)) is None or not row.complete]
+        for one in unread if len(unread) <= _FEW else ():
+            self._scanner.read(one)
 
     def found(self, file: CatalogFile) -> Found:
         """Return the files beside one of the files."""

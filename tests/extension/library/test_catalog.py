@@ -51,25 +51,32 @@ def test_a_name_is_the_file_name_then_the_path_then_the_alias_then_the_hash(fold
     assert found.find(digest[:10].upper()).path == a
 
 
-def test_a_list_waits_for_the_thread_and_reads_nothing_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("count", [3, 60])
+def test_a_list_leaves_many_files_to_the_thread(folder: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Else it waits as long as the first file takes, which imports every format."""
-    put(folder / "a.safetensors")
-    readers, go_on = [], threading.Event()
+    for number in range(count):
+        put(folder / f"{number}.safetensors")
+    readers, go_on = set(), threading.Event()
     read = FactsReader.read
 
     def slow(self: FactsReader, path: Path) -> Facts:
-        readers.append(threading.current_thread().name)
-        go_on.wait(10)
+        reader = threading.current_thread().name
+        readers.add(reader)
+        assert reader != "remora-scan" or go_on.wait(10)
         return read(self, path)
 
     monkeypatch.setattr(FactsReader, "read", slow)
     found = catalog(folder)
-    found.read_for(0.05)
+    found.read_for(0.3)
+    rows = found.index.rows()
     go_on.set()
     assert found.wait(10)
-    found.read_for(10)
-    assert (readers, [row.complete for row in found.index.rows()]) == (["remora-scan"], [True])
     found.close()
+    assert len(rows) == count
+    if count > 50:
+        assert readers == {"remora-scan"}
+    else:
+        assert all(row.complete for row in rows), "few are read at once, though the thread is busy"
 
 
 def test_a_name_two_files_share_must_be_told_apart(folder: Path) -> None:
