@@ -67,7 +67,8 @@ def test_a_list_leaves_many_files_to_the_thread(folder: Path, monkeypatch: pytes
 
     monkeypatch.setattr(FactsReader, "read", slow)
     found = catalog(folder)
-    found.read_for(0.3)
+    found.refresh()
+    found.read_for(0.05)
     rows = found.index.rows()
     go_on.set()
     assert found.wait(10)
