@@ -123,6 +123,8 @@ def mount_page(app: A, page: Any, output_dir: Path, script: str) -> A:
         block_title_text_color="*neutral_600",
         input_placeholder_color="*neutral_500",
         input_placeholder_color_dark="*neutral_400",
+        checkbox_border_color="*neutral_500",  # a border needs a contrast of 3
+        checkbox_border_color_dark="*neutral_400",
     )
     served: A = gr.mount_gradio_app(
         app,
