@@ -138,8 +138,9 @@ class Library:
             raise HTTPException(UNPROCESSABLE, f"model must be 'loaded' or left out, not {model!r}")
         try:
             parts = self._session.host.components() if model else {}
-            report = load_network(file.path, parts).report if parts else inspect_file(file.path)
-            zero = changes_nothing(AdapterFile.open(file.path))
+            network = load_network(file.path, parts) if parts else None
+            report = inspect_file(file.path) if network is None else network.report
+            zero = changes_nothing(AdapterFile.open(file.path) if network is None else network.file)
         except LoraError as error:
             raise HTTPException(UNPROCESSABLE, str(error)) from error
         return answer(request, {**report.to_json(), "changes_nothing": zero})

@@ -147,8 +147,13 @@ class Activation:
     def lines(self) -> tuple[str, ...]:
         """Return one line per LoRA, with its name as in the tag, and one on merging if it was requested."""
         lines = self.report.summary().splitlines()
-        named = [one.name + line.removeprefix(one.report.name) for one, line in zip(self.active, lines, strict=False)]
+        named = [_as_in_tag(line, one.report, one.name) for one, line in zip(self.active, lines, strict=False)]
         return (*named, *lines[len(named) :])
+
+
+def _as_in_tag(line: str, report: NetworkReport, name: str) -> str:
+    """Return a line of a report with the name as in the tag: two files may have one name in two folders."""
+    return name + line.removeprefix(report.name)
 
 
 class Session:
@@ -497,7 +502,7 @@ class Session:
         report = self._engine_with(settings.memory).activate(stack)
         for one, its_report in zip(entries, report.entries, strict=True):
             doubtful = its_report.warning or its_report.unused
-            line = first(one).name + its_report.summary().removeprefix(its_report.name)
+            line = _as_in_tag(its_report.summary(), its_report, first(one).name)
             self._say(line, logging.WARNING if doubtful else logging.INFO, first(one).file)
         if report.merging:
             self._say(report.merging, logging.INFO)

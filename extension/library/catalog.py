@@ -131,7 +131,6 @@ class Catalog:
         """
         if self._scanner.found is None and len(self.index):
             return
-        self._scanner.start()
         self._scanner.hurry(seconds)
         found = (self._scanner.found or {}).values()
         unread = [one for one in found if (row := self.index.get(one.file)) is None or not row.complete]

@@ -90,7 +90,10 @@ class Scanner:
         return self._idle.wait(seconds)
 
     def hurry(self, seconds: float) -> None:
-        """Make the thread begin at once, and wait at most `seconds` until all files are read."""
+        """Make the thread begin at once, and wait at most `seconds` until all is read; without a thread, scan now."""
+        if self._thread is None:
+            self.scan()
+            return
         self._hurry.set()
         self._idle.wait(seconds)
 

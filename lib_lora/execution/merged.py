@@ -26,7 +26,7 @@ from ..placement.resident import Binding
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode, wide
 from ..weights.originals import Checkpoint, OriginalWeight, WeightMark, copied, kept, mark_weight
-from ..weights.readers.base import check_present, holds_values, parameter_anywhere
+from ..weights.readers.base import check_present, holds_values, with_numbers
 from ..weights.rounding import digest, generator_for, round_stochastically
 from .arguments import BaseForward
 from .dense import DenseExecutor, bias_of
@@ -143,7 +143,7 @@ class MergedExecutor(DenseExecutor):
         """Restore all parameters if other code wrote to one of them; else return `_original` of each."""
         found: dict[str, tuple[Tensor, bool]] = {}
         for param, written in self._written.items():
-            parameter = parameter_anywhere(layer, param)
+            parameter = with_numbers(layer, param)
             if parameter is None:
                 continue
             original = self._original(layer, param, parameter, written)
@@ -220,7 +220,7 @@ class MergedExecutor(DenseExecutor):
             self._written[param] = replace(written, after=digest(total), held=held, mark=mark_weight(layer, param))
 
     def _restore(self, layer: nn.Module, param: str, written: _Written) -> None:
-        parameter = parameter_anywhere(layer, param)
+        parameter = with_numbers(layer, param)
         if parameter is None:
             return  # the model was unloaded: there is nothing left to restore
         with _writing(parameter):
@@ -238,7 +238,7 @@ class MergedExecutor(DenseExecutor):
                 parameter.data = original.to(parameter.device)
                 return
             parameter.detach().copy_(original)
-            now = parameter_anywhere(layer, param)  # read again: of one on a disk, a copy was written
+            now = with_numbers(layer, param)  # read again: of one on a disk, a copy was written
             if now is None or digest(now) != (digest(original) if cast else _before(written)):
                 text = f"{param} of a {type(layer).__name__} is not what it was"
                 raise ComponentError(f"{text}; load the model again")

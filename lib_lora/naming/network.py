@@ -90,7 +90,7 @@ class Network:
             else:
                 idle.append(group)
                 unused += group.unused(miss)
-        self.changes_nothing = all(group.is_zero(parsed.file) for group in acting)
+        self.changes_nothing = bool(acting) and all(group.is_zero(parsed.file) for group in acting)
         self.bound: tuple[Bound, ...] = tuple([one for own in by_weight.values() for one in own])
         components = frozenset([one.component for one in self.bound])
         self.report = replace(

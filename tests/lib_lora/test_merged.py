@@ -194,7 +194,9 @@ def test_a_merged_model_that_accelerate_offloads_is_put_back_where_accelerate_ke
     engine.activate(merged([Entry(file)]))
     want = model(x)
     accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
-    with pytest.raises(ComponentError, match="weight of a Linear was offloaded after a LoRA was merged into it"):
+    with pytest.raises(
+        ComponentError, match="weight of a Linear is offloaded now, so that no LoRA can be merged into it"
+    ):
         engine.set_multiplier(0, 0.5)
     assert torch.equal(model(x), want), "nothing is half changed"
     engine.deactivate()

@@ -64,34 +64,31 @@ def found(layer: nn.Module, param: str) -> Tensor:
     Raises:
         ComponentError: it is on meta, and no known library keeps its numbers.
     """
-    tensor = stored(layer, param)
-    assert tensor is not None
-    if tensor.device.type == "meta":
-        tensor = kept_elsewhere(layer, param)
+    tensor = with_numbers(layer, param)
     if tensor is None:
         raise ComponentError(f"the {param} of a {type(layer).__name__} is on meta, without its numbers")
     return tensor
 
 
-def parameter_anywhere(layer: nn.Module, param: str) -> Tensor | None:
-    """Return a parameter, to be written to, or the tensor that an offloader keeps for it; None if neither has numbers.
+def with_numbers(layer: nn.Module, param: str) -> Tensor | None:
+    """Return a stored tensor, or on meta the one that an offloader keeps for it; None if there is neither.
 
-    Of a parameter that is kept on a disk, it is a copy.
+    Writing to it changes the weight, unless the offloader keeps it on a disk: then it is a copy.
     """
-    parameter = layer.get_parameter(param)
-    return kept_elsewhere(layer, param) if parameter.device.type == "meta" else parameter
+    tensor = stored(layer, param)
+    return kept_elsewhere(layer, param) if tensor is not None and tensor.device.type == "meta" else tensor
 
 
 def check_present(layer: nn.Module, params: Iterable[str]) -> None:
-    """Refuse to merge again into a parameter that an offloader took since.
+    """Refuse to merge into a parameter that an offloader took.
 
     Raises:
         ComponentError: one of `params` is on meta.
     """
     for param in params:
         if layer.get_parameter(param).device.type == "meta":
-            text = f"{param} of a {type(layer).__name__} was offloaded after a LoRA was merged into it"
-            raise ComponentError(f"{text}; activate the stack again with mode='live' to change a strength")
+            text = f"{param} of a {type(layer).__name__} is offloaded now, so that no LoRA can be merged into it"
+            raise ComponentError(f"{text}; switch merging off (mode='live', or the setting)")
 
 
 def is_wrapper(tensor: Tensor) -> bool:

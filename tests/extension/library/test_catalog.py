@@ -68,11 +68,14 @@ def test_a_list_leaves_many_files_to_the_thread(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(FactsReader, "read", slow)
     found = catalog(folder)
     found.refresh()
+    found.start()
     found.read_for(0.05)
     rows = found.index.rows()
     go_on.set()
     assert found.wait(10)
     found.close()
+    found.read_for(0.05)
+    assert "remora-scan" not in [one.name for one in threading.enumerate()], "a late request starts no thread"
     assert len(rows) == count
     if count > 50:
         assert readers == {"remora-scan"}
