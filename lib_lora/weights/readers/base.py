@@ -64,7 +64,10 @@ def found(layer: nn.Module, param: str) -> Tensor:
     Raises:
         ComponentError: it is on meta, and no known library keeps its numbers.
     """
-    tensor = with_numbers(layer, param)
+    tensor = stored(layer, param)  # without `with_numbers`: layers are called with it, and a frame costs time
+    assert tensor is not None
+    if tensor.device.type == "meta":
+        tensor = kept_elsewhere(layer, param)
     if tensor is None:
         raise ComponentError(f"the {param} of a {type(layer).__name__} is on meta, without its numbers")
     return tensor
