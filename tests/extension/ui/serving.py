@@ -102,8 +102,13 @@ def opened(
     asked: list[str] = []
     errors: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
-    page.on("pageerror", lambda error: errors.append(f"{error}\n{error.stack}"))
-    page.on("console", lambda message: errors.append(message.text) if is_error(message) else None)
+
+    def note(error: str) -> None:
+        if not (page in _LEAVING and error.startswith(CUT_OFF)):
+            errors.append(error)
+
+    page.on("pageerror", lambda error: note(f"{error}\n{error.stack}"))
+    page.on("console", lambda message: note(message.text) if is_error(message) else None)
     before(page)
     if theirs:
         page.route(lambda address: not address.startswith(served.url), lambda route: route.abort())
@@ -113,8 +118,23 @@ def opened(
     finally:
         page.close()
     if not theirs:
-        assert [address for address in asked if not address.startswith((served.url, "data:", "blob:"))] == []
-    assert [error for error in errors if not theirs or "remora" in error.lower()] == []
+        foreign = [address for address in asked if not address.startswith((served.url, "data:", "blob:"))]
+        assert not foreign, foreign
+    ours = [error for error in errors if not theirs or "remora" in error.lower()]
+    assert not ours, ours
+
+
+_LEAVING: set[Any] = set()
+CUT_OFF = ("AbortError: signal is aborted", "Unexpected error Connection errored out")
+
+
+def reload(page: Any) -> None:
+    """Reload a page. Gradio tells of its own requests that this cuts off on the console of the page that goes."""
+    _LEAVING.add(page)
+    try:
+        page.reload()
+    finally:
+        _LEAVING.discard(page)
 
 
 def is_error(message: Any) -> bool:

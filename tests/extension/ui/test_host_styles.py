@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.extension.ui.serving import LONG, Served, opened, shared_context
+from tests.extension.ui.serving import LONG, Served, opened, reload, shared_context
 from tests.extension.ui.tab import SHADOW, Tab
 from tests.extension.ui.test_accessibility import faults
 
@@ -99,7 +99,7 @@ def test_styles_of_the_page_change_nothing_but_colours(tab: Tab) -> None:
             assert len(before) > 50
             assert tab.page.evaluate(LOOKS) == before
             added.evaluate("element => element.remove()")
-        tab.page.reload()
+        reload(tab.page)
         tab.ready()
 
 

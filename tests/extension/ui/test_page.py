@@ -12,7 +12,7 @@ from PIL import Image
 from extension.standalone.demo import DEMO_PROMPT
 from extension.standalone.pnginfo import read_infotext
 from extension.text.infotext import parse_infotext
-from tests.extension.ui.serving import LONG, Served, fill, infotext_with, opened, serving
+from tests.extension.ui.serving import LONG, Served, fill, infotext_with, opened, reload, serving
 from tests.extension.ui.tab import Tab
 
 pytestmark = pytest.mark.browser
@@ -140,7 +140,7 @@ def test_a_reload_keeps_what_was_asked_for_in_its_own_tab(page: Any) -> None:
     tab.write("a fox <lora:zorp:0.5>")
     fill(page, "#steps input[type=number]", "33")
     page.wait_for_function(kept, arg=[True, "33"])
-    page.reload()
+    reload(page)
     page.wait_for_function("document.querySelector('#steps input[type=number]')?.value === '33'", timeout=LONG)
     assert page.input_value("#prompt textarea") == "a fox <lora:zorp:0.5>"
     assert page.input_value("#width input[type=number]") == "64"

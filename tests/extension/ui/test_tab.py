@@ -16,7 +16,7 @@ from PIL import Image
 from extension.standalone.demo import Demo
 from extension.standalone.pnginfo import read_infotext
 from extension.text.infotext import Infotext, parse_infotext
-from tests.extension.ui.serving import LONG, Served, infotext_with, opened, serving
+from tests.extension.ui.serving import LONG, Served, infotext_with, opened, reload, serving
 from tests.extension.ui.tab import SHADOW, Tab
 
 pytestmark = pytest.mark.browser
@@ -575,7 +575,7 @@ def test_what_is_always_on_is_there_when_the_page_is_opened_again(served: Served
 
 def test_what_the_server_refuses_is_said_and_can_be_put_right(tab: Tab, served: Served) -> None:
     httpx.put(f"{served.url}/remora/v1/stack", json={"always_on": True, "entries": [{"name": "zorp"}]})
-    tab.page.reload()
+    reload(tab.page)
     tab.ready()
 
     def refuse(route: Any) -> None:
