@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from tempfile import TemporaryDirectory
 
 import torch
 from accelerate import cpu_offload, cpu_offload_with_hook, dispatch_model
@@ -58,6 +59,16 @@ def group_offload(unet: nn.Module, where: torch.device, level: str, *, stream: b
 
 
 @contextmanager
+def medvram(unet: nn.Module, where: torch.device) -> Iterator[None]:
+    """A1111's `--medvram`: a forward pre-hook fetches the whole UNet, and decoding a picture sends it away."""
+    handle = unet.register_forward_pre_hook(lambda module, _: module.to(where) and None)
+    after = unet.register_forward_hook(lambda module, *_: module.to(CPU) and None)
+    yield
+    handle.remove()
+    after.remove()
+
+
+@contextmanager
 def lowvram(unet: nn.Module, where: torch.device) -> Iterator[None]:
     """A1111's `--lowvram`: forward pre-hooks fetch a block and send away the one before; the rest stays there."""
     here: list[nn.Module] = []
@@ -82,10 +93,11 @@ def lowvram(unet: nn.Module, where: torch.device) -> Iterator[None]:
 
 @contextmanager
 def dispatched(unet: nn.Module, *devices: torch.device | str) -> Iterator[None]:
-    """accelerate's `device_map`: children are dealt out; what goes to "cpu" is spilled, so on meta between calls."""
-    dispatch_model(unet, dealt_out(unet, devices), main_device=devices[0], force_hooks=True)
-    yield
-    remove_hook_from_module(unet, recurse=True)
+    """accelerate's `device_map`: children are dealt out; what goes to "cpu" or "disk" is on meta between calls."""
+    with TemporaryDirectory() as folder:
+        dispatch_model(unet, dealt_out(unet, devices), main_device=devices[0], force_hooks=True, offload_dir=folder)
+        yield
+        remove_hook_from_module(unet, recurse=True)
     unet.to(CPU)
 
 
@@ -186,6 +198,7 @@ SCHEMES: dict[str, Scheme] = {
     "sequential": sequential_offload,
     "group-block": partial(group_offload, level="block_level"),
     "group-leaf": partial(group_offload, level="leaf_level"),
+    "medvram": medvram,
     "lowvram": lowvram,
     "dispatched": dispatched,
     "dispatched-spilled": lambda unet, where: dispatched(unet, where, "cpu"),
@@ -193,6 +206,9 @@ SCHEMES: dict[str, Scheme] = {
     "balanced-spilled": partial(balanced, spill=True),
 }
 """Those that leave the numbers as they are, on one device."""
+
+ON_DISK: dict[str, Scheme] = {"dispatched-disk": lambda unet, where: dispatched(unet, where, "disk")}
+"""The one whose weights are files between calls."""
 
 STREAMING: dict[str, Scheme] = {
     "group-block-streams": partial(group_offload, level="block_level", stream=True),

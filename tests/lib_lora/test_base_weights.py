@@ -352,20 +352,3 @@ def test_readers_import_no_quantization_library() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", FORMATS)
-def test_on_cuda(name: str, path: Path) -> None:
-    """The layer is moved as a host moves it; what its library cannot move or compute there is not asked of us."""
-    model, x = made(name), inputs(name).to("cuda")
-    want = change(Model(dense_layer()).to("cuda"), x.float(), path)
-    outcome = moved(model, lambda one: one.to("cuda"), x)
-    if isinstance(outcome, str):
-        pytest.skip(f"without adapters: {outcome}")
-    weight = read_base_weight(model.layer, "weight")
-    assert weight.device == x.device
-    assert worst(weight.cpu(), dense_layer().weight) <= FORMATS[name].step
-    plain = model(x)
-    assert similarity(change(model, x, path), want) > 0.999
-    assert torch.equal(model(x), plain)

@@ -294,18 +294,3 @@ def test_it_compiles_for_tensor_cores(name, rank, capability, monkeypatch):
         made = compiler.compile(source, target=target, options={"num_warps": blocks.warps, "enable_fp_fusion": True})
         assert "mma" in made.asm["ptx"]
         assert made.metadata.shared <= 99 << 10, "what every such device has for a block"
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("rows", [77, 4096])
-def test_a_gpu_chooses_by_its_own_clock(dtype, rows, caplog):
-    own = Chooser()
-    y, x, down, up, strength = numbers(rows, 640, 1280, 32, 1, dtype, "cuda")
-    want = exact(y, x, down, up, strength)
-    with caplog.at_level(logging.WARNING):
-        added = own.add_pair_(y, x, down, up, strength[0])
-    assert not caplog.text
-    if added:
-        assert (y.double() - want).abs().max() < 2 * torch.finfo(dtype).eps * want.abs().max()

@@ -1,0 +1,131 @@
+"""Every kind of adapter on a device: near its definition in fp64, whatever the dtypes, the storage and the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from lib_lora import Engine, Entry, Stack
+from tests.fakes.contract import LIVE, reference, worst, write
+from tests.fakes.files import save
+from tests.fakes.kinds import SAMPLES
+from tests.fakes.kinds.base import Tensors
+from tests.fakes.layers import LAYERS, exact, make, weight_of
+from tests.fakes.offloading import assert_same
+from tests.fakes.schemes import CPU
+
+pytestmark = pytest.mark.device
+
+KINDS = {sample.recipe: sample for sample in reversed(SAMPLES)}
+"""The first sample of each recipe."""
+BOUNDS = {torch.float32: 4e-5, torch.float16: 1e-2, torch.bfloat16: 8e-2}
+"""Largest error over the largest value."""
+STORED = {"file": 0.0, "bfloat16": 1e-2, "float8": 8e-2}
+"""What a storage may add to it."""
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+def layers_of(kind: str) -> list[str]:
+    """Return the layers that a kind is tried on: a linear one and a convolution where it is for both."""
+    known = KINDS[kind].layers
+    wanted = [one for one in ("linear", "conv 3x3, stride") if {LAYERS[one][0], one} & known]
+    return wanted or [next(one for one in LAYERS if {LAYERS[one][0], one} & known)]
+
+
+ON_LAYERS = [(kind, layer) for kind in sorted(KINDS) for layer in layers_of(kind)]
+
+
+@pytest.mark.design("kinds on a device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_each_kind(kind: str, dtype: torch.dtype, tmp_path: Path, device: torch.device) -> None:
+    layers = layers_of(kind)
+    check(tmp_path, device, kind, layers[0] if dtype == torch.float32 else layers[-1], dtype)
+
+
+@pytest.mark.filterwarnings("ignore:torchvulkan")  # it computes bf16 and fp8 on the CPU
+@pytest.mark.parametrize("mode", ["live", "merged"])
+@pytest.mark.parametrize("budget", [None, 0])
+@pytest.mark.parametrize("storage", STORED)
+@pytest.mark.parametrize("factors", [torch.float32, torch.float16, torch.bfloat16], ids="file in {}".format)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize(("kind", "layer"), ON_LAYERS)
+def test_with_every_option(
+    kind: str,
+    layer: str,
+    dtype: torch.dtype,
+    factors: torch.dtype,
+    storage: str,
+    budget: int | None,
+    mode: str,
+    tmp_path: Path,
+    device: torch.device,
+) -> None:
+    check(tmp_path, device, kind, layer, dtype, factors, mode, storage=storage, device_budget=budget)
+
+
+def check(
+    folder: Path,
+    device: torch.device,
+    kind: str,
+    layer: str,
+    dtype: torch.dtype,
+    factors: torch.dtype | None = None,
+    mode: str = "live",
+    **options: object,
+) -> None:
+    """Put a sample on a layer that lies on the device, move the layer away and back, and take the sample off.
+
+    Args:
+        factors: the dtype of the tensors in the file; as the sample has them, if it is None.
+        options: of the engine.
+    """
+    sample, (model, x) = KINDS[kind], make(layer, dtype)
+    path, tensors = write(folder, sample, layer, tuple(weight_of(model, layer).shape))
+    if factors is not None:
+        tensors = rewritten(path, tensors, factors)
+    pristine, before = exact(model), {name: value.clone() for name, value in model.state_dict().items()}
+    wide = x if x.dtype == torch.int64 else x.double()
+    bound = max(BOUNDS[dtype], STORED[str(options.get("storage", "file"))])
+    model.to(device)
+    there = x.to(device)
+    base = model(there).to(CPU)
+    engine = Engine({"unet": model}, **options)
+    for strength in (1.0, -0.7):
+        report = engine.activate(Stack([Entry(path, strength)], mode=mode))
+        assert dict(report.entries[0].kinds) == {sample.recipe: 1}
+        assert mode == "live" or report.merged == 1 or LIVE.search(report.summary())
+        want, got = reference(pristine, layer, sample, tensors, strength)(wide), model(there).to(CPU)
+        assert got.dtype == base.dtype
+        assert worst(got, want) < bound
+        assert worst(got, base) > 1e-2, "it must show"
+    model.layer.to(CPU)
+    assert worst(model(x), want) < bound
+    model.layer.to(device)
+    assert_same(model(there).to(CPU), got)
+    engine.deactivate()
+    assert_same(model(there).to(CPU), base)
+    assert all(torch.equal(value.to(CPU), before[name]) for name, value in model.state_dict().items())
+
+
+def rewritten(path: Path, tensors: Tensors, dtype: torch.dtype) -> Tensors:
+    """Write the matrices of a file in another dtype; return its tensors."""
+
+    def cast(found: Tensors) -> Tensors:
+        wide = {name for name, value in found.items() if value.is_floating_point() and value.ndim}
+        return {name: value.to(dtype) if name in wide else value for name, value in found.items()}
+
+    with safe_open(path, framework="pt") as opened:
+        metadata = opened.metadata()
+    save(path, cast(load_file(path)), metadata)
+    return cast(tensors)
