@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
+import subprocess
 import sys
 
 import pytest
@@ -273,24 +275,56 @@ def test_outputs_are_shared_out_where_rows_are_few(triton_pair, monkeypatch, pro
     assert (y.double() - want).abs().max() < BOUNDS[torch.float16] * want.abs().max()
 
 
-# the largest rank needs the most memory of a block: it is tried for every device, the others for the smallest
+SHARED = {80: 163 << 10, 86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 120: 99 << 10}
+"""Compute capability -> bytes of shared memory for a block of a kernel, by NVIDIA's CUDA C++ Programming Guide."""
+TOO_LARGE = pytest.mark.xfail(strict=True, reason="a tile of 64 rows for rank 256 needs 100 KiB and more")
+CARDS = [
+    pytest.param(rank, capability, marks=[TOO_LARGE] * (rank == 256 and SHARED[capability] < 100 << 10))
+    for capability in SHARED
+    for rank in (24, 64, 256)
+    if rank == 256 or capability in (86, 120)
+]
+"""The largest rank needs most, so it is tried for every card."""
+
+
+# a rank that is no multiple of 16 is another program
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
-@pytest.mark.parametrize(("rank", "capability"), [(16, 86), (64, 86), (256, 80), (256, 86), (256, 89), (256, 90)])
-def test_it_compiles_for_tensor_cores(name, rank, capability, monkeypatch):
-    """For the devices it is for, without one; the interpreter says nothing of that."""
+@pytest.mark.parametrize(("rank", "capability"), CARDS)
+def test_it_compiles_for_each_card(name, rank, capability, monkeypatch, tmp_path):
+    """As it is launched for a layer of SDXL, without the card: on tensor cores, no spills, memory that it has."""
     pytest.importorskip("triton", minversion="3.3")
     compiler, backend = (importlib.import_module(f"triton.{one}compiler") for one in ("", "backends."))
     module = imported(monkeypatch, interpreted=False)
-    for blocks in module.blocks_for(4096, rank):
-        constants = dict(zip(("block_rows", "block_outputs", "block_inputs"), blocks, strict=False), block_rank=rank)
-        names = module._kernel.arg_names
-        kinds = {one: f"*{name}" if i < 5 else "i32" for i, one in enumerate(names)} | dict.fromkeys(
-            constants, "constexpr"
+    numbers = {"rank": rank, "rows": 4096, "outputs": 1280, "inputs": 1280, "per_group": 4096, "share": 1280}
+    names = module._kernel.arg_names
+    for blocks in module.blocks_for(numbers["rows"], rank):
+        constants = dict(zip(("block_rows", "block_outputs", "block_inputs"), blocks, strict=False))
+        constants["block_rank"] = module._padded(rank)
+        kinds = {one: f"*{name}" if i < 5 else "i32" for i, one in enumerate(names)}
+        # tensors, strides and sizes that are multiples of 16 are told to the compiler
+        aligned = {
+            (i,): [["tt.divisibility", 16]]
+            for i, one in enumerate(names)
+            if one not in constants and numbers.get(one, 16) % 16 == 0
+        }
+        source = compiler.ASTSource(
+            fn=module._kernel,
+            signature=kinds | dict.fromkeys(constants, "constexpr"),
+            constexprs=constants,
+            attrs=aligned,
         )
-        # as they are called: tensors, strides and sizes are multiples of 16
-        aligned = {(names.index(one),): [["tt.divisibility", 16]] for one in names if one not in (*constants, "rank")}
-        source = compiler.ASTSource(fn=module._kernel, signature=kinds, constexprs=constants, attrs=aligned)
         target = backend.GPUTarget("cuda", capability, 32)
         made = compiler.compile(source, target=target, options={"num_warps": blocks.warps, "enable_fp_fusion": True})
         assert "mma" in made.asm["ptx"]
-        assert made.metadata.shared <= 99 << 10, "what every such device has for a block"
+        assert spills(made.asm["ptx"], capability, tmp_path) == 0
+        assert made.metadata.shared <= SHARED[capability]
+
+
+def spills(ptx, capability, folder):
+    """Return the bytes of registers that NVIDIA's assembler writes to memory, as there are too few."""
+    found = importlib.import_module("triton.backends.nvidia.compiler").get_ptxas(capability)
+    target = re.search(r"\.target (\w+)", ptx)[1]
+    (folder / "kernel.ptx").write_text(ptx)
+    command = [getattr(found, "path", found), "-v", f"--gpu-name={target}", "kernel.ptx", "-o", "kernel.cubin"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return sum(map(int, re.findall(r"(\d+) bytes spill", done.stderr)))
