@@ -122,6 +122,17 @@ def test_a_picture_does_not_depend_on_those_before_it(model, file, measured):
 
 
 @torch.no_grad()
+@pytest.mark.xfail(strict=True, reason="what is measured at first draws its numbers from torch's own generator")
+def test_what_is_measured_draws_nothing_from_torchs_generator(model, file):
+    """Or the first picture of a seed is another one than the second."""
+    engine = Engine({"unet": model}, tuner=Tuner())
+    before = torch.get_rng_state()
+    engine.activate(Stack([Entry(file)], mode="auto", calls=40))
+    for _ in range(2):
+        model(**unet_inputs(0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_another_stack_takes_it_out_again(model, file, measured):
     own, before, x = Engine({"unet": model}, tuner=Tuner()), bits(model), torch.randn(5, 8)
     for after in (Stack([Entry(file, 0.3)]), Stack()):
