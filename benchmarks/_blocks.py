@@ -113,12 +113,18 @@ MODELS = {
 }
 
 
-def compile_model(model: Any, how: str) -> None:
-    """Have torch compile a model as a whole, or its repeated blocks as diffusers does it; or leave it."""
+def compile_model(model: Any, how: str, **options: Any) -> None:
+    """Have torch compile a model as a whole, or its repeated blocks as diffusers does it; or leave it.
+
+    Args:
+        model: it is changed.
+        how: `whole`, `blocks` or `no`.
+        options: of `torch.compile`, such as `mode`.
+    """
     torch._dynamo.config.recompile_limit = _COMPILATIONS
     if how == "whole":
-        model.compile(fullgraph=True, dynamic=False)
+        model.compile(fullgraph=True, dynamic=False, **options)
     elif how == "blocks":
         for block in model.modules():
             if type(block).__name__ in _REPEATED:
-                block.compile(fullgraph=True, dynamic=False)
+                block.compile(fullgraph=True, dynamic=False, **options)

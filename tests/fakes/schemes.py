@@ -81,9 +81,13 @@ def lowvram(unet: nn.Module, where: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def dispatched(unet: nn.Module, *devices: torch.device | str) -> Iterator[None]:
-    """accelerate's `device_map`: children are dealt out; what goes to "cpu" is spilled, so on meta between calls."""
-    dispatch_model(unet, dealt_out(unet, devices), main_device=devices[0], force_hooks=True)
+def dispatched(unet: nn.Module, *devices: torch.device | str, offload_dir: str | None = None) -> Iterator[None]:
+    """accelerate's `device_map`: children are dealt out; what goes to "cpu" is spilled, so on meta between calls.
+
+    What goes to "disk" is written to `offload_dir`.
+    """
+    layout = dealt_out(unet, devices)
+    dispatch_model(unet, layout, main_device=devices[0], force_hooks=True, offload_dir=offload_dir)
     yield
     remove_hook_from_module(unet, recurse=True)
     unet.to(CPU)

@@ -1,0 +1,2 @@
+"""x."""
+def markdown(data): return str(len(data["rows"]))
