@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from _blocks import SDXL_BLOCKS, SMALL_BLOCKS, blocks_step, build, compile_model
+from diffusers import Transformer2DModel
 from torch import nn
 from torch.utils._triton import has_triton
 
@@ -18,9 +20,6 @@ from lib_lora import RANK_BUCKETS, Engine, Entry, Stack
 
 from .check import Checks, Found, Setup, SkipError, apart
 from .models import loras, with_biases
-
-from _blocks import SDXL_BLOCKS, SMALL_BLOCKS, blocks_step, build, compile_model
-from diffusers import Transformer2DModel
 
 BLOCKS = SDXL_BLOCKS | {"num_layers": 3, "use_linear_projection": False}
 FEW = SMALL_BLOCKS | {"num_layers": 1, "use_linear_projection": False}
@@ -97,9 +96,7 @@ def _has(setup: Setup, name: str) -> bool:
     return setup.device.type == "cuda" or "reduce-overhead" not in name
 
 
-def found(
-    model: nn.Module, files: Sequence[Path], how: str, options: dict[str, str], *, buckets: bool
-) -> Found:
+def found(model: nn.Module, files: Sequence[Path], how: str, options: dict[str, str], *, buckets: bool) -> Found:
     """Go through a session on a compiled model, and beside it on one that is not compiled."""
     own, bare = copy.deepcopy(model), copy.deepcopy(model)
     step = blocks_step(model, LATENT, 2)

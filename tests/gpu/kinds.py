@@ -20,8 +20,9 @@ OTHERS = 4
 
 
 def checks(setup: Setup) -> Checks:
-    """Try each sample on the first two of these layers that it is for."""
-    for sample in SAMPLES:
+    """Try each sample on the first two of these layers that it is for; with small models, one for each kind."""
+    kinds = {sample.recipe: sample for sample in reversed(SAMPLES)}
+    for sample in kinds.values() if setup.small else SAMPLES:
         layers = [layer for layer in ON if {LAYERS[layer][0], layer} & sample.layers][:2]
         if layers:
             yield sample.name, partial(found, setup, sample, layers)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from tests.fakes.models import kohya_lora
 
-
 FEW = TINY | {
     "down_block_types": ("CrossAttnDownBlock2D",),
     "up_block_types": ("UpBlock2D",),
@@ -34,6 +33,22 @@ def unet(*, small: bool, dtype: torch.dtype = torch.float32) -> nn.Module:
     return made.to(dtype).eval().requires_grad_(False)
 
 
+def random_model(kind: Any, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """Return a model whose weights are drawn on the device: those of a large one would take minutes on the CPU."""
+    with torch.device("meta"):
+        made: nn.Module = kind(**config)
+    made = made.to(dtype).to_empty(device=device).eval().requires_grad_(False)
+    if any(True for _ in made.buffers()):
+        raise RuntimeError(f"{kind.__name__} has buffers, which are not drawn")
+    for module in made.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim == 1:
+                parameter.fill_(float("norm" in type(module).__name__.lower() and name == "weight"))
+            else:
+                parameter.normal_(0, parameter[0].numel() ** -0.5)
+    return made
+
+
 def step_of(model: Any, rows: int = ROWS) -> Callable[[nn.Module], Tensor]:
     """Return a function that calls a UNet with inputs that stay the same, those of `model` in its dtype and place.
 
@@ -44,10 +59,15 @@ def step_of(model: Any, rows: int = ROWS) -> Callable[[nn.Module], Tensor]:
     states = torch.randn(rows, 77, config.cross_attention_dim, generator=some)
     sample, states = (one.to(model.device, model.dtype) for one in (sample, states))
     time = torch.full((rows,), 500.0).to(model.device, model.dtype)
+    given = {"encoder_hidden_states": states, "return_dict": False}
+    if config.addition_embed_type == "text_time":  # SDXL
+        pooled = config.projection_class_embeddings_input_dim - 6 * config.addition_time_embed_dim
+        added = {"text_embeds": torch.randn(rows, pooled, generator=some), "time_ids": torch.zeros(rows, 6)}
+        given["added_cond_kwargs"] = {name: one.to(model.device, model.dtype) for name, one in added.items()}
 
     def step(other: nn.Module) -> Tensor:
         with torch.no_grad():
-            output: Tensor = other(sample, time, encoder_hidden_states=states, return_dict=False)[0]
+            output: Tensor = other(sample, time, **given)[0]
         return output
 
     return step

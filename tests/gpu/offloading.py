@@ -9,6 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from _common import Variant, duration, measure
+from _models import SD15
+from diffusers import UNet2DConditionModel
 from diffusers.hooks import apply_layerwise_casting
 from torch import Tensor, nn
 
@@ -17,11 +20,7 @@ from tests.fakes.schemes import CPU, SCHEMES, STREAMING, Scheme, dispatched
 
 from . import device as devices
 from .check import Checks, Found, Setup, SkipError, apart
-from .models import loras, step_of, unchanged, unet
-
-from _common import Variant, duration, measure
-from _models import SD15
-from diffusers import UNet2DConditionModel
+from .models import loras, step_of, unet
 
 GOAL = 1.5
 """Time of a step at most, in units of the same step without LoRA under the same scheme."""

@@ -17,7 +17,7 @@ from tests.fakes.quantized.bitsandbytes import bitsandbytes_4bit, bitsandbytes_8
 from .check import Checks, Found, Setup, SkipError
 
 ROWS = 32  # some kernels take no fewer
-KINDS = ("lora", "dora")
+KINDS = ("lora", "dora of peft")
 BOUND = 0.03
 """Largest error, of the largest value: of products in half precision, and of inputs that are rounded to 8 bits."""
 NAMES = (
@@ -30,11 +30,15 @@ NAMES = (
     "fp8 e4m3 layerwise",
 )
 
+QUICK = ("torchao int8", "torchao fp8", "fp8 e4m3 layerwise")
+"""Without libraries whose import takes long."""
+
 
 def checks(setup: Setup) -> Checks:
     """Try each storage with each kind."""
     samples = {sample.name: sample for sample in SAMPLES}
-    for name in NAMES:
+    few = setup.small and not setup.on_cpu
+    for name in QUICK if few else NAMES:
         for kind in KINDS:
             yield f"{name}, {kind}", partial(found, setup, name, samples[kind])
 
@@ -81,7 +85,7 @@ def made(setup: Setup, name: str) -> tuple[Model, torch.dtype]:
 
 
 def own(model: Model, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight and bias of a layer in fp64, from its outputs: those of single inputs are rows of the weight."""
+    """Return the weight and bias of a layer in fp64, from its outputs for single inputs."""
     single = torch.eye(INSIDE, device=x.device, dtype=x.dtype)
     bias = model(torch.zeros_like(single)).cpu().double()
     return (model(single).cpu().double() - bias).T, bias[0]
