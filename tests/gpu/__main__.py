@@ -19,11 +19,11 @@ from pathlib import Path
 
 from . import report
 from .journal import FAIL, ROOT, Journal
-from .sections import LOST, SECTIONS
+from .sections import ALL, LOST, SECTIONS
 
 _PROCESSES = 20
 """For one batch of sections."""
-_PATIENCE = 60
+_PATIENCE = 120
 """Seconds that the last check of a section may take after the section's time is over."""
 
 
@@ -89,12 +89,12 @@ def supervise(batches: Sequence[Sequence[str]], journal: Journal, command: Seque
             if running := journal.running():
                 journal.result(*running, FAIL, end)
             elif status not in (0, 2, LOST):
-                journal.result(left[0], "all checks", FAIL, end)
+                journal.result(left[0], ALL, FAIL, end)
             if status is None or (running is None and status != LOST):
                 journal.write(ended=left[0])
             left = [name for name in left if name not in journal.ended()]
         for name in left:
-            journal.result(name, "all checks", FAIL, f"{_PROCESSES} processes were not enough")
+            journal.result(name, ALL, FAIL, f"{_PROCESSES} processes were not enough")
 
 
 def _told(status: int, words: str) -> str:

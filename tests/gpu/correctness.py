@@ -141,13 +141,14 @@ class Trial:
         return self._wanted[id(case)]
 
     def _by_merging(self, case: Case) -> Tensor:
-        found = []
-        for row, strengths in enumerate(case.rows):
+        keys = [tuple(strengths.items()) for strengths in case.rows]
+        found: dict[tuple[tuple[int, float], ...], Tensor] = {}
+        for key in dict.fromkeys(keys):
             model = self._exact
-            for number, strength in strengths.items():
+            for number, strength in key:
                 model = merged(model, self._deltas[number], strength)
-            found.append(self._exactly(model)[row])
-        return torch.stack(found)
+            found[key] = self._exactly(model)
+        return torch.stack([found[key][row] for row, key in enumerate(keys)])
 
     def _by_engine(self, case: Case) -> Tensor:
         with Engine({"unet": self._exact}) as engine:

@@ -34,10 +34,12 @@ def find(name: str | None) -> torch.device:
     if name is None:
         name = next((one for one in ACCELERATORS if _is_there(one)), None)
         if name is None:
-            raise NoDeviceError("this torch has no accelerator; name a device, such as --device cpu --small")
+            text = f"torch {torch.__version__} has no device but the CPU; install torch for your card into .venv"
+            raise NoDeviceError(f"{text} (pytorch.org says how), or try --device cpu --small")
+    kind, _, index = name.partition(":")
+    if kind != "cpu" and not (_is_there(kind) and int(index or 0) < _count(kind)):
+        raise NoDeviceError(f"torch {torch.__version__} has no device {name!r}")
     found = torch.device(name)
-    if found.type != "cpu" and not _is_there(found.type):
-        raise NoDeviceError(f"this torch has no device {name!r}")
     if found.type in ("cuda", "xpu"):
         found = torch.device(found.type, found.index or 0)
         _module(found).set_device(found)
@@ -49,6 +51,10 @@ def _is_there(kind: str) -> bool:
         return torch.backends.mps.is_available()
     module = getattr(torch, kind, None)
     return module is not None and bool(module.is_available())
+
+
+def _count(kind: str) -> int:
+    return int(getattr(torch, kind).device_count())
 
 
 def _module(device: torch.device) -> ModuleType:

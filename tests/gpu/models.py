@@ -21,7 +21,7 @@ FEW = TINY | {
     "block_out_channels": (16,),
 }
 """41 layers, for devices on which each call takes milliseconds."""
-MORE = TINY | {"sample_size": 16, "cross_attention_dim": 64, "attention_head_dim": 8, "block_out_channels": (64, 128)}
+MORE = TINY | {"sample_size": 16, "cross_attention_dim": 32, "attention_head_dim": 8, "block_out_channels": (32, 64)}
 ROWS = 2
 
 

@@ -65,7 +65,7 @@ def plans(setup: Setup) -> list[Plan]:
         ],
         [Plan("SD 1.5's UNet, 512, CFG", of(UNet2DConditionModel, SD15), step_of, 1.25)],
         [
-            Plan("FLUX.1, 1024", of(FluxTransformer2DModel, {}), tokens, 1.08, 32.0, baked=False),
+            Plan("FLUX.1, 1024", of(FluxTransformer2DModel, {}), tokens, 1.08, 30.0, baked=False),
             Plan("6 of FLUX.1's 57 blocks, 1024", of(FluxTransformer2DModel, FLUX_BLOCKS), tokens, 1.08),
         ],
     ]

@@ -79,10 +79,9 @@ def offloads(rows: Sequence[Row]) -> str:
         values = row.get("values", {})
         if "base_peak" in values:
             times = [_duration(values["base_s"]), f"{values['ours_s'] / values['base_s']:.3f}"]
-            peaks = [
-                f"{values[name] / MEGABYTE:.0f} MB" if values[name] else "-" for name in ("base_peak", "ours_peak")
-            ]
-            lines.append([row["check"], *times, *peaks])
+            peaks = (values["base_peak"], values["ours_peak"])
+            times += ["-" if peak is None else f"{peak / MEGABYTE:.0f} MB" for peak in peaks]
+            lines.append([row["check"], *times])
     return table(("offloading", "base", "ours/base", "peak: base", "peak: ours"), lines) if lines else ""
 
 

@@ -14,3 +14,5 @@ SECTIONS = {
 """Section -> seconds after which none of its checks begins; all together ten minutes."""
 LOST = 70
 """Exit status of a process where the device does not compute any more."""
+ALL = "all checks"
+"""Name of a check for what became of a section as a whole."""

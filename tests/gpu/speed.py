@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +29,7 @@ STEPS = ((16, (1, 4)), (64, (1,)))
 """Rank, and numbers of LoRA."""
 FEW_STEPS = ((4, (2,)),)
 CALLS = 100
-"""Changes of strength per timing of ours: one is too short for the clock."""
+FIRST, BACK, STRENGTH = "first use of a file, and a step", "back to another file, and a step", "another strength"
 GOAL_OF_LOHA = 2.0
 
 
@@ -36,17 +38,29 @@ def checks(setup: Setup) -> Checks:
     if setup.on_cpu and not setup.small:
         raise SkipError("install.py bench measures a CPU")
     for plan in plans(setup):
-        trial = Trial(setup, plan)
+        folder = setup.folder / str(len(plan.name))
+        folder.mkdir()
+        try:
+            trial = Trial(setup, plan, folder)
+        except (RuntimeError, MemoryError) as error:
+            yield f"{plan.name}: it is made", partial(_fail, str(error))
+            continue
         yield from trial.checks()
         del trial
         devices.give_back(setup.device)
+        shutil.rmtree(folder, ignore_errors=True)  # Windows keeps files that are mapped
+
+
+def _fail(text: str) -> Found:
+    return Found(False, text)
 
 
 class Trial:
     """A model in several trees of modules over one set of weights."""
 
-    def __init__(self, setup: Setup, plan: Plan) -> None:
+    def __init__(self, setup: Setup, plan: Plan, folder: Path) -> None:
         self._setup = setup
+        self._folder = folder
         self._plan = plan
         self._base = plan.build()
         self._step = plan.step(self._base)
@@ -55,21 +69,23 @@ class Trial:
 
     def checks(self) -> Checks:
         """Measure steps, then changes."""
+        made: list[LoraFile] = []
         for rank, counts in FEW_STEPS if self._setup.small else STEPS:
             files = [self._file(rank) for _ in range(max(counts))]
+            made += files
             for count in counts:
                 yield f"{self._plan.name}: a step, {count} LoRA of rank {rank}", partial(self.step, files[:count])
         if not self._plan.changes:
             return
-        yield f"{self._plan.name}: a step, a program's own forward", partial(self.own_forward, files[0])
+        yield f"{self._plan.name}: a step, a program's own forward", partial(self.own_forward, made[0])
         yield f"{self._plan.name}: a step, 1 LoHa of rank 8", self.loha
-        pair = [self._file(rank) for _ in range(2)]
-        yield f"{self._plan.name}: first use of a file, and a step", partial(self.first, pair)
-        yield f"{self._plan.name}: back to another file, and a step", partial(self.back, pair)
-        yield f"{self._plan.name}: another strength", partial(self.strength, pair)
+        changes = {FIRST: self.first, BACK: self.back, STRENGTH: self.strength}
+        for name, change in changes.items():
+            yield f"{self._plan.name}: {name}", partial(change, made[:2])
 
     def step(self, files: Sequence[LoraFile]) -> Found:
         """Compare steps with PEFT's; both may be what they are only if their layers give the same."""
+        devices.give_back(self._setup.device)
         models = {"base": self._base, "ours": twin(self._base), "PEFT": twin(self._base)}
         with Engine({"unet": models["ours"]}) as engine:
             engine.activate(Stack([Entry(file.kohya, MULTIPLIER) for file in files]))
@@ -78,7 +94,8 @@ class Trial:
                 peft_scale(models["PEFT"], f"l{number}", MULTIPLIER)
             peft_activate(models["PEFT"], [f"l{number}" for number in range(len(files))])
             self._compare(models["ours"], models["PEFT"])
-            samples = self._times({name: partial(self._step, model) for name, model in models.items()}, ROUNDS)
+            runs = {name: Variant(partial(self._step, model)) for name, model in models.items()}
+            samples = self._times(runs, ROUNDS)
         if samples is None:
             return Found(True)
         ours, peft = samples.ratio("ours", "base"), samples.ratio("PEFT", "base")
@@ -101,7 +118,7 @@ class Trial:
                 tensors[f"{kohya_key(path)}.hada_{name}_a"] = (torch.randn(out, 8) * 0.1).half()
                 tensors[f"{kohya_key(path)}.hada_{name}_b"] = (torch.randn(8, inside) * 0.1).half()
             tensors[f"{kohya_key(path)}.alpha"] = torch.tensor(8.0)
-        file = self._setup.folder / "loha.safetensors"
+        file = self._folder / "loha.safetensors"
         save_file(tensors, file)
         return self._alone(file, GOAL_OF_LOHA)
 
@@ -113,7 +130,8 @@ class Trial:
             plain, got = self._step(self._base), self._step(ours)
             if not torch.isfinite(got).all() or torch.equal(got, plain):
                 return Found(False, "the output is not finite, or that of the model without LoRA")
-            samples = self._times({"base": partial(self._step, self._base), "ours": partial(self._step, ours)}, ROUNDS)
+            runs = {name: Variant(partial(self._step, model)) for name, model in (("base", self._base), ("ours", ours))}
+            samples = self._times(runs, ROUNDS)
         if samples is None:
             return Found(True)
         ratio = samples.ratio("ours", "base")
@@ -128,8 +146,7 @@ class Trial:
             self._step(way.model)
 
         runs = {name: partial(use, way) for name, way in ways.items()}
-        prepare = {name: way.forget for name, way in ways.items()}
-        return self._change("first use of a file, and a step", ways, runs, prepare)
+        return self._change(FIRST, ways, {name: Variant(run, ways[name].forget) for name, run in runs.items()})
 
     def back(self, files: Sequence[LoraFile]) -> Found:
         """Make that of two files act which acted before the last one."""
@@ -142,25 +159,21 @@ class Trial:
         runs = {name: partial(use, way, switcher(way)) for name, way in ways.items()}
         for run in [*runs.values()] * (0 if self._setup.small else 2):  # until both files have acted
             run()
-        return self._change("back to another file, and a step", ways, runs, {})
+        return self._change(BACK, ways, {name: Variant(run) for name, run in runs.items()})
 
     def strength(self, files: Sequence[LoraFile]) -> Found:
         """Change the strength of the file that acts."""
         ways = self._ways(files[:1], hotswap=False)
         for way in ways.values():
             way.switch(0)
-        return self._change("another strength", ways, {name: strengthener(way) for name, way in ways.items()}, {})
+        calls = {"ours": CALLS}  # one is too short for the clock
+        runs = {name: Variant(strengthener(way), calls=calls.get(name, 1)) for name, way in ways.items()}
+        return self._change(STRENGTH, ways, runs)
 
-    def _change(
-        self,
-        what: str,
-        ways: Mapping[str, Way],
-        runs: Mapping[str, Callable[[], None]],
-        prepare: Mapping[str, Callable[[], None]],
-    ) -> Found:
+    def _change(self, what: str, ways: Mapping[str, Way], runs: Mapping[str, Variant]) -> Found:
         """Measure a change, and take everything off."""
         try:
-            samples = self._times(runs, ROUNDS_OF_CHANGES, prepare)
+            samples = self._times(runs, ROUNDS_OF_CHANGES)
             for way in ways.values():
                 way.strength(1.0)
             self._put_back(ways)
@@ -182,6 +195,7 @@ class Trial:
             ways["bake"].off()
 
     def _ways(self, files: Sequence[LoraFile], *, hotswap: bool) -> dict[str, Way]:
+        devices.give_back(self._setup.device)
         ways: dict[str, Way] = {"ours": Ours(twin(self._base), files), "PEFT": Peft(twin(self._base), files)}
         if hotswap:
             ways["hotswap"] = HotSwap(twin(self._base), files)
@@ -189,22 +203,13 @@ class Trial:
             ways["bake"] = Bake(self._base, files)
         return ways
 
-    def _times(
-        self,
-        runs: Mapping[str, Callable[[], object]],
-        rounds: int,
-        prepare: Mapping[str, Callable[[], None]] | None = None,
-    ) -> Samples | None:
+    def _times(self, runs: Mapping[str, Variant], rounds: int) -> Samples | None:
         """Measure in turns; with small models, only run each once."""
-        prepare = prepare or {}
-        if self._setup.small:
-            for name, run in runs.items():
-                prepare.get(name, lambda: None)()
-                run()
-            return None
-        calls = {"ours": CALLS} if rounds == ROUNDS_OF_CHANGES and not prepare and "bake" in runs else {}
-        variants = {name: Variant(run, prepare.get(name), calls.get(name, 1)) for name, run in runs.items()}
-        return measure(variants, rounds)
+        if not self._setup.small:
+            return measure(runs, rounds)
+        for variant in runs.values():
+            replace(variant, calls=1).time()
+        return None
 
     def _compare(self, ours: nn.Module, other: nn.Module) -> None:
         """Compare some layers on the same input: rounding errors of all of them multiply.
@@ -217,19 +222,18 @@ class Trial:
 
     def _file(self, rank: int) -> LoraFile:
         self._number += 1
-        return write_lora(self._setup.folder, f"{self._number}-{rank}", self._base, self._layers, rank)
+        return write_lora(self._folder, f"{self._number}-{rank}", self._base, self._layers, rank)
 
 
 @contextmanager
 def _forward_of_another() -> Iterator[None]:
     """Give `nn.Linear` a forward that is not torch's, as web UIs do."""
+    uninstall()
     forward = nn.Linear.forward
 
     def theirs(self: nn.Linear, x: Tensor) -> Tensor:
         return forward(self, x)
 
-    uninstall()
-    forward = nn.Linear.forward
     nn.Linear.forward = theirs
     install()
     try:
