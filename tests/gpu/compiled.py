@@ -21,7 +21,7 @@ from lib_lora import RANK_BUCKETS, Engine, Entry, Stack
 from .check import Checks, Found, Setup, SkipError, apart
 from .models import loras, with_biases
 
-BLOCKS = SDXL_BLOCKS | {"num_layers": 3, "use_linear_projection": False}
+BLOCKS = SDXL_BLOCKS | {"num_layers": 2, "use_linear_projection": False}
 FEW = SMALL_BLOCKS | {"num_layers": 1, "use_linear_projection": False}
 LATENT = 16
 CALLS = 3

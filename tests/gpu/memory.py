@@ -88,7 +88,10 @@ class Trial:
         """Let torch have memory for a step and half of the adapters."""
         if not hasattr(getattr(torch, self._device.type), "set_per_process_memory_fraction"):
             raise SkipError(f"torch sets no limit on {self._device.type}")
-        engine = Engine({"unet": self._model})
+        with Engine({"unet": self._model}) as engine:
+            return self._in_little(engine)
+
+    def _in_little(self, engine: Engine) -> Found:
         want = self._with_lora(engine)
         devices.give_back(self._device)
         self._step()
@@ -101,7 +104,6 @@ class Trial:
                 got = self._step()
             streaming = engine.memory().streaming
             off = apart(got, want)
-            engine.close()
         return Found(streaming > 0 and off < 1e-2, f"{streaming} layers stream, off by {off:.1e}")
 
     def elsewhere(self) -> Found:

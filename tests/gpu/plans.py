@@ -63,11 +63,11 @@ def plans(setup: Setup) -> list[Plan]:
             Plan("SDXL's UNet, 1024, CFG", of(UNet2DConditionModel, UNET), step_of, 1.15, 7.0),
             Plan("10 of SDXL's 70 blocks, 1024, CFG", of(Transformer2DModel, SDXL_BLOCKS), a_map, 1.15),
         ],
-        [Plan("SD 1.5's UNet, 512, CFG", of(UNet2DConditionModel, SD15), step_of, 1.25)],
         [
             Plan("FLUX.1, 1024", of(FluxTransformer2DModel, {}), tokens, 1.08, 30.0, baked=False),
             Plan("6 of FLUX.1's 57 blocks, 1024", of(FluxTransformer2DModel, FLUX_BLOCKS), tokens, 1.08),
         ],
+        [Plan("SD 1.5's UNet, 512, CFG", of(UNet2DConditionModel, SD15), step_of, 1.25)],
     ]
     free = devices.free(setup.device) / 2**30
     return [next(plan for plan in family if plan.gigabytes <= free) for family in families]

@@ -16,7 +16,7 @@ from .models import loras, step_of, unet, with_biases
 
 TURNS = 30
 STRENGTHS = (0.8, -0.5, 0.0, 1.3)
-SAME = 1e-3
+SAME = 3e-2
 """How far a replay may be from the same operations outside a graph, whose products may be computed in another way."""
 
 
