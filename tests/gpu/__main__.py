@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import report
-from .journal import FAIL, ROOT, Journal
+from .journal import FAIL, ROOT, Journal, Row
 from .sections import ALL, LOST, SECTIONS
 
 _PROCESSES = 20
@@ -38,25 +38,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .child import run  # which imports torch
 
         return run(names, Journal(options.journal), options.device, small=options.small)
-    with tempfile.TemporaryDirectory(prefix="remora-gpu-") as folder:
-        journal = Journal(Path(folder) / "journal")
-        command = [sys.executable, "-m", "tests.gpu", *(["--small"] if options.small else [])]
-        command += [] if options.device is None else ["--device", options.device]
-        began = time.monotonic()
-        supervise([names] if options.small else [[name] for name in names], journal, command)
-        found = {
-            "machine": journal.value("machine"),
-            "small": options.small,
-            "seconds": round(time.monotonic() - began),
-            "rows": journal.rows(),
-        }
-        problem = journal.value("no_device")
+    found, problem = _tried(options, names)
     if problem is not None:
         print(f"Remora: {problem}", file=sys.stderr)
         return 2
     options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print(f"\n{report.markdown(found)}\n\nWritten: {options.json}")
+    print(f"\n{report.markdown(found)}\n\nWritten: {options.json.resolve()}")
+    if found["interrupted"]:
+        return 130
     return 1 if any(row["result"] == FAIL for row in found["rows"]) else 0
+
+
+def _tried(options: argparse.Namespace, names: Sequence[str]) -> tuple[Row, str | None]:
+    """Return what becomes the report, and why there is none."""
+    with tempfile.TemporaryDirectory(prefix="remora-gpu-") as folder:
+        journal = Journal(Path(folder) / "journal")
+        command = [sys.executable, "-m", "tests.gpu", *(["--small"] if options.small else [])]
+        command += [] if options.device is None else ["--device", options.device]
+        began, interrupted = time.monotonic(), False
+        try:
+            supervise([names] if options.small else [[name] for name in names], journal, command)
+        except KeyboardInterrupt:
+            interrupted = True  # what was found so far is written all the same
+        found = {"machine": journal.value("machine"), "small": options.small, "interrupted": interrupted}
+        found |= {"seconds": round(time.monotonic() - began), "rows": journal.rows()}
+        return found, journal.value("no_device")
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -72,8 +72,7 @@ def dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
     """Return what the device computes in without help of the CPU: fp32 first, the dtype of most models last."""
     found = [torch.float32]
     for dtype in (torch.float16, torch.bfloat16):
-        asked = getattr(getattr(torch, device.type), "is_bf16_supported", None)
-        if dtype == torch.bfloat16 and asked is not None and not asked():
+        if dtype == torch.bfloat16 and not _has_bfloat16(device):
             continue
         try:
             x = torch.ones(1, 8, 4, 4, device=device, dtype=dtype)
@@ -82,6 +81,14 @@ def dtypes(device: torch.device) -> tuple[torch.dtype, ...]:
             continue
         found.append(dtype)
     return tuple(found)
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Tell whether the device says no to bfloat16; old cards of NVIDIA emulate it, and an old backend uses the CPU."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    asked = getattr(getattr(torch, device.type), "is_bf16_supported", None)
+    return asked is None or bool(asked())
 
 
 def allocated(device: torch.device) -> int:

@@ -53,7 +53,7 @@ def steps(rows: Sequence[Row]) -> str:
             str(values["rank"]),
             _duration(values["base_s"]),
             f"{values['ours']:.3f}",
-            f"{values['peft']:.3f}",
+            "-" if values["peft"] is None else f"{values['peft']:.3f}",
             f"<= {values['goal']} {'met' if values['ours'] <= values['goal'] else 'missed'}",
         ]
         for values in _values(rows, "step")

@@ -107,7 +107,7 @@ class Trial:
     def own_forward(self, file: LoraFile) -> Found:
         """Measure where a program has given linear layers a forward of its own, before Remora came."""
         with _forward_of_another():
-            return self._alone(file.kohya, self._plan.goal)
+            return self._alone(file.kohya, self._plan.goal, "1, own forward", file.rank)
 
     def loha(self) -> Found:
         """Measure a file of another kind."""
@@ -120,9 +120,9 @@ class Trial:
             tensors[f"{kohya_key(path)}.alpha"] = torch.tensor(8.0)
         file = self._folder / "loha.safetensors"
         save_file(tensors, file)
-        return self._alone(file, GOAL_OF_LOHA)
+        return self._alone(file, GOAL_OF_LOHA, "1 LoHa", 8)
 
-    def _alone(self, file: Path, goal: float) -> Found:
+    def _alone(self, file: Path, goal: float, what: str, rank: int) -> Found:
         """Compare a step with one without LoRA."""
         ours = twin(self._base)
         with Engine({"unet": ours}) as engine:
@@ -135,7 +135,9 @@ class Trial:
         if samples is None:
             return Found(True)
         ratio = samples.ratio("ours", "base")
-        return Found(ratio <= goal, f"x {ratio:.3f} (goal {goal})", {"ratio": ratio, "goal": goal})
+        values = {"table": "step", "model": self._plan.name, "loras": what, "rank": rank, "peft": None}
+        values |= {"base_s": samples.median("base"), "ours": ratio, "goal": goal, "seconds": samples.seconds}
+        return Found(ratio <= goal, f"x {ratio:.3f} (goal {goal})", values)
 
     def first(self, files: Sequence[LoraFile]) -> Found:
         """Make a file act that nobody has read."""

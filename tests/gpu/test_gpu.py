@@ -79,10 +79,18 @@ def check_run(device: str, folder: Path) -> None:
     assert str(Path.home()) not in file.read_text(encoding="utf-8")
 
 
+needs_packages = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("accelerate", "diffusers", "peft")),
+    reason="the sections need accelerate, diffusers and PEFT",
+)
+
+
+@needs_packages
 def test_small_models_on_the_cpu(tmp_path: Path) -> None:
     check_run("cpu", tmp_path)
 
 
+@needs_packages
 @pytest.mark.device
 @pytest.mark.skipif(importlib.util.find_spec("torchvulkan") is None, reason="torchvulkan is not installed")
 def test_small_models_on_vulkan(tmp_path: Path) -> None:

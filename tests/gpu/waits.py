@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -70,34 +70,37 @@ def checks(setup: Setup) -> Checks:
     model = unet(small=setup.small, dtype=setup.half)
     files = loras(setup.folder, model, (8, 4, 16))
     model.to(setup.device)
-    ramp = Strength(Curve(((0, 0), (STEPS, 1))))
     stacks = {
         "1 LoRA": [Entry(files[0], 0.8)],
         "3 LoRA": [Entry(file, 0.3) for file in files],
         "region": [Entry(files[0], Strength(0.8, region=LEFT))],
         "per image": [Entry(files[0], PerImage((0.2, 0.9)))],
-        "schedule": [Entry(files[0], ramp)],
+        "schedule": [Entry(files[0], Strength(Curve(((0, 0), (STEPS, 1)))))],
     }
-    step = partial(step_of(model), model)
-
-    def found(entries: list[Entry], change: Callable[[Engine], None], *, stepping: bool) -> Found:
-        with Engine({"unet": model}) as engine:
-            engine.activate(Stack(entries))
-            engine.set_moment(Moment(step=5, steps=STEPS))
-            for _ in range(2 - setup.small):
-                step()
-            with no_waits(setup.device) as waits:
-                change(engine)
-                if stepping:
-                    step()
-        return Found(not waits, f"{sum(waits.values())} waits {dict(waits) or ''}")
-
+    trial = partial(found, setup, model)
     for name, entries in stacks.items():
-        yield f"a step, {name}", partial(found, entries, lambda engine: None, stepping=True)
+        yield f"a step, {name}", partial(trial, entries, lambda engine: None, stepping=True)
     for name in ("1 LoRA", "region"):
         change = partial(_weaken, entry=stacks[name][0])
-        yield f"a change of strength, {name}", partial(found, stacks[name], change, stepping=False)
-    yield "the next step of a schedule", partial(found, stacks["schedule"], _go_on, stepping=True)
+        yield f"a change of strength, {name}", partial(trial, stacks[name], change, stepping=False)
+    yield "the next step of a schedule", partial(trial, stacks["schedule"], _go_on, stepping=True)
+
+
+def found(
+    setup: Setup, model: nn.Module, entries: list[Entry], change: Callable[[Engine], None], *, stepping: bool
+) -> Found:
+    """Count what waits in a change, and in the step after it where that counts."""
+    step = partial(step_of(model), model)
+    with Engine({"unet": model}) as engine:
+        engine.activate(Stack(entries))
+        engine.set_moment(Moment(step=5, steps=STEPS))
+        for _ in range(2 - setup.small):
+            step()
+        with no_waits(setup.device) as waits:
+            change(engine)
+            if stepping:
+                step()
+    return Found(not waits, ", ".join(f"waits {number} times in {name}" for name, number in waits.items()))
 
 
 def _weaken(engine: Engine, entry: Entry) -> None:
