@@ -103,7 +103,11 @@ def allocated(device: torch.device) -> int:
 
 
 class Peak:
-    """The most bytes of tensors since this was made."""
+    """The most bytes of tensors since this was made.
+
+    Raises:
+        SkipError: torch does not count them.
+    """
 
     def __init__(self, device: torch.device) -> None:
         if not hasattr(getattr(torch, device.type), "max_memory_allocated"):

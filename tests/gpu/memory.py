@@ -86,7 +86,8 @@ class Trial:
 
     def little(self) -> Found:
         """Let torch have memory for a step and half of the adapters."""
-        if not hasattr(getattr(torch, self._device.type), "set_per_process_memory_fraction"):
+        module = getattr(torch, self._device.type)
+        if not all(hasattr(module, name) for name in ("set_per_process_memory_fraction", "memory_reserved")):
             raise SkipError(f"torch sets no limit on {self._device.type}")
         with Engine({"unet": self._model}) as engine:
             return self._in_little(engine)

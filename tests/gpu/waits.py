@@ -100,7 +100,7 @@ def found(
             change(engine)
             if stepping:
                 step()
-    return Found(not waits, ", ".join(f"waits {number} times in {name}" for name, number in waits.items()))
+    return Found(not waits, ", ".join(f"{name} waits, {number} x" for name, number in waits.items()))
 
 
 def _weaken(engine: Engine, entry: Entry) -> None:
