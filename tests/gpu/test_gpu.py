@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from install import pins
 from tests.gpu import __main__ as program
 from tests.gpu.journal import FAIL, PASS, ROOT, SKIP, Journal, Row, scrubbed
 from tests.gpu.report import markdown
@@ -51,6 +53,17 @@ journal = Journal(Path(sys.argv[sys.argv.index("--journal") + 1]))
 journal.write(section="waits", begun="forever")
 time.sleep(60)
 """
+IMPORTS_SECTIONS = """
+import sys
+
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
+from tests.gpu.child import SECTIONS, section
+
+for name in SECTIONS:
+    section(name)
+"""
+PARTS_OF_OTHERS = {"httpx", "triton"}
+"""Packages of the tests that huggingface_hub or torch brings, too."""
 MACHINE = {"name": "A card", "memory": 8 << 30, "torch": "2.13.0", "cuda": "13.0", "hip": None, "driver": "580.1"}
 MACHINE |= {"python": "3.12.1", "system": "Linux 6.1", "packages": {"diffusers": "0.42.1", "peft": None}}
 
@@ -176,3 +189,20 @@ def test_reports_do_not_have_the_users_folders() -> None:
     home = str(Path.home())
     assert home not in scrubbed(f"{home}/models/a.safetensors is missing")
     assert "jane" not in scrubbed('File "C:\\Users\\jane\\remora\\install.py", or /home/jane/remora')
+
+
+@needs_packages
+def test_the_sections_need_no_packages_of_the_tests() -> None:
+    """What `install.py gpu` does not install is not there."""
+    test, own = (
+        {re.split("[=<>; ]", pin)[0] for name in names for pin in pins(ROOT / "requirements" / f"{name}.txt")}
+        for names in (("test",), ("run", "bench", "gpu"))
+    )
+    missing = sorted({name.replace("-", "_") for name in test - own - PARTS_OF_OTHERS})
+    code = (
+        "import sys\nsys.modules.update(dict.fromkeys(sys.argv[1:]))\nfrom tests.gpu.child import SECTIONS, section\n"
+    )
+    code += "for name in SECTIONS:\n    section(name)"
+    done = subprocess.run([sys.executable, "-c", IMPORTS_SECTIONS, *missing], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {"hypothesis", "sdnq"} <= set(missing)
