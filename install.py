@@ -362,7 +362,7 @@ def gpu(environment: Environment, arguments: list[str]) -> int:
     usage: python install.py gpu [OPTIONS]
 
     --device NAME      cuda, cuda:1, xpu, mps, vulkan or cpu; the accelerator, if not given
-    --small            small models: shows in a minute that all works, and measures nothing
+    --small            small models: shows in a minute or two that all works, and measures nothing
     --only SECTION...  some of correctness, kinds, waits, streams, compiled, offloading, memory, quantized, speed
     --json FILE        where the results go; gpu-report.json, if not given
     --report FILE      print the tables of such a file, and do no more; needs no graphics card

@@ -9,9 +9,9 @@ SECTIONS = {
     "offloading": 90,
     "memory": 30,
     "quantized": 30,
-    "speed": 200,
+    "speed": 160,
 }
-"""Section -> seconds after which none of its checks begins. Most take less: all together take ten minutes."""
+"""Section -> seconds after which none of its checks begins; all together ten minutes."""
 LOST = 70
 """Exit status of a process where the device does not compute any more."""
 ALL = "all checks"
