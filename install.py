@@ -8,6 +8,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
   bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
   fuzz     search for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
   soak     run two web UIs under load while disks, files and processes fail; ARGUMENTS go to it
+  gpu      try Remora on this machine's graphics card and measure it, in ten minutes; ARGUMENTS go to it
   docs     build docs/ as a site and serve it on this machine; ARGUMENTS go to mkdocs
   check    run ruff and mypy, the import contracts, and the type checker and linter of the JavaScript
   train    make the demo's model and LoRAs again, which takes over two hours; ARGUMENTS go to it
@@ -40,10 +41,11 @@ GROUPS = {  # files in requirements/, in order
     "test": ("test",),
     "bench": ("bench",),
     "fuzz": ("fuzz",),
+    "gpu": ("gpu",),
     "train": ("train",),
     "docs": ("docs",),
 }
-GIGABYTES = {"run": 1.6, "test": 1.6, "bench": 0.2, "fuzz": 0.1, "train": 0.2, "docs": 0.1}
+GIGABYTES = {"run": 1.6, "test": 1.6, "bench": 0.2, "fuzz": 0.1, "gpu": 0.3, "train": 0.2, "docs": 0.1}
 """On disk, with torch for CPUs."""
 EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
 MOST_PROCESSES = 4  # for tests; each takes two gigabytes
@@ -354,6 +356,23 @@ def soak(environment: Environment, arguments: list[str]) -> int:
     return become([str(environment.python), "-m", "tests.soak", *arguments])
 
 
+def gpu(environment: Environment, arguments: list[str]) -> int:
+    """Try Remora on this machine's graphics card and measure it, in ten minutes; end with status 1 if a check failed.
+
+    usage: python install.py gpu [OPTIONS]
+
+    --device NAME      cuda, cuda:1, xpu, mps, vulkan or cpu; the accelerator, if not given
+    --small            small models: shows in a minute or two that all works, and measures nothing
+    --only SECTION...  some of correctness, kinds, waits, streams, compiled, offloading, memory, quantized, speed
+    --json FILE        where the results go; gpu-report.json, if not given
+    --report FILE      print the tables of such a file, and do no more; needs no graphics card
+
+    The report names the card, the system and versions of packages, but neither the user nor folders.
+    """
+    environment.ensure("run", "bench", "gpu")
+    return become([str(environment.python), "-m", "tests.gpu", *arguments])
+
+
 def train(environment: Environment, arguments: list[str]) -> int:
     """Make the demo's model and LoRAs again, which takes over two hours on two cores.
 
@@ -384,6 +403,7 @@ COMMANDS = {
     "bench": bench,
     "fuzz": fuzz,
     "soak": soak,
+    "gpu": gpu,
     "docs": docs,
     "check": check,
     "train": train,

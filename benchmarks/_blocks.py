@@ -78,8 +78,15 @@ def blocks_step(model: Any, latent: int, batch: int) -> Callable[[nn.Module], Te
     return step
 
 
-def flux_step(model: Any, latent: int, batch: int) -> Callable[[nn.Module], Tensor]:
-    """Return a function that runs the blocks; latents of 128 are of a picture of 1024 x 1024, and 4096 tokens."""
+def flux_step(model: Any, latent: int, batch: int, text: int = 512) -> Callable[[nn.Module], Tensor]:
+    """Return a function that runs the blocks; latents of 128 are of a picture of 1024 x 1024, and 4096 tokens.
+
+    Args:
+        model: whose inputs they are.
+        latent: width and height of the latents.
+        batch: pictures at once.
+        text: tokens of the prompt.
+    """
     some = torch.Generator().manual_seed(1)
     own = {"device": model.device, "dtype": model.dtype}
     side = max(latent // 2, 1)
@@ -91,11 +98,11 @@ def flux_step(model: Any, latent: int, batch: int) -> Callable[[nn.Module], Tens
     places = torch.stack([torch.zeros_like(rows), rows, columns], -1).flatten(0, 1).to(**own)
     given = {
         "hidden_states": random(batch, side * side, model.config["in_channels"]),
-        "encoder_hidden_states": random(batch, 512, model.config["joint_attention_dim"]),
+        "encoder_hidden_states": random(batch, text, model.config["joint_attention_dim"]),
         "pooled_projections": random(batch, model.config["pooled_projection_dim"]),
         "timestep": torch.full((batch,), 0.5).to(**own),
         "img_ids": places,
-        "txt_ids": torch.zeros(512, 3).to(**own),
+        "txt_ids": torch.zeros(text, 3).to(**own),
     }
 
     def step(model: nn.Module) -> Tensor:
@@ -113,12 +120,18 @@ MODELS = {
 }
 
 
-def compile_model(model: Any, how: str) -> None:
-    """Have torch compile a model as a whole, or its repeated blocks as diffusers does it; or leave it."""
+def compile_model(model: Any, how: str, **options: Any) -> None:
+    """Have torch compile a model as a whole, or its repeated blocks as diffusers does it; or leave it.
+
+    Args:
+        model: it is changed.
+        how: `whole`, `blocks` or `no`.
+        options: of `torch.compile`, such as `mode`.
+    """
     torch._dynamo.config.recompile_limit = _COMPILATIONS
     if how == "whole":
-        model.compile(fullgraph=True, dynamic=False)
+        model.compile(fullgraph=True, dynamic=False, **options)
     elif how == "blocks":
         for block in model.modules():
             if type(block).__name__ in _REPEATED:
-                block.compile(fullgraph=True, dynamic=False)
+                block.compile(fullgraph=True, dynamic=False, **options)

@@ -82,9 +82,13 @@ def _positive(text: str) -> int:
 
 
 def wait() -> None:
-    """Wait for CUDA devices, if any is in use: a call returns before they have done what it wants."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
+    """Wait for the devices in use: a call returns before they have done what it wants."""
+    for name in ("cuda", "xpu", "vulkan"):  # the last one is there once its package is imported
+        module = getattr(torch, name, None)
+        if module is not None and module.is_initialized():
+            module.synchronize()
+    if torch.backends.mps.is_available():
+        torch.mps.synchronize()
 
 
 @dataclass(frozen=True, slots=True)

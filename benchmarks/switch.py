@@ -197,7 +197,7 @@ class Bake:
         file = self.files[self.index]
         if self.index not in self.tensors:
             device = next(self.model.parameters()).device
-            self.tensors[self.index] = load_file(file.peft, device=str(device))
+            self.tensors[self.index] = {key: value.to(device) for key, value in load_file(file.peft).items()}
         tensors = self.tensors[self.index]
         factor = multiplier * file.alpha / file.rank
         for path in file.layers:

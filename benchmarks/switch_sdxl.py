@@ -67,7 +67,7 @@ def check_layer(path: str, ours: nn.Module, other: nn.Module, base: nn.Module) -
     """Compare a layer of ours with PEFT's on the same input; a thousand layers in a row multiply each rounding."""
     layers = [model.get_submodule(path) for model in (ours, other, base)]
     weight = base.get_parameter(f"{path}.weight")
-    x = torch.randn(16, weight.shape[1], generator=torch.Generator().manual_seed(2)).to(weight.dtype)
+    x = torch.randn(16, weight.shape[1], generator=torch.Generator().manual_seed(2)).to(weight)
     return check_equal(path, *(layer(x) for layer in layers))
 
 

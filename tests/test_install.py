@@ -335,6 +335,12 @@ class TestCommands:
         assert self.ensured == ["run", "test"]
         assert self.calls == [["-m", "tests.soak", "--minutes", "2"]]
 
+    def test_gpu(self) -> None:
+        self.codes = {"tests.gpu": 1}
+        assert install.main(["gpu", "--small", "--device", "cpu"]) == 1
+        assert self.ensured == ["run", "bench", "gpu"]
+        assert self.calls == [["-m", "tests.gpu", "--small", "--device", "cpu"]]
+
     def test_train(self) -> None:
         assert install.main(["train", "judge"]) == 0
         assert self.ensured == ["run", "train"]

@@ -11,15 +11,17 @@ from torch import nn
 from .base import BF16, INSIDE, INT8, OUT, Format
 
 
-def bitsandbytes_8bit(layer: nn.Linear) -> nn.Module:
+def bitsandbytes_8bit(layer: nn.Linear, device: str = "cpu") -> nn.Module:
     from bitsandbytes.nn import Linear8bitLt
 
     made = Linear8bitLt(INSIDE, OUT, has_fp16_weights=False)
     made.load_state_dict(layer.state_dict())
-    return made.requires_grad_(False).eval().to("cpu")
+    return made.requires_grad_(False).eval().to(device)
 
 
-def bitsandbytes_4bit(quant_type: str, *, training: bool = False, **options: Any) -> Callable[[nn.Linear], nn.Module]:
+def bitsandbytes_4bit(
+    quant_type: str, *, training: bool = False, device: str = "cpu", **options: Any
+) -> Callable[[nn.Linear], nn.Module]:
     """In training mode the order of the codes stays the file's; else some CPUs change it at the first call."""
 
     def make(layer: nn.Linear) -> nn.Module:
@@ -27,7 +29,7 @@ def bitsandbytes_4bit(quant_type: str, *, training: bool = False, **options: Any
 
         made = Linear4bit(INSIDE, OUT, quant_type=quant_type, compute_dtype=torch.float32, **options)
         made.load_state_dict(layer.state_dict())
-        return made.requires_grad_(False).train(training).to("cpu")
+        return made.requires_grad_(False).train(training).to(device)
 
     return make
 

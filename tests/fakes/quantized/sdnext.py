@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.conftest import TORCH
-
 from .base import INT8, Format
 
 
@@ -38,6 +36,8 @@ class WrappedBytes(Tensor):
 
 
 def wrapped_bytes(layer: nn.Linear) -> nn.Module:
+    from tests.conftest import TORCH  # which needs packages that install.py gpu does not install
+
     if TORCH < (2, 3):
         pytest.skip("before torch 2.3 a parameter of such a class loses what is in it")
     scale = layer.weight.abs().amax(1, keepdim=True) / 127

@@ -1,0 +1,208 @@
+"""The program that tries a graphics card, with small models: on the CPU, and on Vulkan's driver in software."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from install import pins
+from tests.gpu import __main__ as program
+from tests.gpu.journal import FAIL, PASS, ROOT, SKIP, Journal, Row, scrubbed
+from tests.gpu.report import markdown
+
+KNOWN: dict[str, dict[tuple[str, str], str]] = {
+    "cpu": {},
+    "vulkan": {
+        ("waits", "a change of strength, 1 LoRA"): "strengths are copied from pageable memory, which waits",
+        ("waits", "a change of strength, region"): "the same",
+        ("waits", "the next step of a schedule"): "the same, at each step",
+        ("memory", "out of memory in other code, then another try"): "adapters make room for each other alone",
+    },
+}
+"""Device -> (section, check) that fails there -> the fault of Remora that it shows."""
+
+RUNS_SECTIONS = """
+import os, sys
+from pathlib import Path
+from tests.gpu.check import Found
+from tests.gpu.child import run
+from tests.gpu.journal import Journal
+
+def checks(setup):
+    yield "before", lambda: Found(True)
+    yield "crash", lambda: os.kill(os.getpid(), 11)
+    yield "error", lambda: 1 // 0
+    yield "after", lambda: Found(True, "all is well")
+
+journal = Journal(Path(sys.argv[sys.argv.index("--journal") + 1]))
+sys.exit(run(["waits"], journal, "cpu", small=True, load=lambda name: checks))
+"""
+HANGS = """
+import sys, time
+from pathlib import Path
+from tests.gpu.journal import Journal
+
+journal = Journal(Path(sys.argv[sys.argv.index("--journal") + 1]))
+journal.write(section="waits", begun="forever")
+time.sleep(60)
+"""
+IMPORTS_SECTIONS = """
+import sys
+
+sys.modules.update(dict.fromkeys(sys.argv[1:]))
+from tests.gpu.child import SECTIONS, section
+
+for name in SECTIONS:
+    section(name)
+"""
+PARTS_OF_OTHERS = {"httpx", "triton"}
+"""Packages of the tests that huggingface_hub or torch brings, too."""
+MACHINE = {"name": "A card", "memory": 8 << 30, "torch": "2.13.0", "cuda": "13.0", "hip": None, "driver": "580.1"}
+MACHINE |= {"python": "3.12.1", "system": "Linux 6.1", "packages": {"diffusers": "0.42.1", "peft": None}}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.gpu", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def check_run(device: str, folder: Path) -> None:
+    """Run all sections; compare what failed with what is known to fail, and the tables with those of the file."""
+    file = folder / "report.json"
+    done = run("--small", "--device", device, "--json", str(file))
+    if done.returncode == 2 and "no device" in done.stderr:
+        pytest.skip(done.stderr)
+    report = json.loads(file.read_text(encoding="utf-8"))
+    failed = {(row["section"], row["check"]): row["figure"] for row in report["rows"] if row["result"] == FAIL}
+    assert failed.keys() == KNOWN[device].keys(), failed
+    assert done.returncode == bool(failed)
+    assert {row["section"] for row in report["rows"]} == set(program.SECTIONS)
+    assert sum(row["result"] == PASS for row in report["rows"]) > 50
+    assert all(row["figure"] for row in report["rows"] if row["result"] == SKIP), "a reason"
+    tables = run("--report", str(file)).stdout
+    assert tables.strip() == markdown(report)
+    assert tables.strip() in done.stdout
+    assert str(Path.home()) not in file.read_text(encoding="utf-8")
+
+
+needs_packages = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("accelerate", "diffusers", "peft")),
+    reason="the sections need accelerate, diffusers and PEFT",
+)
+
+
+@needs_packages
+def test_small_models_on_the_cpu(tmp_path: Path) -> None:
+    check_run("cpu", tmp_path)
+
+
+@needs_packages
+@pytest.mark.device
+@pytest.mark.skipif(importlib.util.find_spec("torchvulkan") is None, reason="torchvulkan is not installed")
+def test_small_models_on_vulkan(tmp_path: Path) -> None:
+    check_run("vulkan", tmp_path)
+
+
+def rows_of(code: str, folder: Path) -> list[Row]:
+    """Run the sections of a program in place of the real ones."""
+    journal = Journal(folder / "journal")
+    program.supervise([["waits"]], journal, [sys.executable, "-c", code])
+    return journal.rows()
+
+
+def test_a_crash_is_one_check_that_failed(tmp_path: Path) -> None:
+    found = {row["check"]: (row["result"], row["figure"]) for row in rows_of(RUNS_SECTIONS, tmp_path)}
+    assert list(found) == ["before", "crash", "error", "after"]
+    assert found["before"] == (PASS, "")
+    assert found["crash"][0] == FAIL
+    assert "SIGSEGV" in found["crash"][1]
+    assert found["error"] == (FAIL, "ZeroDivisionError: integer division or modulo by zero")
+    assert found["after"] == (PASS, "all is well")
+
+
+def test_a_check_that_hangs_ends_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "SECTIONS", {"waits": 0})
+    monkeypatch.setattr(program, "_PATIENCE", 2)
+    (row,) = rows_of(HANGS, tmp_path)
+    assert (row["check"], row["result"], row["figure"]) == ("forever", FAIL, "over 2 s")
+
+
+def test_a_program_that_does_not_start_fails_once(tmp_path: Path) -> None:
+    (row,) = rows_of("raise SystemExit('no such module')", tmp_path)
+    assert (row["section"], row["check"], row["result"]) == ("waits", "all checks", FAIL)
+    assert "no such module" in row["figure"]
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    done = run("--small", "--device", "cuda:99", "--only", "waits", "--json", str(tmp_path / "a.json"))
+    assert done.returncode == 2
+    assert "no device" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def row(section: str, check: str, result: str = PASS, figure: str = "", **values: object) -> Row:
+    return {"section": section, "check": check, "result": result, "figure": figure, "values": values}
+
+
+def cells(text: str, first: str) -> Sequence[str]:
+    """Return the cells of the row of the tables that begins with a word."""
+    (line,) = (line for line in text.splitlines() if line.startswith(f"| {first}"))
+    return [cell.strip() for cell in line.split(" | ")]
+
+
+def test_the_tables_have_what_was_measured() -> None:
+    step = {"table": "step", "model": "SDXL", "loras": 4, "rank": 16, "base_s": 0.0312, "ours": 1.2, "peft": 1.5}
+    change = {"table": "change", "model": "FLUX.1", "what": "another strength"}
+    text = markdown(
+        {
+            "machine": MACHINE,
+            "small": False,
+            "rows": [
+                row("speed", "SDXL: a step", **step, goal=1.15),
+                row("speed", "FLUX.1: strength", **change, median_s={"ours": 5e-5, "PEFT": 2e-3}),
+                row("offloading", "group-leaf", base_s=0.25, ours_s=0.5, base_peak=1 << 30, ours_peak=None),
+                row("waits", "a step", FAIL, "1 | wait"),
+                row("streams", "all checks", SKIP, "CUDA only"),
+            ],
+        }
+    )
+    assert text.startswith(
+        "A card, 8.0 GB, driver 580.1, cuda 13.0, torch 2.13.0, diffusers 0.42.1, Python 3.12.1, Linux"
+    )
+    assert cells(text, "SDXL") == ["| SDXL", "4", "16", "31.2 ms", "1.200", "1.500", "<= 1.15 missed |"]
+    assert cells(text, "FLUX.1")[1:4] == ["50 us", "2 ms", "-"]
+    assert cells(text, "group-leaf")[1:] == ["250 ms", "2.000", "1024 MB", "- |"]
+    assert cells(text, "speed")[1:] == ["2", "0", "0 |"]
+    assert "1 \\| wait" in text
+    assert "CUDA only" in text
+    assert "nothing was measured" not in text
+
+
+def test_reports_do_not_have_the_users_folders() -> None:
+    home = str(Path.home())
+    assert home not in scrubbed(f"{home}/models/a.safetensors is missing")
+    assert "jane" not in scrubbed('File "C:\\Users\\jane\\remora\\install.py", or /home/jane/remora')
+
+
+@needs_packages
+def test_the_sections_need_no_packages_of_the_tests() -> None:
+    """What `install.py gpu` does not install is not there."""
+    test, own = (
+        {re.split("[=<>; ]", pin)[0] for name in names for pin in pins(ROOT / "requirements" / f"{name}.txt")}
+        for names in (("test",), ("run", "bench", "gpu"))
+    )
+    missing = sorted({name.replace("-", "_") for name in test - own - PARTS_OF_OTHERS})
+    code = (
+        "import sys\nsys.modules.update(dict.fromkeys(sys.argv[1:]))\nfrom tests.gpu.child import SECTIONS, section\n"
+    )
+    code += "for name in SECTIONS:\n    section(name)"
+    done = subprocess.run([sys.executable, "-c", IMPORTS_SECTIONS, *missing], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert {"hypothesis", "sdnq"} <= set(missing)
