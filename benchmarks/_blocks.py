@@ -97,6 +97,8 @@ def flux_step(model: Any, latent: int, batch: int) -> Callable[[nn.Module], Tens
         "img_ids": places,
         "txt_ids": torch.zeros(512, 3).to(**own),
     }
+    if model.config["guidance_embeds"]:
+        given["guidance"] = torch.full((batch,), 3.5).to(**own)
 
     def step(model: nn.Module) -> Tensor:
         with torch.no_grad():
