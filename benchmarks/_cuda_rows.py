@@ -1,4 +1,4 @@
-"""Models, adapter kinds, dtypes, hosts and offload schemes, of which `count.py --device cuda` counts what CUDA is asked."""
+"""SDXL and FLUX.1 for `count.py --device cuda`: every phase of LoRAs on their linear layers, and other programs'."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ HALF = torch.bfloat16
 STRENGTH, OTHER = 0.8, 0.5
 CURVE = Strength(Curve(((0.0, 0.2), (1.0, 0.9))))
 STEPS = 20
+SHORT = {"transformer_layers_per_block": 1, "layers_per_block": 1}
 RANK = 4
 """Of LoRAs on models: bytes are in proportion to it, and numbers do not depend on it."""
 _NOTHING = Figures()
@@ -60,11 +61,9 @@ class Net:
     layers: tuple[str, ...]
 
 
-def sdxl(
-    *, tiny: bool, dtype: torch.dtype = HALF, of_input: torch.dtype | None = None, short: bool = False
-) -> Net:
-    """Return SDXL's UNet, at 1024 x 1024 with guidance; a short one has one block in each of its transformers."""
-    config = SMALL_UNET if tiny else UNET | {"transformer_layers_per_block": 1} if short else UNET
+def sdxl(*, tiny: bool, dtype: torch.dtype = HALF, of_input: torch.dtype | None = None, short: bool = False) -> Net:
+    """Return SDXL's UNet, at 1024 x 1024 with guidance; a short one has fewer transformers, of one block each."""
+    config: dict[str, Any] = SMALL_UNET if tiny else UNET | SHORT if short else UNET
     with torch.device("meta"):
         unet = to_fake(UNet2DConditionModel(**config), dtype=dtype)
     side, own, size = (8 if tiny else 128), of_input or dtype, config["projection_class_embeddings_input_dim"]
@@ -105,13 +104,14 @@ def models(count: FakeCuda, folder: Path, options: argparse.Namespace) -> Iterat
         files = files_for(folder, net, max(options.counts) + 1)
         base = count.counted(net.step)
         yield row(net.name, 0, "base", "steady step", base)
-        for number in options.counts:
+        counts = options.counts if build is sdxl else options.counts[:: max(len(options.counts) - 1, 1)]
+        for number in counts:
             for alike in (True, False)[number == 1 :]:
                 strengths = "" if number == 1 else ", equal" if alike else ", unlike"
                 every = number in (1, max(options.counts)) and not (alike and number > 1)
                 for phase, figures in ours(count, net, files, number, alike=alike, every=every):
                     yield row(net.name, number, f"ours{strengths}", phase, figures, base)
-        yield from beside(count, net, files, options.counts, base)
+        yield from beside(count, net, files, counts, base)
         for file in files:
             file.kohya.unlink()
             file.peft.unlink()
@@ -129,7 +129,9 @@ def ours(
             net.step()
 
         yield "activation", count.counted(partial(engine.activate, stack))
-        yield "first step", count.counted(net.step)
+        first = count.counted(net.step)
+        if every:
+            yield "first step", first
         yield "steady step", count.counted(net.step)
         if every:
             yield "change of strength", count.counted(partial(engine.set_multiplier, 0, OTHER))

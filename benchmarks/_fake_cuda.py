@@ -19,8 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any, cast
 from unittest.mock import patch
@@ -56,26 +57,28 @@ class NoGuardError(Exception):
     """Fake tensors on "cuda" are not to be had here."""
 
 
+@cache
 def register_guard() -> None:
     """Compile and load the guard; do nothing where torch is built with CUDA.
 
     Raises:
         NoGuardError: there is no C++ compiler, or it fails.
     """
-    if torch.backends.cuda.is_built():
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         return
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
     if compiler is None:
         raise NoGuardError('this torch has no CUDA, and there is no C++ compiler to make fake tensors on "cuda"')
-    folder, root = Path(mkdtemp(prefix="guard")), Path(torch.__file__).parent
-    source, library = folder / "guard.cpp", folder / "guard.so"
-    source.write_text(_GUARD, encoding="utf-8")
+    root = Path(torch.__file__).parent
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}"
     flags = ("-std=c++20", "-shared", "-fPIC", abi, f"-I{root / 'include'}", f"-L{root / 'lib'}", "-lc10")
-    ran = subprocess.run([compiler, str(source), *flags, "-o", str(library)], capture_output=True, text=True)
-    if ran.returncode:
-        raise NoGuardError(f'the C++ compiler made no device guard, so there are no fake tensors on "cuda": {ran.stderr}')
-    ctypes.CDLL(str(library))
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        source, library = Path(folder, "guard.cpp"), Path(folder, "guard.so")
+        source.write_text(_GUARD, encoding="utf-8")
+        made = subprocess.run([compiler, str(source), *flags, "-o", str(library)], capture_output=True, text=True)
+        if made.returncode:
+            raise NoGuardError(f"{compiler} makes no device guard for a torch without CUDA: {made.stderr}")
+        ctypes.CDLL(str(library))
 
 
 @dataclass(slots=True)
@@ -181,12 +184,12 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _pinned_like(self, func: Any, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Return fake memory of the computer that counts as page-locked."""
         made: Tensor = fake(tensors[0].shape, tensors[0].dtype, "cpu") if tensors else func(*args, **kwargs | _PAGEABLE)
-        self._pinned[_memory(made)] = StorageWeakRef(made.untyped_storage())
+        self._pinned[_memory(made)] = StorageWeakRef(made.untyped_storage())  # type: ignore[no-untyped-call]
         return made
 
     def _is_pinned(self, tensor: Tensor) -> bool:
         found = self._pinned.get(_memory(tensor))
-        return found is not None and not found.expired()
+        return found is not None and not found.expired()  # type: ignore[no-untyped-call]
 
 
 def _without_mask(index: Tensor | None) -> list[Tensor | None]:

@@ -98,7 +98,9 @@ def _lycoris(model: OneLayer, rank: int, folder: Path, *, bypass: bool = True, *
             return model.forward(x)
 
     name = "LyCORIS" if bypass else "LyCORIS, weight"
-    return Peer(name, folder / "lycoris.safetensors", partial(run, bypass=bypass), partial(run, bypass=False), (model, network))
+    return Peer(
+        name, folder / "lycoris.safetensors", partial(run, bypass=bypass), partial(run, bypass=False), (model, network)
+    )
 
 
 def _peft(model: OneLayer, folder: Path, *, config: str, **arguments: Any) -> Peer:

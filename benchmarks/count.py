@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     made.add_argument("--compile", action="store_true", help="count compiled layers, too")
     made.add_argument("--kinds", action="store_true", help="count adapters of each kind, and nothing else")
-    made.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: on fake tensors, and nothing else")
+    made.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: on fake tensors, and nothing else"
+    )
     made.add_argument("--cases", nargs="+", choices=CUDA_CASES, default=list(CUDA_CASES), help="with --device cuda")
     options = parse(made, arguments)
     if options.device == "cuda":
@@ -128,7 +130,9 @@ def _cuda_table(rows: Sequence[Record]) -> str:
     more = [key for key in DTYPES_HEADERS if key in rows[0]]
     headers = ["what", "LoRAs", "way", "phase", *CUDA_HEADERS.values(), *(DTYPES_HEADERS[key] for key in more)]
     keys = (*CUDA_HEADERS, *more)
-    return table(headers, [[*(str(row[k]) for k in ("what", "loras", "way", "phase")), *_cells(row, keys)] for row in rows])
+    return table(
+        headers, [[*(str(row[k]) for k in ("what", "loras", "way", "phase")), *_cells(row, keys)] for row in rows]
+    )
 
 
 def _cells(row: Record, keys: Sequence[str]) -> list[str]:
@@ -142,7 +146,12 @@ def _strengths_table(rows: Sequence[Record]) -> str:
     return table(
         STRENGTHS_HEADERS,
         [
-            [listed(row["buckets"]), row["dtype"], *_cells(row, ("vectors", "unaligned")), listed(row["first_unaligned"])]
+            [
+                listed(row["buckets"]),
+                row["dtype"],
+                *_cells(row, ("vectors", "unaligned")),
+                listed(row["first_unaligned"]),
+            ]
             for row in rows
         ],
     )
