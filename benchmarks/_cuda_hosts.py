@@ -202,6 +202,28 @@ def _offloaded(count: FakeCuda, net: Net, file: LoraFile, budget: int | None) ->
         return count.counted(net.step)
 
 
+def page_locked(count: FakeCuda, folder: Path, options: argparse.Namespace) -> Iterator[Record]:
+    """Say how page-locked memory is asked for where nothing may stay on the device, and what follows if it is refused.
+
+    CUDA's allocator of page-locked memory makes each piece as large as the next power of two.
+    """
+    net = sdxl(tiny=options.tiny, short=True)
+    (file,) = files_for(folder, net, 1)
+    for refuses in (False, True):
+        count.refuses_pins, count.pins[:], error = refuses, [], ""
+        with Engine({"unet": net.model}, device_budget=0) as engine:
+            try:
+                engine.activate(stack_of([file], alike=True))
+                net.step()
+            except RuntimeError as raised:
+                error = str(raised)
+            finally:
+                count.refuses_pins = False
+        rounded = sum(1 << (nbytes - 1).bit_length() for nbytes in count.pins)
+        found = {"pieces": len(count.pins), "bytes": sum(count.pins), "rounded": rounded, "error": error}
+        yield {"what": "page-locked memory", "refused": refuses, "layers": len(net.layers), **found}
+
+
 def ours_alone(figures: Figures, base: Figures) -> Figures:
     """Return the copies that lines of the library made, and the other figures beside those of the model alone."""
     for one in (figures.waiting, figures.passing, figures.waits, figures.copied):
@@ -256,5 +278,6 @@ CASES: dict[str, Callable[[FakeCuda, Path, argparse.Namespace], Iterator[Record]
     "a1111": after_a1111,
     "dtypes": of_dtypes,
     "offload": offload,
+    "page-locked": page_locked,
     "strengths": strengths,
 }

@@ -106,7 +106,7 @@ def models(count: FakeCuda, folder: Path, options: argparse.Namespace) -> Iterat
         yield row(net.name, 0, "base", "steady step", base)
         counts = options.counts if build is sdxl else options.counts[:: max(len(options.counts) - 1, 1)]
         for number in counts:
-            for alike in (True, False)[number == 1 :]:
+            for alike in (True, False)[number < max(counts) or number == 1 :]:
                 strengths = "" if number == 1 else ", equal" if alike else ", unlike"
                 every = number in (1, max(options.counts)) and not (alike and number > 1)
                 for phase, figures in ours(count, net, files, number, alike=alike, every=every):

@@ -121,6 +121,10 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.figures = Figures()
+        self.pins: list[int] = []
+        """Bytes of each piece of page-locked memory that was asked for."""
+        self.refuses_pins = False
+        """Whether there is no page-locked memory, as in some containers."""
         self._pinned: dict[int, StorageWeakRef] = {}
 
     def counted(self, run: Callable[[], object]) -> Figures:
@@ -183,7 +187,10 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _pinned_like(self, func: Any, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """Return fake memory of the computer that counts as page-locked."""
+        if self.refuses_pins:
+            raise RuntimeError("CUDA error: out of memory")
         made: Tensor = fake(tensors[0].shape, tensors[0].dtype, "cpu") if tensors else func(*args, **kwargs | _PAGEABLE)
+        self.pins.append(made.untyped_storage().nbytes())
         self._pinned[_memory(made)] = StorageWeakRef(made.untyped_storage())  # type: ignore[no-untyped-call]
         return made
 

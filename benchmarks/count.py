@@ -48,7 +48,7 @@ SMALL_LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
 }
 KINDS_HEADERS = ("kind", "tokens", "way", "kernels", "views", "frames of ours", "bytes", "FLOPs")
 TOKENS = (8, 1024)
-CUDA_CASES = ("models", "kinds", "layers", "a1111", "dtypes", "offload", "strengths")
+CUDA_CASES = ("models", "kinds", "layers", "a1111", "dtypes", "offload", "page-locked", "strengths")
 CUDA_HEADERS = {
     "kernels": "kernels",
     "kernels_beside": "beside the base's",
@@ -64,6 +64,7 @@ DTYPES_HEADERS = {
     "in_place": "in place",
     "placements": "placements of each pair",
 }
+PINS_HEADERS = ("memory", "layers", "pieces", "bytes", "as CUDA rounds them", "activation ends with")
 STRENGTHS_HEADERS = ("rank buckets", "dtype", "vectors", "not at a multiple of 16 bytes", "the first of these")
 OURS = str(Path(lib_lora.__file__).parent)
 _NO_KERNELS = ("empty", "detach", "alias", "lift_fresh", "_local_scalar_dense", "sym_")
@@ -119,8 +120,8 @@ def on_cuda(options: argparse.Namespace) -> tuple[str, list[Record]]:
         with fake_cuda() as count, TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             for case in options.cases:
                 found = list(CASES[case](count, Path(folder), options))
-                tables.append(_strengths_table(found) if case == "strengths" else _cuda_table(found))
-                rows += [{"case": case, **row} for row in found]
+                tables.append({"strengths": _strengths_table, "page-locked": _pins_table}.get(case, _cuda_table)(found))
+                rows += [{**row, "case": case} for row in found]
     except NoGuardError as error:
         return f"Nothing is counted: {error}.", [{"left_out": str(error)}]
     return "\n\n".join(tables), rows
@@ -137,6 +138,12 @@ def _cuda_table(rows: Sequence[Record]) -> str:
 
 def _cells(row: Record, keys: Sequence[str]) -> list[str]:
     return [f"{row[key]:,}" for key in keys]
+
+
+def _pins_table(rows: Sequence[Record]) -> str:
+    keys = ("layers", "pieces", "bytes", "rounded")
+    cells = [["refused" if row["refused"] else "granted", *_cells(row, keys), row["error"] or "-"] for row in rows]
+    return table(PINS_HEADERS, cells)
 
 
 def _strengths_table(rows: Sequence[Record]) -> str:

@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 def missed(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, reason=reason)
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +47,8 @@ def rows(tmp_path_factory) -> list[Row]:
 
 
 def one(rows: list[Row], case: str, what: str, way: str, phase: str, loras: int = 1) -> Row:
-    (found,) = (
-        row
-        for row in rows
-        if (row["case"], row["what"], row["way"], row["phase"], row["loras"]) == (case, what, way, phase, loras)
-    )
+    wanted = {"case": case, "what": what, "way": way, "phase": phase, "loras": loras}
+    (found,) = (row for row in rows if row.items() >= wanted.items())
     return found
 
 
@@ -70,7 +67,7 @@ def quiet(row: Row) -> bool:
 def test_a_steady_step_of_one_lora_is_two_kernels_a_layer(rows) -> None:
     row = sdxl(rows, "steady step")
     assert row["kernels_beside"] == 2 * LAYERS + REORDERED
-    assert row["operations_beside_base"] == {"mm": LAYERS, "addmm_": LAYERS, "clone": REORDERED}
+    assert row["operations_beside"] == {"mm": LAYERS, "addmm_": LAYERS, "clone": REORDERED}
     assert quiet(row)
 
 
@@ -95,8 +92,8 @@ def test_ours_is_fewer_kernels_than_pefts(rows, loras) -> None:
 
 
 def test_a_plain_layer_is_two_kernels_in_place(rows) -> None:
-    assert call(rows, "layers", "torch's linear")["operations_beside_base"] == {"mm": 1, "addmm_": 1}
-    assert call(rows, "layers", "torch's conv")["operations_beside_base"] == {"convolution": 1, "baddbmm_": 1}
+    assert call(rows, "layers", "torch's linear")["operations_beside"] == {"mm": 1, "addmm_": 1}
+    assert call(rows, "layers", "torch's conv")["operations_beside"] == {"convolution": 1, "baddbmm_": 1}
 
 
 def test_layers_that_an_offload_scheme_brings_for_one_call_make_one_passing_copy_within_a_budget(rows) -> None:
@@ -117,7 +114,7 @@ def test_a_steady_step_of_equal_strengths_is_two_kernels_a_layer(rows) -> None:
 
 @missed("the input of a pair is made contiguous where the layer's own product takes it as it is")
 def test_an_input_that_is_not_contiguous_is_not_copied(rows) -> None:
-    assert "clone" not in sdxl(rows, "steady step")["operations_beside_base"]
+    assert "clone" not in sdxl(rows, "steady step")["operations_beside"]
 
 
 @missed("the vector of strengths is copied from pageable memory, even where no layer reads it")
@@ -145,12 +142,32 @@ def test_layers_that_an_offload_scheme_brings_for_one_call_make_one_passing_copy
     assert row["copies_passing"] <= LAYERS
 
 
-@missed("a dense difference is computed in blocks of 65,536 entries, each with kernels of its own")
+@missed("the error of page-locked memory that is refused is not caught")
+def test_a_step_needs_no_page_locked_memory(rows) -> None:
+    (row,) = (row for row in rows if row["case"] == "page-locked" and row["refused"])
+    assert row["error"] == ""
+
+
+@missed("the copy of each layer is a piece of page-locked memory of its own")
+def test_page_locked_memory_is_asked_for_in_a_few_pieces(rows) -> None:
+    (row,) = (row for row in rows if row["case"] == "page-locked" and not row["refused"])
+    assert 0 < row["pieces"] <= FEW
+
+
+@missed("a LoHa's weight is built in blocks of 65,536 entries, and its factors are balanced at each call")
 @pytest.mark.parametrize("layer", ["linear", "conv"])
-@pytest.mark.parametrize(("kind", "trainer"), [("loha", "LyCORIS"), ("full", "LyCORIS, weight")])
-def test_a_dense_kind_is_no_more_kernels_than_its_trainers_forward(rows, kind, trainer, layer) -> None:
-    ours, theirs = (call(rows, "kinds", f"{kind}, {layer}", way) for way in ("ours", trainer))
+def test_a_loha_is_no_more_kernels_than_its_trainers_forward(rows, layer) -> None:
+    ours, theirs = (call(rows, "kinds", f"loha, {layer}", way) for way in ("ours", "LyCORIS"))
     assert ours["kernels"] <= theirs["kernels"]
+
+
+def test_a_full_difference_of_one_block_is_nine_kernels(rows) -> None:
+    assert call(rows, "kinds", "full, conv")["kernels"] == 9
+
+
+@missed("a weight of more than 65,536 entries is built in blocks, each with kernels of its own")
+def test_a_full_difference_of_a_large_weight_is_no_more_kernels_than_of_a_small_one(rows) -> None:
+    assert call(rows, "kinds", "full, linear")["kernels"] <= 9
 
 
 @missed("outputs count as fresh only if torch's own forward made them, as it was when the library was imported")
