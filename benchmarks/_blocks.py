@@ -104,6 +104,8 @@ def flux_step(model: Any, latent: int, batch: int, text: int = 512) -> Callable[
         "img_ids": places,
         "txt_ids": torch.zeros(text, 3).to(**own),
     }
+    if model.config["guidance_embeds"]:
+        given["guidance"] = torch.full((batch,), 3.5).to(**own)
 
     def step(model: nn.Module) -> Tensor:
         with torch.no_grad():

@@ -48,6 +48,8 @@ class Peer:
     """How it applies it beside the layer, if it can, else as it was trained."""
     trained: Callable[[Tensor], Tensor]
     """The forward that the adapter was trained with, which is what it means."""
+    modules: tuple[nn.Module, ...]
+    """All that it computes with."""
 
 
 Maker = Callable[[OneLayer, int, Path], Peer]
@@ -96,7 +98,9 @@ def _lycoris(model: OneLayer, rank: int, folder: Path, *, bypass: bool = True, *
             return model.forward(x)
 
     name = "LyCORIS" if bypass else "LyCORIS, weight"
-    return Peer(name, folder / "lycoris.safetensors", partial(run, bypass=bypass), partial(run, bypass=False))
+    return Peer(
+        name, folder / "lycoris.safetensors", partial(run, bypass=bypass), partial(run, bypass=False), (model, network)
+    )
 
 
 def _peft(model: OneLayer, folder: Path, *, config: str, **arguments: Any) -> Peer:
@@ -112,7 +116,7 @@ def _peft(model: OneLayer, folder: Path, *, config: str, **arguments: Any) -> Pe
         with torch.no_grad():
             return model.forward(x)
 
-    return Peer("PEFT", folder / "adapter_model.safetensors", run, run)
+    return Peer("PEFT", folder / "adapter_model.safetensors", run, run, (model,))
 
 
 def lycoris(**arguments: object) -> Maker:
@@ -149,31 +153,32 @@ KINDS = {
     "vera": Kind(of_peft("VeraConfig", "r"), layers=("linear",)),
 }
 
+_LINEAR = ("linear",)
 OF_PEFT = {
     "LORA": Kind(of_peft("LoraConfig", "r")),
     "ADALORA": Kind(of_peft("AdaLoraConfig", "init_r", total_step=10)),
     "LOHA": Kind(of_peft("LoHaConfig", "r")),
     "LOKR": Kind(of_peft("LoKrConfig", "r")),
     "IA3": Kind(of_peft("IA3Config", feedforward_modules=[])),
-    "PVERA": Kind(of_peft("PveraConfig", "r")),
-    "MISS": Kind(of_peft("MissConfig", "r")),
-    "MISS with `bat`": Kind(of_peft("MissConfig", "r", init_weights="bat")),
-    "FOURIERFT": Kind(of_peft("FourierFTConfig", n_frequency=1000)),
+    "PVERA": Kind(of_peft("PveraConfig", "r"), layers=_LINEAR),
+    "MISS": Kind(of_peft("MissConfig", "r"), layers=_LINEAR),
+    "MISS with `bat`": Kind(of_peft("MissConfig", "r", init_weights="bat"), layers=_LINEAR),
+    "FOURIERFT": Kind(of_peft("FourierFTConfig", n_frequency=1000), layers=_LINEAR),
     "HIRA": Kind(of_peft("HiraConfig", "r")),
-    "C3A": Kind(of_peft("C3AConfig", block_size=BLOCK)),
-    "RANDLORA": Kind(of_peft("RandLoraConfig", "r")),
-    "ROAD": Kind(of_peft("RoadConfig", variant="road_1", group_size=BLOCK)),
-    "SHIRA": Kind(of_peft("ShiraConfig", "r")),
-    "SUPERTUNING": Kind(of_peft("SupertuningConfig", sparsity=0.9)),
-    "DELORA": Kind(of_peft("DeloraConfig", "r")),
-    "GRALORA": Kind(of_peft("GraloraConfig", "r", gralora_k=2)),
-    "VBLORA": Kind(of_peft("VBLoRAConfig", "r", num_vectors=256, vector_length=BLOCK)),
-    "UNILORA": Kind(of_peft("UniLoraConfig", "r", theta_d_length=256, save_indices=True)),
-    "DEFT": Kind(of_peft("DeftConfig", "r")),
-    "GLORA": Kind(of_peft("GloraConfig", "r")),
-    "PEANUT": Kind(of_peft("PeanutConfig", "r")),
-    "WAVEFT": Kind(of_peft("WaveFTConfig", n_frequency=1000)),
-    "BEFT": Kind(of_peft("BeftConfig")),
+    "C3A": Kind(of_peft("C3AConfig", block_size=BLOCK), layers=_LINEAR),
+    "RANDLORA": Kind(of_peft("RandLoraConfig", "r"), layers=_LINEAR),
+    "ROAD": Kind(of_peft("RoadConfig", variant="road_1", group_size=BLOCK), layers=_LINEAR),
+    "SHIRA": Kind(of_peft("ShiraConfig", "r"), layers=_LINEAR),
+    "SUPERTUNING": Kind(of_peft("SupertuningConfig", sparsity=0.9), layers=_LINEAR),
+    "DELORA": Kind(of_peft("DeloraConfig", "r"), layers=_LINEAR),
+    "GRALORA": Kind(of_peft("GraloraConfig", "r", gralora_k=2), layers=_LINEAR),
+    "VBLORA": Kind(of_peft("VBLoRAConfig", "r", num_vectors=256, vector_length=BLOCK), layers=_LINEAR),
+    "UNILORA": Kind(of_peft("UniLoraConfig", "r", theta_d_length=256, save_indices=True), layers=_LINEAR),
+    "DEFT": Kind(of_peft("DeftConfig", "r"), layers=_LINEAR),
+    "GLORA": Kind(of_peft("GloraConfig", "r"), layers=_LINEAR),
+    "PEANUT": Kind(of_peft("PeanutConfig", "r"), layers=_LINEAR),
+    "WAVEFT": Kind(of_peft("WaveFTConfig", n_frequency=1000), layers=_LINEAR),
+    "BEFT": Kind(of_peft("BeftConfig"), layers=_LINEAR),
     "LN_TUNING": Kind(of_peft("LNTuningConfig")),
 }
 """PEFT's other kinds, by their names in its registry; they are counted, and not timed."""

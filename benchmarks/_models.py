@@ -164,6 +164,28 @@ def peft_delete(unet: Any, name: str) -> None:
     del unet.peft_config[name]
 
 
+class ByHand(nn.Module):
+    """The shortest code that adds LoRAs to a layer: all as one pair, one number for each rank component."""
+
+    def __init__(self, base: nn.Module, pairs: Sequence[tuple[Tensor, Tensor, float]]) -> None:
+        super().__init__()
+        like = next(base.parameters())
+        self.base = base
+        self.down = torch.cat([down for down, _, _ in pairs]).to(like)
+        self.up = torch.cat([up for _, up, _ in pairs], 1).to(like)
+        ranks = torch.cat([torch.full((len(down),), scale) for down, _, scale in pairs])
+        self.scale = ranks.to(like).view(-1, *(1,) * (self.down.ndim - 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute base, down, times strength, up and sum."""
+        y: Tensor = self.base(x)
+        if self.down.ndim > 2:
+            low = self.base._conv_forward(x, self.down, None) * self.scale  # type: ignore[operator]
+            return y + nn.functional.conv2d(low, self.up)
+        low = nn.functional.linear(x, self.down) * self.scale
+        return y.view(-1, y.shape[-1]).addmm_(low.view(-1, low.shape[-1]), self.up.t()).view(y.shape)
+
+
 def check_equal(what: str, output: Tensor, other: Tensor, base: Tensor) -> float:
     """Return how far two outputs are apart, in units of the largest entry.
 

@@ -5,10 +5,14 @@ code. A kernel is an operation that computes; a view only makes another tensor o
 functions. Bytes are what kernels read and write, by the shapes of their tensors. In compiled code, kernels are those
 that inductor makes, and the products that it calls; bytes are its own metrics. With `--kinds` it is one adapter of each
 kind on a linear layer, with few tokens and with many.
+
+With `--device cuda` it is what a CUDA device would be asked for, on any machine, see `_fake_cuda.py`: kernels, copies
+between the computer and the device, reads of the device, new memory. Models are SDXL and FLUX.1 in full size.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import logging
 import sys
@@ -22,7 +26,7 @@ from typing import Any
 import torch
 from _blocks import MODELS
 from _common import DTYPES, Record, parse, parser, report, table
-from _models import linear_layers, peft_activate, peft_load, peft_scale, twin, write_lora
+from _models import ByHand, linear_layers, peft_activate, peft_load, peft_scale, twin, write_lora
 from safetensors.torch import load_file
 from step_overhead import count_flops
 from torch import Tensor, nn
@@ -44,6 +48,24 @@ SMALL_LAYERS: dict[str, tuple[Callable[..., nn.Module], tuple[int, ...]]] = {
 }
 KINDS_HEADERS = ("kind", "tokens", "way", "kernels", "views", "frames of ours", "bytes", "FLOPs")
 TOKENS = (8, 1024)
+CUDA_CASES = ("models", "kinds", "layers", "a1111", "dtypes", "offload", "page-locked", "strengths")
+CUDA_HEADERS = {
+    "kernels": "kernels",
+    "kernels_beside": "beside the base's",
+    "copies_waiting": "copies that wait",
+    "copies_passing": "that do not",
+    "waits": "reads",
+    "bytes_copied": "bytes copied",
+    "bytes_beside": "new memory beside the base's",
+}
+DTYPES_HEADERS = {
+    "layers": "layers",
+    "slow_calls": "by the general way",
+    "in_place": "in place",
+    "placements": "placements of each pair",
+}
+PINS_HEADERS = ("memory", "layers", "pieces", "bytes", "as CUDA rounds them", "activation ends with")
+STRENGTHS_HEADERS = ("rank buckets", "dtype", "vectors", "not at a multiple of 16 bytes", "the first of these")
 OURS = str(Path(lib_lora.__file__).parent)
 _NO_KERNELS = ("empty", "detach", "alias", "lift_fresh", "_local_scalar_dense", "sym_")
 
@@ -57,7 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     made.add_argument("--compile", action="store_true", help="count compiled layers, too")
     made.add_argument("--kinds", action="store_true", help="count adapters of each kind, and nothing else")
+    made.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: on fake tensors, and nothing else"
+    )
+    made.add_argument("--cases", nargs="+", choices=CUDA_CASES, default=list(CUDA_CASES), help="with --device cuda")
     options = parse(made, arguments)
+    if options.device == "cuda":
+        text, rows = on_cuda(options)
+        report("count", options, text, rows)
+        return 0
     if options.kinds:
         rows = list(of_kinds(64 if options.tiny else 640, DTYPES[options.dtype], options.rank))
         shown = [[row["what"], f"{row['tokens']:,}", row["way"], *numbers(row, "ours")] for row in rows]
@@ -78,6 +108,60 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rows += bench.rows(name, options.counts, compiled=False)
     report("count", options, table(HEADERS, [cells(row) for row in rows]), rows)
     return 0
+
+
+def on_cuda(options: argparse.Namespace) -> tuple[str, list[Record]]:
+    """Return tables and rows of what a CUDA device is asked for."""
+    from _cuda_hosts import CASES  # which needs LyCORIS
+    from _fake_cuda import NoGuardError, fake_cuda
+
+    tables, rows = list[str](), list[Record]()
+    try:
+        with fake_cuda() as count, TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            for case in options.cases:
+                found = list(CASES[case](count, Path(folder), options))
+                tables.append({"strengths": _strengths_table, "page-locked": _pins_table}.get(case, _cuda_table)(found))
+                rows += [{**row, "case": case} for row in found]
+    except NoGuardError as error:
+        return f"Nothing is counted: {error}.", [{"left_out": str(error)}]
+    return "\n\n".join(tables), rows
+
+
+def _cuda_table(rows: Sequence[Record]) -> str:
+    more = [key for key in DTYPES_HEADERS if key in rows[0]]
+    headers = ["what", "LoRAs", "way", "phase", *CUDA_HEADERS.values(), *(DTYPES_HEADERS[key] for key in more)]
+    keys = (*CUDA_HEADERS, *more)
+    return table(
+        headers, [[*(str(row[k]) for k in ("what", "loras", "way", "phase")), *_cells(row, keys)] for row in rows]
+    )
+
+
+def _cells(row: Record, keys: Sequence[str]) -> list[str]:
+    return [f"{row[key]:,}" for key in keys]
+
+
+def _pins_table(rows: Sequence[Record]) -> str:
+    keys = ("layers", "pieces", "bytes", "rounded")
+    cells = [["refused" if row["refused"] else "granted", *_cells(row, keys), row["error"] or "-"] for row in rows]
+    return table(PINS_HEADERS, cells)
+
+
+def _strengths_table(rows: Sequence[Record]) -> str:
+    def listed(numbers: Sequence[int]) -> str:
+        return ", ".join(map(str, numbers)) or "-"
+
+    return table(
+        STRENGTHS_HEADERS,
+        [
+            [
+                listed(row["buckets"]),
+                row["dtype"],
+                *_cells(row, ("vectors", "unaligned")),
+                listed(row["first_unaligned"]),
+            ]
+            for row in rows
+        ],
+    )
 
 
 def of_kinds(width: int, dtype: torch.dtype, rank: int) -> Iterator[Record]:
@@ -120,28 +204,6 @@ class OneLayer(nn.Module):
         """Call the layer."""
         y: Tensor = self.layer(x)
         return y
-
-
-class ByHand(nn.Module):
-    """The shortest code that adds LoRAs to a layer: all as one pair, one number for each rank component."""
-
-    def __init__(self, base: nn.Module, pairs: Sequence[tuple[Tensor, Tensor, float]]) -> None:
-        super().__init__()
-        dtype = next(base.parameters()).dtype
-        self.base = base
-        self.down = torch.cat([down for down, _, _ in pairs]).to(dtype)
-        self.up = torch.cat([up for _, up, _ in pairs], 1).to(dtype)
-        ranks = torch.cat([torch.full((len(down),), scale) for down, _, scale in pairs])
-        self.scale = ranks.to(dtype).view(-1, *(1,) * (self.down.ndim - 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Compute base, down, times strength, up and sum."""
-        y: Tensor = self.base(x)
-        if self.down.ndim > 2:
-            low = self.base._conv_forward(x, self.down, None) * self.scale  # type: ignore[operator]
-            return y + nn.functional.conv2d(low, self.up)
-        low = nn.functional.linear(x, self.down) * self.scale
-        return y.view(-1, y.shape[-1]).addmm_(low.view(-1, low.shape[-1]), self.up.t()).view(y.shape)
 
 
 class Bench:
