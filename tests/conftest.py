@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 # Before anything imports these libraries: no network, no telemetry.
 os.environ.update(
@@ -83,6 +84,20 @@ def names_of_every_family(monkeypatch: pytest.MonkeyPatch) -> Generator[None, No
     _name_tables.cache_clear()
     yield
     _name_tables.cache_clear()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give all tests of devices to one of several processes, as each would start another one for them."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/device" if nodeid.startswith("tests/device/") else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.hookimpl(trylast=True)

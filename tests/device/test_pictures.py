@@ -106,11 +106,7 @@ def expected(device: torch.device) -> list[Tensor]:
     return found
 
 
-SELDOM = {"group, block", "map with the cpu"}
-"""Those that differ little from another way; a picture takes seconds on a device that is a program."""
-
-
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[pytest.mark.full] * (way in SELDOM)) for way in WAYS])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_way_changes_no_bit(way: str, expected: list[Tensor], device: torch.device) -> None:
     pipe = demo_pipeline()
     before, engine = fingerprint(pipe.unet), engine_of(pipe)

@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.full  # the program takes a minute
+
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "count.py"
 LAYERS = 48
 """Linear layers in the tiny SDXL's transformers."""
