@@ -8,7 +8,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
   bench    run every program in benchmarks/, and write a report in benchmarks/results; ARGUMENTS go to each
   fuzz     search for inputs that break Remora: files, prompts, requests, pictures; ARGUMENTS go to it
   soak     run two web UIs under load while disks, files and processes fail; ARGUMENTS go to it
-  gpu      try Remora on this machine's graphics card and measure it, in ten minutes; ARGUMENTS go to it
+  gpu      try Remora on this machine's graphics card and measure it, in about ten minutes; ARGUMENTS go to it
   docs     build docs/ as a site and serve it on this machine; ARGUMENTS go to mkdocs
   check    run ruff and mypy, the import contracts, and the type checker and linter of the JavaScript
   train    make the demo's model and LoRAs again, which takes over two hours; ARGUMENTS go to it
@@ -357,7 +357,9 @@ def soak(environment: Environment, arguments: list[str]) -> int:
 
 
 def gpu(environment: Environment, arguments: list[str]) -> int:
-    """Try Remora on this machine's graphics card and measure it, in ten minutes; end with status 1 if a check failed.
+    """Try Remora on this machine's graphics card and measure it; end with status 1 if a check failed.
+
+    It takes about ten minutes.
 
     usage: python install.py gpu [OPTIONS]
 

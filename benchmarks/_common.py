@@ -82,7 +82,7 @@ def _positive(text: str) -> int:
 
 
 def wait() -> None:
-    """Wait for the devices in use: a call returns before they have done what it wants."""
+    """Wait for accelerators: a call returns before they have done what it wants."""
     for name in ("cuda", "xpu", "vulkan"):  # the last one is there once its package is imported
         module = getattr(torch, name, None)
         if module is not None and module.is_initialized():

@@ -203,22 +203,22 @@ def _offloaded(count: FakeCuda, net: Net, file: LoraFile, budget: int | None) ->
 
 
 def page_locked(count: FakeCuda, folder: Path, options: argparse.Namespace) -> Iterator[Record]:
-    """Say how page-locked memory is asked for where nothing may stay on the device, and what follows if it is refused.
+    """Count requests for page-locked memory with a budget of 0, granted and refused.
 
     CUDA's allocator of page-locked memory makes each piece as large as the next power of two.
     """
     net = sdxl(tiny=options.tiny, short=True)
     (file,) = files_for(folder, net, 1)
     for refuses in (False, True):
-        count.refuses_pins, count.pins[:], error = refuses, [], ""
-        with Engine({"unet": net.model}, device_budget=0) as engine:
+        count.pins[:], error = [], ""
+        with Engine({"unet": net.model}, device_budget=0) as engine, patch.object(count, "refuses_pins", refuses):
             try:
                 engine.activate(stack_of([file], alike=True))
                 net.step()
             except RuntimeError as raised:
+                if not refuses:
+                    raise
                 error = str(raised)
-            finally:
-                count.refuses_pins = False
         rounded = sum(1 << (nbytes - 1).bit_length() for nbytes in count.pins)
         found = {"pieces": len(count.pins), "bytes": sum(count.pins), "rounded": rounded, "error": error}
         yield {"what": "page-locked memory", "refused": refuses, "layers": len(net.layers), **found}

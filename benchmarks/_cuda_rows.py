@@ -14,10 +14,9 @@ import torch
 from _blocks import SMALL_FLUX, flux_step
 from _common import Record
 from _fake_cuda import FakeCuda, Figures, fake, to_fake
-from _models import ByHand, LoraFile, peft_activate, peft_load, peft_scale, write_lora
+from _models import LoraFile, by_hand, peft_activate, peft_load, peft_scale, write_lora
 from _sdxl import SMALL_UNET, UNET
 from diffusers import FluxTransformer2DModel, UNet2DConditionModel
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lib_lora import Curve, Engine, Entry, Moment, Stack, Strength
@@ -204,19 +203,8 @@ def beside(
                     peft_scale(layers, f"lora{i}", STRENGTH)
                 peft_activate(layers, [f"lora{i}" for i in range(number)])
             else:
-                by_hand(layers, paths, own)
+                by_hand(layers, paths, own, STRENGTH)
             yield row(net.name, number, way, "steady step", _plus(base, layers.counted(count), alone), base)
-
-
-def by_hand(model: nn.Module, paths: Iterable[str], files: Sequence[LoraFile]) -> None:
-    """Replace layers by the shortest code that adds LoRAs."""
-    tensors = [load_file(file.peft) for file in files]
-    for path in paths:
-        pairs = [
-            (one[f"{path}.lora_A.weight"], one[f"{path}.lora_B.weight"], STRENGTH * file.alpha / file.rank)
-            for one, file in zip(tensors, files, strict=True)
-        ]
-        model.set_submodule(path, ByHand(model.get_submodule(path), pairs))
 
 
 def _plus(base: Figures, own: Figures, alone: Figures) -> Figures:

@@ -54,7 +54,7 @@ _OURS, _TORCH, _MODULES = "/lib_lora/", "/torch/", "/torch/nn/modules/"
 
 
 class NoGuardError(Exception):
-    """Fake tensors on "cuda" are not to be had here."""
+    """This torch cannot make fake tensors on CUDA."""
 
 
 @cache
@@ -241,7 +241,7 @@ def _lines() -> str:
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """Be one kernel, as attention is on a GPU; torch without CUDA would compute it in many."""
+    """Compute attention as one kernel, as a GPU does; torch without CUDA would compute it in many."""
     found: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)[0]
     return found
 
@@ -270,7 +270,7 @@ def _swap(one: Tensor, other: Tensor) -> None:
 
 @contextmanager
 def autocast(dtype: torch.dtype) -> Iterator[None]:
-    """Be under autocast on CUDA, which `torch.autocast` does not turn on where there is no GPU."""
+    """Turn on autocast for CUDA, which `torch.autocast` does not do where there is no GPU."""
     torch.set_autocast_enabled("cuda", True)
     torch.set_autocast_dtype("cuda", dtype)
     try:
@@ -282,7 +282,7 @@ def autocast(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def fake_cuda() -> Iterator[FakeCuda]:
-    """Be on a machine that has CUDA, whose tensors are fake.
+    """Pretend that the machine has CUDA, with fake tensors.
 
     Raises:
         NoGuardError: see `register_guard`.

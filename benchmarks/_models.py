@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,17 @@ class ByHand(nn.Module):
             return y + nn.functional.conv2d(low, self.up)
         low = nn.functional.linear(x, self.down) * self.scale
         return y.view(-1, y.shape[-1]).addmm_(low.view(-1, low.shape[-1]), self.up.t()).view(y.shape)
+
+
+def by_hand(model: nn.Module, paths: Iterable[str], files: Sequence[LoraFile], strength: float) -> None:
+    """Replace layers by the shortest code that adds LoRAs to them."""
+    tensors = [load_file(file.peft) for file in files]
+    for path in paths:
+        pairs = [
+            (one[f"{path}.lora_A.weight"], one[f"{path}.lora_B.weight"], strength * file.alpha / file.rank)
+            for one, file in zip(tensors, files, strict=True)
+        ]
+        model.set_submodule(path, ByHand(model.get_submodule(path), pairs))
 
 
 def check_equal(what: str, output: Tensor, other: Tensor, base: Tensor) -> float:

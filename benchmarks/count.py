@@ -26,8 +26,7 @@ from typing import Any
 import torch
 from _blocks import MODELS
 from _common import DTYPES, Record, parse, parser, report, table
-from _models import ByHand, linear_layers, peft_activate, peft_load, peft_scale, twin, write_lora
-from safetensors.torch import load_file
+from _models import by_hand, linear_layers, peft_activate, peft_load, peft_scale, twin, write_lora
 from step_overhead import count_flops
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -64,7 +63,7 @@ DTYPES_HEADERS = {
     "in_place": "in place",
     "placements": "placements of each pair",
 }
-PINS_HEADERS = ("memory", "layers", "pieces", "bytes", "as CUDA rounds them", "activation ends with")
+PINS_HEADERS = ("memory", "layers", "pieces", "bytes", "as CUDA rounds them", "error")
 STRENGTHS_HEADERS = ("rank buckets", "dtype", "vectors", "not at a multiple of 16 bytes", "the first of these")
 OURS = str(Path(lib_lora.__file__).parent)
 _NO_KERNELS = ("empty", "detach", "alias", "lift_fresh", "_local_scalar_dense", "sym_")
@@ -244,17 +243,8 @@ class Bench:
         return row | {"compiled_kernels": kernels, "compiled_bytes": nbytes}
 
     def _by_hand(self, count: int) -> nn.Module:
-        model, files = self._like(), [(file, load_file(file.peft)) for file in self.files[:count]]
-        for path in self.layers:
-            pairs = [
-                (
-                    tensors[f"{path}.lora_A.weight"],
-                    tensors[f"{path}.lora_B.weight"],
-                    MULTIPLIER * file.alpha / file.rank,
-                )
-                for file, tensors in files
-            ]
-            model.set_submodule(path, ByHand(model.get_submodule(path), pairs))
+        model = self._like()
+        by_hand(model, self.layers, self.files[:count], MULTIPLIER)
         return model
 
     def _like(self) -> nn.Module:

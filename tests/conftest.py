@@ -133,13 +133,12 @@ def pass_over_what_is_there() -> None:
 
 
 def skip_what_cannot_run(items: list[pytest.Item]) -> None:
-    missing = {}
-    if find_chromium() is None:
-        missing["browser"] = pytest.mark.skip(reason="no Chromium found; REMORA_CHROMIUM may name one")
+    if find_chromium() is not None:
+        return
+    skip = pytest.mark.skip(reason="no Chromium found; REMORA_CHROMIUM may name one")
     for item in items:
-        for marker, skip in missing.items():
-            if item.get_closest_marker(marker):  # keywords have the names of folders, too
-                item.add_marker(skip)
+        if item.get_closest_marker("browser"):
+            item.add_marker(skip)
 
 
 def why_too_old(error: BaseException) -> str | None:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Timer
 from typing import IO, Any
@@ -25,8 +26,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 NONE = "no device"
 HOW = (
-    "no accelerator: Debian's mesa-vulkan-drivers and libvulkan1 are one that needs no hardware, with the package"
-    " torchvulkan of requirements/test.txt"
+    "no accelerator. Debian's mesa-vulkan-drivers and libvulkan1, with torchvulkan of requirements/test.txt, need no"
+    " hardware"
 )
 PATIENCE = 300.0  # seconds for a test
 _IS_WORKER = "REMORA_DEVICE_WORKER"
@@ -56,25 +57,32 @@ def device(request: pytest.FixtureRequest) -> torch.device:
         if not vulkan.is_available():
             pytest.skip(HOW)
         torch.set_warn_always(True)  # it says what it computes on the CPU instead, which is an error here
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # bounds are those of fp32
     return torch.device(request.param, 0)
+
+
+@pytest.fixture(autouse=True)
+def _no_grad() -> Iterator[None]:
+    with torch.no_grad():
+        yield
 
 
 class Worker:
     """A process that runs tests of this folder.
 
     Args:
-        file: one that may have another name than tests have.
+        file: the file of the first test.
     """
 
     def __init__(self, file: Path) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # it ends with the process
         plugins = ["-p", "tests.device.worker", "-p", "no:xdist", "-p", "no:cacheprovider"]
-        found = HERE if file.name.startswith("test_") else file  # pytest passes over it where the folder is named, too
+        found = HERE if file.name.startswith("test_") else file  # in a folder, pytest finds test_*.py only
         command = [sys.executable, "-m", "pytest", *plugins, "--all", str(found)]
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, _IS_WORKER: "1"},
+            env={**os.environ, _IS_WORKER: "1", "PYTEST_ADDOPTS": ""},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
@@ -85,18 +93,29 @@ class Worker:
         """Return the reports of a test, or how the process ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        timer = Timer(PATIENCE, self._process.kill)
+        timer = Timer(PATIENCE, self._kill)
+        timer.daemon = True
         timer.start()
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps([item.nodeid, following and following.nodeid]) + "\n")
-            self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        timer.cancel()
-        return [_as_before(one) for one in json.loads(answer)] if answer else self.end()
+        try:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps([item.nodeid, following and following.nodeid]) + "\n")
+                self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+        return [_as_before(one) for one in json.loads(answer)] if answer.endswith("\n") else self.end()
+
+    def _kill(self) -> None:
+        self._log.write(f"\nit took over {PATIENCE:.0f} s and was killed\n".encode())
+        self._process.kill()
 
     def end(self) -> str:
         """Wait for the end of the process, and say how it ended."""
-        self._process.communicate()
+        try:
+            self._process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            self._process.communicate()
         code = self._process.returncode
         how = signal.Signals(-code).name if code < 0 else f"status {code}"
         self._log.seek(0)
@@ -149,4 +168,4 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     worker = session.stash.get(_WORKER, None)
     if worker is not None:
         del session.stash[_WORKER]
-        worker.end()
+        worker.end()  # what a driver does at its end says nothing of the tests

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import torch
 
-from tests.device.conftest import HOW, ROOT
+from tests.device.conftest import HOW, ROOT, accelerators
 
 
 def test_a_crash_is_one_failed_test() -> None:
     program = str(Path(__file__).with_name("crash_sample.py"))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "-q", program]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "-q", "-k", accelerators()[0], program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if HOW in done.stdout:
         assert "3 skipped" in done.stdout

@@ -5,7 +5,6 @@ A picture under a scheme has the bits of a model that lies on the device, and th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -33,12 +32,6 @@ class Resident(NamedTuple):
 
     base: Tensor
     at: dict[float, Tensor]
-
-
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture(scope="module")

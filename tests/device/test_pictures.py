@@ -53,12 +53,6 @@ WAYS: dict[str, Callable[[Any, torch.device], object]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
-
-
 def picture(pipe: Any) -> Tensor:
     latents = pipe(
         PROMPT,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,12 +31,6 @@ STRENGTHS = {
 """Of two LoRA, by what they depend on."""
 MOMENTS = (Moment(step=2, steps=20), Moment(step=15, steps=20))
 BOUNDS = {torch.float32: 1e-5, torch.float16: 1e-2}
-
-
-@pytest.fixture(autouse=True)
-def _no_grad() -> Iterator[None]:
-    with torch.no_grad():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -92,12 +92,13 @@ def supervise(batches: Sequence[Sequence[str]], journal: Journal, command: Seque
             limit = sum(SECTIONS.get(name, 60) for name in left) + _PATIENCE
             status, words = _call([*command, "--journal", str(journal.path), "--only", *left], limit)
             end = f"over {limit:.0f} s" if status is None else _told(status, words)
+            at = next((name for name in left if name not in journal.ended()), left[0])
             if running := journal.running():
                 journal.result(*running, FAIL, end)
             elif status not in (0, 2, LOST):
-                journal.result(left[0], ALL, FAIL, end)
+                journal.result(at, ALL, FAIL, end)
             if status is None or (running is None and status != LOST):
-                journal.write(ended=left[0])
+                journal.write(ended=at)
             left = [name for name in left if name not in journal.ended()]
         for name in left:
             journal.result(name, ALL, FAIL, f"{_PROCESSES} processes were not enough")

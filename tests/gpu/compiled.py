@@ -104,7 +104,6 @@ def found(model: nn.Module, files: Sequence[Path], how: str, options: dict[str, 
     worst, graphs, wrong = 0.0, [], []
     with counted() as count, Engine({"unet": own}, rank_buckets=sizes) as engine, Engine({"unet": bare}) as plain:
         compile_model(own, how, **options)
-        error = 0.0
         for change in session(files, buckets=buckets):
             for one in (engine, plain):
                 one.activate(Stack(change.entries))

@@ -23,7 +23,7 @@ class Journal:
         self.path = path
 
     def write(self, **event: object) -> None:
-        """Add an event; it is on disk when this returns."""
+        """Add an event; it survives a crash of this process."""
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event) + "\n")
 
@@ -31,7 +31,8 @@ class Journal:
         """Return all events."""
         if not self.path.is_file():
             return []
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]  # a process that was killed wrote the other
 
     def rows(self) -> list[Row]:
         """Return the results."""

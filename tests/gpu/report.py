@@ -58,7 +58,11 @@ def steps(rows: Sequence[Row]) -> str:
         ]
         for values in _values(rows, "step")
     ]
-    return table(("a step", "LoRAs", "rank", "base", "ours/base", "PEFT/base", "goal"), lines) if lines else ""
+    return (
+        table(("a step", "LoRAs", "rank", "base", "ours/base", "PEFT/base", "goal of ours/base"), lines)
+        if lines
+        else ""
+    )
 
 
 def changes(rows: Sequence[Row]) -> str:

@@ -37,8 +37,8 @@ def checks(setup: Setup) -> Checks:
     """Measure each model, one after the other."""
     if setup.on_cpu and not setup.small:
         raise SkipError("install.py bench measures a CPU")
-    for plan in plans(setup):
-        folder = setup.folder / str(len(plan.name))
+    for number, plan in enumerate(plans(setup)):
+        folder = setup.folder / str(number)
         folder.mkdir()
         try:
             trial = Trial(setup, plan, folder)

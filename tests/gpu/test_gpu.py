@@ -44,15 +44,6 @@ def checks(setup):
 journal = Journal(Path(sys.argv[sys.argv.index("--journal") + 1]))
 sys.exit(run(["waits"], journal, "cpu", small=True, load=lambda name: checks))
 """
-HANGS = """
-import sys, time
-from pathlib import Path
-from tests.gpu.journal import Journal
-
-journal = Journal(Path(sys.argv[sys.argv.index("--journal") + 1]))
-journal.write(section="waits", begun="forever")
-time.sleep(60)
-"""
 IMPORTS_SECTIONS = """
 import sys
 
@@ -122,7 +113,7 @@ def test_a_crash_is_one_check_that_failed(tmp_path: Path) -> None:
     assert list(found) == ["before", "crash", "error", "after"]
     assert found["before"] == (PASS, "")
     assert found["crash"][0] == FAIL
-    assert "SIGSEGV" in found["crash"][1]
+    assert re.search(r"SIGSEGV|status \d+", found["crash"][1])
     assert found["error"] == (FAIL, "ZeroDivisionError: integer division or modulo by zero")
     assert found["after"] == (PASS, "all is well")
 
@@ -130,7 +121,8 @@ def test_a_crash_is_one_check_that_failed(tmp_path: Path) -> None:
 def test_a_check_that_hangs_ends_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(program, "SECTIONS", {"waits": 0})
     monkeypatch.setattr(program, "_PATIENCE", 2)
-    (row,) = rows_of(HANGS, tmp_path)
+    Journal(tmp_path / "journal").write(section="waits", begun="forever")
+    (row,) = rows_of("import time; time.sleep(60)", tmp_path)
     assert (row["check"], row["result"], row["figure"]) == ("forever", FAIL, "over 2 s")
 
 
@@ -199,10 +191,6 @@ def test_the_sections_need_no_packages_of_the_tests() -> None:
         for names in (("test",), ("run", "bench", "gpu"))
     )
     missing = sorted({name.replace("-", "_") for name in test - own - PARTS_OF_OTHERS})
-    code = (
-        "import sys\nsys.modules.update(dict.fromkeys(sys.argv[1:]))\nfrom tests.gpu.child import SECTIONS, section\n"
-    )
-    code += "for name in SECTIONS:\n    section(name)"
     done = subprocess.run([sys.executable, "-c", IMPORTS_SECTIONS, *missing], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {"hypothesis", "sdnq"} <= set(missing)
