@@ -24,7 +24,7 @@ import torch
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-NONE = "no device"
+NONE = "none"
 HOW = (
     "no accelerator. Debian's mesa-vulkan-drivers and libvulkan1, with torchvulkan of requirements/test.txt, need no"
     " hardware"
@@ -61,6 +61,14 @@ def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.param, 0)
 
 
+def needs_float8(device: torch.device) -> None:
+    """Skip a test where the device has no float8."""
+    try:
+        torch.ones(2, device=device).to(torch.float8_e4m3fn)
+    except (AttributeError, RuntimeError, TypeError) as error:  # of an old torch, and of MPS
+        pytest.skip(f"no float8: {error}")
+
+
 @pytest.fixture(autouse=True)
 def _no_grad() -> Iterator[None]:
     with torch.no_grad():
@@ -82,7 +90,8 @@ class Worker:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, _IS_WORKER: "1", "PYTEST_ADDOPTS": ""},
+            # one thread for Mesa's driver: with more, small shaders are no faster, and tests beside them wait
+            env={**os.environ, _IS_WORKER: "1", "PYTEST_ADDOPTS": "", "LP_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from lib_lora import Engine, Entry, Stack
+from tests.device.conftest import needs_float8
 from tests.fakes.contract import LIVE, reference, worst, write
 from tests.fakes.files import save
 from tests.fakes.kinds import SAMPLES
@@ -64,6 +65,8 @@ def test_with_every_option(
     tmp_path: Path,
     device: torch.device,
 ) -> None:
+    if storage == "float8":
+        needs_float8(device)
     check(tmp_path, device, kind, layer, dtype, factors, mode, storage=storage, device_budget=budget)
 
 

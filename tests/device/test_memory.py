@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lib_lora import Engine, Entry, Stack
+from tests.device.conftest import needs_float8
 from tests.fakes.accelerator import OutOfMemoryError
 from tests.fakes.files import pair, save
 from tests.fakes.net import Block, net, net_inputs, net_lora
@@ -83,6 +84,8 @@ def test_calls_that_nothing_waits_for_change_no_bit(
     share: float, storage: str, wide: Path, device: torch.device
 ) -> None:
     """Layers that do not fit are copied for each call; the next copy may not overwrite what still computes."""
+    if storage == "float8":
+        needs_float8(device)
     model, stack = net().to(device), Stack([Entry(wide, 0.1)])
     inputs = {name: value.to(device) for name, value in net_inputs().items()}
     with Engine({"unet": model}, storage=storage) as engine:

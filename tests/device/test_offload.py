@@ -15,6 +15,7 @@ from diffusers.hooks import apply_layerwise_casting
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
+from tests.device.conftest import needs_float8
 from tests.fakes.forge import ForgeOperations, ManualCast
 from tests.fakes.net import exactly, net, net_inputs, net_lora
 from tests.fakes.offloading import ORDERS, assert_same, fingerprint
@@ -178,6 +179,7 @@ def test_partial_loading_of_forge_and_neo(
 @pytest.mark.parametrize("scheme", ["resident", "model", "group-block", "group-leaf"])
 def test_layerwise_casting(scheme: str, file: Path, device: torch.device) -> None:
     """Weights in fp8 between two calls; the LoRA are never in it."""
+    needs_float8(device)
 
     def cast() -> nn.Module:
         model = net()

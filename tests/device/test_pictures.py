@@ -18,6 +18,7 @@ from torch import Tensor
 
 from extension.standalone.demo import find_demo
 from lib_lora import Engine, Entry, Stack
+from tests.device.conftest import needs_float8
 from tests.fakes.demo import demo_pipeline
 from tests.fakes.offloading import assert_same, fingerprint
 from tests.fakes.schemes import dispatched
@@ -117,6 +118,7 @@ def test_a_way_changes_no_bit(way: str, expected: list[Tensor], device: torch.de
 
 @pytest.mark.filterwarnings("ignore:torchvulkan .* Falling back to CPU for copy")
 def test_layerwise_casting(device: torch.device) -> None:
+    needs_float8(device)
     pipe, other = demo_pipeline(), demo_pipeline()
     for one in (pipe, other):
         apply_layerwise_casting(one.unet, torch.float8_e4m3fn, torch.float32)
