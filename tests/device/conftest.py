@@ -42,6 +42,7 @@ def accelerators() -> list[str]:
     return [*found, *(["vulkan"] if importlib.util.find_spec("torchvulkan") else [])] or [NONE]
 
 
+@pytest.hookimpl(tryfirst=True)  # or ids depend on when this file was loaded, and a worker knows other ones
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
         metafunc.parametrize("device", accelerators(), indirect=True, scope="session")

@@ -1,7 +1,7 @@
 """The demo's pictures on a device, in each way that diffusers and accelerate move its model.
 
-Every picture is one step at a small size, in latents, with a LoRA of the demo at 1.0, at 1.1 and without; those of a
-pipeline that was moved with `to` are near the CPU's, and the others have their bits.
+Every picture is one step at a small size, in latents: with a LoRA of the demo whose strength was changed, and without.
+The pictures of a pipeline that was moved with `to` are near the CPU's, and the others have their bits.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ pytestmark = pytest.mark.device
 PROMPT = "two red circles on a blue ground"
 BOUND = 1e-4
 """Of the largest value, between a device and the CPU."""
-STRENGTHS = (1.0, 1.1)
 
 
 @contextmanager
-def over(pipe: Any, device: torch.device, rest: str) -> Iterator[None]:
-    """accelerate's device map of the UNet; the other components lie on the device."""
+def over(pipe: Any, device: torch.device) -> Iterator[None]:
+    """accelerate's device map of the UNet, with the CPU and a disk; the other components lie on the device."""
     pipe.to(device)
-    with dispatched(pipe.unet.to("cpu"), device, rest):
+    with dispatched(pipe.unet.to("cpu"), device, "cpu", "disk"):
         yield
 
 
@@ -49,8 +48,7 @@ WAYS: dict[str, Callable[[Any, torch.device], object]] = {
     "sequential": lambda pipe, device: pipe.enable_sequential_cpu_offload(device=device),
     "group, leaf": partial(group, level="leaf_level"),
     "group, block": partial(group, level="block_level"),
-    "map with the cpu": partial(over, rest="cpu"),
-    "map with a disk": partial(over, rest="disk"),
+    "map with the CPU and a disk": over,
 }
 
 
@@ -69,14 +67,12 @@ def picture(pipe: Any) -> Tensor:
 
 
 def pictures(pipe: Any, engine: Engine) -> list[Tensor]:
-    """Make a picture at each strength, and one when all is taken off."""
-    engine.activate(Stack([Entry(find_demo().loras / "stripes.safetensors", STRENGTHS[0])]))
-    made = []
-    for strength in STRENGTHS:
-        engine.set_multiplier(0, strength)
-        made.append(picture(pipe))
+    """Make a picture at another strength than at first, and one when the LoRA is taken off."""
+    engine.activate(Stack([Entry(find_demo().loras / "stripes.safetensors", 0.1)]))
+    engine.set_multiplier(0, 1.1)
+    made = picture(pipe)
     engine.deactivate()
-    return [*made, picture(pipe)]
+    return [made, picture(pipe)]
 
 
 def engine_of(pipe: Any) -> Engine:
@@ -94,10 +90,9 @@ def expected(device: torch.device) -> list[Tensor]:
         found = pictures(pipe, engine_of(pipe))
     for got, want in zip(found, wanted, strict=True):
         assert (got - want).abs().max() < BOUND * want.abs().max()
-    first, more, none = found
+    more, none = found
     assert_same(none, base)
-    assert (first - base).norm() > 0.005 * base.norm()
-    assert (more - first).norm() > 0.0005 * base.norm()
+    assert (more - base).norm() > 0.005 * base.norm()
     return found
 
 
