@@ -171,6 +171,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if following is None:
         pytest_sessionfinish(item.session)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    item.session._setupstate.teardown_exact(nextitem)  # what a test in this process left for others of its folder
     return True
 
 
