@@ -47,24 +47,26 @@ def test_each_kind(kind: str, dtype: torch.dtype, tmp_path: Path, device: torch.
     check(tmp_path, device, kind, layers[0] if dtype == torch.float32 else layers[-1], dtype)
 
 
+PLACINGS = (("file", None, "live"), ("file", 0, "live"), ("bfloat16", 0, "live"), ("float8", None, "live"))
+PLACINGS += (("file", None, "merged"),)
+"""Storage, budget and mode."""
+DTYPES = ((torch.float32, torch.float16), (torch.float32, torch.bfloat16), (torch.float16, torch.float32))
+"""Of the model, and of the file."""
+
+
 @pytest.mark.filterwarnings("ignore:torchvulkan")  # it computes bf16 and fp8 on the CPU
-@pytest.mark.parametrize("mode", ["live", "merged"])
-@pytest.mark.parametrize("budget", [None, 0])
-@pytest.mark.parametrize("storage", STORED)
-@pytest.mark.parametrize("factors", [torch.float32, torch.float16, torch.bfloat16], ids="file in {}".format)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("placing", PLACINGS, ids=str)
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @pytest.mark.parametrize(("kind", "layer"), ON_LAYERS)
 def test_with_every_option(
     kind: str,
     layer: str,
-    dtype: torch.dtype,
-    factors: torch.dtype,
-    storage: str,
-    budget: int | None,
-    mode: str,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    placing: tuple[str, int | None, str],
     tmp_path: Path,
     device: torch.device,
 ) -> None:
+    (dtype, factors), (storage, budget, mode) = dtypes, placing
     if storage == "float8":
         needs_float8(device)
     check(tmp_path, device, kind, layer, dtype, factors, mode, storage=storage, device_budget=budget)
