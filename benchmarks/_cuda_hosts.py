@@ -225,7 +225,7 @@ def page_locked(count: FakeCuda, folder: Path, options: argparse.Namespace) -> I
 
 
 def ours_alone(figures: Figures, base: Figures) -> Figures:
-    """Return the copies that lines of the library made, and the other figures beside those of the model alone."""
+    """Keep the copies that lines of the library made, and subtract the other figures of the model alone."""
     for one in (figures.waiting, figures.passing, figures.waits, figures.copied):
         one.pop(OTHERS, None)
     figures.operations.subtract(base.operations)
