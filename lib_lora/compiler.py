@@ -58,6 +58,11 @@ def has_compiled() -> bool:
     return frames is not None and bool(getattr(frames, "FRAME_COUNTER", 1))
 
 
+def may_compile() -> bool:
+    """Tell whether the compiler is there, so that code may be compiled at any time."""
+    return "torch._dynamo" in sys.modules
+
+
 def is_compiled(component: nn.Module) -> bool:
     """Tell whether torch compiles the component, or a block of it."""
     marks = "_orig_mod", "_compiled_call_impl"

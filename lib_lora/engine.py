@@ -272,7 +272,7 @@ class Engine:
             self._hooked.swap(plan.executors, reset, resting, keep=keep, checked=checked)
         except BaseException:
             if former is not None and self._static is not None:
-                former.strengths.refresh()  # both had them in the same memory
+                former.strengths.rewrite()  # both had them in the same memory
             raise
         self._plan = plan
         if former is not None and keep:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
@@ -86,6 +86,27 @@ _field_names: Any = cache(lambda cls: tuple(field.name for field in fields(cls))
 def wide(*dtypes: torch.dtype) -> torch.dtype:
     """Return the dtype to compute with weights in: fp32, or fp64 if one of `dtypes` is. fp8 has no sums."""
     return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def capturing(device: torch.device) -> bool:
+    """Return whether a CUDA graph is being captured, which reads strengths from tensors alone."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+_refused_pins: set[str] = set()
+"""Types of devices that refused page-locked memory, as in containers and under WSL."""
+
+
+def page_locked(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return new memory of the computer from which copies to a device do not wait; ordinary memory if there is none."""
+    pins = device.type in ("cuda", "xpu") and device.type not in _refused_pins
+    try:
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=pins)
+    except RuntimeError:
+        if not pins:
+            raise
+        _refused_pins.add(device.type)
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
 
 def plain_mode(device: torch.device) -> AbstractContextManager[None]:

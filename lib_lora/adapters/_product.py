@@ -20,7 +20,7 @@ from ._operation import Operation
 from .base import Adapter, At, Factors, InputEffect, OutputEffect, Rows, shape_text, taken
 
 _BLOCK = 1 << 20
-"""Entries of a dense delta that are alive at a time, where it is built in the forward."""
+"""Entries of a dense delta that a CPU builds at a time in the forward; a device builds it in one piece."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,10 +157,10 @@ class BuiltEffect(OutputEffect):
     def delta(self, x: Tensor, y: Tensor, multiplier: Tensor, op: Operation) -> Tensor:
         dtype = wide(x.dtype)
         rows, inside = self.shape[0], math.prod(self.shape[1:])
-        step = max(_BLOCK // inside, 1)
+        step = max(_BLOCK // inside, 1) if x.device.type == "cpu" else rows
         parts = []
         for start in range(0, rows, step):
             at = At(x.device, dtype, rows=(start, min(start + step, rows)))
             weight = self.adapter.delta_weight(at).to(x.dtype)
             parts.append(op.apply(x, weight.reshape(-1, *self.shape[1:])))
-        return torch.cat(parts, op.channels) * multiplier
+        return (parts[0] if len(parts) == 1 else torch.cat(parts, op.channels)) * multiplier

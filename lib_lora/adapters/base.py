@@ -491,10 +491,11 @@ class DenseEffect(OutputEffect):
         return op.apply(x, self.delta_weight) * multiplier
 
 
-def at_strength(change: Tensor, strength: Tensor) -> Tensor:
-    """Return a change of a bias, (out,) or (heads, out), at its strength, (1,) or (heads,)."""
-    change = change.to(strength)
-    return change * strength if change.ndim == 1 else (change * strength.unsqueeze(1)).sum(0)
+def at_strength(change: Tensor, strength: Tensor | float) -> Tensor:
+    """Return a change of a bias, (out,) or (heads, out), at its strength: a number or (1,), or (heads,)."""
+    if change.ndim == 1 or not isinstance(strength, Tensor):
+        return change * strength
+    return (change * strength.unsqueeze(1)).sum(0)
 
 
 def bias_for(site: Site, name: str, bias: Tensor | None) -> Tensor | None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..adapters._operation import Operation
-from ..adapters.base import Adapter, at_strength
+from ..adapters.base import Adapter, HeadSchedule, at_strength
 from ..compiler import compiling, uncompiled
 from ..errors import ComponentError, RegionError
 from ..naming.architectures._arguments import is_of_text
@@ -32,7 +32,7 @@ from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import ALL_PLACES, RegionPart, TokenLayout, region_on_row, token_layout
 from ..strengths.table import StrengthTable, shaped_by_places
-from ..tensors import TensorFields, plain_mode, wide
+from ..tensors import TensorFields, capturing, plain_mode, wide
 from ..weights.readers.base import WeightReader, weight_reader
 from . import opaque
 from .arguments import BaseForward, named_arguments, output_in, place_of_input, with_output
@@ -141,6 +141,8 @@ class _Ready(NamedTuple):
     """The placement that it is made from."""
     like: tuple[torch.device, torch.dtype]
     """The device and the dtype of the base weights."""
+    numbers: object
+    """The strengths of all groups that it is made for."""
     sums: dict[str, Sum]
     """By parameter."""
     biased: list[tuple[Binding, Adapter]]
@@ -324,8 +326,8 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         found: dict[str, Tensor] = {}
         bases = [reader.read(call.layer, param) for reader, param in zip(readers, self._params, strict=True)]
         ready: _Ready | None = self._views if call.image is None and call.acting is None else None
-        like = bases[0].device, wide(bases[0].dtype)
-        if ready is None or ready.placed is not placed or ready.like != like:
+        like, numbers = (bases[0].device, wide(bases[0].dtype)), self._strengths.numbers
+        if ready is None or ready.placed is not placed or ready.like != like or ready.numbers is not numbers:
             ready = self._make_ready(call, placed, like)
         for param, reader, base in zip(self._params, readers, bases, strict=True):
             dtype = x.dtype if not reader.plain and x.is_floating_point() else base.dtype
@@ -342,8 +344,9 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         pairs = bound if call.acting is None else [bound[i] for i in sorted(call.acting)]
         sums = {param: self._sum_of(param, pairs, like, call.image) for param in self._params}
         biased = [(one, own) for one, own in pairs if own.has_bias or own.bias_excess is not None]
-        ready = _Ready(placed, like, sums, biased)
-        if call.image is None and call.acting is None and not (self._scheduled or placed.packed):
+        ready = _Ready(placed, like, self._strengths.numbers, sums, biased)
+        plain = call.image is None and call.acting is None and ready.numbers is not None
+        if plain and not (self._scheduled or placed.packed or capturing(like[0])):
             self._views = ready
         return ready
 
@@ -367,8 +370,14 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         schedule = binding.adapter.schedule_of_parts
         return binding.rank if schedule is None else schedule.ranks(binding.rank, self._strengths.moment)
 
-    def _strength(self, binding: Binding, device: torch.device, dtype: torch.dtype, image: int | None = None) -> Tensor:
-        return self._strengths.for_variant(binding.ranges, device, wide(dtype), image)
+    def _strength(
+        self, binding: Binding, device: torch.device, dtype: torch.dtype, image: int | None = None
+    ) -> Tensor | float:
+        """Return the strength of a binding; a tensor where it is several numbers, or a captured graph reads it."""
+        strengths = self._strengths
+        if capturing(device) or isinstance(binding.adapter.schedule_of_parts, HeadSchedule):
+            return strengths.for_variant(binding.ranges, device, wide(dtype), image)
+        return strengths.values[strengths.shown if image is None else image][binding.group]
 
     def _change_bias(self, call: _Call, binding: Binding, adapter: Adapter, found: dict[str, Tensor]) -> None:
         target, weight = binding.target, found[binding.target.param]
@@ -376,14 +385,15 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         rows = slice(None) if target.bias_rows is None else slice(*target.bias_rows)
         own = total if self._in_order and total is not None else bias
         strength = self._strength(binding, weight.device, weight.dtype, call.image)
-        delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(strength))
+        exact = wide(weight.dtype)
+        delta = adapter.change_of_bias(None if own is None else own.detach()[rows].to(weight.device, exact))
         if delta is None:
             return
         if total is None:
             width = 3 * weight.shape[0] if target.bias_rows and target.rows is None else weight.shape[0]
             total = weight.new_zeros(width) if bias is None else bias.detach().to(weight, copy=True)
             found[target.bias] = total
-        total[rows].add_(at_strength(delta, strength))
+        total[rows].add_(at_strength(delta.to(weight.device, exact), strength))
 
     def _make(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype

@@ -1,7 +1,8 @@
 """The effective weight of a layer, W + sum of dW, written block by block into memory of the caller.
 
-Where all adapters of the layer can compute some rows or columns of their delta, blocks of these keep the temporary
-memory at a sixteenth of the weight. Low-rank pairs alone are one product into the caller's memory.
+On a CPU, where all adapters of the layer can compute some rows or columns of their delta, blocks of these stay in its
+cache and keep the temporary memory at a sixteenth of the weight. A device computes a delta in one piece, as each block
+costs it a launch for every operation. Low-rank pairs alone are one product into the caller's memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Part:
     """One adapter of a layer, on the device of the base weight."""
 
     adapter: Adapter
-    multiplier: Tensor  # (1,), or (heads,) of a bank of heads
+    multiplier: Tensor | float  # a tensor of one number, or of one for each head of a bank
     rank: int | None = None
     rows: tuple[int, int] | None = None
     """The rows of the base weight that it changes; None for all."""
@@ -60,6 +61,9 @@ class Sum:
         The sum is computed in fp32 or fp64 and rounded once, by `write` if given.
         """
         dtype = wide(base.dtype)
+        if base.device.type != "cpu" and not self._in_order and all(part.rows is None for part in self._parts):
+            self._build_at_once(total, base, dtype, write)
+            return
         contiguous = base.is_contiguous() and total.is_contiguous()
         fused = self._fused(base.device, dtype) if contiguous and self._pairs else None
         others = self._others if fused is not None else self._parts
@@ -81,12 +85,31 @@ class Sum:
             elif block is not out:
                 out.copy_(block)
 
+    def _build_at_once(self, total: Tensor, base: Tensor, dtype: torch.dtype, write: Round | None) -> None:
+        """Write `base` plus all deltas of the whole weight into `total`, with as few kernels as there can be."""
+        original = base if base.dtype in _SUMMED else base.to(dtype)
+        whole = original.to(dtype) if self._reads else None
+        delta: Tensor | None = None
+        for part in self._others:
+            at = At(base.device, dtype, _as(part.multiplier, dtype), part.rank, weight=whole)
+            change = part.adapter.delta_weight(at).reshape(base.shape)
+            delta = change if delta is None else delta.add_(change)
+        if self._pairs:
+            up, down = (fused := self._fused(base.device, dtype)).up, fused.down
+            flat = None if delta is None else delta.view(base.shape[0], -1)
+            delta = (up @ down if flat is None else flat.addmm_(up, down)).view(base.shape)
+        assert delta is not None  # a sum has parts
+        if write is None:
+            torch.add(original, delta, out=total)
+        else:
+            write(total, delta.add_(original))
+
     def _fused(self, device: torch.device, dtype: torch.dtype) -> Factors:
         """Return the pairs as one, (R, in * kernel) and (out, R), with their strengths."""
         ups, downs = [], []
         for part, scale in self._pairs:
             factors = part.adapter.factors(part.rank)
-            ups.append(factors.up.to(device, dtype) * (part.multiplier.to(dtype) * scale))
+            ups.append(factors.up.to(device, dtype) * (_as(part.multiplier, dtype) * scale))
             downs.append(factors.down.flatten(1).to(device, dtype))
         return Factors(torch.cat(downs), torch.cat(ups, 1))
 
@@ -102,20 +125,30 @@ class Sum:
         if original is not None and adapter.reads_base:
             weight = window.clone() if self._in_order else original[low - start : high - start]
         rows = (low - first, high - first) if adapter.by_rows else None
-        at = At(block.device, block.dtype, part.multiplier.to(block.dtype), part.rank, rows, columns, weight)
+        at = At(block.device, block.dtype, _as(part.multiplier, block.dtype), part.rank, rows, columns, weight)
         window.add_(adapter.delta_weight(at).reshape(window.shape))
 
     def _blocks(self, base: Tensor, total: Tensor, *, contiguous: bool) -> list[_Block]:
-        if base.numel() > _SMALLEST and self._by_rows:
+        if base.device.type != "cpu" or base.numel() <= _SMALLEST:
+            return [(0, None, base, total)]
+        if self._by_rows:
             step = _step(base.shape[0], base.numel())
             starts = range(0, base.shape[0], step)
             return [(start, None, base[start : start + step], total[start : start + step]) for start in starts]
-        if base.numel() > _SMALLEST and contiguous and self._by_columns:
+        if contiguous and self._by_columns:
             flat, out = base.view(base.shape[0], -1), total.view(base.shape[0], -1)
             step = _step(flat.shape[1], base.numel())
             windows = [(start, min(start + step, flat.shape[1])) for start in range(0, flat.shape[1], step)]
             return [(0, one, flat[:, slice(*one)], out[:, slice(*one)]) for one in windows]
         return [(0, None, base, total)]
+
+
+_SUMMED = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+"""Dtypes that torch adds to wider ones in one kernel, which computes in the wider one."""
+
+
+def _as(multiplier: Tensor | float, dtype: torch.dtype) -> Tensor | float:
+    return multiplier.to(dtype) if isinstance(multiplier, Tensor) else multiplier
 
 
 _Block = tuple[int, tuple[int, int] | None, Tensor, Tensor]
@@ -124,7 +157,7 @@ _Block = tuple[int, tuple[int, int] | None, Tensor, Tensor]
 
 def _pair_of(part: Part) -> Pair | None:
     """Return the low-rank pair of a part that is only that and changes all rows; else None."""
-    form = part.adapter.form(part.rank)
+    form = None if part.adapter.prefers_dense else part.adapter.form(part.rank)
     if form is None or part.rows is not None or form.on_input or form.on_output:
         return None
     return form.pair

@@ -37,7 +37,6 @@ from .arguments import BaseForward, output_in, place_of_input, with_output
 from .dense import DenseExecutor
 from .low_rank_products import (
     EXACT,
-    TORCHS,
     FusedPair,
     PlainPair,
     add_pair,
@@ -145,13 +144,13 @@ class LowRankExecutor(Resident[Placed]):
             return self._run_any(layer, base_forward, args, kwargs)
         if x.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph reads strengths from tensors
             return self._run_any(layer, base_forward, args, kwargs)
-        strength = numbers[plain.group] * plain.scale if plain.vector is None else plain.vector
+        strength = plain.strength(numbers)
         if x.numel() > plain.many and pays(layer, base_forward, x):
             return effective_linear(layer, x, plain.pair.down, plain.pair.up, strength)
         y = base_forward(layer, x)
         if not isinstance(y, Tensor) or y.dtype is not x.dtype or y.device != x.device:
             return self._run_any(layer, base_forward, args, kwargs, y)
-        return add_plain(plain, strength, layer, x, y, fresh=is_fresh(layer, y, base_forward))
+        return add_plain(plain, strength, layer, x, y, fresh=is_fresh(y, base_forward))
 
     def _run_any(
         self,
@@ -189,6 +188,7 @@ class LowRankExecutor(Resident[Placed]):
         try:
             if alike and self._only_pairs and self._kind == "linear" and pays(layer, base_forward, x):
                 placed = self._placed_at(layer, x.device, x.dtype)
+                self._refresh()
                 parts, plain = placed.get(), self._plain(placed)
                 assert parts.pair is not None
                 of_pair, of_bias = placed.strengths.alike
@@ -211,8 +211,10 @@ class LowRankExecutor(Resident[Placed]):
         changed = self._changed_input(layer, x, op, alike=alike) if self._inputs else x
         y = base(changed)
         placed = self._placed_at(layer, y.device, y.dtype, x.dtype)
-        own_strengths = placed.strengths
-        of_pair, of_bias, *of_outputs = own_strengths.alike if alike else self._live(layer, own_strengths, x, y)
+        plain = self._plain(placed) if self._is_plain else None
+        if plain is None:
+            self._refresh()
+        of_pair, of_bias, *of_outputs = placed.strengths.alike if alike else self._live(layer, placed.strengths, x, y)
         parts = placed.get()
         deltas = (
             () if not parts.outputs else self._output_deltas(of_outputs, parts, x, y, op, reads=placed.reads_output)
@@ -220,16 +222,14 @@ class LowRankExecutor(Resident[Placed]):
         if parts.pair is not None:
             # the dtypes of x and y differ under autocast, or with a host that casts inside its forward
             own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
-            plain = self._plain(placed) if self._is_plain else None
-            fresh = is_fresh(layer, y, base_forward)
+            fresh = is_fresh(y, base_forward, held=2)  # `base` holds it, too
             if plain is not None:
                 y = add_plain(*plain, layer, own, y, fresh=fresh)
             elif self._kind == "embedding":
                 y = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down
             else:
                 y = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh, tuner=self._tuner)
-        # nothing else holds an output that torch's own forward has just made, or a sum
-        fresh = base_forward in TORCHS or parts.pair is not None
+        fresh = parts.pair is not None or is_fresh(y, base_forward, held=2)
         for delta, own_op in deltas:
             if own_op is op:
                 y, fresh = y + delta, True
@@ -251,12 +251,9 @@ class LowRankExecutor(Resident[Placed]):
             return None
         plain: PlainPair | None = self._views
         if plain is None or plain.placed is not placed:
-            pair, first = placed.content.pair, self._ranges[0]
-            assert pair is not None
-            alike = len({(one.group, one.scale) for one in self._ranges}) == 1 and first.schedule is None
-            vector = None if alike else placed.strengths.alike[0]
-            self._views = plain = PlainPair.of(placed, pair, first.group, first.scale, vector)
-        return plain, numbers[plain.group] * plain.scale if plain.vector is None else plain.vector
+            assert placed.content.pair is not None
+            self._views = plain = PlainPair(placed, placed.content.pair, self._ranges, placed.strengths)
+        return plain, plain.strength(numbers)
 
     def _live(self, layer: nn.Module, own: LayerStrengths, x: Tensor, changed: Tensor) -> tuple[Tensor, ...]:
         """Return the strengths of the changes of `changed`, by row of the batch and by place where these differ.
@@ -270,6 +267,11 @@ class LowRankExecutor(Resident[Placed]):
         if self.is_regional:
             return own.for_places(self._token_layout(changed))
         return own.for_rows(repeats, changed.ndim) if mixed else own.alike
+
+    def _refresh(self) -> None:
+        """Have the latest strengths written before they are read; compiled code reads them without asking."""
+        if self._strengths.stale:
+            self._strengths.refresh()
 
     @property
     def is_regional(self) -> bool:
@@ -290,6 +292,7 @@ class LowRankExecutor(Resident[Placed]):
             # the dtype of the output is not known before the base call; the last call's is the best guess
             placed = self._place_for_call(layer, x.device, x.dtype if placed is None else placed.dtype, x.dtype)
         assert placed.inputs is not None
+        self._refresh()
         changed, strengths = x, placed.inputs.alike if alike else self._live(layer, placed.inputs, x, x)
         for effect, strength in zip(placed.get().inputs, strengths, strict=True):
             changed = changed + effect.delta(x, strength.to(x.dtype), op)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # torch's own name for it
@@ -21,6 +21,7 @@ from ..compiler import compiling
 from ..placement import scratch
 from ..placement.storage import Placement
 from ..registry import Tuner
+from ..strengths.table import FactorRanges, LayerStrengths
 from ..tensors import TensorFields, autocasts
 from .arguments import BaseForward
 
@@ -81,40 +82,52 @@ class FusedPair(TensorFields):
     up: Tensor  # (out, R)
 
 
-class PlainPair(NamedTuple):
+class PlainPair:
     """The fused pair of a layer for eager calls in which all rows and places have the same strengths.
 
     It is made when the pair is placed. Where one number is the strength of all components, the second product takes it
     as a factor, and a call costs two products beside the layer's own. Several numbers are a vector, and cost a third.
+
+    Args:
+        placed: the placement that it is made from, in the dtype of the layer's input and output.
+        pair: of the placement.
+        ranges: of the strengths of its components.
+        strengths: of the layer.
     """
 
-    placed: Placement[Any]
-    """That it is made from, in the dtype of the layer's input and output."""
-    pair: FusedPair
-    spatial: int
-    """Dimensions behind the channels; 0 for a linear layer."""
-    down: Tensor
-    """(R, in, *kernel); (in, R) for a linear layer."""
-    up: Tensor
-    """(out, R); (R, out) for a linear layer."""
-    group: int
-    """The strength group of the first component."""
-    scale: float
-    """The factor on the number of the group."""
-    vector: Tensor | None
-    """(R, *ones), which the strength table writes; None where one number is the strength of all components."""
-    many: float
-    """The effective weight is cheaper for inputs of more entries."""
+    __slots__ = ("_number", "_numbers", "_sources", "_strengths", "down", "many", "pair", "placed", "spatial", "up")
 
-    @classmethod
-    def of(cls, placed: Placement[Any], pair: FusedPair, group: int, scale: float, vector: Tensor | None) -> PlainPair:
-        """Make the views of a placed pair."""
-        spatial, down, up = pair.down.ndim - 2, pair.down, pair.up
-        if spatial:
-            return cls(placed, pair, spatial, down, up, group, scale, vector, math.inf)
-        inside, out = down.shape[1], up.shape[0]
-        many = MARGIN * inside * inside * out / (out + inside) if up.dtype in EXACT else math.inf
-        return cls(placed, pair, 0, down.t(), up.t(), group, scale, vector, many)
+    def __init__(
+        self, placed: Placement[Any], pair: FusedPair, ranges: FactorRanges, strengths: LayerStrengths
+    ) -> None:
+        self.placed, self.pair, self._strengths = placed, pair, strengths
+        self.spatial = pair.down.ndim - 2
+        """Dimensions behind the channels; 0 for a linear layer."""
+        self.down = pair.down if self.spatial else pair.down.t()
+        """(R, in, *kernel); (in, R) for a linear layer."""
+        self.up = pair.up if self.spatial else pair.up.t()
+        """(out, R); (R, out) for a linear layer."""
+        self.many = math.inf
+        """The effective weight is cheaper for inputs of more entries."""
+        if not self.spatial and pair.up.dtype in EXACT:
+            inside, out = pair.down.shape[1], pair.up.shape[0]
+            self.many = MARGIN * inside * inside * out / (out + inside)
+        self._numbers: Sequence[float] | None = None
+        self._number: float | None = None
+        self._sources: Collection[tuple[int, float]] = ()  # group and scale of each component
+        # MPS compiles a graph for each new number
+        if all(part.schedule is None for part in ranges) and pair.up.device.type != "mps":
+            self._sources = {(part.group, part.scale) for part in ranges if part.scale}
+
+    def strength(self, numbers: Sequence[float]) -> Tensor | float:
+        """Return the strength of all components at the present numbers of all groups: one number or a vector."""
+        if numbers is not self._numbers:
+            factors = {numbers[group] * scale for group, scale in self._sources}
+            self._numbers, self._number = numbers, factors.pop() if len(factors) == 1 else None
+        if self._number is not None:
+            return self._number
+        self._strengths.table.refresh()
+        return self._strengths.alike[0]
 
 
 def add_plain(
@@ -126,7 +139,11 @@ def add_plain(
         if isinstance(strength, Tensor):  # a layer may have a product of its own, whose output others may hold
             h, strength = h.mul_(strength) if fresh else h * strength, 1.0
         return _add_conv(h, y, plain.up, strength, plain.spatial, fresh=fresh)
-    h = torch.mm(x if x.ndim == 2 else x.reshape(-1, plain.down.shape[0]), plain.down)
+    if x.is_contiguous():
+        h = torch.mm(x if x.ndim == 2 else x.view(-1, plain.down.shape[0]), plain.down)
+    else:  # as the layer's own product takes it
+        h = F.linear(x, plain.pair.down)
+        h = h.reshape(-1, h.shape[-1])
     if isinstance(strength, Tensor):
         h, strength = h.mul_(strength), 1.0
     return _add_linear(h, y, plain.up, strength, fresh=fresh)
@@ -150,10 +167,48 @@ def add_pair(
     return _add_linear(h.view(-1, h.shape[-1]), y, pair.up.t(), 1.0, fresh=fresh)
 
 
-def is_fresh(layer: nn.Module, y: Tensor, base_forward: BaseForward) -> bool:
-    """Tell whether nothing else holds an output, as torch's own forward has just made it, and no gradient needs it."""
-    # a convolution may have a product of its own, whose output other code may hold
-    return base_forward in TORCHS and not y.requires_grad and "_conv_forward" not in layer.__dict__
+def is_fresh(y: Tensor, base_forward: BaseForward, held: int = 1) -> bool:
+    """Tell whether nothing but the caller holds an output or its memory, and no gradient needs it.
+
+    An output that torch's own forward has just made is. Any other is judged by how often it is referred to.
+
+    Args:
+        y: the output of a layer.
+        base_forward: that made it.
+        held: the caller's own references, such as its local variable.
+    """
+    if y.requires_grad:
+        return False
+    if base_forward in TORCHS or compiling():
+        return base_forward in TORCHS
+    try:
+        # one reference to the memory is the output's, the other one that of the object that is asked here
+        return sys.getrefcount(y) <= _REFERENCES + held and _memory_uses(y.untyped_storage()._cdata) <= 2 + _by_base(y)
+    except (NotImplementedError, RuntimeError):  # a tensor without memory of its own, as wrappers are
+        return False
+
+
+_memory_uses: Callable[[int], int] = getattr(torch._C, "_storage_Use_Count", lambda _: 1 << 30)
+
+
+def _by_base(y: Tensor) -> int:
+    """Return 1 where an output is a view that alone keeps its base, whose memory is counted twice then."""
+    return 0 if y._base is None else int(_uses_of_base(y) == _USES_OF_BASE)
+
+
+def _uses_of_base(y: Tensor) -> tuple[int, int]:
+    """Return how often objects and torch refer to the base of a view, this look at it included."""
+    base: Any = y._base
+    return sys.getrefcount(base), base._use_count()
+
+
+def _references(y: Tensor) -> int:
+    return sys.getrefcount(y)
+
+
+_REFERENCES = _references(torch.empty(0, device="cpu"))
+"""Of a tensor that is a parameter of a function and nothing else."""
+_USES_OF_BASE = _uses_of_base(torch.empty(0, device="cpu").view(0))
 
 
 def _add_linear(h: Tensor, y: Tensor, up: Tensor, strength: float, *, fresh: bool) -> Tensor:

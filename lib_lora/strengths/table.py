@@ -1,9 +1,9 @@
-"""The strength table: all numbers of the active plan on the host, and one vector per device that never moves.
+"""The strength table: all numbers of the active plan on the host, and one matrix per device that never moves.
 
 Every rank component of every fused pair is multiplied by `strength * scale` in the forward. All these factors of a plan
-are in one flat vector per device and dtype; a layer has a view into it. A change of strength rewrites the vector: one
-gather, one product and one copy per device, however many layers there are, and no layer is touched. The vector has the
-factors of one variant. While a call has rows of several, a matrix beside it has the factors of each row.
+are in one matrix per device and dtype; a layer has a view into it. A change of strength rewrites the matrix: one
+gather, one product and one copy per device, however many layers there are, and no layer is touched. Nor is anything
+written before a layer reads it: a plain call takes its number from the host.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import starmap
 from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..adapters.base import Schedule
-from ..compiler import uncompiled
+from ..compiler import may_compile, uncompiled
+from ..tensors import page_locked
 from .regions import LatentGrid, RowRegions, TokenGrid, TokenLayout, region_on_row, weights_at
 from .stack_strengths import StackStrengths, Values
 from .strength import Moment
 
+ALIGNMENT = 16
+"""Entries. Compiled code loads up to 16 bytes at once, and does not look again where a layer's factors begin."""
 KeepVector: TypeAlias = Callable[[str, Tensor], Tensor]
 """Copies a vector into the memory that one of that name had before, and returns it."""
 
@@ -51,25 +52,27 @@ Layout: TypeAlias = tuple[int, int]
 
 @dataclass(eq=False)
 class LayerStrengths:
-    """The strengths of one layer on a device, in one dtype: a vector of factors for each of its layouts."""
+    """The strengths of one layer on a device, in one dtype: a view of the table's matrix for each of its layouts."""
 
     table: StrengthTable
-    place: tuple[torch.device, torch.dtype]
+    device_dtype: tuple[torch.device, torch.dtype]
     spatial: int
     """Dimensions behind the channels, of convolutions."""
     layouts: Sequence[Layout]
-    """Of the vectors in the table's."""
-    factors: tuple[Tensor, ...]
+    factors: tuple[Tensor, ...] = ()
     """Each (n,), of the variant that is shown; later writes show through."""
-    alike: tuple[Tensor, ...]
+    alike: tuple[Tensor, ...] = ()
     """Each (n, *ones), with a one for each spatial dimension, or (1,): where all rows and places have the same."""
     rows: tuple[Tensor, ...] = ()
-    """Each (rows, n), of the rows of the call. Only while these are `mixed`."""
+    """Each (rows, n), of the rows of the latest call whose rows are `mixed`."""
 
-    def set_rows(self, rows: Tensor) -> None:
-        """Look at this layer's part of the factors of all rows."""
+    def view(self, matrix: Tensor, height: int) -> None:
+        """Look at this layer's part of the matrix, see `StrengthTable`."""
         # each an own tensor: graphs know it by its shape, and not by where it begins
-        self.rows = tuple([_layer_rows(rows, self.table.length, *layout) for layout in self.layouts])
+        parts = [_part(matrix, height, *layout) for layout in self.layouts]
+        self.factors = tuple([part[0] for part in parts])
+        self.alike = tuple([_per_channel(one, self.spatial) for one in self.factors]) if self.spatial else self.factors
+        self.rows = tuple([part[1:] for part in parts]) if height > 1 else ()
 
     def for_rows(self, repeats: int, ndim: int) -> tuple[Tensor, ...]:
         """Return the strengths of each row, (rows, …, n, *ones).
@@ -80,20 +83,20 @@ class LayerStrengths:
         """
         middle, behind = (1,) * (ndim - self.spatial - 2), (1,) * self.spatial
         rows = self.rows if repeats == 1 else [one.repeat_interleave(repeats, 0) for one in self.rows]
-        return tuple([one.view(one.shape[0], *middle, one.shape[1], *behind) for one in rows])
+        return tuple([one.reshape(one.shape[0], *middle, one.shape[1], *behind) for one in rows])
 
     def for_places(self, layout: TokenLayout) -> tuple[Tensor, ...]:
         """Return the strengths at each place of a tensor, with the dimensions of the tensor, or as `alike`."""
-        first, found = layout.channels_first, []
+        first, shaped_factors = layout.channels_first, []
         for i, vector in enumerate(self.factors):
             if not vector.shape[0]:
-                found.append(vector)
+                shaped_factors.append(vector)
                 continue
             weights: Tensor = self.table.weights(self.layouts[i][0], vector, layout.grid, channels_first=first)
             factors = self.rows[i] if self.table.mixed else vector.unsqueeze(0)
             shaped = shaped_by_places(weights * factors.unsqueeze(2 if first else 1), layout)
-            found.append(_per_channel(shaped, self.spatial) if shaped.ndim == 1 else shaped)
-        return tuple(found)
+            shaped_factors.append(_per_channel(shaped, self.spatial) if shaped.ndim == 1 else shaped)
+        return tuple(shaped_factors)
 
 
 def _per_channel(factors: Tensor, spatial: int) -> Tensor:
@@ -108,18 +111,23 @@ def change_of_bias(strengths: Tensor, bias: Tensor, spatial: int) -> Tensor:
     return (strengths.movedim(channels, -1) @ bias).movedim(-1, channels)
 
 
-def _layer_rows(rows: Tensor, length: int, start: int, count: int) -> Tensor:
-    """Return one layer's matrix (rows, count) out of the rows of all layers, which are `length` long."""
-    number = rows.shape[0] // length
-    return rows.narrow(0, number * start, number * count).view(number, count)
+def _part(matrix: Tensor, height: int, start: int, count: int) -> Tensor:
+    """Return one layer's part (height, count) of a matrix, in which it begins at `start` of each row."""
+    width = -(-count // ALIGNMENT) * ALIGNMENT
+    return matrix.narrow(0, height * start, height * width).view(height, width).narrow(1, 0, count)
 
 
 class StrengthTable:
     """The strengths of one plan.
 
+    On each device and in each dtype in which a layer computes, they are a matrix of rows x factors. Its first row has
+    the factors of the variant that is shown; while rows of a call differ, the further rows have theirs. Each layer's
+    part of the matrix is in one piece, so that its strides do not depend on other layers, and begins at a multiple of
+    `ALIGNMENT` entries, as compiled code may load several at once.
+
     Args:
         strengths: of the stack.
-        kept: gives vectors on devices the memory of the plan before; None where each plan has its own.
+        kept: gives matrices on devices the memory of the plan before; None where each plan has its own.
     """
 
     def __init__(self, strengths: StackStrengths, kept: KeepVector | None = None) -> None:
@@ -129,7 +137,7 @@ class StrengthTable:
         self.mixed = False
         """Whether the rows of the present call are of more than one variant."""
         self.shown = 0
-        """The variant of calls whose rows are alike; the vectors have its factors."""
+        """The variant of calls whose rows are alike."""
         # a UI's thread writes strengths while the model's thread sets a moment
         self._lock = threading.RLock()
         self.stack_strengths = strengths
@@ -146,20 +154,21 @@ class StrengthTable:
         """The part of the prompt of each row of the present call; empty where that makes no difference."""
         self._layouts: dict[FactorRanges, Layout] = {}  # of ranges whose room layers share
         self._starts: list[int] = []  # of all
-        self.length = 0
-        """Of the vector."""
-        self._orders: dict[int, Tensor] = {}
         self._groups: list[int] = []  # of each factor
         self._scales: list[float] = []  # likewise
         self._gather: tuple[Tensor, Tensor] | None = None  # both as tensors
-        self._vectors: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # (n,), of the variant that is shown
-        self._matrices: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # see `_factors_by_layer`
+        self._orders: dict[int, Tensor] = {}
+        self._matrices: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # (height * length,), layer by layer
+        self._height = 1  # rows of each
+        self.stale = False
+        """Whether the matrices lack the latest strengths; who reads one calls `refresh` before."""
+        self._is_read_unseen = False
         self._layers: weakref.WeakSet[LayerStrengths] = weakref.WeakSet()
         self._scheduled: list[tuple[int, FactorRange, Schedule]] = []
         self.moment = Moment()
         """Of the next model call; where its timestep is not known, all ranks act."""
         self.rows: tuple[int, ...] = ()
-        """The variant of each row of the present call. Only while it is `mixed`."""
+        """The variant of each row of the latest call whose rows were `mixed`."""
 
     def register(self, *every: FactorRanges, own: bool = False) -> list[Layout]:
         """Reserve room for a layer's factors, before the first `for_layer`; equal ranges have the same room.
@@ -168,21 +177,23 @@ class StrengthTable:
             every: each the ranges of factors that are read together.
             own: where plans share memory, give the layer room of its own, so that addresses do not depend on others.
         """
-        found, shared = [], self._layouts if self._kept is None or not own else {}
+        layouts, shared = [], self._layouts if self._kept is None or not own else {}
         for ranges in every:
             if ranges not in shared:
-                assert not self._vectors, "views must never move"
-                start = self.length
+                assert not self._matrices, "views must never move"
+                start = len(self._groups)
                 self._starts.append(start)
-                for one in ranges:
-                    if one.schedule is not None:
-                        self._scheduled.append((self.length, one, one.schedule))
-                    self._groups += [one.group] * one.count
-                    self._scales += [one.scale] * one.count
-                    self.length += one.count
-                shared[ranges] = start, self.length - start
-            found.append(shared[ranges])
-        return found
+                for part in ranges:
+                    if part.schedule is not None:
+                        self._scheduled.append((len(self._groups), part, part.schedule))
+                    self._groups += [part.group] * part.count
+                    self._scales += [part.scale] * part.count
+                count = len(self._groups) - start
+                self._groups += [0] * (-count % ALIGNMENT)
+                self._scales += [0.0] * (-count % ALIGNMENT)
+                shared[ranges] = start, count
+            layouts.append(shared[ranges])
+        return layouts
 
     @property
     def varying(self) -> bool:
@@ -198,26 +209,19 @@ class StrengthTable:
         self, layouts: Sequence[Layout], device: torch.device, dtype: torch.dtype, spatial: int
     ) -> LayerStrengths:
         """Return the strengths of a layer, a vector for each of the layouts; see `LayerStrengths`."""
-        place = device, dtype
-        every = self._vectors[place] if place in self._vectors else self._make_vector(place)
-        vectors = tuple(starmap(partial(every.narrow, 0), layouts))
-        alike = tuple([_per_channel(one, spatial) for one in vectors]) if spatial else vectors
-        found = LayerStrengths(self, place, spatial, layouts, vectors, alike)
-        self._layers.add(found)
-        if place in self._matrices:
-            found.set_rows(self._matrices[place])
-        return found
+        layer = LayerStrengths(self, (device, dtype), spatial, layouts)
+        layer.view(self._matrix(device, dtype), self._height)
+        self._layers.add(layer)
+        return layer
 
     def for_variant(
         self, ranges: FactorRanges, device: torch.device, dtype: torch.dtype, variant: int | None = None
     ) -> Tensor:
         """Return the factors of a layer for one variant of the present call, (sum of ranks,); None is the one shown."""
-        place = device, dtype
-        start, count = self._layouts[ranges]
-        every = self._vectors[place] if place in self._vectors else self._make_vector(place)
-        if variant is None:
-            return every.narrow(0, start, count)
-        return _layer_rows(self._matrices[place], self.length, start, count)[self.rows.index(variant)]
+        matrix = self._matrix(device, dtype)
+        self.refresh()
+        part = _part(matrix, self._height, *self._layouts[ranges])
+        return part[0 if variant is None else 1 + self.rows.index(variant)]
 
     # a graph must not guard rows, regions or cached weights
     @uncompiled
@@ -227,15 +231,15 @@ class StrengthTable:
         variants = self.rows if self.mixed else (self.shown,) * len(parts)
         parts = parts if len(parts) == len(variants) else (None,) * len(variants)
         key = start, factors.shape[0], variants, parts, grid is None
-        found = stack.row_regions.get(key)
-        if found is None:
+        regions = stack.row_regions.get(key)
+        if regions is None:
             rows = []
             for variant, part in zip(variants, parts, strict=True):
-                own = stack.group_regions[variant]
+                of_groups = stack.group_regions[variant]
                 groups = self._groups[start : start + factors.shape[0]]
-                rows.append(tuple([region_on_row(own[group], grid, part) for group in groups]))
-            found = stack.row_regions[key] = tuple(rows[:1] if len(set(rows)) == 1 else rows)
-        return self.region_weights(grid, found, factors, channels_first=channels_first)
+                rows.append(tuple([region_on_row(of_groups[group], grid, part) for group in groups]))
+            regions = stack.row_regions[key] = tuple(rows[:1] if len(set(rows)) == 1 else rows)
+        return self.region_weights(grid, regions, factors, channels_first=channels_first)
 
     def region_weights(
         self, grid: TokenGrid | None, regions: RowRegions, like: Tensor, *, channels_first: bool
@@ -243,15 +247,15 @@ class StrengthTable:
         """Return the weights of regions, see `weights_at`: (rows, n, places), or (rows, places, n), as `like` is."""
         self.was_placed |= grid is not None
         key = grid, regions, like.device, like.dtype, channels_first
-        found = self._weights.get(key)
-        if found is None:
+        known = self._weights.get(key)
+        if known is None:
             weights = weights_at(grid, regions, list(self.stack_strengths.regions))  # (rows, n, places)
             shaped = weights if channels_first else weights.transpose(1, 2)
-            found = self._weights[key] = shaped.to(like, copy=True).contiguous()
-        return found
+            known = self._weights[key] = shaped.to(like, copy=True).contiguous()
+        return known
 
     def write(self, strengths: StackStrengths) -> None:
-        """Write every group; shows at once in every view. Where the number of variants changes, the first is shown."""
+        """Write every group. Where the number of variants changes, the first is shown."""
         values = strengths.values(None)
         with self._lock:
             former, self.stack_strengths = self.stack_strengths, strengths
@@ -259,12 +263,12 @@ class StrengthTable:
                 self._weights.clear()
                 self._set_regions()
             if len(values) != len(self.values):
-                self.shown, self.mixed = 0, False
+                self.shown, self.mixed, self.rows = 0, False, ()
             self._set_values(values)
-            self.refresh()
+            self._changed()
 
     def set_rows(self, rows: tuple[int, ...], parts: tuple[int | None, ...] = ()) -> None:
-        """Set the variant and the part of the prompt of each row of the next calls; shows at once in every view.
+        """Set the variant and the part of the prompt of each row of the next calls.
 
         A single variant is of all rows, however many a call has.
         """
@@ -272,14 +276,14 @@ class StrengthTable:
         with self._lock:
             if max(rows, default=0) >= len(self.values):  # another stack came since the call began
                 rows = (0,)
-            former, self.mixed = self.shown, len(set(rows)) > 1
-            if not self.mixed:
-                self.shown = rows[0] if rows else former
-                if self.shown != former:
-                    self._write_vectors()
-            elif rows != self.rows:
+            former = self.shown, self.rows
+            self.mixed = len(set(rows)) > 1
+            if self.mixed:
                 self.rows = rows
-                self._write_rows()
+            elif rows:
+                self.shown = rows[0]
+            if former != (self.shown, self.rows):
+                self._changed()
             self._set_numbers()
 
     def set_latents(self, latents: LatentGrid) -> None:
@@ -290,7 +294,7 @@ class StrengthTable:
         self.latents = latents
 
     def set_moment(self, moment: Moment) -> None:
-        """Set the moment of the next model call; shows at once in every view.
+        """Set the moment of the next model call.
 
         Raises:
             MomentError: the moment lacks what a strength depends on; all is as before then.
@@ -304,20 +308,44 @@ class StrengthTable:
             if changed:
                 self._set_values(values)
             if changed or later:
-                self.refresh()
+                self._changed()
 
     def drop_devices(self) -> None:
         """Forget the memory on devices but the CPU, where no placed layer reads it any more."""
-        self._vectors = {place: one for place, one in self._vectors.items() if place[0].type == "cpu"}
-        self._matrices = {place: one for place, one in self._matrices.items() if place[0].type == "cpu"}
+        self._matrices = {at: matrix for at, matrix in self._matrices.items() if at[0].type == "cpu"}
+
+    def read_unseen(self) -> None:
+        """Write each change at once from now on, as code reads the matrices that does not ask: a captured graph."""
+        self._is_read_unseen = True
+        self.refresh()
 
     def refresh(self) -> None:
-        """Write all factors again, where others have written to their memory."""
-        self._write_vectors()
-        if self.mixed:
-            self._write_rows()
-        else:
-            self.rows = ()
+        """Write the latest strengths into the matrices, without waiting for a device."""
+        if self.stale:
+            self.rewrite()
+
+    @uncompiled
+    def rewrite(self) -> None:
+        """Write all strengths again, where others have written to the memory of the matrices."""
+        with self._lock:
+            self.stale, height = False, 1 + len(self.rows)
+            grown, self._height = height != self._height, height
+            factors = self._host_factors() if self._matrices else None
+            for (device, dtype), matrix in list(self._matrices.items()):
+                assert factors is not None
+                if not grown:
+                    _copy(matrix, factors)
+                    continue
+                matrix = self._matrices[device, dtype] = self._placed(factors, device, dtype)
+                for layer in list(self._layers):
+                    if layer.device_dtype == (device, dtype):
+                        layer.view(matrix, height)
+
+    def _changed(self) -> None:
+        """Note that the matrices lack something; code that was compiled reads them without asking."""
+        self.stale = True
+        if self._is_read_unseen or may_compile():
+            self.refresh()
 
     def _set_values(self, values: Values) -> None:
         self.values = values
@@ -337,63 +365,51 @@ class StrengthTable:
         self.has_parts = bool({part for own in regions for _, part in own} - {None})
         """Whether the part of the prompt that a row is of makes a difference."""
 
-    def _make_vector(self, place: tuple[torch.device, torch.dtype]) -> Tensor:
-        """Place the factors of the variant that is shown on a device, (n,), and the factors of the call's rows."""
-        factors = self._factors((self.shown,))[0].to(*place, copy=True)
-        vector = self._vectors[place] = factors if self._kept is None else self._kept("factors", factors)
-        if self.rows:
-            self._write_matrix(place, self._factors_by_layer())
-        return vector
+    def _matrix(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return the matrix of a device and dtype, which is made where there is none."""
+        matrix = self._matrices.get((device, dtype))
+        if matrix is None:
+            self.refresh()
+            matrix = self._matrices[device, dtype] = self._placed(self._host_factors(), device, dtype)
+        return matrix
 
-    def _write_vectors(self) -> None:
-        if self._vectors:
-            factors = self._factors((self.shown,))[0]
-            for vector in self._vectors.values():
-                vector.copy_(factors)
+    def _placed(self, factors: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+        with torch.inference_mode(False):  # or it could not be written in other modes
+            matrix = torch.empty(factors.shape, device=device, dtype=dtype)
+        _copy(matrix, factors)
+        return matrix if self._kept is None else self._kept(f"{self._height} rows", matrix)
 
-    def _write_rows(self) -> None:
-        if self._vectors:
-            rows = self._factors_by_layer()
-            for place in self._vectors:
-                self._write_matrix(place, rows)
-
-    def _write_matrix(self, place: tuple[torch.device, torch.dtype], rows: Tensor) -> None:
-        """Write the factors of all rows on a device: in place while there are as many, as compiled code reads them."""
-        found = self._matrices.get(place)
-        if found is not None and found.shape == rows.shape:
-            found.copy_(rows)
-            return
-        own = rows.to(*place, copy=True)
-        own = self._matrices[place] = own if self._kept is None else self._kept("rows", own)
-        for layer in list(self._layers):
-            if layer.place == place:
-                layer.set_rows(own)
-
-    def _factors_by_layer(self) -> Tensor:
-        """Return the factors of all rows of the call, (rows * n,): the first layer's for each row, then the next one's.
-
-        So each layer has a matrix of its own in one piece, whose strides do not depend on the others.
-        """
-        count = len(self.rows)
-        order = self._orders.get(count)
-        if order is None:
-            ends = [*self._starts[1:], self.length]
-            every = torch.arange(count * self.length, device="cpu").view(count, self.length)
-            pieces = [every[:, start:end].flatten() for start, end in zip(self._starts, ends, strict=True)]
-            order = self._orders[count] = torch.cat(pieces)
-        return self._factors(self.rows).flatten()[order]
-
-    def _factors(self, variants: Sequence[int]) -> Tensor:
-        """Return all factors of these variants, (variants, n)."""
+    def _host_factors(self) -> Tensor:
+        """Return all factors as the matrices have them, in fp64: layer by layer, and in each row by row."""
         if self._gather is None:
             groups = torch.tensor(self._groups, dtype=torch.int64, device="cpu")
             self._gather = groups, torch.tensor(self._scales, dtype=torch.float64, device="cpu")
         groups, scales = self._gather
-        values = self._values if len(variants) == len(self._values) == 1 else self._values[list(variants)]
+        variants = [self.shown, *self.rows[: self._height - 1]]
+        values = self._values if len(variants) == len(self._values) == 1 else self._values[variants]
         factors = values.index_select(1, groups).mul_(scales)
-        for start, own, schedule in self._scheduled:
-            schedule.write(factors[:, start : start + own.count], self.moment, own.per_rank)
-        return factors
+        for start, part, schedule in self._scheduled:
+            schedule.write(factors[:, start : start + part.count], self.moment, part.per_rank)
+        return factors.flatten() if len(variants) == 1 else factors.flatten()[self._order(len(variants))]
+
+    def _order(self, height: int) -> Tensor:
+        """Return where each entry of a matrix is in the factors row by row."""
+        order = self._orders.get(height)
+        if order is None:
+            length = len(self._groups)
+            ends = [*self._starts[1:], length]
+            every = torch.arange(height * length, device="cpu").view(height, length)
+            pieces = [every[:, start:end].flatten() for start, end in zip(self._starts, ends, strict=True)]
+            order = self._orders[height] = torch.cat(pieces)
+        return order
+
+
+def _copy(matrix: Tensor, factors: Tensor) -> None:
+    """Copy factors to a device, from page-locked memory where that needs no waiting."""
+    if matrix.device.type == "cpu":
+        matrix.copy_(factors)
+    else:
+        matrix.copy_(page_locked(factors.shape, matrix.dtype, matrix.device).copy_(factors), non_blocking=True)
 
 
 def shaped_by_places(weights: Tensor, layout: TokenLayout) -> Tensor:
