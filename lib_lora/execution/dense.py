@@ -399,7 +399,7 @@ class DenseExecutor(Resident[Placement[Adapters]]):
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
     ) -> Placement[Adapters]:
         adapters = Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer)))
-        return Placement(device, _ANY, _ANY, store(adapters, self._storage), self._storage != "file")
+        return Placement(device, _ANY, _ANY, *store(adapters, self._storage))
 
 
 _ANY = torch.float32

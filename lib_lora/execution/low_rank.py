@@ -31,7 +31,7 @@ from ..placement.storage import Placement, store
 from ..strengths.model_call import repeats_per_row
 from ..strengths.regions import TokenLayout, token_layout
 from ..strengths.table import FactorRange, FactorRanges, LayerStrengths, StrengthTable, change_of_bias
-from ..tensors import TensorFields
+from ..tensors import TensorFields, capturing
 from . import opaque
 from .arguments import BaseForward, output_in, place_of_input, with_output
 from .dense import DenseExecutor
@@ -44,6 +44,7 @@ from .low_rank_products import (
     effective_linear,
     is_fresh,
     pays,
+    shared_cast,
     stacked,
 )
 
@@ -129,7 +130,7 @@ class LowRankExecutor(Resident[Placed]):
             self._input_layouts = strengths.register(*of_inputs)
             self._layouts += strengths.register(*of_outputs)
         self._only_pairs = bool(of_pairs) and not self._inputs and not self._outputs
-        is_kept = policy.storage != "file" or policy.static is not None
+        is_kept = policy.static is not None
         is_tuned = policy.tuner is not None and policy.tuner.adds_pairs
         self._is_plain = self._only_pairs and not (of_biases or is_kept or is_tuned or target.kind == "embedding")
 
@@ -140,16 +141,18 @@ class LowRankExecutor(Resident[Placed]):
             return self._run_any(layer, base_forward, args, kwargs)
         x, numbers = args[0], self._strengths.numbers
         placed = plain.placed
-        if numbers is None or not isinstance(x, Tensor) or x.dtype is not placed.dtype or x.device != placed.device:
+        if numbers is None or not isinstance(x, Tensor) or x.device != placed.device:
             return self._run_any(layer, base_forward, args, kwargs)
-        if x.is_cuda and torch.cuda.is_current_stream_capturing():  # a graph reads strengths from tensors
+        if x.is_cuda and capturing(x.device):  # a graph reads strengths from tensors
             return self._run_any(layer, base_forward, args, kwargs)
         strength = plain.strength(numbers)
-        if x.numel() > plain.many and pays(layer, base_forward, x):
+        if x.numel() > plain.many and x.dtype is placed.dtype and pays(layer, base_forward, x):
             return effective_linear(layer, x, plain.pair.down, plain.pair.up, strength)
         y = base_forward(layer, x)
-        if not isinstance(y, Tensor) or y.dtype is not x.dtype or y.device != x.device:
+        if not isinstance(y, Tensor) or y.dtype is not placed.dtype or y.device != x.device:
             return self._run_any(layer, base_forward, args, kwargs, y)
+        if x.dtype is not y.dtype:  # under autocast, or with a host that casts inside its forward
+            x = shared_cast(x, y.dtype)
         return add_plain(plain, strength, layer, x, y, fresh=is_fresh(y, base_forward))
 
     def _run_any(
@@ -220,8 +223,7 @@ class LowRankExecutor(Resident[Placed]):
             () if not parts.outputs else self._output_deltas(of_outputs, parts, x, y, op, reads=placed.reads_output)
         )
         if parts.pair is not None:
-            # the dtypes of x and y differ under autocast, or with a host that casts inside its forward
-            own = x if self._kind == "embedding" else x.to(device=y.device, dtype=y.dtype)
+            own = x if self._kind == "embedding" else shared_cast(x.to(y.device), y.dtype)
             fresh = is_fresh(y, base_forward, held=2)  # `base` holds it, too
             if plain is not None:
                 y = add_plain(*plain, layer, own, y, fresh=fresh)
@@ -247,7 +249,7 @@ class LowRankExecutor(Resident[Placed]):
         if compiling() or tracing() or not self._is_plain:  # first, so that a graph does not guard numbers
             return None
         numbers = self._strengths.numbers
-        if numbers is None or (placed.device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+        if numbers is None or placed.packed or capturing(placed.device):
             return None
         plain: PlainPair | None = self._views
         if plain is None or plain.placed is not placed:
@@ -334,9 +336,9 @@ class LowRankExecutor(Resident[Placed]):
             bias = stacked(biases, 1, device, dtype, rows_of_biases, width).t()
         inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
         outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
-        stored = store(Parts(pair, inputs, outputs, bias), self._storage)
+        stored, packed = store(Parts(pair, inputs, outputs, bias), self._storage)
         strengths, of_inputs = self._strengths.for_layer(self._layouts, device, dtype, self._spatial), None
         if inputs:
             of_inputs = self._strengths.for_layer(self._input_layouts, device, input_dtype, self._spatial)
         reads = any(effect.reads_output for effect in outputs)
-        return Placed(device, dtype, input_dtype, stored, self._storage != "file", strengths, of_inputs, reads)
+        return Placed(device, dtype, input_dtype, stored, packed, strengths, of_inputs, reads)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -165,6 +167,24 @@ def add_pair(
         return y
     h = F.linear(x, pair.down) * strength
     return _add_linear(h.view(-1, h.shape[-1]), y, pair.up.t(), 1.0, fresh=fresh)
+
+
+_casts = threading.local()
+
+
+def shared_cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return an input in another dtype; layers that are called with one input one after the other share its cast."""
+    if x.dtype is dtype:
+        return x
+    if compiling() or x.requires_grad or x.is_inference():  # the last one does not tell whether it was written to
+        return x.to(dtype)
+    known = getattr(_casts, "latest", None)
+    if known is not None and known[0]() is x and known[1:3] == (x._version, dtype):
+        cast: Tensor = known[3]
+        return cast
+    cast = x.to(dtype)
+    _casts.latest = weakref.ref(x, lambda _: vars(_casts).clear()), x._version, dtype, cast
+    return cast
 
 
 def is_fresh(y: Tensor, base_forward: BaseForward, held: int = 1) -> bool:

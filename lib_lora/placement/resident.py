@@ -96,6 +96,7 @@ class Resident(ABC, Generic[P]):
         self._dense: Resident[Any] | None = None  # for calls of many tokens, where that is cheaper
         self._views: Any = None  # of the placed tensors, as calls need them; made by the first call
         self._stays = True
+        self._is_guess = False  # placed before any call told the dtype
         self._known: tuple[Adapter, ...] | None = None
         self.reads_base = False
         """Whether the placed tensors were computed from the base weight."""
@@ -145,6 +146,7 @@ class Resident(ABC, Generic[P]):
         if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and device in self._budget.full):
             return
         self._place(layer, device, dtype, why="the layer is there")
+        self._is_guess = placed is None
         if self._account.streams:
             self.evict("there is no room to wait")
 
@@ -211,7 +213,7 @@ class Resident(ABC, Generic[P]):
         """
         former, other = self._placed, None
         if former is not None:
-            may_wait = self._stays and self._host_copy is None and self._budget.is_free(device)
+            may_wait = not self._is_guess and self._stays and self._host_copy is None and self._budget.is_free(device)
             if may_wait and former.device == device and former.dtype != dtype:
                 other = former
             self.evict("another place or dtype is needed")  # never more at once than may stay
@@ -243,7 +245,7 @@ class Resident(ABC, Generic[P]):
         self._stays = may_stay and stays(layer)
         if self._static is not None and self._stays:
             placed = self._static.settled(layer, placed)
-        self._placed = placed
+        self._placed, self._is_guess = placed, False
         return placed
 
     _place_for_call = uncompiled(_place)  # it reads files and keeps accounts

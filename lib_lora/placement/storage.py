@@ -19,7 +19,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 import torch
@@ -27,7 +26,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from ..errors import StorageError
-from ..tensors import TensorFields
+from ..tensors import TensorFields, page_locked
 
 Storage = Literal["file", "bfloat16", "float8"]
 """`file` stores the dtype that is computed in: the layer's, or where effective weights are built, the file's."""
@@ -53,11 +52,23 @@ class Packed(TensorFields):
 T = TypeVar("T", bound=TensorFields)
 
 
-def store(content: T, storage: Storage) -> T:
-    """Pack placed tensors; with any storage but `file`, the result is only to be stored, moved and unpacked."""
+def store(content: T, storage: Storage) -> tuple[T, bool]:
+    """Pack placed tensors.
+
+    Returns:
+        The content, and whether anything of it is packed. That is only to be stored, moved and unpacked.
+    """
     if storage == "file":
-        return content
-    return content.mapped(partial(_packed, storage=storage), exact=False)
+        return content, False
+    is_packed = False
+
+    def pack(tensor: Tensor) -> Tensor | Packed:
+        nonlocal is_packed
+        stored = _packed(tensor, storage)
+        is_packed |= stored is not tensor
+        return stored
+
+    return content.mapped(pack, exact=False), is_packed
 
 
 def check_storage(storage: str) -> None:
@@ -129,9 +140,7 @@ class HostCopy(Generic[P]):
     """A copy, in the computer's memory, of a placement on a device; in page-locked memory where that is CUDA's."""
 
     def __init__(self, placed: P) -> None:
-        self._pinned = placed.device.type == "cuda"
-        nbytes = bytes_of_copy(placed)
-        self.flat = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
+        self.flat = page_locked((bytes_of_copy(placed),), torch.uint8, placed.device)
         start = 0
 
         def copied(tensor: Tensor) -> Tensor:
@@ -144,7 +153,7 @@ class HostCopy(Generic[P]):
 
     def to_device(self) -> P:
         """Return the placement on its device again, in memory of its own."""
-        buffer = self.flat.to(self.placed.device, copy=True, non_blocking=self._pinned)
+        buffer = self.flat.to(self.placed.device, copy=True, non_blocking=True)  # waits where it is not page-locked
         return self.placed.mapped(lambda here: _window(buffer, int(here.storage_offset()), here))
 
 

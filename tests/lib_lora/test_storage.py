@@ -42,7 +42,7 @@ def sample(dtype: torch.dtype) -> Sample:
 
 def stored_as(content: Sample, storage: Storage) -> Placement[Sample]:
     dtype = torch.float32
-    return Placement(torch.device("cpu"), dtype, dtype, store(content, storage), packed=storage != "file")
+    return Placement(torch.device("cpu"), dtype, dtype, *store(content, storage))
 
 
 def rms(tensor: Tensor) -> float:
