@@ -99,7 +99,7 @@ class Engine:
         self._static = StaticMemory() if rank_buckets and device_budget is None else None
         if self._static is not None:
             self._budget.relief.append(self._static.give_up)
-        self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), self._static, tuner)
+        self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), self._static, tuner=tuner)
         self._sources = dict(checkpoints or {})
         self._lock = threading.RLock()
         self._cache = NetworkCache(cache_size, cache_bytes)

@@ -26,6 +26,7 @@ from .naming.network import Network
 from .naming.places import Place, Target
 from .naming.whole import Whole
 from .placement import schemes, trace
+from .placement.arena import Arena
 from .placement.resident import Binding, PlacementPolicy
 from .report import ActivationReport
 from .stack import Entry, Stack
@@ -248,7 +249,8 @@ def make_plan(
     refuse_spoiled([layer for _, layer, _ in bindings])
     static = policy.static  # only compiled components need memory that stays in place
     compiled = {name for name, one in components.items() if static is not None and is_compiled(one)}
-    policies = {name: policy if name in compiled else replace(policy, static=None) for name in components}
+    arena = Arena()
+    policies = {name: replace(policy, arena=arena, static=static if name in compiled else None) for name in components}
     vector = static.vector if compiled and static is not None else None
     strengths = StrengthTable(_strengths_of(stack, tuple(groups), model), vector)
     why_live = _why_layers_live(key, components, bindings, groups) if key.merging else {}

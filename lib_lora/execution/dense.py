@@ -395,11 +395,15 @@ class DenseExecutor(Resident[Placement[Adapters]]):
             found[target.bias] = total
         total[rows].add_(at_strength(delta.to(weight.device, exact), strength))
 
-    def _make(
+    def _content(
         self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+    ) -> tuple[Adapters, bool]:
+        return store(Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer))), self._storage)
+
+    def _placement(
+        self, content: Adapters, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
     ) -> Placement[Adapters]:
-        adapters = Adapters(tuple(adapter.placed(device) for adapter in self._adapters(layer)))
-        return Placement(device, _ANY, _ANY, *store(adapters, self._storage))
+        return Placement(device, _ANY, _ANY, content, packed)
 
 
 _ANY = torch.float32

@@ -22,7 +22,7 @@ from torch import nn
 from ..compiler import compiling, forget_compiled
 from ..errors import ComponentError, LoraError
 from ..placement import schemes
-from ..placement.resident import Resident, device_of
+from ..placement.resident import Resident, Waiting, device_of, place_together
 from .arguments import BaseForward
 from .opaque import key_for
 
@@ -409,9 +409,10 @@ class HookedLayers:
             for layer, executor in after.items():
                 slots[layer].executor = executor
             new = {layer: executor for layer, executor in after.items() if executor is not before.get(layer)}
-            idle = resting() if new else ()
+            idle, waiting = resting() if new else (), list[Waiting]()
             for layer, executor in new.items():
-                move_to_layer(executor, layer, now=executor.merges or layer not in idle)
+                move_to_layer(executor, layer, now=executor.merges or layer not in idle, waiting=waiting)
+            place_together(waiting)
         except BaseException:
             self._restore(before)
             raise
@@ -459,8 +460,10 @@ class HookedLayers:
         return slot
 
 
-def move_to_layer(executor: Executor, layer: nn.Module, *, now: bool = False) -> None:
+def move_to_layer(
+    executor: Executor, layer: nn.Module, *, now: bool = False, waiting: list[Waiting] | None = None
+) -> None:
     """Move an executor to the device of its layer; see `Resident.move`."""
     device = device_of(layer)
     if device is not None:
-        executor.move(layer, device, now=now)
+        executor.move(layer, device, now=now, waiting=waiting)

@@ -315,7 +315,9 @@ class LowRankExecutor(Resident[Placed]):
             deltas.append((effect.delta(x, seen, strength, own), own))
         return deltas
 
-    def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> Placed:
+    def _content(
+        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+    ) -> tuple[Parts, bool]:
         adapters, target, pair, bias = self._adapters(layer), self._bindings[0].target, None, None
         width = target.outputs or target.shape[0]
         downs, ups, rows_of_pairs = list[Tensor](), list[Tensor](), list[tuple[int, int] | None]()
@@ -336,9 +338,13 @@ class LowRankExecutor(Resident[Placed]):
             bias = stacked(biases, 1, device, dtype, rows_of_biases, width).t()
         inputs = tuple([adapters[i].input_effect(device, input_dtype) for i in self._inputs]) if self._inputs else ()
         outputs = tuple([adapters[i].output_effect(device, dtype) for i in self._outputs]) if self._outputs else ()
-        stored, packed = store(Parts(pair, inputs, outputs, bias), self._storage)
+        return store(Parts(pair, inputs, outputs, bias), self._storage)
+
+    def _placement(
+        self, content: Parts, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
+    ) -> Placed:
         strengths, of_inputs = self._strengths.for_layer(self._layouts, device, dtype, self._spatial), None
-        if inputs:
+        if self._inputs:
             of_inputs = self._strengths.for_layer(self._input_layouts, device, input_dtype, self._spatial)
-        reads = any(effect.reads_output for effect in outputs)
-        return Placed(device, dtype, input_dtype, stored, packed, strengths, of_inputs, reads)
+        reads = any(effect.reads_output for effect in content.outputs)
+        return Placed(device, dtype, input_dtype, content, packed, strengths, of_inputs, reads)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..adapters.base import Adapter
 from ..errors import ComponentError, FileError
-from ..placement.resident import Binding
+from ..placement.resident import Binding, Waiting
 from ..strengths.table import StrengthTable
 from ..tensors import plain_mode, wide
 from ..weights.originals import Checkpoint, OriginalWeight, WeightMark, copied, kept, mark_weight
@@ -97,7 +97,9 @@ class MergedExecutor(DenseExecutor):
         """Compute the layer's forward; its weight has the adapters."""
         return base_forward(layer, *args, **kwargs)
 
-    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
+    def move(
+        self, layer: nn.Module, device: torch.device, *, now: bool = False, waiting: list[Waiting] | None = None
+    ) -> None:
         """Merge for the present strengths when the plan becomes active; a merged layer moves by itself.
 
         Raises:

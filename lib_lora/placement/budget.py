@@ -19,12 +19,10 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
 import torch
 
 from ..compiler import compiling
-from .storage import HostCopy, Placement, bytes_of_copy
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +30,6 @@ OUT_OF_MEMORY: type[RuntimeError] = getattr(torch, "OutOfMemoryError", torch.cud
 """The first name came with torch 2.5."""
 
 UNLIMITED = "cpu"  # the computer's own memory
-_HOST_COPIES = 2 << 30
 Evict = Callable[[str], None]
 """Drops the placed tensors of an executor; the argument is for the trace."""
 _GIVEN_BACK = 8  # one part of so many, when memory ran out: computing needs room, too
@@ -47,8 +44,8 @@ class Account:
     """Placed now."""
     known: int = 0
     """Placed the last time."""
-    host_copy: int = 0
-    """Bytes of the host copy."""
+    host: int = 0
+    """Bytes in the computer's memory, from which it is placed again."""
     used: float = 0.0
     """When it was called last."""
     before: float = 0.0
@@ -56,18 +53,14 @@ class Account:
     streams: bool = False
 
 
-P = TypeVar("P", bound=Placement[Any])
-
-
 class Budget:
     """The memory of all layers of an engine.
 
     Args:
         limit: bytes for each device but the CPU; None for any number.
-        host_copies: bytes for host copies of layers that stream. One that has none is made from its file at every call.
     """
 
-    def __init__(self, limit: int | None = None, host_copies: int = _HOST_COPIES) -> None:
+    def __init__(self, limit: int | None = None) -> None:
         self.contended = False
         """Whether something streams, so that it matters who is called when."""
         self.relief: list[Callable[[], None]] = []
@@ -75,12 +68,10 @@ class Budget:
         self._limit = limit
         self._fitted: dict[torch.device, int] = {}
         """Lower limits, found by running out of memory."""
-        self._host_limit = host_copies
         self._lock = threading.RLock()
         self._accounts: dict[Account, weakref.WeakMethod[Evict]] = {}
         self._gone: deque[Account] = deque()
         self._placed: Counter[torch.device] = Counter()
-        self._host_copy_bytes = 0
         self.full: set[torch.device] = set()
         """Where nothing can be placed before its layer is called."""
         self._clock = 0
@@ -170,23 +161,6 @@ class Budget:
         if empty_cache is not None:
             empty_cache()
 
-    def host_copy(self, account: Account, placed: P) -> HostCopy[P] | None:
-        """Make a host copy of a placement, if there is room for one."""
-        nbytes = bytes_of_copy(placed)
-        with self._lock:
-            self._count_gone()
-            if placed.device.type == "cpu" or self._host_copy_bytes + nbytes > self._host_limit:
-                return None
-            self._host_copy_bytes += nbytes - account.host_copy
-            account.host_copy = nbytes
-        return HostCopy(placed)
-
-    def free_host_copy(self, account: Account) -> None:
-        """Count that the host copy is gone."""
-        with self._lock:
-            self._host_copy_bytes -= account.host_copy
-            account.host_copy = 0
-
     def reset(self) -> None:
         """Forget which devices are full, as other adapters come, or none."""
         with self._lock:
@@ -201,11 +175,12 @@ class Budget:
         self._fitted.clear()
 
     def usage(self) -> tuple[dict[torch.device, int], int, int]:
-        """Return the bytes placed on each device, how many layers stream, and the bytes of all host copies."""
+        """Return the bytes placed on each device, how many layers stream, and the bytes to place them again from."""
         with self._lock:
             self._count_gone()
             placed = {device: nbytes for device, nbytes in self._placed.items() if nbytes}
-            return placed, sum(account.streams for account in self._accounts), self._host_copy_bytes
+            accounts = list(self._accounts)
+            return placed, sum(one.streams for one in accounts), sum(one.host for one in accounts)
 
     def _fits(self, account: Account, device: torch.device, nbytes: int) -> bool:
         limit = None if device.type == UNLIMITED else self._fitted.get(device, self._limit)
@@ -235,5 +210,4 @@ class Budget:
         while self._gone:
             account = self._gone.popleft()
             self.free(account)
-            self.free_host_copy(account)
             del self._accounts[account]

@@ -7,11 +7,11 @@ room for all layers, some are placed again for each call, see `budget.py`. A `Bi
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +23,15 @@ from ..naming.places import Target
 from ..naming.whole import Whole
 from ..registry import Tuner
 from ..strengths.table import FactorRange, FactorRanges, StrengthTable
-from ..tensors import plain_mode
+from ..tensors import TensorFields, plain_mode
 from ..weights.originals import WeightMark, mark_weight
 from ..weights.readers.base import read_base_weight
 from . import budget, trace
+from .arena import Arena, Piece, all_to_device
 from .budget import OUT_OF_MEMORY, Budget
 from .schemes import stays
 from .static import StaticMemory
-from .storage import HostCopy, Placement, Storage
+from .storage import Placement, Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +66,14 @@ class PlacementPolicy:
     """To which ranks are rounded up; see `static.py`."""
     static: StaticMemory | None = None
     """Where compiled models have their adapters from stack to stack; None where it may change. See `static.py`."""
+    arena: Arena = field(default_factory=Arena)
+    """The tensors of one plan in the computer's memory."""
     tuner: Tuner | None = None
     """Adds pairs of linear layers where a kernel of our own is faster; None never asks."""
 
 
 P = TypeVar("P", bound=Placement[Any])
+_CPU = torch.device(budget.UNLIMITED)
 
 
 class Resident(ABC, Generic[P]):
@@ -86,7 +90,9 @@ class Resident(ABC, Generic[P]):
         self._storage = policy.storage
         self._budget = policy.budget
         self._account = policy.budget.join(self.evict)
-        self._host_copy: HostCopy[P] | None = None
+        self._arena = policy.arena
+        self._piece: tuple[tuple[torch.dtype, torch.dtype], Piece[Any], bool] | None = None
+        """The dtypes of output and input, the tensors for them in the arena, and whether these are packed."""
         self._bindings = tuple(bindings)
         self._groups = frozenset(map(attrgetter("group"), self._bindings))
         self._strengths = strengths
@@ -114,22 +120,33 @@ class Resident(ABC, Generic[P]):
         """Compute the layer's forward with its adapters."""
 
     @abstractmethod
-    def _make(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> P:
-        """Copy what the layer needs to `device`; `dtype` is the dtype of its output."""
+    def _content(
+        self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype
+    ) -> tuple[TensorFields, bool]:
+        """Copy what the layer needs to `device`, and tell whether that is packed; `dtype` is its output's."""
 
-    def move(self, layer: nn.Module, device: torch.device, *, now: bool = False) -> None:
-        """Follow the layer to a device; on its way out, to the CPU or meta, only the host copy remains.
+    @abstractmethod
+    def _placement(
+        self, content: Any, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
+    ) -> P:
+        """Return the placement of tensors that are on a device."""
+
+    def move(
+        self, layer: nn.Module, device: torch.device, *, now: bool = False, waiting: list[Waiting] | None = None
+    ) -> None:
+        """Follow the layer to a device; on its way out, to the CPU or meta, only the arena's tensors remain.
 
         Args:
             layer: the layer.
             device: where it is.
             now: place before the first call, if the layer is somewhere real and its dtype tells in which one it
                 computes.
+            waiting: gets this layer, if it is to be placed by `place_together`.
         """
         placed, dtype = self._placed, None
         if self._dense is not None:
             if self._dense.device is not None:
-                self._dense.move(layer, device, now=now)
+                self._dense.move(layer, device, now=now, waiting=waiting)
             if placed is None:
                 return  # the first call tells which of the two is needed
         if self._static is not None and device_of(layer) == device:
@@ -145,6 +162,12 @@ class Resident(ABC, Generic[P]):
                 dtype = weight.dtype
         if dtype is None or device.type == "meta" or (device.type != budget.UNLIMITED and device in self._budget.full):
             return
+        if waiting is not None and device.type != budget.UNLIMITED and self._budget.is_free(device):
+            with plain_mode(_CPU):
+                is_ready = self._static is None and self._fill_piece(layer, device, dtype, dtype)
+            if is_ready:
+                waiting.append(Waiting(self, layer, device, dtype))
+                return
         self._place(layer, device, dtype, why="the layer is there")
         self._is_guess = placed is None
         if self._account.streams:
@@ -163,7 +186,7 @@ class Resident(ABC, Generic[P]):
             self._dense.release(layer)
         self._known, self._marks, self.reads_base = None, (), False
         self.evict("it is taken off")
-        self._drop_host_copy()
+        self._drop_piece()
 
     @property
     def host_bytes(self) -> int:
@@ -213,35 +236,34 @@ class Resident(ABC, Generic[P]):
         """
         former, other = self._placed, None
         if former is not None:
-            may_wait = not self._is_guess and self._stays and self._host_copy is None and self._budget.is_free(device)
+            may_wait = not self._is_guess and self._stays and self._budget.is_free(device)
             if may_wait and former.device == device and former.dtype != dtype:
                 other = former
             self.evict("another place or dtype is needed")  # never more at once than may stay
-        where, copy = (device, dtype, input_dtype or dtype), self._host_copy
-        if copy is not None and where != (copy.placed.device, copy.placed.dtype, copy.placed.input_dtype):
-            self._drop_host_copy()
+        where = device, dtype, input_dtype or dtype
         if device.type != budget.UNLIMITED:
             self._budget.make_room(self._account, device)
         placed: P | None = None
         for may_fail in (True, False):
             try:
                 with plain_mode(device):
-                    placed = self._make(layer, *where) if self._host_copy is None else self._host_copy.to_device()
+                    placed = self._placed_now(layer, *where)
                 break
             except OUT_OF_MEMORY:
                 if not may_fail:
                     raise
             self._budget.shrink(device)  # only here are the failure and all that it held gone
         assert placed is not None
+        return self._keep(layer, placed, why, other)
+
+    def _keep(self, layer: nn.Module, placed: P, why: str, other: P | None = None) -> P:
+        """Count what was placed, and find out how long it may stay."""
+        device = placed.device
         nbytes = placed.content.nbytes + (0 if other is None else other.content.nbytes)
         may_stay = self._budget.charge(self._account, device, nbytes)
         self._other = other if may_stay else None
         if trace.moves:
             self._trace_move(placed, why if may_stay else f"{why}, for this call only: no room")
-        if may_stay and self._host_copy is not None:
-            self._drop_host_copy()
-        elif not may_stay and self._host_copy is None:
-            self._host_copy = self._budget.host_copy(self._account, placed)
         self._stays = may_stay and stays(layer)
         if self._static is not None and self._stays:
             placed = self._static.settled(layer, placed)
@@ -250,17 +272,51 @@ class Resident(ABC, Generic[P]):
 
     _place_for_call = uncompiled(_place)  # it reads files and keeps accounts
 
+    def settle(self, layer: nn.Module, content: Any, device: torch.device, dtype: torch.dtype) -> None:
+        """Take tensors that were placed together with those of other layers."""
+        assert self._piece is not None
+        placed = self._placement(content, device, dtype, dtype, packed=self._piece[2])
+        self._keep(layer, placed, "the layer is there")
+        self._is_guess = True
+
+    def _placed_now(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> P:
+        """Place from the arena, which gets the tensors first; on the CPU, and from base weights, make them in place."""
+        if device.type != budget.UNLIMITED and self._fill_piece(layer, device, dtype, input_dtype):
+            assert self._piece is not None
+            content, packed = self._piece[1].to_device(device), self._piece[2]
+        else:
+            content, packed = self._content(layer, device, dtype, input_dtype)
+            if self.reads_base and self._account.known and device.type != budget.UNLIMITED:
+                self._set_piece(content, device, dtype, input_dtype, packed=packed)  # it comes and goes
+        return self._placement(content, device, dtype, input_dtype, packed=packed)
+
+    def _fill_piece(self, layer: nn.Module, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype) -> bool:
+        """Have the tensors for a device in the arena; return False where they are made on it, of the base weight."""
+        if self._piece is not None and self._piece[0] == (dtype, input_dtype):
+            return True
+        self._drop_piece()
+        self._adapters(layer)  # tells whether they read the base weight
+        if self.reads_base:
+            return False
+        content, packed = self._content(layer, _CPU, dtype, input_dtype)
+        self._set_piece(content, device, dtype, input_dtype, packed=packed)
+        return True
+
+    def _set_piece(
+        self, content: TensorFields, device: torch.device, dtype: torch.dtype, input_dtype: torch.dtype, *, packed: bool
+    ) -> None:
+        piece = self._arena.add(content, device)
+        self._piece, self._account.host = ((dtype, input_dtype), piece, packed), piece.nbytes
+
     def _trace_move(self, placed: P, why: str, *, leaves: bool = False) -> None:
         names = "+".join(dict.fromkeys(one.file.path.name for one in self._bindings))
-        source = "file" if self._host_copy is None else "host copy"
+        source = "file" if self._piece is None else "arena"
         before, after = (placed.device, source) if leaves else (source, placed.device)
         path, nbytes = self._bindings[0].target.path, placed.content.nbytes
         trace.move("%s %s: %s -> %s, %d bytes: %s", names, path, before, after, nbytes, why)
 
-    def _drop_host_copy(self) -> None:
-        if self._host_copy is not None:
-            self._host_copy = None
-            self._budget.free_host_copy(self._account)
+    def _drop_piece(self) -> None:
+        self._piece, self._account.host = None, 0
 
     def _adapters(self, layer: nn.Module) -> tuple[Adapter, ...]:
         """Return the adapters, which know the base weight as far as they need it; it is read once for all of them.
@@ -293,6 +349,39 @@ class Resident(ABC, Generic[P]):
         for one in self._bindings:
             found += [mark_weight(layer, one.target.param)] if one.whole is None else one.whole.marks()
         return tuple(found)
+
+
+class Waiting(NamedTuple):
+    """A layer whose tensors are in the arena, and are to be placed together with those of others."""
+
+    resident: Resident[Any]
+    layer: nn.Module
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def piece(self) -> Piece[Any]:
+        """Return the tensors in the arena."""
+        assert self.resident._piece is not None
+        return self.resident._piece[1]
+
+
+def place_together(waiting: Iterable[Waiting]) -> None:
+    """Place layers with a few large copies; the ones for which a device has no room are placed when they are called."""
+    by_device: dict[torch.device, list[Waiting]] = {}
+    for one in waiting:
+        by_device.setdefault(one.device, []).append(one)
+    for device, group in by_device.items():
+        resident = group[0].resident
+        try:
+            with plain_mode(device):
+                contents = list(all_to_device([one.piece for one in group], device))
+        except OUT_OF_MEMORY:
+            contents = []
+        if not contents:  # only here are the failure and all that it held gone
+            resident._budget.shrink(device)
+        for one, content in zip(group, contents, strict=False):
+            one.resident.settle(one.layer, content, device, one.dtype)
 
 
 def device_of(layer: nn.Module) -> torch.device | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -75,7 +76,7 @@ class StaticMemory:
                 own.copy_(tensor)
             return own
 
-        return placed.mapped(kept)
+        return replace(placed, content=placed.content.mapped(kept))
 
     def vector(self, name: str, like: Tensor) -> Tensor:
         """Copy a vector, (n,), into the memory that one of its name had on the device before, with room to grow."""

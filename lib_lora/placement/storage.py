@@ -9,24 +9,19 @@ what has 16 bits already: nothing would be won.
 down to 2^-14 of the largest entry of its line. A line is what belongs to one index of the shorter one of the first two
 dimensions, in a low-rank pair one rank component, so that entries of a stack never share a scale. Scales are powers of
 two: a floating format gains nothing from finer ones, and widening is exact in every dtype.
-
-Adapters that are on a device for one call at a time have a copy in the computer's memory, taken from the first
-placement, so that later ones have the same bits, and one layer is one copy of bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Generic, Literal, TypeVar, cast, get_args
+from typing import Generic, Literal, TypeVar, cast, get_args
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from ..errors import StorageError
-from ..tensors import TensorFields, page_locked
+from ..tensors import TensorFields
 
 Storage = Literal["file", "bfloat16", "float8"]
 """`file` stores the dtype that is computed in: the layer's, or where effective weights are built, the file's."""
@@ -109,9 +104,6 @@ def _unpacked(value: object) -> object:
     return tuple(_unpacked(one) for one in value) if isinstance(value, tuple) else value
 
 
-_ALIGNMENT = 512  # bytes, as CUDA's own allocator has it: kernels are chosen by it, and their bits with them
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement(Generic[T]):
     """A layer's adapters on one device."""
@@ -127,49 +119,3 @@ class Placement(Generic[T]):
     def get(self) -> T:
         """Return the content, ready to compute with; it must not be written to."""
         return cast(T, _unpacked(self.content)) if self.packed else self.content
-
-    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
-        """Replace every tensor, scales included, by what `change` makes of it."""
-        return replace(self, content=self.content.mapped(change))
-
-
-P = TypeVar("P", bound=Placement[Any])
-
-
-class HostCopy(Generic[P]):
-    """A copy, in the computer's memory, of a placement on a device; in page-locked memory where that is CUDA's."""
-
-    def __init__(self, placed: P) -> None:
-        self.flat = page_locked((bytes_of_copy(placed),), torch.uint8, placed.device)
-        start = 0
-
-        def copied(tensor: Tensor) -> Tensor:
-            nonlocal start
-            copy = _window(self.flat, start // tensor.element_size(), tensor).copy_(tensor)
-            start += _extent(tensor)
-            return copy
-
-        self.placed: P = placed.mapped(copied)
-
-    def to_device(self) -> P:
-        """Return the placement on its device again, in memory of its own."""
-        buffer = self.flat.to(self.placed.device, copy=True, non_blocking=True)  # waits where it is not page-locked
-        return self.placed.mapped(lambda here: _window(buffer, int(here.storage_offset()), here))
-
-
-def bytes_of_copy(placed: Placement[Any]) -> int:
-    """Return how many bytes a host copy takes."""
-    return sum(_extent(tensor) for _, tensor in placed.content.tensors())
-
-
-def _extent(tensor: Tensor) -> int:
-    """Return the bytes from the first to the last entry, aligned."""
-    if not tensor.numel():
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return -(-(last + 1) * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
-
-
-def _window(buffer: Tensor, offset: int, like: Tensor) -> Tensor:
-    """Return a view of a buffer from an entry on, with the dtype, shape and strides of `like`."""
-    return buffer.view(like.dtype).as_strided(like.shape, like.stride(), offset)

@@ -16,7 +16,8 @@ from torch import nn
 from lib_lora import Engine, Entry, Stack
 from lib_lora.execution.hooks import slot_of
 from lib_lora.placement.budget import Budget
-from lib_lora.placement.storage import HostCopy, Placement
+from lib_lora.placement.arena import Piece
+from lib_lora.placement.storage import Placement
 from lib_lora.tensors import TensorFields
 from tests.conftest import TORCH
 from tests.fakes.files import pair, save
@@ -57,7 +58,7 @@ def placed_bytes(model):
 def ours():
     """How many objects that hold tensors of ours are alive."""
     gc.collect()
-    return sum(issubclass(type(one), (TensorFields, Placement, HostCopy)) for one in gc.get_objects())
+    return sum(issubclass(type(one), (TensorFields, Placement, Piece)) for one in gc.get_objects())
 
 
 @torch.no_grad()
