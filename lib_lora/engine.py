@@ -69,8 +69,7 @@ class Engine:
             until `deactivate` where there is no `device_budget`. Without sizes, nothing is rounded. See `static.py`.
         parked_bytes: how many bytes of the computer's memory adapters may take that were in force before, so that they
             are there at once when they are again. See `plan.py`.
-        tuner: decides where merging pays, which the mode `auto` asks for, and which kernels are used. See
-            `tuning.Tuner`. It serves one engine.
+        tuner: decides where merging pays, which the mode `auto` asks for. See `tuning.Tuner`. It serves one engine.
 
     It is a context manager, which closes it at the end.
 
@@ -99,7 +98,7 @@ class Engine:
         self._static = StaticMemory() if rank_buckets and device_budget is None else None
         if self._static is not None:
             self._budget.relief.append(self._static.give_up)
-        self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), self._static, tuner)
+        self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), self._static)
         self._sources = dict(checkpoints or {})
         self._lock = threading.RLock()
         self._cache = NetworkCache(cache_size, cache_bytes)

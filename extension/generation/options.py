@@ -27,7 +27,6 @@ LIMITED = "remora_limit_strengths"
 STORAGE = "remora_storage"
 DEVICE_BUDGET = "remora_device_budget_mb"
 ROUND_UP = "remora_round_up_ranks"
-OWN_KERNELS = "remora_own_kernels"
 CACHE = "remora_cache_mb"
 READY = "remora_ready_mb"
 
@@ -126,13 +125,6 @@ TABLE: tuple[Option, ...] = (
         expert=True,
     ),
     Option(
-        OWN_KERNELS,
-        False,
-        "Use Remora's own GPU kernels where they are faster",
-        "on NVIDIA GPUs; also one product for q, k and v; each shape is measured once; last bits may differ",
-        expert=True,
-    ),
-    Option(
         CACHE,
         4096,
         "LoRA files to keep open after use, in MB",
@@ -164,7 +156,6 @@ _PARAMETERS: Mapping[str, tuple[str, Mapping[object, str]]] = {
     FRAGMENTS: ("Remora fragments", {True: "applied"}),
     LIMITED: ("Remora strengths", {False: "any"}),
     STORAGE: ("Remora storage", {"bfloat16": "bfloat16", "float8": "float8"}),
-    OWN_KERNELS: ("Remora kernels", {True: "own"}),
 }
 
 
@@ -251,8 +242,7 @@ def memory(values: Values) -> Memory:
     budget = int(_number(values, DEVICE_BUDGET)) * _MB
     storage = _STORAGES[checked(STORAGE, values.option(STORAGE))]
     cache, ready = (int(_number(values, key)) * _MB for key in (CACHE, READY))
-    own = bool(values.option(OWN_KERNELS))
-    return Memory(storage, budget or None, cache, bool(values.option(ROUND_UP)), own, ready)
+    return Memory(storage, budget or None, cache, bool(values.option(ROUND_UP)), ready)
 
 
 def settings(values: Values) -> Settings:

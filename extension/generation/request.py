@@ -29,8 +29,6 @@ class Memory:
     """Total bytes of the files that stay open after use; None is no limit."""
     round_up: bool = False
     """Round ranks up, for compiled models."""
-    own_kernels: bool = False
-    """Use Remora's own kernels where they measured faster."""
     ready_bytes: int = 1 << 30
     """Bytes of main memory for LoRA used before, so that switching back is instant."""
 

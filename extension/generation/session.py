@@ -566,7 +566,7 @@ def make_engine(host: Host, memory: Memory) -> Engine:
         cache_bytes=memory.cache_bytes,
         rank_buckets=RANK_BUCKETS if memory.round_up else (),
         parked_bytes=memory.ready_bytes,
-        tuner=Tuner(rates=None if folder is None else folder / "rates.json", kernels=memory.own_kernels),
+        tuner=Tuner(rates=None if folder is None else folder / "rates.json"),
     )
 
 

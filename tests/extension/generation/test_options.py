@@ -17,7 +17,6 @@ from extension.generation.options import (
     MERGE,
     NEVER,
     ON_BAD_LORA,
-    OWN_KERNELS,
     PAYS,
     READY,
     SKIP,
@@ -99,9 +98,6 @@ def test_memory_is_in_bytes_and_no_budget_is_no_limit(host: StandaloneHost) -> N
     assert options.settings(host) == Settings(True, "live", True, Memory("float8", 512 * MB, 0, ready_bytes=3 * MB))
     host.set_option(DEVICE_BUDGET, 0)
     assert options.memory(host).device_budget is None
-    assert not options.memory(host).own_kernels
-    host.set_option(OWN_KERNELS, True)
-    assert options.memory(host).own_kernels
 
 
 @pytest.mark.parametrize(
@@ -167,9 +163,7 @@ def test_what_changes_a_picture_is_in_its_parameters_where_it_is_not_the_default
     assert to_parameters(host) == {"Remora stacking": "in order"}
     host.set_option(MERGE, ALWAYS)
     host.set_option(STORAGE, "float8")
-    host.set_option(OWN_KERNELS, True)
     assert to_parameters(host) == {
-        "Remora kernels": "own",
         "Remora mode": "merged",
         "Remora stacking": "in order",
         "Remora storage": "float8",

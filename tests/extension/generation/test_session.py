@@ -326,13 +326,6 @@ def test_memory_is_used_as_the_settings_say(setup: Setup) -> None:
     assert kept[Memory(cache_bytes=0)] == 0
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_kernels_of_our_own_are_asked_where_the_user_wants_them(setup: Setup, own: bool) -> None:
-    setup.session.begin([Tag("zorp")], Settings(memory=Memory(own_kernels=own)))
-    assert setup.session._engine is not None
-    assert (setup.session._engine._tuner._chooser is not None) is own
-
-
 def test_a_budget_of_the_device_is_kept(setup: Setup) -> None:
     budget = 1024
     with accelerator.simulated():
