@@ -1,7 +1,6 @@
 """What measures a device to compute faster on it: where merging pays.
 
 `Tuner` is handed to an engine. The core imports nothing of this room: without a tuner nothing is measured.
-`renames`, `key_list` and `skeleton` serve the command line alone.
 """
 
 from __future__ import annotations

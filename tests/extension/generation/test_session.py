@@ -23,8 +23,8 @@ from extension.standalone.demo import Demo
 from extension.text.prompt import parse_arguments
 from extension.text.tag import Tag
 from lib_lora import Engine, FileError, LoraError, PickleError, Reading
+from lib_lora.inspection.skeleton import skeleton
 from lib_lora.tuning.rates import RateBook, Rates
-from lib_lora.tuning.skeleton import skeleton
 from tests.fakes import accelerator
 from tests.fakes.demo import demo_pipeline
 from tests.fakes.files import pair, save
