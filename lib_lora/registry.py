@@ -11,30 +11,13 @@ import inspect
 import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import lru_cache
 from types import MappingProxyType, ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from typing_extensions import ParamSpec
 
 from .errors import RegistryError
-
-
-class Tuner(Protocol):
-    """The measurements that choose where an engine merges. `lib_lora.tuning` has one; it is optional."""
-
-    stops: ExitStack
-    """Ends what `begin` began."""
-
-    def begin(self, choices: Any, components: Any, calls: int, exchange: Callable[[], Any]) -> None:
-        """Watch the next `calls` calls of the model, and have layers exchanged where merging pays."""
-        ...
-
-    def end(self) -> None:
-        """Stop watching; decisions stay."""
-        ...
-
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -11,7 +11,7 @@ from lib_lora import Halves, Multiplier, Reading
 
 from ..text.tag import EXPERTS, LIMIT, PASSES, Tag
 
-Mode: TypeAlias = Literal["live", "merged", "auto"]
+Mode: TypeAlias = Literal["live", "merged"]
 """See `lib_lora.Stack`."""
 Storage: TypeAlias = Literal["file", "bfloat16", "float8"]
 """See `lib_lora.Engine`."""
@@ -57,7 +57,6 @@ class Request:
 
     images: tuple[tuple[Tag, ...], ...]
     settings: Settings
-    calls: int | None
     always: tuple[Tag, ...] = ()
     seeds: tuple[int, ...] = ()
     at: str = "base"
