@@ -14,7 +14,7 @@ usage: python install.py [COMMAND [ARGUMENTS]]
   train    make the demo's model and LoRAs again, which takes over two hours; ARGUMENTS go to it
 
 `python install.py COMMAND --help` shows the options, and installs nothing. Every command makes .venv beside this file,
-or installs what it lacks. That takes 1.6 GB of disk for the demo and 3 GB for the tests, and more if torch has CUDA.
+or installs what it lacks. That takes 1.6 GB of disk for the demo and 2.2 GB for the tests, and more if torch has CUDA.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ GROUPS = {  # files in requirements/, in order
     "train": ("train",),
     "docs": ("docs",),
 }
-GIGABYTES = {"run": 1.6, "test": 1.6, "bench": 0.2, "fuzz": 0.1, "gpu": 0.3, "train": 0.2, "docs": 0.1}
+GIGABYTES = {"run": 1.6, "test": 0.6, "bench": 0.2, "fuzz": 0.1, "gpu": 0.3, "train": 0.2, "docs": 0.1}
 """On disk, with torch for CPUs."""
 EXTRA_FLAGS = {"data": ("--no-deps", "--use-pep517")}
 MOST_PROCESSES = 4  # for tests; each takes two gigabytes

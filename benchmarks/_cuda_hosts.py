@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +23,7 @@ from _cuda_rows import HALF, STRENGTH, Net, files_for, models, row, sdxl, stack_
 from _fake_cuda import CUDA, OTHERS, FakeCuda, Figures, autocast, fake, to_fake
 from _models import LoraFile, kohya_key, write_lora
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from lib_lora import Engine, Entry, Stack
@@ -37,23 +37,6 @@ SCHEMES: Any = import_module("tests.fakes.schemes").SCHEMES
 OFFLOADS = ("model", "sequential", "group-block", "group-leaf", "dispatched-spilled", "lowvram")
 ALIGNED = 16
 """Bytes that inductor's kernels read at once."""
-
-
-class TorchIsFaster:
-    """A tuner that has found no kernel of our own to be faster."""
-
-    adds_pairs = True
-    stops = ExitStack()
-
-    def add_pair_(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> bool:
-        """Leave the pair to torch."""
-        return False
-
-    def begin(self, choices: object, components: object, calls: int, exchange: Callable[[], object]) -> None:
-        """Do nothing."""
-
-    def end(self) -> None:
-        """Do nothing."""
 
 
 def _layers(*, tiny: bool) -> dict[str, tuple[Callable[[Any], nn.Module], tuple[int, ...]]]:
@@ -109,13 +92,12 @@ def _of_kind(
 
 
 def of_layers(count: FakeCuda, folder: Path, options: argparse.Namespace) -> Iterator[Record]:
-    """Count a LoRA on one layer of torch's classes and of hosts', in each storage, and where torch's products win."""
+    """Count a LoRA on one layer of torch's classes and of hosts', in each storage."""
     classes: dict[str, Any] = {"torch's": nn, "Forge's": FORGE.ForgeOperations, "Classic's": FORGE.Ops}
     ways: dict[str, dict[str, Any]] = {
         "ours": {},
         "storage bfloat16": {"storage": "bfloat16"},
         "storage float8": {"storage": "float8"},
-        "own kernels, torch is faster": {"tuner": TorchIsFaster()},
     }
     for shape, (build, size) in _layers(tiny=options.tiny).items():
         for host, own in classes.items():

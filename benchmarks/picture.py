@@ -32,14 +32,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lib_lora import Engine, Entry, Stack
-from lib_lora.tuning import Tuner
 
 logging.getLogger("LyCORIS").setLevel(logging.ERROR)  # it tells of every layer
-logging.getLogger("lib_lora.tuning.auto").addHandler(logging.StreamHandler())
-logging.getLogger("lib_lora.tuning.auto").setLevel(logging.INFO)  # one line says what was decided
-GOAL = 1.02
-"""Time of a picture by `auto` at most, in units of the base's."""
-HEADERS = ("way", "LoRAs", "picture s", "of base", "95 %", "of minima", "above base, in steps", "weights after", "goal")
+HEADERS = ("way", "LoRAs", "picture s", "of base", "95 %", "of minima", "above base, in steps", "weights after")
 
 Nothing = Callable[[], object]
 
@@ -70,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         every = [write_lora(Path(folder), f"lora{i}", base, layers, options.rank) for i in range(max(options.counts))]
         for count in options.counts:
             rows += measured(base, every[:count], step, options)
-    shown = table(HEADERS, [cells(row, options) for row in rows])
+    shown = table(HEADERS, [cells(row, options.steps) for row in rows])
     report("picture", options, f"{len(layers)} layers\n\n{shown}", rows)
     return 0
 
@@ -80,13 +75,12 @@ def measured(
 ) -> list[Record]:
     """Measure all ways with the same files, and what each leaves of the weights."""
     pristine = {key: value.clone() for key, value in base.state_dict().items()}
-    ways = ways_of(base, files, options.steps)
+    ways = ways_of(base, files)
     plain = step(base)
     apart, left = {}, {}
     for name, way in ways.items():
         way.on()
-        step(way.model)
-        output = step(way.model)  # `auto` has decided by now
+        output = step(way.model)
         way.off()
         left[name] = changed(way.model, base, pristine)
         base.load_state_dict(pristine)
@@ -170,14 +164,14 @@ def changed(model: nn.Module, base: nn.Module, pristine: Mapping[str, Tensor]) -
     )
 
 
-def ways_of(base: nn.Module, files: Sequence[LoraFile], steps: int) -> Mapping[str, Way]:
+def ways_of(base: nn.Module, files: Sequence[LoraFile]) -> Mapping[str, Way]:
     """All of them, on separate trees of modules over one set of weights."""
     ours = twin(base)
-    engine = Engine({"unet": ours}, tuner=Tuner())
+    engine = Engine({"unet": ours})
     entries = [Entry(file.kohya, 1.0) for file in files]
     ways = {"base": Way(base, _nothing, _nothing)}
-    for mode in ("live", "auto", "merged"):
-        on = partial(engine.activate, Stack(entries, mode=mode, calls=steps))
+    for mode in ("live", "merged"):
+        on = partial(engine.activate, Stack(entries, mode=mode))
         ways[f"ours, {mode}"] = Way(ours, on, partial(engine.activate, Stack()))
     peft = peft_of(base, files)
     names = [f"lora{i}" for i in range(len(files))]
@@ -264,19 +258,14 @@ def _nothing() -> None:
     """Nothing to put on or off."""
 
 
-def cells(row: Record, options: argparse.Namespace) -> list[str]:
+def cells(row: Record, steps: int) -> list[str]:
     """One line of the table."""
-    above = (row["of_base"] - 1) * options.steps
+    above = (row["of_base"] - 1) * steps
     changed = f"{row['changed_weights']} changed" if row["changed_weights"] else "as before"
-    reference = {"batch": 1, "rank": 32, "dtype": "float32", "tiny": False}
-    alike = all(getattr(options, key) == value for key, value in reference.items())
-    goal = "-"
-    if row["way"] == "ours, auto" and alike and options.steps >= 20 and options.latent >= 32:
-        goal = f"<= {GOAL} {'met' if row['of_base'] <= GOAL else 'missed'}"
     interval = "-" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"])
     of_base = [f"{row['of_base']:.3f}", interval, f"{row['of_minima']:.3f}"]
     numbers = [f"{row['picture_s']:.2f}", *of_base, f"{above:.2f}"]
-    return [row["way"], str(row["loras"]), *numbers, changed, goal]
+    return [row["way"], str(row["loras"]), *numbers, changed]
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lib_lora import Engine, Entry, Stack
-from lib_lora.tuning import Tuner
 
 MULTIPLIER = 0.8
 GOAL_OF_FLOPS = 1.05
@@ -58,7 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     made.add_argument("--model", choices=sorted(MODELS), default="sd15", help="what is called")
     made.add_argument("--compile", choices=("no", "blocks", "whole"), default="no", help="what torch compiles of it")
     made.add_argument("--device", default="cpu", help="where, such as cuda")
-    made.add_argument("--kernels", choices=("torch", "measured"), default="torch", help="see tuning.Tuner")
     options = parse(made, arguments)
     model = MODELS[options.model]
     base = model.build(tiny=options.tiny, dtype=DTYPES[options.dtype]).to(options.device)
@@ -66,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         files = [write_lora(Path(folder), f"lora{i}", base, layers, options.rank) for i in range(max(options.counts))]
         step = model.step(base, options.latent, options.batch)
-        bench = Bench(base, files, step, options.compile, options.kernels)
+        bench = Bench(base, files, step, options.compile)
         rows = [bench.row(count, options.rounds) for count in options.counts]
         bench.engine.close()
     shown = table(HEADERS, [cells(row, goal(row, options)) for row in rows])
@@ -80,19 +78,11 @@ class Bench:
     The class patch is installed for all three; what it costs a layer without a slot is measured in idle.py.
     """
 
-    def __init__(
-        self,
-        base: nn.Module,
-        files: Sequence[LoraFile],
-        step: Step,
-        compiled: str = "no",
-        kernels: str = "torch",
-    ) -> None:
+    def __init__(self, base: nn.Module, files: Sequence[LoraFile], step: Step, compiled: str = "no") -> None:
         self.files = files
         self.step = step
         self.models = {"base": base, "ours": twin(base), "PEFT": twin(base)}
-        self.engine = Engine({"unet": self.models["ours"]}, tuner=Tuner(kernels=kernels == "measured"))
-        self.by_torch = kernels == "torch"
+        self.engine = Engine({"unet": self.models["ours"]})
         for i, file in enumerate(files):
             peft_load(self.models["PEFT"], file, f"lora{i}")
             peft_scale(self.models["PEFT"], f"lora{i}", MULTIPLIER)
@@ -117,7 +107,7 @@ class Bench:
             "above": above(samples.ratio, "ours", "PEFT"),
             "above_of_minima": above(samples.minimum_ratio, "ours", "PEFT"),
             "flops_base": flops["base"],
-            "flops_ours": flops["ours"] / flops["base"] if self.by_torch else None,  # nobody counts those of a kernel
+            "flops_ours": flops["ours"] / flops["base"],
             "flops_peft": flops["PEFT"] / flops["base"],
             "differ_by": apart,
             "seconds": samples.seconds,
@@ -165,7 +155,7 @@ def cells(row: Record, goal_text: str) -> list[str]:
     """One line of the table."""
     shares = ["-" if row[key] is None else f"{row[key]:.2f}" for key in ("above", "above_of_minima")]
     times = [f"{row[key]:.3f}" for key in ("base_s", "ours", "peft", "ours_of_minima", "peft_of_minima")]
-    flops = ["-" if row[key] is None else f"{row[key]:.3f}" for key in ("flops_ours", "flops_peft")]
+    flops = [f"{row[key]:.3f}" for key in ("flops_ours", "flops_peft")]
     return [str(row["loras"]), *times, *shares, *flops, f"{row['differ_by']:.0e}", goal_text]
 
 

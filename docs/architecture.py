@@ -26,7 +26,7 @@ CAPTIONS = {
     "extension.addresses": "host names",
     "extension.store": "locked files",
     "lib_lora.__main__": "command line",
-    "lib_lora.tuning": "measured merging, own kernels",
+    "lib_lora.inspection": "files and models on disk",
     "lib_lora.engine": "activates a stack",
     "lib_lora.plan": "layer -> executor",
     "lib_lora.execution": "hooks and executors",

@@ -68,7 +68,7 @@ class Guest:
             images = [self._read(arguments, batch, bad) for arguments in batch.images]
             unread += self._session.skip_or_raise(bad, wanted.skip_bad)
             besides = [tag.without(batch.without) for tag in always]
-            activation = self._session.begin_batch(images, wanted, batch.calls, besides, batch.seeds, batch.at)
+            activation = self._session.begin_batch(images, wanted, besides, batch.seeds, batch.at)
             notes = (*activation.notes, *activation.far_off(batch.steps, batch.cfg))
             activation = replace(activation, left_out=(*unread, *activation.left_out), notes=notes)
             self._session.last = activation

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from .errors import LoraError
 from .files.file import AdapterFile
+from .inspection.key_list import key_list
+from .inspection.renames import Rename, load_with_renames
+from .inspection.skeleton import model_skeleton
+from .inspection.zeros import changes_nothing
 from .naming.architectures.base import known_architectures
 from .naming.parsed import ParsedFile
 from .report import Family, NetworkReport
-from .tuning.key_list import key_list
-from .tuning.renames import Rename, load_with_renames
-from .tuning.skeleton import model_skeleton
-from .tuning.zeros import changes_nothing
 
 _KEYS_SHOWN = 5
 

@@ -18,7 +18,7 @@ from typing_extensions import Self
 
 from .errors import ActivationError, LoraError, RowsError, StackError
 from .execution import hooks
-from .execution.hooks import Executor, HookedLayers
+from .execution.hooks import HookedLayers
 from .execution.merged import refuse_spoiled
 from .execution.model import Model
 from .execution.watch import Watch
@@ -31,7 +31,6 @@ from .placement.resident import PlacementPolicy
 from .placement.static import StaticMemory, check_buckets
 from .placement.storage import Storage, check_storage
 from .plan import Plan, PlanCache, PlanKey, make_plan
-from .registry import Tuner
 from .report import ActivationReport, MemoryReport
 from .stack import Stack
 from .strengths.model_call import CallSettings, Rows, SchedulerClock, hook_strengths
@@ -69,8 +68,6 @@ class Engine:
             until `deactivate` where there is no `device_budget`. Without sizes, nothing is rounded. See `static.py`.
         parked_bytes: how many bytes of the computer's memory adapters may take that were in force before, so that they
             are there at once when they are again. See `plan.py`.
-        tuner: decides where merging pays, which the mode `auto` asks for, and which kernels are used. See
-            `tuning.Tuner`. It serves one engine.
 
     It is a context manager, which closes it at the end.
 
@@ -90,7 +87,6 @@ class Engine:
         device_budget: int | None = None,
         rank_buckets: Sequence[int] = (),
         parked_bytes: int = PARKED_BYTES,
-        tuner: Tuner | None = None,
     ) -> None:
         check_named(components, "Engine({})")
         check_storage(storage)
@@ -99,7 +95,7 @@ class Engine:
         self._static = StaticMemory() if rank_buckets and device_budget is None else None
         if self._static is not None:
             self._budget.relief.append(self._static.give_up)
-        self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), self._static, tuner=tuner)
+        self._policy = PlacementPolicy(storage, self._budget, check_buckets(rank_buckets), self._static)
         self._sources = dict(checkpoints or {})
         self._lock = threading.RLock()
         self._cache = NetworkCache(cache_size, cache_bytes)
@@ -107,12 +103,11 @@ class Engine:
         self._call_hooks = ExitStack()  # takes the hooks on model calls off
         self._calls = CallSettings()
         self._hooked = HookedLayers()
-        self._tuner = tuner
         self._watch = Watch()
         self._model = Model({}, self._sources)
         self._stack = Stack()
         self._plan: Plan | None = None
-        ends = [self._call_hooks, self._watch.stops, *([] if tuner is None else [tuner.stops])]
+        ends = [self._call_hooks, self._watch.stops]
         self._finalizer = weakref.finalize(self, _clear, self._hooked, ends)
         self.components = dict(components)
 
@@ -162,9 +157,8 @@ class Engine:
     def report(self) -> ActivationReport:
         """Return what became of the stack in force; some of it is known only when the model has been called.
 
-        In the mode `auto` it is decided while the model runs which layers are merged. Which layers are never called is
-        seen after the first call of their component. Whether the output of a denoiser was finite is read off its
-        device, which waits for the calls so far.
+        Which layers are never called is seen after the first call of their component. Whether the output of a denoiser
+        was finite is read off its device, which waits for the calls so far.
         """
         with self._lock:
             plan = self._plan
@@ -198,14 +192,12 @@ class Engine:
 
         Raises:
             ActivationError: files of entries cannot be used; it has all the causes. What was in force stays so.
-            StackError: a multiplier names no component, or the mode is `auto` and there is no tuner.
+            StackError: a multiplier names no component.
             ComponentError: a component was unloaded, or another engine serves one of its layers.
         """
         if not isinstance(stack, Stack):
             text = f"activate takes a Stack, got {type(stack).__name__}"
             raise StackError(f"{text}; write engine.activate(Stack([Entry(path, 0.8)]))")
-        if stack.mode == "auto" and self._tuner is None:
-            raise StackError("the mode 'auto' needs Engine(components, tuner=Tuner()); Tuner is in lib_lora.tuning")
         with self._lock, plain_mode(_CPU):
             try:
                 if stack.entries:
@@ -231,16 +223,12 @@ class Engine:
             raise ActivationError([entry.name for entry in stack.entries], failed) from next(iter(failed.values()))
         key, plan = PlanKey.of(stack, networks, indexes), self._plan
         kept = not patched_again and plan is not None and plan.key == key and self._hooked.hold(plan.executors)
-        if self._tuner is not None:
-            self._tuner.end()
         plan = self._rewrite(stack) if kept else self._replace(stack, key, checked=not patched_again)
         if trace.decisions:
             trace.files(network.report for network in networks)
         self._stack, self._calls.chosen = stack, 0
         plan.strengths.set_rows((0,))
         self._watch.begin(self.components, None if kept else plan.places)
-        if plan.choices and self._tuner is not None:
-            self._tuner.begin(plan.choices, self.components, stack.calls or 0, weakref.WeakMethod(self._exchange))
         return plan.report
 
     def _rewrite(self, stack: Stack) -> Plan:
@@ -249,9 +237,6 @@ class Engine:
         assert plan is not None
         if trace.decisions:
             trace.decision("the same files and layers: strengths written")
-        if plan.decided:
-            self._serve(plan, plan.taken_back())
-            plan.decided = False
         plan.drop_stale()
         self._write(stack)
         return plan
@@ -412,8 +397,6 @@ class Engine:
                 self._static.clear()
 
     def _take_off(self) -> None:
-        if self._tuner is not None:
-            self._tuner.end()
         self._stack, former, self._plan = Stack(), self._plan, None
         self._calls.chosen = 0
         self._watch.end()
@@ -459,25 +442,6 @@ class Engine:
         """Forget files beyond the limits of the cache, and the plans of those that are gone."""
         self._cache.trim(() if self._plan is None else self._plan.key.networks)
         self._plans.keep_only(self._cache.holds)
-
-    def _exchange(self, executors: Mapping[nn.Module, Executor]) -> None:
-        """Have layers of the plan in force merged, as it was decided; where that fails, they stay live."""
-        with self._lock, plain_mode(_CPU):
-            plan = self._plan
-            if plan is None:
-                return
-            plan.decided = True
-            try:
-                self._serve(plan, executors)
-            except (LoraError, OSError, RuntimeError, MemoryError) as error:
-                logger.warning("nothing is merged, and the stack stays live: %s", error)
-
-    def _serve(self, plan: Plan, executors: Mapping[nn.Module, Executor]) -> None:
-        """Replace the executors of some layers of the plan in force, or leave all as it was."""
-        if executors:
-            after = {**plan.executors, **executors}
-            self._hooked.swap(after, self._budget.reset, self._model.resting, keep=False)
-            plan.executors.update(executors)
 
     def _write(self, stack: Stack) -> None:
         """Give the plan in force the strengths of a stack that it serves."""

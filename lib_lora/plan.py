@@ -40,23 +40,10 @@ from .weights.readers.base import has_plain_weight
 _APART = "the images of the batch have LoRA of their own"
 _HALVED = "positive and negative prompts have LoRA of their own"
 _SWAPPED = "its weights are swapped in and out"
-_COMPILED = "the model is compiled, and merging would compile it again"
 _WHOLE = "a file has it as one with other layers, and its adapter depends on the weights of all of them"
 _VARIES = "the strength differs from step to step"
 _REGIONAL = "a LoRA is for a part of the picture"
-_UNDECIDED = "the first call measures where merging pays"
 _ZERO = "its `up` weights are all zero, as before the first step of training"
-_CHEAPER = "merging would not pay"
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A layer of which a tuner decides whether it is merged."""
-
-    component: str
-    bindings: tuple[Binding, ...]
-    live: Executor
-    merged: MergedExecutor
 
 
 @dataclass(frozen=True)
@@ -72,8 +59,6 @@ class PlanKey:
     """Of each entry, the rules for some layers."""
     merging: frozenset[str]
     """Components whose weights the stack wants merged."""
-    auto: bool
-    """Whether they are merged only where that pays, which the first call tells."""
     apart: str
     """Why nothing is merged all the same, as one weight cannot serve several rows of a call; or empty."""
     in_order: bool
@@ -91,12 +76,9 @@ class PlanKey:
             indexes: of the model's components.
         """
         indexes = tuple(indexes)
-        auto = stack.mode == "auto" and (stack.calls or 0) > 1
         merging, apart, live = frozenset[str](), "", tuple[str, ...]()
-        if auto or stack.mode == "merged":
-            names = (index.component for index in indexes)
-            merging = frozenset(name for name in names if not (auto and name.startswith("text_encoder")))
-        if merging:
+        if stack.mode == "merged":
+            merging = frozenset(index.component for index in indexes)
             apart = _APART if stack.images > 1 else _HALVED if stack.halved else ""
             live = tuple(map(_why_live, stack.entries))
         return cls(
@@ -105,7 +87,6 @@ class PlanKey:
             tuple([entry.rank for entry in stack.entries]),
             tuple([block_rules(entry.multiplier) for entry in stack.entries]),
             merging,
-            auto and bool(merging),
             apart,
             stack.in_order,
             live,
@@ -132,31 +113,25 @@ class Plan:
     """Whether it may be kept: nothing of it is worked out of weights that may change meanwhile."""
     executors: weakref.WeakKeyDictionary[nn.Module, Executor] = field(default_factory=weakref.WeakKeyDictionary)
     """Weakly, so that what lies beside a layer goes when the model does."""
-    choices: weakref.WeakKeyDictionary[nn.Module, Choice] = field(default_factory=weakref.WeakKeyDictionary)
-    """The layers of which a tuner decides whether they are merged."""
-    decided: bool = False
-    """Whether the tuner has decided."""
 
     @property
     def report(self) -> ActivationReport:
         """Return what became of the stack by now."""
         merged = sum(one.merges for one in list(self.executors.values())) if self.key.merging else 0
-        live, left = dict(self.why_live), len(self.choices) - len(self.taken_back())
-        if left:
-            live[_CHEAPER if self.decided else _UNDECIDED] = left
         reports = tuple(network.report for network in self.key.networks)
         strengths = self.strengths.stack_strengths
         idle, partly_idle = strengths.idle()
         idle.update((i, _ZERO) for i, one in enumerate(self.key.networks) if one.changes_nothing)
         unlimited = {i: why for i, why in strengths.unlimited().items() if i not in idle}
         return ActivationReport(
-            reports, merged, live, changed=len(self.executors), idle=idle, partly_idle=partly_idle, unlimited=unlimited
+            reports,
+            merged,
+            dict(self.why_live),
+            changed=len(self.executors),
+            idle=idle,
+            partly_idle=partly_idle,
+            unlimited=unlimited,
         )
-
-    def taken_back(self) -> dict[nn.Module, Executor]:
-        """Return the live executors of the layers that a tuner had merged."""
-        chosen = list(self.choices.items())
-        return {layer: one.live for layer, one in chosen if self.executors.get(layer) is not one.live}
 
     @property
     def places(self) -> dict[tuple[str, str], nn.Module]:
@@ -278,15 +253,11 @@ def _choose(
     strengths, in_order = plan.strengths, plan.key.in_order
     for component, layer, own in bindings:
         why = why_live.get(layer)
-        merged = live = None
+        executor: Executor
         if why == "":
-            merged = MergedExecutor(own, strengths, in_order=in_order, checkpoint=checkpoints.get(component))
-        if merged is None or plan.key.auto:
-            live = live_executor(layer, own, strengths, policy=policies[component], in_order=in_order)
-        if merged is not None and live is not None:
-            plan.choices[layer] = Choice(component, tuple(own), live, merged)
-        executor: Executor | None = live or merged
-        assert executor is not None
+            executor = MergedExecutor(own, strengths, in_order=in_order, checkpoint=checkpoints.get(component))
+        else:
+            executor = live_executor(layer, own, strengths, policy=policies[component], in_order=in_order)
         plan.executors[layer] = executor
         if trace.decisions:
             adapters = ", ".join(f"{one.file.path.name} ({type(one.adapter).__name__})" for one in own)
@@ -305,8 +276,6 @@ def _why_layers_live(
     for name in key.merging if not key.apart else ():
         if not all(schemes.stays(module) for module in every(components[name])):
             of_component[name] = _SWAPPED  # layers are lent copies of their weights: a written one is lost
-        elif key.auto and is_compiled(components[name]):
-            of_component[name] = _COMPILED
     of_group = {number: key.live[group.entry] for group, number in groups.items() if group.side is not None}
     read = {layer for *_, own in bindings for one in own if one.whole is not None for layer in one.whole.layers}
     layers = {module for component in components.values() for module in component.modules()}

@@ -11,37 +11,13 @@ import inspect
 import pkgutil
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from functools import lru_cache
 from types import MappingProxyType, ModuleType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from torch import Tensor
 from typing_extensions import ParamSpec
 
 from .errors import RegistryError
-
-
-class Tuner(Protocol):
-    """The measurements that choose how an engine computes. `lib_lora.tuning` has one; it is optional."""
-
-    stops: ExitStack
-    """Ends what `begin` began."""
-    adds_pairs: bool
-    """Whether `add_pair_` may ever add one."""
-
-    def add_pair_(self, y: Tensor, x: Tensor, down: Tensor, up: Tensor, strength: Tensor) -> bool:
-        """Add x down^T diag(strength) up^T onto `y`; return False, and leave `y`, where torch's products are faster."""
-        ...
-
-    def begin(self, choices: Any, components: Any, calls: int, exchange: Callable[[], Any]) -> None:
-        """Watch the next `calls` calls of the model, and have layers exchanged where merging pays."""
-        ...
-
-    def end(self) -> None:
-        """Stop watching; decisions stay."""
-        ...
-
 
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -64,7 +64,7 @@ class Entry:
         return as_strength(self.of_image(image)).at(component, None, None)
 
 
-Mode = Literal["live", "merged", "auto"]
+Mode = Literal["live", "merged"]
 _MODES: tuple[str, ...] = get_args(Mode)
 
 
@@ -73,8 +73,8 @@ class Stack:
     """Entries in order. Two entries of one file both act.
 
     Raises:
-        StackError: something else than entries, no such mode, a number of calls below 0, or entries with multipliers
-            for different numbers of images.
+        StackError: something else than entries, no such mode, or entries with multipliers for different numbers of
+            images.
     """
 
     entries: Sequence[Entry] = ()
@@ -82,14 +82,12 @@ class Stack:
     _: KW_ONLY
     mode: Mode = "live"
     """`live` never writes a base weight. `merged` writes the deltas into the weights that can be put back bit for bit,
-    which costs nothing per step, and computes the others live. `auto` merges where that is faster.
+    which costs nothing per step, and computes the others live.
     """
     in_order: bool = False
     """Let each entry act on what the ones before it left, as AUTOMATIC1111 bakes, instead of adding up all changes of
     the base. They differ for kinds whose change depends on the weight: DoRA, OFT, GLoRA, IA3.
     """
-    calls: int | None = None
-    """How many times the model will be called, for `auto`; None where it is not known."""
     reading: Reading = USUAL
     """How to read files that other programs read otherwise than they were trained."""
     images: int = field(init=False, compare=False, repr=False)
@@ -100,8 +98,6 @@ class Stack:
     def __post_init__(self) -> None:
         if self.mode not in _MODES:
             raise StackError(f"mode {self.mode!r} must be one of {', '.join(_MODES)}")
-        if self.calls is not None and (type(self.calls) is not int or self.calls < 0):
-            raise StackError(f"the number of calls must be a whole number from 0 up, not {self.calls!r}")
         object.__setattr__(self, "entries", _checked(self.entries))
         images, halved = 1, False
         for i, entry in enumerate(self.entries):

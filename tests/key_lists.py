@@ -15,9 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.network import inspect_file, load_network
 from lib_lora.report import NetworkReport
-from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.files import hollow
 
 FOLDER = Path(__file__).parent / "data" / "key_lists"

@@ -147,18 +147,18 @@ def test_the_page_of_pefts_kinds_has_their_cost(load, tmp_path) -> None:
 def test_a_picture_by_some_ways_alone(load, tmp_path) -> None:
     file, picture = tmp_path / "out.json", load("picture")
     few = [*TINY, "--counts", "1", "--steps", "2", "--ways"]
-    assert picture.main([*few, "ours, auto", "--json", str(file)]) == 0
-    assert [row["way"] for row in json.loads(file.read_text(encoding="utf-8"))["rows"]] == ["base", "ours, auto"]
+    assert picture.main([*few, "ours, merged", "--json", str(file)]) == 0
+    assert [row["way"] for row in json.loads(file.read_text(encoding="utf-8"))["rows"]] == ["base", "ours, merged"]
     with pytest.raises(SystemExit, match="ways are base, ours, live"):
         picture.main([*few, "ours"])
 
 
 def test_a_picture_whose_steps_take_turns_with_those_of_the_base(load, tmp_path) -> None:
     file, picture = tmp_path / "out.json", load("picture")
-    few = [*TINY, "--counts", "1", "--steps", "2", "--rounds", "2", "--in-turns", "--ways", "ours, auto"]
+    few = [*TINY, "--counts", "1", "--steps", "2", "--rounds", "2", "--in-turns", "--ways", "ours, merged"]
     assert picture.main([*few, "--json", str(file)]) == 0
     rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
-    assert [row["way"] for row in rows] == ["ours, auto"]
+    assert [row["way"] for row in rows] == ["ours, merged"]
     assert rows[0]["changed_weights"] == 0
     assert len(rows[0]["seconds"]) == len(rows[0]["base_seconds"]) == 2
     ratios = [way / base for way, base in zip(rows[0]["seconds"], rows[0]["base_seconds"], strict=True)]

@@ -13,7 +13,7 @@ from fastapi import HTTPException, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from lib_lora import AdapterFile, Family, LoraError, inspect_file, load_network
-from lib_lora.tuning.zeros import changes_nothing
+from lib_lora.inspection.zeros import changes_nothing
 
 from ..library import (
     Facts,

@@ -27,13 +27,12 @@ LIMITED = "remora_limit_strengths"
 STORAGE = "remora_storage"
 DEVICE_BUDGET = "remora_device_budget_mb"
 ROUND_UP = "remora_round_up_ranks"
-OWN_KERNELS = "remora_own_kernels"
 CACHE = "remora_cache_mb"
 READY = "remora_ready_mb"
 
 SKIP = "skip with a warning"
 FAIL = "fail the generation"
-NEVER, ALWAYS, PAYS = "never", "always", "when it pays"
+NEVER, ALWAYS = "never", "always"
 
 _MAX_MB = 1 << 20  # a terabyte
 _MB = 1 << 20  # bytes
@@ -64,7 +63,8 @@ TABLE: tuple[Option, ...] = (
         NEVER,
         "Merge LoRA into the weights",
         "steps take no extra time, but each new strength needs a new merge; the weights are restored bit for bit",
-        choices=(NEVER, ALWAYS, PAYS),
+        choices=(NEVER, ALWAYS),
+        removed=("when it pays",),
     ),
     Option(
         IN_ORDER,
@@ -126,13 +126,6 @@ TABLE: tuple[Option, ...] = (
         expert=True,
     ),
     Option(
-        OWN_KERNELS,
-        False,
-        "Use Remora's own GPU kernels where they are faster",
-        "on NVIDIA GPUs; also one product for q, k and v; each shape is measured once; last bits may differ",
-        expert=True,
-    ),
-    Option(
         CACHE,
         4096,
         "LoRA files to keep open after use, in MB",
@@ -154,17 +147,16 @@ TABLE: tuple[Option, ...] = (
 
 _BY_KEY = {option.key: option for option in TABLE}
 _STORAGES: Mapping[object, Storage] = {name: name for name in get_args(Storage)}
-_MODES: Mapping[object, Mode] = {NEVER: "live", ALWAYS: "merged", PAYS: "auto"}
+_MODES: Mapping[object, Mode] = {NEVER: "live", ALWAYS: "merged"}
 # For settings that change a picture: key -> (name in a parameters text, words for values other than the default).
 _PARAMETERS: Mapping[str, tuple[str, Mapping[object, str]]] = {
-    MERGE: ("Remora mode", {ALWAYS: "merged", PAYS: "auto"}),
+    MERGE: ("Remora mode", {ALWAYS: "merged"}),
     IN_ORDER: ("Remora stacking", {True: "in order"}),
     SPLIT_QKV: ("Remora split_qkv", {True: "as trained"}),
     DYLORA: ("Remora DyLoRA", {True: "as trained"}),
     FRAGMENTS: ("Remora fragments", {True: "applied"}),
     LIMITED: ("Remora strengths", {False: "any"}),
     STORAGE: ("Remora storage", {"bfloat16": "bfloat16", "float8": "float8"}),
-    OWN_KERNELS: ("Remora kernels", {True: "own"}),
 }
 
 
@@ -187,7 +179,7 @@ class Overridden:
 
 
 def checked(key: str, value: object) -> object:
-    """Return the value converted to the type of its setting.
+    """Return the value converted to the type of its setting; a choice of a former version becomes the default.
 
     Raises:
         KeyError: there is no such setting.
@@ -204,6 +196,8 @@ def checked(key: str, value: object) -> object:
         case _:
             if value in option.choices:
                 return value
+            if value in option.removed:
+                return option.default
     raise ValueError(f"{key} must be {_wanted(option)}, not {value!r:.60}")
 
 
@@ -251,8 +245,7 @@ def memory(values: Values) -> Memory:
     budget = int(_number(values, DEVICE_BUDGET)) * _MB
     storage = _STORAGES[checked(STORAGE, values.option(STORAGE))]
     cache, ready = (int(_number(values, key)) * _MB for key in (CACHE, READY))
-    own = bool(values.option(OWN_KERNELS))
-    return Memory(storage, budget or None, cache, bool(values.option(ROUND_UP)), own, ready)
+    return Memory(storage, budget or None, cache, bool(values.option(ROUND_UP)), ready)
 
 
 def settings(values: Values) -> Settings:
@@ -269,12 +262,15 @@ def to_parameters(values: Values) -> dict[str, str]:
 
 def from_parameters(parameters: Mapping[str, str]) -> dict[str, object]:
     """Return the settings that a parameters text names; unknown values are left out."""
-    return {
+    found = {
         key: value
         for key, (name, words) in _PARAMETERS.items()
         for value, word in words.items()
         if parameters.get(name) == word
     }
+    if parameters.get(_PARAMETERS[MERGE][0]) == "auto":  # a mode of former versions
+        found[MERGE] = NEVER
+    return found
 
 
 def _number(values: Values, key: str) -> float:

@@ -11,7 +11,7 @@ from lib_lora import Halves, Multiplier, Reading
 
 from ..text.tag import EXPERTS, LIMIT, PASSES, Tag
 
-Mode: TypeAlias = Literal["live", "merged", "auto"]
+Mode: TypeAlias = Literal["live", "merged"]
 """See `lib_lora.Stack`."""
 Storage: TypeAlias = Literal["file", "bfloat16", "float8"]
 """See `lib_lora.Engine`."""
@@ -29,8 +29,6 @@ class Memory:
     """Total bytes of the files that stay open after use; None is no limit."""
     round_up: bool = False
     """Round ranks up, for compiled models."""
-    own_kernels: bool = False
-    """Use Remora's own kernels where they measured faster."""
     ready_bytes: int = 1 << 30
     """Bytes of main memory for LoRA used before, so that switching back is instant."""
 
@@ -59,7 +57,6 @@ class Request:
 
     images: tuple[tuple[Tag, ...], ...]
     settings: Settings
-    calls: int | None
     always: tuple[Tag, ...] = ()
     seeds: tuple[int, ...] = ()
     at: str = "base"

@@ -22,7 +22,6 @@ from lib_lora import (
     model_blocks,
     model_family,
 )
-from lib_lora.tuning import Tuner
 
 from ..kept.always_on import AlwaysOnFile
 from ..kept.block_presets import BlockPresetsFile
@@ -213,18 +212,16 @@ class Session:
         self,
         tags: Sequence[Tag],
         settings: Settings = USUAL,
-        calls: int | None = None,
         always: Sequence[Tag] = (),
         seeds: Sequence[int] = (),
     ) -> Activation:
         """Activate these LoRA for all images, in place of all others; see `begin_batch`."""
-        return self.begin_batch([tags], settings, calls, always, seeds)
+        return self.begin_batch([tags], settings, always, seeds)
 
     def begin_batch(
         self,
         images: Sequence[Sequence[Tag]],
         settings: Settings = USUAL,
-        calls: int | None = None,
         always: Sequence[Tag] = (),
         seeds: Sequence[int] = (),
         at: str = "base",
@@ -235,7 +232,6 @@ class Session:
             images: the LoRA of each image, in order. A single item holds for all images. A LoRA at multiplier 0 only
                 removes the same LoRA of `always` from its image.
             settings: how the LoRA are applied, and what happens if one fails.
-            calls: number of model calls of the generation; None if unknown.
             always: LoRA that each image has before its own, unless it names them itself.
             seeds: of the images, as far as known.
             at: the pass, see `tag.Pass`.
@@ -243,7 +239,7 @@ class Session:
         Raises:
             LoraError: a name or a file failed and `settings` do not skip it; the previous LoRA stay active.
         """
-        batch = Request(tuple(map(tuple, images)), settings, calls, tuple(always), tuple(seeds), at)
+        batch = Request(tuple(map(tuple, images)), settings, tuple(always), tuple(seeds), at)
         self._passes = {at} if at == "base" else {*self._passes, at}  # a base pass starts another picture
         self.failed = ()
         try:
@@ -496,7 +492,6 @@ class Session:
             [entry_of(one, images) for one in entries],
             mode=settings.mode,
             in_order=settings.in_order,
-            calls=batch.calls,
             reading=settings.reading,
         )
         report = self._engine_with(settings.memory).activate(stack)
@@ -557,7 +552,6 @@ class Session:
 
 def make_engine(host: Host, memory: Memory) -> Engine:
     """Create the engine for the host's model."""
-    folder = host.data_dir()
     return Engine(
         host.components(),
         checkpoints=host.checkpoints(),
@@ -566,7 +560,6 @@ def make_engine(host: Host, memory: Memory) -> Engine:
         cache_bytes=memory.cache_bytes,
         rank_buckets=RANK_BUCKETS if memory.round_up else (),
         parked_bytes=memory.ready_bytes,
-        tuner=Tuner(rates=None if folder is None else folder / "rates.json", kernels=memory.own_kernels),
     )
 
 

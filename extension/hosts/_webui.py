@@ -74,12 +74,11 @@ class WebUIHost(Host):
 
     def batch_of(self, p: Any, images: Images, include: Sequence[str], exclude: Sequence[str]) -> Batch:
         """Make the batch that a processing object runs next."""
-        steps, count = getattr(p, "steps", None), getattr(p, "n_iter", 1)
-        calls = steps * count if isinstance(steps, int) and isinstance(count, int) else None
         at, cfg = self.pass_of(p), getattr(p, "cfg_scale", None)
-        found = Batch(images, calls=calls, without=frozenset(exclude), seeds=_seeds(p), at=at)
+        found = Batch(images, without=frozenset(exclude), seeds=_seeds(p), at=at)
         if at != "base":
             return found
+        steps = getattr(p, "steps", None)
         known = steps if isinstance(steps, int) else None
         return replace(found, steps=known, cfg=float(cfg) if isinstance(cfg, int | float) else None)
 
@@ -299,6 +298,10 @@ class WebUIHost(Host):
     def _show_options(self) -> None:
         opts = self._shared().opts
         for option in self._options.values():
+            saved = opts.data.get(option.key)
+            if saved in option.removed:  # newer gradio saves no settings while one is not among its choices
+                opts.data[option.key] = option.default
+                logger.warning("remora: %s: %r was removed and is %r now", option.label, saved, option.default)
             opts.add_option(option.key, self._info(option))
 
     def _info(self, option: Option) -> Any:

@@ -34,6 +34,8 @@ class Option:
     label: str
     info: str = ""
     choices: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    """Choices of former versions; a saved one becomes the default."""
     minimum: float = -math.inf
     maximum: float = math.inf
     expert: bool = False
@@ -46,8 +48,6 @@ class Batch:
 
     images: tuple[tuple[str, ...], ...]
     """For each image, the texts between `<lora:` and `>` in its prompt, in order."""
-    calls: int | None = None
-    """Number of model calls over all batches; None if unknown."""
     default: float = 1.0
     """The multiplier of a tag without a number."""
     without: frozenset[str] = frozenset()

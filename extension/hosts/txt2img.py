@@ -49,11 +49,6 @@ class Txt2Img:
     def count(self) -> int:
         return self.batch_size * self.n_iter
 
-    @property
-    def calls(self) -> int:
-        """Return the number of model calls, except for samplers with more than one per step."""
-        return self.steps * self.n_iter
-
     def check(self) -> None:
         """Check every bound.
 

@@ -102,7 +102,7 @@ def render(studio: Studio, request: Txt2Img, watch: Watch) -> Result:
     studio.batch_size = request.batch_size
     seeds = [plan.seed + image for image in range(request.batch_size)]
     try:
-        activation = studio.session.begin(tags, wanted, request.calls, always, seeds)
+        activation = studio.session.begin(tags, wanted, always, seeds)
         far_off = activation.far_off(request.steps, request.cfg_scale)
         found = (*activation.skipped, *activation.notes, *far_off)
         notes = (*(one.reason for one in unread), *found, *_notes(studio, plan))

@@ -98,7 +98,7 @@ class LowRankExecutor(Resident[Placed]):
         super().__init__(bindings, strengths, policy)
         if dense_for_many:
             self.name, self._dense = "low-rank or dense", DenseExecutor(bindings, strengths, policy)
-        self._static, self._tuner = policy.static, policy.tuner
+        self._static = policy.static
         target = bindings[0].target
         self._kind, self._spatial = target.kind, len(target.shape) - 2
         self._of_text = is_of_text(target.path)
@@ -131,8 +131,7 @@ class LowRankExecutor(Resident[Placed]):
             self._layouts += strengths.register(*of_outputs)
         self._only_pairs = bool(of_pairs) and not self._inputs and not self._outputs
         is_kept = policy.static is not None
-        is_tuned = policy.tuner is not None and policy.tuner.adds_pairs
-        self._is_plain = self._only_pairs and not (of_biases or is_kept or is_tuned or target.kind == "embedding")
+        self._is_plain = self._only_pairs and not (of_biases or is_kept or target.kind == "embedding")
 
     def run(self, layer: nn.Module, base_forward: BaseForward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute the layer's forward plus its deltas."""
@@ -230,7 +229,7 @@ class LowRankExecutor(Resident[Placed]):
             elif self._kind == "embedding":
                 y = y + (F.embedding(own, parts.pair.up) * of_pair) @ parts.pair.down
             else:
-                y = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh, tuner=self._tuner)
+                y = add_pair(layer, own, y, parts.pair, of_pair, fresh=fresh)
         fresh = parts.pair is not None or is_fresh(y, base_forward, held=2)
         for delta, own_op in deltas:
             if own_op is op:

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from ..compiler import compiling
 from ..placement import scratch
 from ..placement.storage import Placement
-from ..registry import Tuner
 from ..strengths.table import FactorRanges, LayerStrengths
 from ..tensors import TensorFields, autocasts
 from .arguments import BaseForward
@@ -151,20 +150,16 @@ def add_plain(
     return _add_linear(h, y, plain.up, strength, fresh=fresh)
 
 
-def add_pair(
-    layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor, *, fresh: bool, tuner: Tuner | None
-) -> Tensor:
+def add_pair(layer: nn.Module, x: Tensor, y: Tensor, pair: FusedPair, strength: Tensor, *, fresh: bool) -> Tensor:
     """Compute y + up (strength * (down x)) of a linear layer or a convolution, in place if `y` is `fresh`.
 
     `x` is in the dtype of `y`. `strength` is (R, *ones), or has the rows and places of `y` in front; see
-    `LayerStrengths`. The tuner adds the pair of a linear layer where it is faster than torch's products.
+    `LayerStrengths`.
     """
     if pair.down.ndim > 2:
         # the layer's own stride, padding and padding mode, read now: A1111's tiling switches the mode between calls
         h: Tensor = layer._conv_forward(x, pair.down, None)  # type: ignore[operator]
         return _add_conv(h * strength, y, pair.up, 1.0, pair.down.ndim - 2, fresh=fresh)
-    if fresh and tuner is not None and y.is_contiguous() and tuner.add_pair_(y, x, pair.down, pair.up, strength):
-        return y
     h = F.linear(x, pair.down) * strength
     return _add_linear(h.view(-1, h.shape[-1]), y, pair.up.t(), 1.0, fresh=fresh)
 

@@ -21,7 +21,6 @@ from ..compiler import uncompiled
 from ..files.file import AdapterFile
 from ..naming.places import Target
 from ..naming.whole import Whole
-from ..registry import Tuner
 from ..strengths.table import FactorRange, FactorRanges, StrengthTable
 from ..tensors import TensorFields, plain_mode
 from ..weights.originals import WeightMark, mark_weight
@@ -68,8 +67,6 @@ class PlacementPolicy:
     """Where compiled models have their adapters from stack to stack; None where it may change. See `static.py`."""
     arena: Arena = field(default_factory=Arena)
     """The tensors of one plan in the computer's memory."""
-    tuner: Tuner | None = None
-    """Adds pairs of linear layers where a kernel of our own is faster; None never asks."""
 
 
 P = TypeVar("P", bound=Placement[Any])

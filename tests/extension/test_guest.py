@@ -20,7 +20,7 @@ from extension.hosts import Batch, Outcome
 from extension.hosts.standalone import StandaloneHost
 from extension.standalone.demo import Demo
 from lib_lora import LoraError, Region
-from lib_lora.tuning.skeleton import skeleton
+from lib_lora.inspection.skeleton import skeleton
 from tests.fakes.demo import demo_pipeline
 from tests.fakes.files import pair, save
 

@@ -10,7 +10,7 @@ from diffusers import UNet2DConditionModel
 from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from lib_lora.tuning.skeleton import skeleton
+from lib_lora.inspection.skeleton import skeleton
 
 from .ldm import UNETS, UNetConfig, open_clip_shapes, unet_shapes
 

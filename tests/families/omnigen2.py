@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from lib_lora.tuning.skeleton import skeleton
+from lib_lora.inspection.skeleton import skeleton
 
 from .base import KOHYA_PARAMS, Family, Shapes, Writer, below, dotted, kohya, linear, norm
 

@@ -53,8 +53,8 @@ from tests.gpu.child import SECTIONS, section
 for name in SECTIONS:
     section(name)
 """
-PARTS_OF_OTHERS = {"httpx", "triton"}
-"""Packages of the tests that huggingface_hub or torch brings, too."""
+PARTS_OF_OTHERS = {"httpx"}
+"""Packages of the tests that huggingface_hub brings, too."""
 MACHINE = {"name": "A card", "memory": 8 << 30, "torch": "2.13.0", "cuda": "13.0", "hip": None, "driver": "580.1"}
 MACHINE |= {"python": "3.12.1", "system": "Linux 6.1", "packages": {"diffusers": "0.42.1", "peft": None}}
 

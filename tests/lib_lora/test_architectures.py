@@ -13,8 +13,8 @@ from torch import nn
 from transformers import CLIPTextConfig, CLIPTextModelWithProjection
 
 from lib_lora import Engine, Entry, Stack, load_network
+from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table
-from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.families import models
 from tests.fakes.files import pair, save
 from tests.fakes.ldm import UNETS, OpenClipText, hf_names, open_clip_shapes, unet_shapes

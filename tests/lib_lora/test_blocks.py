@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lib_lora import BlockNames, BlockWeights, Element, StackError, model_blocks
+from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.architectures._block import block_of, side_of
 from lib_lora.naming.blocks import names_of, read_list
-from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.families import models
 from tests.families.base import Family
 

@@ -14,9 +14,9 @@ import torch
 from lib_lora import ComponentError
 from lib_lora.__main__ import _run, main
 from lib_lora.files.file import AdapterFile
+from lib_lora.inspection.renames import load_with_renames
+from lib_lora.inspection.skeleton import model_skeleton
 from lib_lora.naming.architectures.base import known_architectures
-from lib_lora.tuning.renames import load_with_renames
-from lib_lora.tuning.skeleton import model_skeleton
 from tests.fakes.files import hollow, pair, save
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet
 from tests.families import families

@@ -205,14 +205,6 @@ def test_a_smaller_storage_is_no_more_than_two_kernels_more(rows, way) -> None:
     assert call(rows, "layers", "torch's linear", way)["kernels_beside"] <= plain + more
 
 
-@missed("with kernels of our own allowed, a layer for which torch's products are faster has its strength as a vector")
-@pytest.mark.parametrize("layer", ["linear", "conv"])
-def test_a_layer_for_which_torch_is_faster_costs_as_much_as_without_own_kernels(rows, layer) -> None:
-    what = f"torch's {layer}"
-    with_option = call(rows, "layers", what, "own kernels, torch is faster")
-    assert with_option["kernels"] <= call(rows, "layers", what)["kernels"]
-
-
 @missed("each range of strengths begins at the next free entry of the table")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("buckets", [[], [8, 16, 32]])

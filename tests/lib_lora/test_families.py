@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from lib_lora import load_network
+from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.architectures.base import fact, known_architectures, recognise
 from lib_lora.naming.index import LayerIndex, alias_table
 from lib_lora.naming.network import Bound, Network
 from lib_lora.naming.parsed import SHAPE_DIFFERS
 from lib_lora.naming.places import Place
 from lib_lora.report import NetworkReport
-from lib_lora.tuning.skeleton import skeleton
 from tests.conftest import ROOT
 from tests.fakes.files import hollow, save
 from tests.fakes.keys import parse_key

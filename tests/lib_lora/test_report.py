@@ -15,9 +15,9 @@ from torch import nn
 import lib_lora.naming.index
 from lib_lora import ActivationError, Engine, Entry, Stack, inspect_file, load_network
 from lib_lora.files.formats._trainer_config import base_model
+from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table, family_of_model
 from lib_lora.report import Cause, Family, Unused
-from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.families import UNETS, models
 from tests.fakes.files import pair, save
 from tests.fakes.models import kohya_lora, tiny_text_encoder, tiny_unet

@@ -14,8 +14,8 @@ from lib_lora import Engine, Entry, Stack, load_network
 from lib_lora.execution.dense import DenseExecutor
 from lib_lora.execution.hooks import slot_of
 from lib_lora.execution.low_rank import LowRankExecutor
+from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table
-from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.families import models
 from tests.fakes.files import save
 from tests.families import families

@@ -6,8 +6,8 @@ import pytest
 from torch import nn
 
 from lib_lora import inspect_file, load_network
+from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table
-from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.files import pair, save
 
 BLOCK = "down_blocks.0.2.attention"

@@ -12,8 +12,8 @@ import transformers
 from torch import nn
 
 from lib_lora import load_network
+from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table
-from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.files import pair, save
 
 SIZES = {

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from lib_lora import load_network
+from lib_lora.inspection.skeleton import skeleton
 from lib_lora.naming.index import LayerIndex, alias_table
-from lib_lora.tuning.skeleton import skeleton
 from tests.fakes.families import diffusers_unet
 from tests.fakes.kinds import SAMPLES
 from tests.fakes.layers import Model

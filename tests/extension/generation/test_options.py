@@ -17,8 +17,6 @@ from extension.generation.options import (
     MERGE,
     NEVER,
     ON_BAD_LORA,
-    OWN_KERNELS,
-    PAYS,
     READY,
     SKIP,
     SPLIT_QKV,
@@ -84,7 +82,7 @@ def test_files_are_read_as_elsewhere_unless_the_user_wants_them_as_trained(
     assert options.settings(host).reading == reading
 
 
-@pytest.mark.parametrize(("value", "mode"), [(NEVER, "live"), (ALWAYS, "merged"), (PAYS, "auto")])
+@pytest.mark.parametrize(("value", "mode"), [(NEVER, "live"), (ALWAYS, "merged")])
 def test_merging_in_the_librarys_words(host: StandaloneHost, value: str, mode: str) -> None:
     host.set_option(MERGE, value)
     assert options.settings(host).mode == mode
@@ -99,9 +97,6 @@ def test_memory_is_in_bytes_and_no_budget_is_no_limit(host: StandaloneHost) -> N
     assert options.settings(host) == Settings(True, "live", True, Memory("float8", 512 * MB, 0, ready_bytes=3 * MB))
     host.set_option(DEVICE_BUDGET, 0)
     assert options.memory(host).device_budget is None
-    assert not options.memory(host).own_kernels
-    host.set_option(OWN_KERNELS, True)
-    assert options.memory(host).own_kernels
 
 
 @pytest.mark.parametrize(
@@ -121,7 +116,7 @@ def test_one_generation_may_have_settings_of_its_own(host: StandaloneHost) -> No
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [(ON_BAD_LORA, SKIP), (DEFAULT_MULTIPLIER, 2), (HASHES, False), (CACHE, 7.0), (MERGE, PAYS), (DEVICE_BUDGET, 0)],
+    [(ON_BAD_LORA, SKIP), (DEFAULT_MULTIPLIER, 2), (HASHES, False), (CACHE, 7.0), (MERGE, ALWAYS), (DEVICE_BUDGET, 0)],
 )
 def test_a_good_value_is_taken(key: str, value: object) -> None:
     assert checked(key, value) == value
@@ -146,7 +141,7 @@ def test_numbers_become_what_the_setting_is() -> None:
         (DEVICE_BUDGET, -1, "a whole number from 0"),
         (DEVICE_BUDGET, 1 << 21, "a whole number from 0"),
         (DEVICE_BUDGET, False, "a whole number from 0"),
-        (MERGE, "live", "one of: never, always, when it pays, not 'live'"),
+        (MERGE, "live", "one of: never, always, not 'live'"),
         (STORAGE, "int3", "one of: file, bfloat16, float8, not 'int3'"),
     ],
 )
@@ -167,16 +162,14 @@ def test_what_changes_a_picture_is_in_its_parameters_where_it_is_not_the_default
     assert to_parameters(host) == {"Remora stacking": "in order"}
     host.set_option(MERGE, ALWAYS)
     host.set_option(STORAGE, "float8")
-    host.set_option(OWN_KERNELS, True)
     assert to_parameters(host) == {
-        "Remora kernels": "own",
         "Remora mode": "merged",
         "Remora stacking": "in order",
         "Remora storage": "float8",
     }
 
 
-@pytest.mark.parametrize("merge", [NEVER, ALWAYS, PAYS])
+@pytest.mark.parametrize("merge", [NEVER, ALWAYS])
 @pytest.mark.parametrize("storage", ["file", "bfloat16", "float8"])
 @pytest.mark.parametrize("order", [False, True])
 @pytest.mark.parametrize(("split", "dylora"), [(False, False), (True, False), (False, True)])
@@ -186,6 +179,16 @@ def test_parameters_say_how_it_was_set(
     own = Overridden(host, {MERGE: merge, STORAGE: storage, IN_ORDER: order, SPLIT_QKV: split, DYLORA: dylora})
     again = Overridden(host, from_parameters(to_parameters(own)))
     assert options.settings(again) == options.settings(own)
+
+
+def test_the_mode_that_was_removed_is_live_wherever_it_is_still_named(host: StandaloneHost) -> None:
+    assert checked(MERGE, "when it pays") == NEVER
+    own = Overridden(host, {MERGE: "when it pays"})
+    assert options.settings(own).mode == "live"
+    assert to_parameters(own) == {}
+    host.set_option(MERGE, ALWAYS)
+    pasted = Overridden(host, from_parameters({"Remora mode": "auto", "Remora kernels": "own"}))
+    assert options.settings(pasted).mode == "live", "as the picture was made, whatever is set now"
 
 
 def test_parameters_of_others_say_nothing() -> None:

@@ -23,8 +23,7 @@ from extension.standalone.demo import Demo
 from extension.text.prompt import parse_arguments
 from extension.text.tag import Tag
 from lib_lora import Engine, FileError, LoraError, PickleError, Reading
-from lib_lora.tuning.rates import RateBook, Rates
-from lib_lora.tuning.skeleton import skeleton
+from lib_lora.inspection.skeleton import skeleton
 from tests.fakes import accelerator
 from tests.fakes.demo import demo_pipeline
 from tests.fakes.files import pair, save
@@ -189,30 +188,6 @@ def test_what_is_merged_is_in_the_weights_until_the_end(setup: Setup) -> None:
     assert torch.equal(setup.weight(), before)
 
 
-@pytest.mark.parametrize(("calls", "merged"), [(None, 0), (4, 0), (400, 246)])
-def test_whether_merging_pays_depends_on_the_calls(
-    setup: Setup, calls: int | None, merged: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # the eighteen layers of the text encoder are called once
-    merging_takes_thirty_calls = Rates(call=1.0, multiply=0.0, build=0.0, touch=30.0, entry=0.0)
-    monkeypatch.setattr(RateBook, "of", lambda *_: merging_takes_thirty_calls)
-    unet: Any = setup.host.components()["unet"]
-    before = {key: value.clone() for key, value in unet.state_dict().items()}
-
-    def as_before() -> bool:
-        return all(torch.equal(value, before[key]) for key, value in unet.state_dict().items())
-
-    setup.session.begin([Tag("zorp")], Settings(mode="auto"), calls)
-    states = torch.randn(1, 7, unet.config.cross_attention_dim)
-    for _ in range(2):
-        with torch.no_grad():
-            unet(torch.randn(1, unet.config.in_channels, 8, 8), 500, states)
-    assert as_before() is (merged == 0)
-    setup.session.end()
-    assert setup.session.last.report.merged == merged
-    assert as_before()
-
-
 def test_order_counts_where_the_setting_says_so(setup: Setup) -> None:
     setup.save("first")
     setup.save("dora", 1, **{f"{KEY}__dora_scale": torch.full((1, 128), 0.5)})
@@ -324,13 +299,6 @@ def test_memory_is_used_as_the_settings_say(setup: Setup) -> None:
     assert placed[Memory(storage="bfloat16")] < 0.6 * placed[Memory()]
     assert kept[Memory()] > 0
     assert kept[Memory(cache_bytes=0)] == 0
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_kernels_of_our_own_are_asked_where_the_user_wants_them(setup: Setup, own: bool) -> None:
-    setup.session.begin([Tag("zorp")], Settings(memory=Memory(own_kernels=own)))
-    assert setup.session._engine is not None
-    assert (setup.session._engine._tuner._chooser is not None) is own
 
 
 def test_a_budget_of_the_device_is_kept(setup: Setup) -> None:

@@ -597,6 +597,13 @@ def test_t18_what_was_merged_is_not_put_back_into_another_checkpoint(
     assert "was changed by something else" not in caplog.text
 
 
+def test_a_request_for_a_mode_of_former_versions_is_live(host: A1111Fake) -> None:
+    former = host.generate("a<lora:a:1>", override_settings={MERGE: "when it pays"})
+    assert torch.equal(one(former), one(host.generate("a<lora:a:1>")))
+    assert "Remora mode" not in former.infotexts[0]
+    assert hashes(former.infotexts[0]) == ["a"]
+
+
 # --- what goes wrong ---
 
 
@@ -794,6 +801,7 @@ def test_pasted_parameters_find_the_file_by_its_hash_and_name_the_settings(host:
     assert (found["Prompt"], found["Hires prompt"]) == ("x <lora:a:0.5>", "y <lora:a:0.7>")
     info = host.shared.opts.data_labels[MERGE]
     assert found[info.infotext] == "always"  # what the host looks for, and the value as its setting takes it
+    assert host.paste({**pasted, "Remora mode": "auto"})[info.infotext] == "never"  # a mode of former versions
     empty = {"Prompt": "x <lora:renamed:0.5>", "Lora hashes": "renamed: e3b0c44298fc"}
     assert host.paste(empty)["Prompt"] == "x <lora:renamed:0.5>"
 

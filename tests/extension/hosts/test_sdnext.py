@@ -661,6 +661,8 @@ def test_t17_a_pasted_text_names_what_is_here_and_brings_settings(setup: Setup) 
     pasted = setup.web.paste(text, parameters)
     assert pasted["Prompt"] == "x<lora:zorp:0.8>"
     assert pasted["overrides"] == {"remora_merge": "always"}
+    former = setup.web.paste(text, {**parameters, "Remora mode": "auto"})
+    assert former["overrides"] == {"remora_merge": "never"}
 
 
 def test_a_pasted_hash_of_digits_has_lost_its_zeros(setup: Setup) -> None:

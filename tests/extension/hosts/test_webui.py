@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from extension.generation.options import TABLE
+from extension.generation.options import MERGE, NEVER, TABLE
 from extension.hosts._webui import WebUIHost
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -73,6 +74,22 @@ def test_every_setting_is_shown_with_its_explanation(shown: dict[str, Any]) -> N
         assert info.label == (f"{option.label} ({option.info})" if option.info else option.label)
         assert "info" not in info.component_args  # which some themes of SD.Next make pale
         assert info.category_id == "sd"
+
+
+def test_a_saved_choice_of_a_former_version_becomes_the_default_with_one_line_in_the_log(
+    shown: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    data = sys.modules["modules.shared"].opts.data
+    data[MERGE] = "when it pays"
+    host = Plain()
+    with caplog.at_level(logging.INFO):
+        host.add_options(TABLE)
+        host._show_options()  # the host asks again for its settings page
+    assert data == {MERGE: NEVER}
+    assert host.option(MERGE) == NEVER
+    assert [record.message for record in caplog.records] == [
+        "remora: Merge LoRA into the weights: 'when it pays' was removed and is 'never' now"
+    ]
 
 
 class ShowsInfo(Plain):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from extension.generation.options import ALWAYS, FAIL, IN_ORDER, MERGE, ON_BAD_LORA, PAYS, SKIP
+from extension.generation.options import ALWAYS, FAIL, IN_ORDER, MERGE, ON_BAD_LORA, SKIP
 from extension.hosts.txt2img import Picture, RequestError, Txt2Img
 from extension.library.catalog import Catalog, CatalogError
 from extension.standalone import render
@@ -19,7 +19,6 @@ from extension.standalone.jobs import Runner
 from extension.standalone.studio import Studio
 from extension.text.infotext import parse_infotext
 from extension.text.prompt import PromptError
-from lib_lora.tuning.rates import RateBook, Rates
 
 SMALL = Txt2Img("a red fox", steps=2, width=64, height=64, seed=7)
 WITH_LORA = replace(SMALL, prompt="a red fox <lora:zorp:0.8>")
@@ -105,18 +104,6 @@ def test_a_file_that_cannot_be_hashed_costs_its_hash_and_no_picture(
     result = runner.submit(WITH_LORA).result(60)
     assert "zorp: " not in parse_infotext(result.pictures[0].infotext).settings.get("Lora hashes", "")
     assert "no hash of zorp for the parameters text: the disk is gone" in caplog.text
-
-
-def test_the_calls_that_decide_on_merging_are_those_of_the_whole_job(runner: Runner, monkeypatch) -> None:
-    merging_takes_five_calls = Rates(call=1.0, multiply=0.0, build=0.0, touch=5.0, entry=0.0)
-    monkeypatch.setattr(RateBook, "of", lambda *_: merging_takes_five_calls)
-    request = replace(WITH_LORA, steps=2, settings={MERGE: PAYS})
-    few, many = (runner.submit(replace(request, n_iter=count)).result(60) for count in (2, 10))
-    assert few.lora_reports[1:] == ("0 layers merged; 246 live: merging would not pay",)
-    assert many.lora_reports[1:] == ("246 layers merged",)
-    # the same sum, rounded once more
-    assert np.abs(pixels(few.pictures[0]) - pixels(many.pictures[0])).max() <= 1
-    assert parse_infotext(few.pictures[0].infotext).settings["Remora mode"] == "auto"
 
 
 def test_without_a_lora_nothing_is_said_of_how_it_is_stacked(runner: Runner) -> None:

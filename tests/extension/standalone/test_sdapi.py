@@ -194,6 +194,16 @@ def test_override_settings_of_ours_hold_for_one_job(client: TestClient, runner: 
     assert runner.studio.host.option(MERGE) == NEVER
 
 
+def test_a_mode_of_former_versions_is_live(client: TestClient, runner: Runner) -> None:
+    request = {**SMALL, "prompt": "a fox <lora:zorp:0.8>"}
+    plain = client.post(TXT2IMG, json=request).json()
+    former = client.post(TXT2IMG, json={**request, "override_settings": {MERGE: "when it pays"}})
+    assert former.status_code == 200, former.text
+    assert former.json()["images"] == plain["images"]
+    assert client.post("/sdapi/v1/options", json={MERGE: "when it pays"}).status_code == 200
+    assert runner.studio.host.option(MERGE) == NEVER
+
+
 def test_a_ruined_picture_is_told_by_the_report_alone(client: TestClient) -> None:
     """Not also by numpy, which would warn of a cast while the picture is written."""
     torch.compiler.reset()  # outputs are looked at only where nothing was compiled

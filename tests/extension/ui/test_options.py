@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from extension.generation.options import (
+    ALWAYS,
     CACHE,
     DEFAULT_MULTIPLIER,
     ENABLED,
@@ -19,7 +20,6 @@ from extension.generation.options import (
     IN_ORDER,
     MERGE,
     ON_BAD_LORA,
-    PAYS,
     TABLE,
 )
 from extension.hosts.txt2img import Picture, Txt2Img
@@ -71,16 +71,16 @@ def test_every_setting_has_a_control_with_its_bounds() -> None:
         MERGE,
     ]
     assert (props["remora-cache-mb"]["minimum"], props["remora-cache-mb"]["maximum"]) == (0, 1 << 20)
-    assert [value for _, value in props["remora-merge"]["choices"]] == ["never", "always", "when it pays"]
+    assert [value for _, value in props["remora-merge"]["choices"]] == ["never", "always"]
 
 
 def test_a_setting_is_changed_and_shown(backend: PageBackend, handlers: Any) -> None:
     before = handlers.options()
     try:
-        handlers.set_option(MERGE, PAYS)
+        handlers.set_option(MERGE, ALWAYS)
         handlers.set_option(IN_ORDER, True)
         shown = dict(zip([option.key for option in TABLE], handlers.options(), strict=True))
-        assert (shown[MERGE], shown[IN_ORDER]) == (PAYS, True)
+        assert (shown[MERGE], shown[IN_ORDER]) == (ALWAYS, True)
     finally:
         for option, value in zip(TABLE, before, strict=True):
             backend.set_option(option.key, value)
