@@ -15,8 +15,8 @@ from torch import nn
 
 from lib_lora import Engine, Entry, Stack
 from lib_lora.execution.hooks import slot_of
-from lib_lora.placement.budget import Budget
 from lib_lora.placement.arena import Piece
+from lib_lora.placement.budget import Budget
 from lib_lora.placement.storage import Placement
 from lib_lora.tensors import TensorFields
 from tests.conftest import TORCH
