@@ -1,9 +1,10 @@
 """The tests that run without `--all`. Rules choose them, so that nobody keeps a list.
 
-With `--ci` every test runs; of a test with three parameters or more, as many cases as every pair of values needs.
+With `--ci` every test runs that is not marked `long`; of a test with three parameters or more, as many cases as every
+pair of values needs, and of a test whose cases take over `CI_BUDGET` seconds together, as many as take that long.
 Without it the quick tests run:
 
-1. A test marked `full` is left out, and one marked `quick` runs.
+1. A test marked `full` or `long` is left out, and one marked `quick` runs.
 2. A case that took over `LONG` seconds is left out.
 3. Of a test with several parameters some cases are left out. Of three parameters or more, every pair of values still
    occurs; of two, every value.
@@ -33,7 +34,7 @@ from hypothesis import settings
 
 from tests.covering import covering
 
-LONG, BUDGET = 0.8, 0.5  # seconds
+LONG, BUDGET, CI_BUDGET = 0.8, 0.5, 6.0  # seconds
 RECORD = Path(__file__).with_name("data") / "seconds.json"
 RECORDED = 0.7  # seconds; cases that take less are not written down by themselves
 LEFT_OUT = pytest.StashKey[int]()
@@ -72,7 +73,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = longest_first(items, seconds)
     if config.getoption("--all") or any("::" in argument for argument in config.args):
         return
-    kept = every_pair(items) if config.getoption("--ci") else chosen(items, seconds)
+    kept = every_pair(items, seconds) if config.getoption("--ci") else chosen(items, seconds)
     dropped = [item for item in items if item not in kept]
     config.hook.pytest_deselected(items=dropped)
     items[:] = [item for item in items if item in kept]
@@ -109,12 +110,13 @@ def longest_first(items: Sequence[pytest.Item], seconds: Mapping[str, float]) ->
     return sorted(items, key=lambda item: (-folders[item.path.parent], item.path.parent, -files[item.path], item.path))
 
 
-def every_pair(items: Sequence[pytest.Item]) -> set[pytest.Item]:
-    """Return the tests that run with `--ci`."""
+def every_pair(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> set[pytest.Item]:
+    """Return the tests that run with `--ci`; `seconds` is as for `chosen`."""
+    short = [item for item in items if not item.get_closest_marker("long")]
     return {
         case
-        for cases in (*_by_test(items).values(), *_by_design(items).values())
-        for case in (_covering(cases) if len(_values_of(cases[0])) > 2 else cases)
+        for cases in (*_by_test(short).values(), *_by_design(short).values())
+        for case in _within_budget(_covering(cases) if len(_values_of(cases[0])) > 2 else cases, seconds, CI_BUDGET)
     }
 
 
@@ -127,7 +129,8 @@ def chosen(items: Sequence[pytest.Item], seconds: Mapping[str, float]) -> set[py
             test's id.
     """
     kept: set[pytest.Item] = {item for item in items if item.get_closest_marker("quick")}
-    others = [item for item in items if item not in kept and not item.get_closest_marker("full")]
+    left_out = {item for item in items for mark in ("full", "long") if item.get_closest_marker(mark)}
+    others = [item for item in items if item not in kept and item not in left_out]
     for cases in _by_test(others).values():
         quick = [item for item in cases if seconds.get(item.nodeid, 0.0) <= LONG]
         kept.update(_within_budget(_covering(quick), seconds))
@@ -154,12 +157,15 @@ def _by_design(items: Sequence[pytest.Item]) -> Mapping[Hashable, list[pytest.It
     return designs
 
 
-def _within_budget(cases: Sequence[pytest.Item], seconds: Mapping[str, float]) -> Sequence[pytest.Item]:
+def _within_budget(
+    cases: Sequence[pytest.Item], seconds: Mapping[str, float], budget: float = BUDGET
+) -> Sequence[pytest.Item]:
     """Return cases from all over the list, at least one."""
     if not cases:
         return cases
     mean = seconds.get(cases[0].nodeid.partition("[")[0], 0.0)
-    number = len(cases) if mean * len(cases) <= BUDGET else max(1, int(BUDGET / mean))
+    total = sum(seconds.get(item.nodeid, mean) for item in cases)
+    number = len(cases) if total <= budget else max(1, int(len(cases) * budget / total))
     return [cases[place * len(cases) // number] for place in range(number)]
 
 

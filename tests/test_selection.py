@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import combinations, product
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tests.selection import pytest_addoption, pytest_fixture_setup, pytest_runte
 from tests.selection import pytest_terminal_summary, pytest_testnodedown, select
 
 selection.RECORD = Path(__file__).with_name("seconds.json")
-selection.LONG, selection.BUDGET = 1.0, 1.0
+selection.LONG, selection.BUDGET, selection.CI_BUDGET = 1.0, 1.0, 10.0
 
 def pytest_configure(config):
     if config.getoption("--record") and not hasattr(config, "workerinput"):
@@ -110,7 +111,9 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
         monkeypatch.setattr(selection, name, getattr(selection, name))
     pytester.syspathinsert(Path(__file__).parents[1])
     pytester.makeconftest(CONFTEST)
-    pytester.makepyprojecttoml('[tool.pytest.ini_options]\nmarkers = ["full: ", "quick: ", "design(name, **values): "]')
+    pytester.makepyprojecttoml(
+        '[tool.pytest.ini_options]\nmarkers = ["full: ", "long: ", "quick: ", "design(name, **values): "]'
+    )
     pytester.makepyfile(test_module=MODULE, test_one=PART.format(way="one"), test_other=PART.format(way="other"))
     return pytester
 
@@ -149,6 +152,19 @@ def test_ci_runs_every_test_with_every_pair_of_values(project: pytest.Pytester) 
     assert 100 <= number.pop("test_with_a_way") < 130
     assert number == {"test_of_two": 11 * 12, "test_of_one": 150, "test_that_takes_long": 0}
     assert "test_that_takes_long" in ran
+
+
+def test_ci_leaves_out_what_is_long_and_cases_of_what_takes_too_long(project: pytest.Pytester) -> None:
+    project.path.joinpath("test_slow.py").write_text(
+        "import pytest\n@pytest.mark.long\ndef test_long(): pass\n"
+        "@pytest.mark.parametrize('case', range(20))\ndef test_slow(case): pass\n"
+    )
+    seconds = {"test_slow.py::test_slow": 0.4} | {f"test_slow.py::test_slow[{case}]": 2.0 for case in range(10)}
+    project.path.joinpath("seconds.json").write_text(json.dumps(seconds))
+    ran = names(project.runpytest("--collect-only", "-q", "--ci", "test_slow.py"))
+    assert ran == [f"test_slow[{case * 20 // 8}]" for case in range(8)]
+    result = project.runpytest("--all", "test_slow.py")
+    assert result.parseoutcomes() == {"passed": 21}
 
 
 def test_several_processes_begin_with_what_takes_longest(project: pytest.Pytester) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
 from extension.standalone.demo import find_demo
@@ -21,6 +22,7 @@ BOUND = 1e-11
 """Largest error over the largest value."""
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_four_images_with_four_stacks_are_those_of_four_single_runs() -> None:
     unet, loras = demo_pipeline().unet.double(), find_demo().loras

@@ -112,6 +112,7 @@ def device() -> Iterator[torch.device]:
         yield accelerator.device()
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
 def test_every_offload_mode_gives_the_same_picture_with_both_ideas_in_it(device: torch.device) -> None:
     demo = find_demo()

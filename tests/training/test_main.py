@@ -42,6 +42,7 @@ def contents(path: Path) -> tuple[dict[str, bytes], dict[str, str] | None]:
         return {key: file.get_tensor(key).tobytes() for key in [*file.keys()]}, file.metadata()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("hasty")
 def test_it_makes_a_demo_that_is_complete_and_is_the_same_when_it_is_run_again(tmp_path: Path) -> None:
     arguments = [f"--runs={tmp_path / 'runs'}", f"--demo={tmp_path / 'demo'}", "model", "judge", "loras"]
